@@ -5,7 +5,6 @@ r"""Momentum DeltaNet: a delta rule whose corrections are averaged over time bef
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -14,12 +13,11 @@ from torch.nn import functional as F
 
 from scanl.layers import options
 from scanl.layers.base import UNDECAYED, as_widened, register, widen
-from scanl.layers.parts.cell_layer import Draw, samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.delta_memory import DeltaMemory, ExpandHead
 from scanl.layers.parts.query_key_value import MemoryState
 from scanl.ops.cell import cell
 from scanl.ops.delta_rule import unit
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "M_t = mu_t M_{t-1} + eta_t k_t (v_t - alpha_t S_{t-1}^T k_t)^T,  S_t = alpha_t S_{t-1} + beta_t M_t,  "
@@ -39,6 +37,15 @@ def momentum_delta_cell(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, state: T
     momentum = mu[..., None] * momentum + (eta * k)[..., None] * missing[:, None]
     memory = alpha[..., None] * memory + beta[..., None] * momentum
     return (q[..., None] * memory).sum(1), torch.stack([memory, momentum], 1)
+
+
+cases(
+    momentum_delta_cell,
+    "gates has shape (2, 5, 3), expected (B, T, 4) with B=2 from q, T=5 from q",
+    gates=Tensor.sigmoid,
+    K=3,
+    V=4,
+)
 
 
 def _each_head(
@@ -125,19 +132,3 @@ class MomentumDeltaNet(DeltaMemory):
             o, recurrent = _each_head(q / math.sqrt(self.head_dim), k, v, gates, recurrent, cu_seqlens)
         o = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
         return self.o_proj(o.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
-
-
-@momentum_delta_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"q": draw(batch, steps, 3), "k": draw(batch, steps, 3), "v": draw(batch, steps, 4)}
-        return {**timed, "gates": draw(batch, steps, 4).sigmoid(), "state": draw(rows, 2, 3, 4)}
-
-    yield from samples(make)
-
-
-@momentum_delta_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    q = torch.zeros(2, 5, 3)
-    given = {"q": q, "k": q, "v": q, "gates": q}
-    yield Sample(given), "gates has shape (2, 5, 3), expected (B, T, 4) with B=2 from q, T=5 from q"

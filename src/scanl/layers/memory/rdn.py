@@ -4,7 +4,6 @@ r"""Recurrent delta network: a fast weight programmer whose slow network also re
           k_t = \mathrm{softmax}(W_k x_t + R_k \tanh o_{t-1}), \; v_t = W_v x_t + R_v \tanh o_{t-1}
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "S_t = S_{t-1} + sigmoid(b_t) k_t (v_t - S_{t-1}^T k_t)^T,  o_t = S_t^T q_t,  "
@@ -46,6 +45,9 @@ def rdn_cell(
     memory = memory + k[..., None] * missing[:, :, None]
     o = (q[..., None] * memory).sum(2)
     return o, torch.cat([memory, o[:, :, None]], 2)
+
+
+cases(rdn_cell, "r_vb has shape (2, 3, 3), expected (H, K, J) with H=2 from q, K=3 from q, J=4 from vb", H=2, J=4, K=3)
 
 
 @register("rdn")
@@ -90,21 +92,3 @@ class RDN(CellLayer):
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_linear(h.flatten(-2))
-
-
-@rdn_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "vb": draw(batch, steps, 2, 4)}
-        weights = {"r_q": draw(2, 3, 3), "r_k": draw(2, 3, 3), "r_vb": draw(2, 3, 4)}
-        return {**timed, **weights, "state": draw(rows, 2, 4, 3)}
-
-    yield from samples(make)
-
-
-@rdn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    q, r = torch.zeros(2, 5, 2, 3), torch.zeros(2, 3, 3)
-    given = {"q": q, "k": q, "vb": torch.zeros(2, 5, 2, 4), "r_q": r, "r_k": r}
-    expected = "expected (H, K, J) with H=2 from q, K=3 from q, J=4 from vb"
-    yield Sample({**given, "r_vb": r}), f"r_vb has shape (2, 3, 3), {expected}"

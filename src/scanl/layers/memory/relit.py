@@ -6,7 +6,6 @@ r"""Recurrent linear transformer: an outer-product memory whose every entry has 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,10 +16,9 @@ from scanl.configured import at_least
 from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = (
     'Pramanik, Elelimy, Machado and White, "Recurrent Linear Transformers", arXiv:2310.15719, sec. 3, with the '
@@ -44,33 +42,24 @@ def gated_outer_product_cell(q, k, g, v, b, state):
     return (state * q[..., None, :]).sum(-1), state
 
 
+cases(
+    gated_outer_product_cell,
+    "b has shape (2, 5, 2, 3), expected (B, T, H, V)",
+    "state has shape (2, 2, 4), expected (B, H, V, K)",
+    g=Tensor.sigmoid,
+    b=Tensor.sigmoid,
+    H=2,
+    K=3,
+    V=4,
+)
+
+
 @gated_outer_product_cell.backend("parallel")
 def _as_scan(q: Tensor, k: Tensor, g: Tensor, v: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Make the gates and the writes of all steps, and scan each entry for itself."""
     write = b.unsqueeze(-1) * g.unsqueeze(-2)
     C, last = linear_scan(write * v.unsqueeze(-1) * k.unsqueeze(-2), 1 - write, state)
     return torch.einsum("...vk,...k->...v", C, q), last
-
-
-@gated_outer_product_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            **{name: draw(batch, steps, 2, 3) for name in "qk"},
-            "g": draw(batch, steps, 2, 3).sigmoid(),
-            "v": draw(batch, steps, 2, 4),
-            "b": draw(batch, steps, 2, 4).sigmoid(),
-            "state": draw(rows, 2, 4, 3),
-        }
-    )
-
-
-@gated_outer_product_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    q, v = torch.zeros(2, 5, 2, 3), torch.zeros(2, 5, 2, 4)
-    operands = {"q": q, "k": q, "g": q, "v": v, "b": v}
-    yield Sample({**operands, "b": v[..., :3]}), "b has shape (2, 5, 2, 3), expected (B, T, H, V)"
-    yield Sample({**operands, "state": v[:, 0]}), "state has shape (2, 2, 4), expected (B, H, V, K)"
 
 
 HeadDim = Annotated[

@@ -5,7 +5,6 @@ r"""Self-referential weight matrix: one matrix computes the output and its own c
           \phi = \mathrm{softmax}
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from scanl.layers import options
 from scanl.layers.base import register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "(y_t, q_t, k_t, b_t) = W_{t-1}^T x_t,  W_t = W_{t-1} + f(k_t) (sigmoid(b_t) * W_{t-1}^T (f(q_t) - f(k_t)))^T,  "
@@ -46,6 +45,9 @@ def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     rates = torch.sigmoid(b).split(1, -1)  # of the columns that give y, q, k and b
     change = torch.cat([rate * each for rate, each in zip(rates, changes, strict=True)], -1)
     return y, state + k[..., None] * change[:, :, None]
+
+
+cases(srwm_cell, "w has shape (2, 4, 13), expected (H, K, J) with H=2 from x", H=2, J=13, K=3)
 
 
 @register("srwm")
@@ -95,17 +97,3 @@ class SRWM(CellLayer):
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_linear(h.flatten(-2))
-
-
-@srwm_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        return {"x": draw(batch, steps, 2, 3), "w": draw(2, 3, 13), "state": draw(rows, 2, 3, 13)}
-
-    yield from samples(make)
-
-
-@srwm_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x = torch.zeros(2, 5, 2, 3)
-    yield Sample({"x": x, "w": torch.zeros(2, 4, 13)}), "w has shape (2, 4, 13), expected (H, K, J) with H=2 from x"

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from scanl.layers.base import widen
 from scanl.layers.parts.cell_layer import CellBase
-from scanl.layers.parts.cell_layer import Draw as Draw
-from scanl.layers.parts.cell_layer import samples as samples
 from scanl.layers.parts.timespans import durations
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}

@@ -3,7 +3,6 @@ r"""Antisymmetric recurrent network: small steps of a system whose Jacobian has 
 .. math:: h_t = h_{t-1} + \epsilon \tanh((W - W^\top - \gamma I) h_{t-1} + V x_t + b)
 """
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import torch
@@ -13,9 +12,8 @@ from scanl.configured import at_least
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = (
     'Chang, Chen, Haber and Chi, "AntisymmetricRNN: A Dynamical System View on Recurrent Neural Networks", '
@@ -40,24 +38,13 @@ def antisym_cell(x, dt, w, gate, state):
     return h, h
 
 
-@antisym_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "dt": draw(batch, steps, 1).abs(),
-            "w": draw(3, 3),
-            **({"gate": draw(batch, steps, 3)} if rows == 2 else {}),
-            "state": draw(rows, 3),
-        }
-    )
-
-
-@antisym_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3, 3)
-    yield Sample({"x": x, "dt": dt, "w": w[:2]}), "w has shape (2, 3), expected (D, D) with D=3 from x"
-    yield Sample({"x": x, "dt": dt, "w": w, "gate": x[0]}), "gate has shape (5, 3), expected (B, T, D)"
+cases(
+    antisym_cell,
+    "w has shape (2, 3), expected (D, D) with D=3 from x",
+    "gate has shape (5, 3), expected (B, T, D)",
+    dt=Tensor.abs,
+    D=3,
+)
 
 
 @register("antisym")

@@ -26,7 +26,8 @@ from scanl.layers.ode._closed_form import (
     closed_form,
     remember,
 )
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -147,26 +148,20 @@ class CfC(TimedCell):
 
 @cfc_cell.samples
 def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 5), "dt": draw(batch, steps, 1).abs(), "gates": draw(batch, steps, 4, 3)}
-        backbone = {"w": draw(5, 3), "deep": draw(1, 5, 5), "deep_bias": draw(1, 5)}
-        heads = {"heads": draw(4, 3, 5), "heads_bias": draw(4, 3), "r": draw(4, 3, 3)}
-        return {**timed, **backbone, **heads, "state": draw(rows, 2, 3)}
-
-    yield from samples(make)
-    yield from samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 1, 3), "dt": draw(batch, steps, 1).abs(), "w": draw(1, 3, 3), "time": draw(2, 3),
-            "state": draw(rows, 1, 3),
-        },
-        variant="pure",
-    )  # fmt: skip
+    draw = Draws()
+    inputs = {"x": draw(2, 4, 5), "dt": draw(2, 4, 1).abs(), "gates": draw(2, 4, 4, 3)}
+    backbone = {"w": draw(5, 3), "deep": draw(1, 5, 5), "deep_bias": draw(1, 5)}
+    heads = {"heads": draw(4, 3, 5), "heads_bias": draw(4, 3), "r": draw(4, 3, 3)}
+    yield Sample({**inputs, **backbone, **heads, "state": draw(2, 2, 3)})
+    inputs = {"x": draw(1, 5, 1, 3), "dt": draw(1, 5, 1).abs(), "w": draw(1, 3, 3), "time": draw(2, 3)}
+    packed = {"variant": "pure", "cu_seqlens": torch.tensor([0, 2, 2, 5])}
+    yield Sample({**inputs, "state": draw(3, 1, 3)}, packed)
 
 
 @cfc_cell.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 4, 5), "dt": torch.zeros(2, 4, 1), "w": torch.zeros(5, 3)}
-    yield Sample({**given, "heads": torch.zeros(4, 2, 5)}), "heads has shape (4, 2, 5), expected (G, E, U) with E=3"
-    yield Sample({**given, "dt": torch.zeros(2, 4)}), "dt has shape (2, 4), expected (B, T, 1)"
+    operands = {"x": torch.zeros(2, 4, 5), "dt": torch.zeros(2, 4, 1), "w": torch.zeros(5, 3)}
+    yield Sample({**operands, "heads": torch.zeros(4, 2, 5)}), "heads has shape (4, 2, 5), expected (G, E, U) with E=3"
+    yield Sample({**operands, "dt": torch.zeros(2, 4)}), "dt has shape (2, 4), expected (B, T, 1)"
     gates, r = torch.zeros(2, 4, 4, 3), torch.zeros(4, 3, 2)
-    yield Sample({**given, "gates": gates, "r": r}), "r has shape (4, 3, 2), expected (J, E, E) with J=4 from gates"
+    yield Sample({**operands, "gates": gates, "r": r}), "r has shape (4, 3, 2), expected (J, E, E) with J=4 from gates"

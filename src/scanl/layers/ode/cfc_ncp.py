@@ -4,7 +4,6 @@ r"""Closed-form continuous-time network, wired as a neural circuit policy.
           g, k = \tanh(\cdot), \; a, b \text{ linear in } (h^{l-1}_t, h^l_{t-1}), \; h^0 = x
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,10 +15,10 @@ from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.ode._closed_form import Heads, Memory, MixedMemory, Variant, closed_form, remember
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
 from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EQUATION = "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  in three layers, each fed by the one below and by itself"
 SOURCE = (
@@ -72,6 +71,20 @@ def cfc_ncp_cell(
         below = closed_form(raw, dt, own, variant)
         news.append(below)
     return below, torch.stack([torch.cat(news, 1), *c], 1)
+
+
+cases(
+    cfc_ncp_cell,
+    "motor_bias has shape (4, 2), expected (G, M) with G=4",
+    "state has shape (2, 1, 5), expected (B, S, N) with",
+    dt=Tensor.abs,
+    C=2,
+    G=4,
+    I=3,
+    M=1,
+    P=5,
+    Q=3,
+)
 
 
 class Wired(Module):
@@ -145,24 +158,3 @@ class CfCNCP(TimedCell):
 
     def options(self) -> dict[str, str]:
         return {"variant": self.variant}
-
-
-@cfc_ncp_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 4, 3), "dt": draw(batch, steps, 1).abs(), "inter": draw(4, 3, 3)}
-        above = {"command": draw(4, 2, 5), "command_bias": draw(4, 2), "motor": draw(4, 1, 3), "motor_bias": draw(4, 1)}
-        return {**timed, **above, "state": draw(rows, 1, 6)}
-
-    return samples(make)
-
-
-@cfc_ncp_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 4, 3), "dt": torch.zeros(2, 5, 1), "inter": torch.zeros(4, 3, 3)}
-    given |= {"command": torch.zeros(4, 2, 5), "command_bias": torch.zeros(4, 2), "motor": torch.zeros(4, 1, 3)}
-    yield Sample({**given, "motor_bias": torch.zeros(4, 2)}), "motor_bias has shape (4, 2), expected (G, M) with G=4"
-    yield (
-        Sample({**given, "motor_bias": torch.zeros(4, 1), "state": torch.zeros(2, 1, 5)}),
-        "state has shape (2, 1, 5), expected (B, S, N) with",
-    )

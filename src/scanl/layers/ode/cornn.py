@@ -5,7 +5,6 @@ r"""Coupled oscillatory recurrent network: damped, driven oscillators, coupled t
    y_t = y_{t-1} + \Delta t\, z_t
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,9 +15,8 @@ from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Rusch and Mishra, "Coupled Oscillatory Recurrent Neural Network (coRNN)", arXiv:2010.00951'
 
@@ -42,24 +40,14 @@ def cornn_cell(x, dt, w, state, *, gamma: float = 2.7, epsilon: float = 4.7, imp
     return y, torch.stack([y, z], 1)
 
 
-@cornn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "dt": draw(batch, steps, 1).abs(),
-            "w": draw(2, 3, 3),
-            "state": draw(rows, 2, 3),
-        },
-        implicit=True,
-    )
-
-
-@cornn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(2, 3, 3)
-    yield Sample({"x": x, "dt": dt, "w": w[:1]}), "w has shape (1, 3, 3), expected (2, D, D) with D=3 from x"
-    yield Sample({"x": x, "dt": dt, "w": w, "state": x[:, 0]}), "state has shape (2, 3), expected (B, 2, D)"
+cases(
+    cornn_cell,
+    "w has shape (1, 3, 3), expected (2, D, D) with D=3 from x",
+    "state has shape (2, 3), expected (B, 2, D)",
+    options=[{"implicit": True}],
+    dt=Tensor.abs,
+    D=3,
+)
 
 
 @register("cornn")

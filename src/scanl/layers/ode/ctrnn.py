@@ -4,7 +4,6 @@ r"""Continuous-time recurrent network.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -14,10 +13,10 @@ from torch.nn import functional as F
 from scanl.configured import above
 from scanl.layers import options
 from scanl.layers.base import register, widen
-from scanl.layers.ode._timed import TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 
 @cell(
@@ -32,6 +31,17 @@ def ctrnn_cell(
     for _ in range(substeps):
         state = state + dt * (torch.tanh(x + state @ u.T) - rate * state)
     return state, state
+
+
+cases(
+    ctrnn_cell,
+    "dt has shape (2, 5), expected (B, T, 1)",
+    "u has shape (2, 3), expected (D, D) with D=3 from x",
+    options=[{"substeps": 2}],
+    dt=lambda dt: dt.abs() / 4,
+    rate=Tensor.abs,
+    D=3,
+)
 
 
 @register("ctrnn")
@@ -95,24 +105,3 @@ class CTRNN(TimedCell):
         tau = self.time_constant()
         kept = (1 - self.dt * spans / tau) ** self.substeps
         return linear_scan((1 - kept) * tau * drive, kept, state, cu_seqlens=cu_seqlens)
-
-
-@ctrnn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "dt": draw(batch, steps, 1).abs() / 4,
-            "rate": draw(1).abs(),
-            "u": draw(3, 3),
-            "state": draw(rows, 3),
-        },
-        substeps=2,
-    )
-
-
-@ctrnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, rate, u = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.ones(1), torch.zeros(3, 3)
-    yield Sample({"x": x, "dt": dt[..., 0], "rate": rate, "u": u}), "dt has shape (2, 5), expected (B, T, 1)"
-    yield Sample({"x": x, "dt": dt, "rate": rate, "u": u[:2]}), "u has shape (2, 3), expected (D, D) with D=3 from x"

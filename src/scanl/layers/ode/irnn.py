@@ -3,7 +3,6 @@ r"""Incrementally evolving RNN: each input moves the state towards an equilibriu
 .. math:: \phi(U (h_t + h_{t-1}) + W x_t + b) = \alpha (h_t + h_{t-1})
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from scanl.configured import one_of
 from scanl.layers import options
 from scanl.layers.base import register, widen
-from scanl.layers.ode._timed import ACTIVATIONS, Draw, TimedCell, samples
+from scanl.layers.ode._timed import ACTIVATIONS, TimedCell
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = (
     'Kag, Zhang and Saligrama, "RNNs Evolving on an Equilibrium Manifold: A Panacea for Vanishing and Exploding '
@@ -50,6 +49,17 @@ def irnn_cell(
         inner = x + both @ u.T
         h = h + dt * size * (ACTIVATIONS[activation](inner @ u.T if twice else inner) - alpha * both)
     return h, h
+
+
+cases(
+    irnn_cell,
+    "eta has shape (2, 3), expected (K,)",
+    "u has shape (2, 3), expected (D, D)",
+    dt=Tensor.abs,
+    eta=lambda eta: eta / 4,
+    D=3,
+    K=2,
+)
 
 
 @register("irnn")
@@ -111,19 +121,3 @@ class IRNN(TimedCell):
     def options(self) -> dict[str, float | str | bool]:
         options = {"alpha": self.alpha, "activation": self.activation, "start": self.init}
         return {**options, "twice": self.rank is not None}
-
-
-@irnn_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 3), "dt": draw(batch, steps, 1).abs()}
-        return {**timed, "u": draw(3, 3), "eta": draw(2) / 4, "state": draw(rows, 3)}
-
-    return samples(make)
-
-
-@irnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 3), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 3)}
-    yield Sample({**given, "eta": torch.zeros(2, 3)}), "eta has shape (2, 3), expected (K,)"
-    yield Sample({**given, "u": torch.zeros(2, 3), "eta": torch.zeros(2)}), "u has shape (2, 3), expected (D, D)"

@@ -6,7 +6,6 @@ r"""Long expressive memory: two coupled states, each with a time scale for each 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,9 +15,8 @@ from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Rusch, Mishra, Erichson and Mahoney, "Long Expressive Memory for Sequence Modeling", arXiv:2110.04744'
 
@@ -45,24 +43,13 @@ def lem_cell(x, dt, u, w, state):
     return y, torch.stack([y, z], 1)
 
 
-@lem_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 4, 3),
-            "dt": draw(batch, steps, 1).abs(),
-            "u": draw(3, 3, 3),
-            "w": draw(3, 3),
-            "state": draw(rows, 2, 3),
-        }
-    )
-
-
-@lem_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, u, w = torch.zeros(2, 5, 4, 3), torch.zeros(2, 5, 1), torch.zeros(3, 3, 3), torch.zeros(3, 3)
-    yield Sample({"x": x, "dt": dt, "u": u[:2], "w": w}), "u has shape (2, 3, 3), expected (3, D, D) with D=3 from x"
-    yield Sample({"x": x[:, :, :3], "dt": dt, "u": u, "w": w}), "x has shape (2, 5, 3, 3), expected (B, T, 4, D)"
+cases(
+    lem_cell,
+    "u has shape (2, 3, 3), expected (3, D, D) with D=3 from x",
+    "x has shape (2, 5, 3, 3), expected (B, T, 4, D)",
+    dt=Tensor.abs,
+    D=3,
+)
 
 
 @register("lem")

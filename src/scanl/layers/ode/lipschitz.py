@@ -5,7 +5,6 @@ r"""Lipschitz recurrent network: a linear and a nonlinear part, both nearly skew
    A = (1 - \beta)(B + B^\top) + \beta (B - B^\top) - \gamma I, \; W \text{ the same of } C
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -15,9 +14,8 @@ from scanl.configured import at_least, between
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Erichson, Azencot, Queiruga, Hodgkinson and Mahoney, "Lipschitz Recurrent Neural Networks", arXiv:2006.12070'
 
@@ -44,26 +42,14 @@ def lipschitz_cell(x, dt, a, w, gate, state, *, midpoint: bool = False):
     return h, h
 
 
-@lipschitz_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "dt": draw(batch, steps, 1).abs() / 2,
-            "a": draw(3, 3),
-            "w": draw(3, 3),
-            "gate": draw(batch, steps, 3),
-            "state": draw(rows, 3),
-        },
-        midpoint=True,
-    )
-
-
-@lipschitz_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3, 3)
-    yield Sample({"x": x, "dt": dt, "a": w[:2], "w": w}), "a has shape (2, 3), expected (D, D) with D=3 from x"
-    yield Sample({"x": x, "dt": dt[:, :4], "a": w, "w": w}), "dt has shape (2, 4, 1), expected (B, T, 1)"
+cases(
+    lipschitz_cell,
+    "a has shape (2, 3), expected (D, D) with D=3 from x",
+    "dt has shape (2, 4, 1), expected (B, T, 1)",
+    options=[{"midpoint": True}],
+    dt=lambda dt: dt.abs() / 2,
+    D=3,
+)
 
 
 @register("lipschitz")

@@ -3,7 +3,6 @@ r"""Liquid time-constant network: neurons that leak and are driven through synap
 .. math:: c \dot v = g (v_\mathrm{leak} - v) + \sum_j w_j \sigma(\sigma_j (v_j - \mu_j)) (E_j - v)
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -15,10 +14,10 @@ from scanl.layers import options
 from scanl.layers.base import preset, register, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
 from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "c dv/dt = g (v_leak - v) + sum_j a_j (E_j - v),  a_j = w_j sigmoid(sigma_j (v_j - mu_j)) over neurons and inputs"
@@ -47,6 +46,19 @@ def ltc_cell(
         above, below = drive + (open_ * driven).sum(1), conductance + (open_ * w).sum(1)
         state = (c * state + dt * above) / (c + dt * below)
     return state, state
+
+
+cases(
+    ltc_cell,
+    "leak has shape (2, 3), expected (3, N) with N=3 from x",
+    "leak is missing, expected a tensor (3, N)",
+    options=[{"substeps": 2}],
+    x=Tensor.abs,
+    dt=Tensor.abs,
+    synapse=Tensor.abs,
+    leak=Tensor.abs,
+    N=3,
+)
 
 
 class Neurons(Module):
@@ -171,19 +183,3 @@ class NCP(LTC):
         'Lechner et al., "Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020, '
         "with the numbers of neurons of AutoNCP in PyPI's ncps"
     )
-
-
-@ltc_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 2, 3).abs(), "dt": draw(batch, steps, 1).abs()}
-        return {**timed, "synapse": draw(4, 3, 3).abs(), "leak": draw(3, 3).abs(), "state": draw(rows, 3)}
-
-    return samples(make, substeps=2)
-
-
-@ltc_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 2, 3), "dt": torch.zeros(2, 5, 1), "synapse": torch.zeros(4, 3, 3)}
-    yield Sample({**given, "leak": torch.zeros(2, 3)}), "leak has shape (2, 3), expected (3, N) with N=3 from x"
-    yield Sample(given), "leak is missing, expected a tensor (3, N)"

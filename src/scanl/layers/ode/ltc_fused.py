@@ -4,7 +4,6 @@ r"""Liquid time-constant network with one nonlinearity, solved by the fused semi
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from scanl.configured import above
 from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, eq. (1) and (3)'
 
@@ -33,6 +32,17 @@ def ltc_fused_cell(
         f = torch.sigmoid(x + state @ u.T)
         state = (state + dt * f * a) / (1 + dt * (rate + f))
     return state, state
+
+
+cases(
+    ltc_fused_cell,
+    "rate has shape (2,), expected (D,) with D=3",
+    "a has shape (1,), expected (D,) with D=3",
+    options=[{"substeps": 2}],
+    dt=Tensor.abs,
+    rate=Tensor.abs,
+    D=3,
+)
 
 
 @register("ltc_fused")
@@ -69,19 +79,3 @@ class LTCFused(TimedCell):
 
     def options(self) -> dict[str, int]:
         return {"substeps": self.substeps}
-
-
-@ltc_fused_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 3), "dt": draw(batch, steps, 1).abs()}
-        return {**timed, "u": draw(3, 3), "rate": draw(3).abs(), "a": draw(3), "state": draw(rows, 3)}
-
-    return samples(make, substeps=2)
-
-
-@ltc_fused_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 3), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 3)}
-    yield Sample({**given, "rate": torch.ones(2), "a": torch.ones(3)}), "rate has shape (2,), expected (D,) with D=3"
-    yield Sample({**given, "rate": torch.ones(3), "a": torch.ones(1)}), "a has shape (1,), expected (D,) with D=3"

@@ -3,7 +3,6 @@ r"""Neural ordinary differential equation, driven by the inputs.
 .. math:: \dot h = f(h, x_t), \quad h_t = h_{t-1} + \int_0^{\Delta_t} f(h(s), x_t) \, ds
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -15,11 +14,11 @@ from scanl.errors import ConfigError
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
 from scanl.layers.packing import each_alone
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
-from scanl.ops.registry import Sample
 
 EQUATION = "dh/dt = f(h, x_t), with x_t held for the duration of step t"
 SOURCE = 'Chen, Rubanova, Bettencourt and Duvenaud, "Neural Ordinary Differential Equations", arXiv:1806.07366, eq. (2)'
@@ -48,6 +47,17 @@ def neuralode_cell(
     """Let the state evolve for dt. x: what the input gives to the first layer of f.   first, deep, last: the rest."""
     h = evolve(lambda h: derivative(h, x, first, deep, deep_bias, last, last_bias), state, dt, method, substeps)
     return h, h
+
+
+cases(
+    neuralode_cell,
+    "last has shape (4, 3), expected (D, U) with D=3 from first",
+    "last_bias is missing, expected a tensor (D,)",
+    options=[{"method": method, "substeps": 2} for method in METHODS],
+    dt=Tensor.abs,
+    D=3,
+    U=4,
+)
 
 
 @register("neuralode")
@@ -151,20 +161,3 @@ class NeuralODE(TimedCell):
         else:
             path = torchdiffeq.odeint(flow, h, times, **chosen)
         return path[1]
-
-
-@neuralode_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 4), "dt": draw(batch, steps, 1).abs(), "first": draw(4, 3)}
-        return {**timed, "last": draw(3, 4), "last_bias": draw(3), "state": draw(rows, 3)}
-
-    for method in METHODS:
-        yield from samples(make, method=method, substeps=2)
-
-
-@neuralode_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 4), "dt": torch.zeros(2, 5, 1), "first": torch.zeros(4, 3)}
-    yield Sample({**given, "last": torch.zeros(4, 3)}), "last has shape (4, 3), expected (D, U) with D=3 from first"
-    yield Sample({**given, "last": torch.zeros(3, 4)}), "last_bias is missing, expected a tensor (D,)"

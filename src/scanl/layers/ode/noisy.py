@@ -4,7 +4,7 @@ r"""Noisy recurrent network: a Lipschitz network whose steps are disturbed in tr
    h_t = h_{t-1} + \delta \odot \mu_t \odot (\alpha A h_{t-1} + \tanh(W h_{t-1} + E x_t + b)) + \nu_t
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -14,9 +14,8 @@ from scanl.configured import Range, at_least, between
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Lim, Erichson, Hodgkinson and Mahoney, "Noisy Recurrent Neural Networks", arXiv:2102.04877'
 
@@ -37,25 +36,13 @@ def noisy_cell(x, dt, a, w, noise, state):
     return h, h
 
 
-@noisy_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "dt": draw(batch, steps, 3).abs() / 2,
-            "a": draw(3, 3),
-            "w": draw(3, 3),
-            **({"noise": draw(batch, steps, 3)} if rows == 2 else {}),
-            "state": draw(rows, 3),
-        }
-    )
-
-
-@noisy_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w = torch.zeros(2, 5, 3), torch.zeros(3, 3)
-    yield Sample({"x": x, "dt": x[..., :1], "a": w, "w": w}), "dt has shape (2, 5, 1), expected (B, T, D) with"
-    yield Sample({"x": x, "dt": x, "a": w}), "w is missing, expected a tensor (D, D)"
+cases(
+    noisy_cell,
+    "dt has shape (2, 5, 1), expected (B, T, D) with",
+    "w is missing, expected a tensor (D, D)",
+    dt=lambda dt: dt.abs() / 2,
+    D=3,
+)
 
 
 def _pair(gamma: float | Sequence[float]) -> Sequence[float]:

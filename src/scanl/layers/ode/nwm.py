@@ -6,7 +6,6 @@ r"""Neural wave machine: oscillators on a torus or on rings, coupled with their 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,9 +16,8 @@ from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Keller and Welling, "Neural Wave Machines: Learning Spatiotemporally Structured Representations", ICML 2023'
 KERNELS = {"torus": (3, 3), "rings": (1, 3)}
@@ -50,24 +48,17 @@ def nwm_cell(x, dt, w, rates, state):
     return y, torch.stack([y, z], 1)
 
 
-@nwm_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3, 4),
-            "dt": draw(batch, steps, 1).abs() / 2,
-            "w": draw(2, *KERNELS["torus" if rows == 2 else "rings"]),
-            "rates": draw(2).abs(),
-            "state": draw(rows, 2, 3, 4),
-        }
-    )
-
-
-@nwm_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, w, rates = torch.zeros(2, 5, 3, 3), torch.zeros(2, 5, 1), torch.zeros(2, 3, 3), torch.zeros(2)
-    yield Sample({"x": x, "dt": dt, "w": w[0], "rates": rates}), "w has shape (3, 3), expected (2, K, L)"
-    yield Sample({"x": x, "dt": dt, "w": w, "rates": rates[:1]}), "rates has shape (1,), expected (2,)"
+cases(
+    nwm_cell,
+    "w has shape (3, 3), expected (2, K, L)",
+    "rates has shape (1,), expected (2,)",
+    dt=lambda dt: dt.abs() / 2,
+    rates=Tensor.abs,
+    K=3,
+    L=3,
+    P=3,
+    Q=4,
+)
 
 
 @register("nwm")

@@ -3,7 +3,6 @@ r"""Continuous-time fast weight programmer: a learning rule as a differential eq
 .. math:: \dot W = \beta \tanh(v - W k) k^\top, \quad y_t = W_t q_t
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -15,10 +14,10 @@ from scanl.layers.base import register, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.ode._field import METHODS, evolve
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops import delta_rule, linear_attention
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "dW/dt = beta tanh(v - W k) k^T (delta), beta tanh(v) k^T (hebb) or "
@@ -58,6 +57,19 @@ def odefwp_cell(
 
     state = evolve(flow, state, dt[:, :, None, None], method, substeps)
     return (q[..., None] * state).sum(2), state
+
+
+cases(
+    odefwp_cell,
+    "beta has shape (2, 5), expected (B, T, H)",
+    "k has shape (2, 5, 2, 4), expected (B, T, H, K) with B=2",
+    options=[{}, {"variant": "oja", "method": "euler", "substeps": 2}],
+    beta=Tensor.abs,
+    dt=lambda dt: dt.abs() / 2,
+    H=2,
+    K=3,
+    V=4,
+)
 
 
 def effective_rate(beta: Tensor, k: Tensor, span: Tensor, method: str, substeps: int) -> Tensor:
@@ -153,21 +165,3 @@ class ODEFWP(TimedCell):
             return linear_attention(q, k, v, state=state, scale=1.0, cu_seqlens=cu_seqlens)
         beta = effective_rate(beta, k, spans, self.method, self.substeps)
         return delta_rule(q, k, v, beta, state=state, scale=1.0, cu_seqlens=cu_seqlens)
-
-
-@odefwp_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "v": draw(batch, steps, 2, 4)}
-        timed |= {"beta": draw(batch, steps, 2).abs(), "dt": draw(batch, steps, 1).abs() / 2}
-        return {**timed, "state": draw(rows, 2, 3, 4)}
-
-    yield from samples(make)
-    yield from samples(make, variant="oja", method="euler", substeps=2)
-
-
-@odefwp_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"q": torch.zeros(2, 5, 2, 3), "k": torch.zeros(2, 5, 2, 3), "v": torch.zeros(2, 5, 2, 4)}
-    yield Sample({**given, "beta": torch.zeros(2, 5)}), "beta has shape (2, 5), expected (B, T, H)"
-    yield Sample({**given, "k": torch.zeros(2, 5, 2, 4)}), "k has shape (2, 5, 2, 4), expected (B, T, H, K) with B=2"

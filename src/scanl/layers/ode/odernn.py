@@ -3,7 +3,6 @@ r"""ODE-RNN: the state follows an ordinary differential equation between the inp
 .. math:: h' = h_{t-1} + \int_0^{\Delta_t} f(h(s)) \, ds, \quad h_t = \mathrm{GRU}(x_t, h')
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -14,9 +13,9 @@ from scanl.configured import one_of
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
-from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EQUATION = "h' = h_{t-1} + integral of f(h) over the time since the last input,  h_t = GRU(x_t, h')"
 SOURCE = 'Rubanova, Chen and Duvenaud, "Latent ODEs for Irregularly-Sampled Time Series", arXiv:1907.03907, algorithm 1'
@@ -56,6 +55,18 @@ def odernn_cell(
     r, z = torch.sigmoid(x[:, 0] + from_h[:, 0]), torch.sigmoid(x[:, 1] + from_h[:, 1])
     h = (1 - z) * torch.tanh(x[:, 2] + r * from_h[:, 2]) + z * h
     return h, h
+
+
+cases(
+    odernn_cell,
+    "u_bias has shape (3, 4), expected (3, D) with D=3 from x",
+    "first has shape (3, 5), expected (U, D) with U=4 from first_bias",
+    options=[{"substeps": 2}],
+    dt=Tensor.abs,
+    D=3,
+    L=1,
+    U=4,
+)
 
 
 @register("odernn")
@@ -100,25 +111,3 @@ class ODERNN(TimedCell):
 
     def options(self) -> dict[str, Any]:
         return {"method": self.method, "substeps": self.substeps}
-
-
-@odernn_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 3, 3), "dt": draw(batch, steps, 1).abs()}
-        field = {"first_bias": draw(4), "first": draw(4, 3), "last": draw(3, 4), "last_bias": draw(3)}
-        deep = {"deep": draw(1, 4, 4), "deep_bias": draw(1, 4)}
-        return {**timed, "u": draw(3, 3, 3), "u_bias": draw(3, 3), **field, **deep, "state": draw(rows, 3)}
-
-    return samples(make, substeps=2)
-
-
-@odernn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 3, 4), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 4, 4)}
-    yield Sample({**given, "u_bias": torch.zeros(3, 3)}), "u_bias has shape (3, 3), expected (3, D) with D=4 from x"
-    given |= {"u_bias": torch.zeros(3, 4), "first_bias": torch.zeros(5)}
-    yield (
-        Sample({**given, "first": torch.zeros(4, 5)}),
-        "first has shape (4, 5), expected (U, D) with U=5 from first_bias",
-    )

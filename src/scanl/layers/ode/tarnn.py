@@ -4,7 +4,6 @@ r"""Time adaptive RNN: the input and the state decide how far each step moves th
           \dot z = \phi(U_1 z + U_2 h_{t-1} + W_1 x_t + W_2 x_{t-1} + b) - 2 z - h_{t-1} + B_1 x_t + B_2 h_{t-1}
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -15,12 +14,12 @@ from scanl.configured import one_of
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.ode._timed import ACTIVATIONS, Draw, samples
+from scanl.layers.ode._timed import ACTIVATIONS
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.timespans import durations
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Kag and Saligrama, "Time Adaptive Recurrent Neural Network", CVPR 2021; the equation is that of their program'
 
@@ -54,6 +53,17 @@ def tarnn_cell(
         z = z + size * pace * (ACTIVATIONS[activation](z @ u1 + inside) - leak * z - state + beside)
     h = z if variant == "plain" else (1 - g) * state + g * z
     return h, h
+
+
+cases(
+    tarnn_cell,
+    "u has shape (3, 4, 3), expected (3, D, D) with D=4 from x",
+    "dt has shape (2, 5), expected (B, T, 1)",
+    dt=Tensor.abs,
+    rate=lambda rate: rate / 4,
+    D=4,
+    K=2,
+)
 
 
 class TARNNState(NamedTuple):
@@ -130,20 +140,3 @@ class TARNN(SolvedLayer):
         with as_widened(x):
             y, h = self.run_cell(tarnn_cell, *map(widen, operands), h, cu_seqlens=cu_seqlens, **options)
         return y.to(x.dtype), TARNNState(h, shift)
-
-
-@tarnn_cell.samples
-def _samples() -> Iterator[Sample]:
-    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"x": draw(batch, steps, 3, 4), "dt": draw(batch, steps, 1).abs()}
-        return {**timed, "u1": draw(4, 4), "u": draw(3, 4, 4), "rate": draw(2) / 4, "state": draw(rows, 4)}
-
-    return samples(make)
-
-
-@tarnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    given = {"x": torch.zeros(2, 5, 3, 4), "dt": torch.zeros(2, 5, 1), "u1": torch.zeros(4, 4), "rate": torch.ones(1)}
-    yield Sample({**given, "u": torch.zeros(3, 4, 3)}), "u has shape (3, 4, 3), expected (3, D, D) with D=4 from x"
-    given["dt"] = torch.zeros(2, 5)
-    yield Sample({**given, "u": torch.zeros(3, 4, 4)}), "dt has shape (2, 5), expected (B, T, 1)"

@@ -5,7 +5,6 @@ r"""UnICORNN: undamped oscillators that are not coupled with each other, so no s
    y_t = y_{t-1} + \Delta t\, \sigma(c) \odot z_t
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,9 +15,8 @@ from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Rusch and Mishra, "UnICORNN: A recurrent model for learning very long time dependencies", arXiv:2103.05487'
 
@@ -41,25 +39,15 @@ def unicornn_cell(x, dt, w, c, state, *, alpha: float = 30.65):
     return y, torch.stack([y, z], 1)
 
 
-@unicornn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "dt": draw(batch, steps, 1).abs() / 4,
-            "w": draw(3),
-            "c": draw(3).sigmoid(),
-            "state": draw(rows, 2, 3),
-        },
-        alpha=2.0,
-    )
-
-
-@unicornn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3)
-    yield Sample({"x": x, "dt": dt, "w": w[:2], "c": w}), "w has shape (2,), expected (D,) with D=3 from x"
-    yield Sample({"x": x, "dt": dt, "w": w}), "c is missing, expected a tensor (D,)"
+cases(
+    unicornn_cell,
+    "w has shape (2,), expected (D,) with D=3 from x",
+    "c is missing, expected a tensor (D,)",
+    options=[{"alpha": 2.0}],
+    dt=lambda dt: dt.abs() / 4,
+    c=Tensor.sigmoid,
+    D=3,
+)
 
 
 @register("unicornn")

@@ -3,7 +3,6 @@ r"""Wave-RNN: a rectified network whose recurrent weights are a circular convolu
 .. math:: h_t = \mathrm{ReLU}(u \star h_{t-1} + V x_t + b)
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -13,9 +12,9 @@ from scanl.configured import Range, at_least, one_of
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import CellLayer, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Keller, Muller, Sejnowski and Welling, "Traveling Waves Encode the Recent Past", arXiv:2309.08045'
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "ident": lambda h: h}
@@ -41,23 +40,16 @@ def wrnn_cell(x, w, state, *, activation: str = "relu"):
     return h, h
 
 
-@wrnn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 2, 4),
-            "w": draw(2, 2, 3) / 2,
-            "state": draw(rows, 2, 4),
-        },
-        activation="tanh",
-    )
-
-
-@wrnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w = torch.zeros(2, 5, 2, 4), torch.zeros(2, 2, 3)
-    yield Sample({"x": x, "w": w[:1]}), "w has shape (1, 2, 3), expected (C, C, K) with C=2 from x"
-    yield Sample({"x": x, "w": w, "state": x[:, 0, 0]}), "state has shape (2, 4), expected (B, C, N)"
+cases(
+    wrnn_cell,
+    "w has shape (1, 2, 3), expected (C, C, K) with C=2 from x",
+    "state has shape (2, 4), expected (B, C, N)",
+    options=[{"activation": "tanh"}],
+    w=lambda w: w / 2,
+    C=2,
+    K=3,
+    N=4,
+)
 
 
 @register("wrnn")

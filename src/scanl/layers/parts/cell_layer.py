@@ -1,16 +1,13 @@
-"""Base classes of layers whose recurrence is one cell, checks of their options, and samples of such cells."""
+"""Base classes of layers whose recurrence is one cell."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
-from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import Cell
-from scanl.ops.registry import Sample
 
 Solver = Annotated[
     Literal["sequential", "newton", "quasi_newton"],
@@ -73,17 +70,3 @@ class CellLayer(CellBase):
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         h, last = self._run(x, self.operands(x), state, cu_seqlens)
         return self.output(h.to(x.dtype)), last
-
-
-Draw = Callable[..., Tensor]
-
-
-def samples(make: Callable[[Draw, int, int, int], Mapping[str, Any]], **options: Any) -> Iterator[Sample]:
-    """Yield two samples of a cell: a batch, and packed sequences.
-
-    make: gets a function that draws normal numbers of a shape, then B, T and the number of sequences.
-    """
-    draw = Draws()
-
-    yield Sample(make(draw, 2, 4, 2), options)
-    yield Sample(make(draw, 1, 5, 3), {**options, "cu_seqlens": torch.tensor([0, 2, 2, 5])})

@@ -7,15 +7,13 @@ appendix D; "fourier": Gu et al., arXiv:2206.12037, sec. 4, for a window of leng
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 MEASURES = ("legs", "legt", "lagt", "fourier")
 SOURCE = 'Gu, Dao, Ermon, Rudra and Ré, "HiPPO: Recurrent Memory with Optimal Polynomial Projections", arXiv:2008.07669'
@@ -35,23 +33,14 @@ def memory_cell(u, a, b, state):
     return state, state
 
 
-@memory_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "u": draw(batch, steps, 2),
-            "a": draw(3, 3) / 2,
-            "b": draw(3),
-            "state": draw(rows, 2, 3),
-        }
-    )
-
-
-@memory_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    u, a, b = torch.zeros(2, 5, 3), torch.zeros(4, 4), torch.zeros(4)
-    yield Sample({"u": u, "a": a, "b": b[:2]}), "b has shape (2,), expected (N,) with N=4 from a"
-    yield Sample({"u": u, "a": a, "b": b, "state": u[:, 0]}), "state has shape (2, 3), expected (B, C, N)"
+cases(
+    memory_cell,
+    "b has shape (2,), expected (N,) with N=3 from a",
+    "state has shape (2, 3), expected (B, C, N)",
+    a=lambda a: a / 2,
+    C=2,
+    N=3,
+)
 
 
 def transition(measure: str, size: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ r"""Echo state network: a fixed random recurrence, of which only the readout is 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,10 +14,9 @@ from scanl.configured import above, at_least, between
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import cell
-from scanl.ops._frame.draws import Draws
-from scanl.ops.registry import Sample
 
 EQUATION = "s_t = (1 - alpha) s_{t-1} + alpha tanh(W s_{t-1} + W_in x_t + b)"
 SOURCE = (
@@ -40,19 +38,13 @@ def esn_cell(x: Tensor, w: Tensor, state: Tensor, *, leak: float = 1.0) -> tuple
     return s, s
 
 
-@esn_cell.samples
-def _samples() -> Iterator[Sample]:
-    draw = Draws()
-    w = draw(5, 5)
-    yield Sample({"x": draw(2, 6, 5), "w": w, "state": draw(2, 5)}, {"leak": 0.3})
-    yield Sample({"x": draw(1, 7, 5), "w": w, "state": draw(3, 5)}, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})
-
-
-@esn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x = torch.zeros(2, 4, 3)
-    yield Sample({"x": x}), "w is missing, expected a tensor (E, E)"
-    yield Sample({"x": x, "w": torch.zeros(3, 4)}), "w has shape (3, 4), expected (E, E) with E=3 from x"
+cases(
+    esn_cell,
+    "w is missing, expected a tensor (E, E)",
+    "w has shape (3, 4), expected (E, E) with E=5 from x",
+    options=[{"leak": 0.3}],
+    E=5,
+)
 
 
 @register("esn")

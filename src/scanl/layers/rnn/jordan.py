@@ -3,7 +3,6 @@ r"""Jordan network: the output is fed back.
 .. math:: s_t = \tanh(A u_t + B x_t + b), \quad y_t = \phi(C s_t + d), \quad u_{t+1} = \alpha u_t + y_t
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,10 +12,9 @@ from scanl.configured import at_least, below, one_of
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import cell
-from scanl.ops._frame.draws import Draws
-from scanl.ops.registry import Sample
 
 EQUATION = "s_t = tanh(A u_t + B x_t + b),  y_t = phi(C s_t + d),  u_{t+1} = alpha u_t + y_t"
 SOURCE = (
@@ -40,20 +38,14 @@ def jordan_cell(
     return y, alpha * state + y
 
 
-@jordan_cell.samples
-def _samples() -> Iterator[Sample]:
-    draw = Draws()
-    weights = {"a": draw(5, 3), "c": draw(3, 5), "d": draw(3)}
-    yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 3)}, {"alpha": 0.5})
-    packed = {"x": draw(1, 7, 5), **weights, "state": draw(3, 3)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7]), "activation": "sigmoid"})
-
-
-@jordan_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, a = torch.zeros(2, 4, 5), torch.zeros(5, 3)
-    yield Sample({"x": x, "a": a, "c": a}), "c has shape (5, 3), expected (D, E) with D=3 from a, E=5 from x"
-    yield Sample({"x": x, "a": torch.zeros(3, 5)}), "a has shape (3, 5), expected (E, D) with E=5 from x"
+cases(
+    jordan_cell,
+    "c has shape (5, 3), expected (D, E) with D=3 from a, E=5 from x",
+    "a has shape (3, 5), expected (E, D) with E=5 from x",
+    options=[{"alpha": 0.5, "activation": "sigmoid"}],
+    D=3,
+    E=5,
+)
 
 
 @register("jordan")

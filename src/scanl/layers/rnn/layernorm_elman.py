@@ -4,7 +4,6 @@ r"""Elman network with a layer norm inside the cell.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -14,10 +13,9 @@ from torch.nn import functional as F
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import cell
-from scanl.ops._frame.draws import Draws
-from scanl.ops.registry import Sample
 
 SOURCE = 'Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (4)'
 
@@ -40,19 +38,13 @@ def layernorm_elman_cell(
     return h, h
 
 
-@layernorm_elman_cell.samples
-def _samples() -> Iterator[Sample]:
-    draw = Draws()
-    weights = {"u": draw(5, 5), "norm": draw(2, 5)}
-    yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 5)}, {"activation": "relu"})
-    yield Sample({"x": draw(1, 7, 5), **weights, "state": draw(3, 5)}, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})
-
-
-@layernorm_elman_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x = torch.zeros(2, 4, 3)
-    yield Sample({"x": x, "u": torch.zeros(3, 4)}), "u has shape (3, 4), expected (D, D) with D=3 from x"
-    yield Sample({"x": x, "u": torch.zeros(3, 3)}), "norm is missing, expected a tensor (2, D)"
+cases(
+    layernorm_elman_cell,
+    "u has shape (3, 4), expected (D, D) with D=5 from x",
+    "norm is missing, expected a tensor (2, D)",
+    options=[{"activation": "relu"}],
+    D=5,
+)
 
 
 @register("layernorm_elman")

@@ -7,7 +7,6 @@ r"""Long short-term memory with layer norms inside the cell.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,11 +16,10 @@ from torch.nn import functional as F
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
-from scanl.ops._frame.draws import Draws
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "i, f, g, o = LN_i(W x_t) + LN_h(U h_{t-1}),  c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  "
@@ -59,21 +57,13 @@ def layernorm_lstm_cell(
     return h, torch.stack([h, normed if carry_normed else c], 1)
 
 
-@layernorm_lstm_cell.samples
-def _samples() -> Iterator[Sample]:
-    draw = Draws()
-    weights = {"u": draw(4, 5, 5), "norm_h": draw(2, 4, 5), "norm_c": draw(2, 5)}
-    yield Sample({"x": draw(2, 5, 4, 5), **weights, "state": draw(2, 2, 5)})
-    packed = {"x": draw(1, 7, 4, 5), **weights, "state": draw(3, 2, 5)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7]), "carry_normed": True})
-
-
-@layernorm_lstm_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, u = torch.zeros(2, 4, 4, 3), torch.zeros(4, 3, 3)
-    given = {"x": x, "u": u, "norm_h": torch.zeros(2, 4, 3)}
-    yield Sample({"x": x, "u": u}), "norm_h is missing, expected a tensor (2, 4, D)"
-    yield Sample({**given, "norm_c": torch.zeros(2, 4)}), "norm_c has shape (2, 4), expected (2, D) with D=3 from x"
+cases(
+    layernorm_lstm_cell,
+    "norm_h is missing, expected a tensor (2, 4, D)",
+    "norm_c has shape (2, 4), expected (2, D) with D=5 from x",
+    options=[{"carry_normed": True}],
+    D=5,
+)
 
 
 @register("layernorm_lstm")

@@ -8,7 +8,6 @@ r"""Ordered-neuron long short-term memory.
        + (i_t \odot \omega_t + \tilde\imath_t - \omega_t) \odot \tanh(\hat z_t)
 """
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -18,11 +17,10 @@ from scanl.configured import divides
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
-from scanl.ops._frame.draws import Draws
-from scanl.ops.registry import Sample
 
 EQUATION = (
     "c_t = (f_t * w_t + F_t - w_t) * c_{t-1} + (i_t * w_t + I_t - w_t) * tanh(z_t),  w_t = F_t * I_t,  "
@@ -58,21 +56,14 @@ def onlstm_cell(x: Tensor, m: Tensor, u: Tensor, v: Tensor, state: Tensor) -> tu
     return h, torch.stack([h, c], 1)
 
 
-@onlstm_cell.samples
-def _samples() -> Iterator[Sample]:
-    draw = Draws()
-    weights = {"u": draw(4, 6, 6), "v": draw(2, 3, 6)}
-    yield Sample({"x": draw(2, 5, 4, 6), "m": draw(2, 5, 2, 3), **weights, "state": draw(2, 2, 6)})
-    packed = {"x": draw(1, 7, 4, 6), "m": draw(1, 7, 2, 3), **weights, "state": draw(3, 2, 6)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})
-
-
-@onlstm_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, m, u = torch.zeros(2, 4, 4, 6), torch.zeros(2, 4, 2, 3), torch.zeros(4, 6, 6)
-    yield Sample({"x": x, "m": m, "u": u, "v": u}), "v has shape (4, 6, 6), expected (2, N, D) with N=3 from m"
-    yield Sample({"x": x, "m": m[..., :1].expand(2, 4, 2, 4), "u": u, "v": torch.zeros(2, 4, 6)}), "a divisor of D=6"
-    yield Sample({"x": x, "m": m, "u": u}), "v is missing, expected a tensor (2, N, D)"
+cases(
+    onlstm_cell,
+    "v has shape (4, 6, 6), expected (2, N, D) with N=3 from m",
+    "m has N=4, expected a divisor of D=6 from x",
+    "v is missing, expected a tensor (2, N, D)",
+    D=6,
+    N=3,
+)
 
 
 @register("onlstm")

@@ -6,7 +6,6 @@ r"""Orthogonal recurrent networks: the recurrent matrix is a function of a skew-
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -16,9 +15,9 @@ from scanl.configured import between
 from scanl.layers import options
 from scanl.layers.base import as_widened, preset, register, widen
 from scanl.layers.module import Module
-from scanl.layers.parts.cell_layer import CellLayer, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 EXPRNN = (
     'Lezcano-Casado and Martínez-Rubio, "Cheap Orthogonal Constraints in Neural Networks: A Simple Parametrization of '
@@ -41,23 +40,14 @@ def ornn_cell(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, T
     return h, h
 
 
-@ornn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "w": draw(3, 3) / 2,
-            "b": draw(3) / 4,
-            "state": draw(rows, 3),
-        }
-    )
-
-
-@ornn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w, b = torch.zeros(2, 5, 3), torch.zeros(3, 3), torch.zeros(3)
-    yield Sample({"x": x, "w": w[:2], "b": b}), "w has shape (2, 3), expected (D, D) with D=3 from x"
-    yield Sample({"x": x, "w": w}), "b is missing, expected a tensor (D,)"
+cases(
+    ornn_cell,
+    "w has shape (2, 3), expected (D, D) with D=3 from x",
+    "b is missing, expected a tensor (D,)",
+    w=lambda w: w / 2,
+    b=lambda b: b / 4,
+    D=3,
+)
 
 
 def skew(m: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ length.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,9 +16,9 @@ from scanl.configured import at_least
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import CellLayer, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = (
     'Gu, Gulcehre, Paine, Hoffman and Pascanu, "Improving the Gating Mechanism of Recurrent Neural Networks", '
@@ -48,22 +47,12 @@ def urlstm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return h, torch.stack([h, c], 1)
 
 
-@urlstm_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 4, 3),
-            "w": draw(4, 3, 3),
-            "state": draw(rows, 2, 3),
-        }
-    )
-
-
-@urlstm_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w = torch.zeros(2, 5, 4, 3), torch.zeros(4, 3, 3)
-    yield Sample({"x": x, "w": w[:3]}), "w has shape (3, 3, 3), expected (4, D, D) with D=3 from x"
-    yield Sample({"x": x, "w": w, "state": x[:, 0, 0]}), "state has shape (2, 3), expected (B, 2, D)"
+cases(
+    urlstm_cell,
+    "w has shape (3, 3, 3), expected (4, D, D) with D=3 from x",
+    "state has shape (2, 3), expected (B, 2, D)",
+    D=3,
+)
 
 
 @register("urlstm")

@@ -4,7 +4,7 @@ r"""Unitary evolution network: its recurrent matrix is a product of a few simple
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from scanl.layers import options
 from scanl.layers.base import register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import CellLayer, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
-from scanl.ops.registry import Sample
 
 SOURCE = 'Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, eq. (6), (7)'
 
@@ -41,23 +41,14 @@ def urnn_cell(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, T
     return h, h
 
 
-@urnn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 2, 3),
-            "w": draw(2, 3, 3) / 2,
-            "b": draw(3) / 4,
-            "state": draw(rows, 2, 3),
-        }
-    )
-
-
-@urnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w, b = torch.zeros(2, 5, 2, 3), torch.zeros(2, 3, 3), torch.zeros(3)
-    yield Sample({"x": x, "w": w[:1], "b": b}), "w has shape (1, 3, 3), expected (2, N, N) with N=3 from x"
-    yield Sample({"x": x, "w": w}), "b is missing, expected a tensor (N,)"
+cases(
+    urnn_cell,
+    "w has shape (1, 3, 3), expected (2, N, N) with N=3 from x",
+    "b is missing, expected a tensor (N,)",
+    w=lambda w: w / 2,
+    b=lambda b: b / 4,
+    N=3,
+)
 
 
 def glorot(inputs: int, outputs: int) -> nn.Parameter:

@@ -4,7 +4,6 @@ r"""Linear time-invariant recurrence with a dense transition.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,9 +14,8 @@ from scanl.errors import ConfigError
 from scanl.layers import options
 from scanl.layers.base import UNDECAYED, Layer, as_widened, register, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
-from scanl.ops._frame.declaration import Sample
-from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
 SOURCE = 'Kailath, "Linear Systems", 1980, sec. 2.3'
@@ -38,25 +36,14 @@ def dense_lti_cell(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]
     return s, s
 
 
-@dense_lti_cell.samples
-def _samples() -> Iterator[Sample]:
-    draw = Draws()
-
-    yield Sample({"x": draw(2, 7, 3), "a": draw(3, 3) / 2, "state": draw(2, 3)})
-    yield Sample(
-        {"x": draw(1, 9, 4), "a": draw(4, 4) / 2, "state": draw(3, 4)}, {"cu_seqlens": torch.tensor([0, 2, 2, 9])}
-    )
-
-
-@dense_lti_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x = torch.zeros(2, 4, 3)
-    yield Sample({"x": x, "a": torch.zeros(3, 4)}), "a has shape (3, 4), expected (E, E) with E=3 from x"
-    yield (
-        Sample({"x": x, "a": torch.zeros(3, 3), "state": torch.zeros(2, 4)}),
-        "state has shape (2, 4), expected (B, E)",
-    )
-    yield Sample({"x": x}), "a is missing, expected a tensor (E, E)"
+cases(
+    dense_lti_cell,
+    "a has shape (3, 4), expected (E, E) with E=3 from x",
+    "state has shape (2, 4), expected (B, E)",
+    "a is missing, expected a tensor (E, E)",
+    a=lambda a: a / 2,
+    E=3,
+)
 
 
 @register("dense_lti")

@@ -4,7 +4,6 @@ r"""HiPPO: the past of each channel as the coefficients of its best approximatio
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -15,7 +14,7 @@ from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
-from scanl.layers.parts.cell_layer import samples
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.polynomial_memory import (
     MEASURES,
     SOURCE,
@@ -30,7 +29,6 @@ from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
-from scanl.ops.registry import Sample
 
 BLOCK = 16  # steps
 
@@ -66,23 +64,14 @@ def varying_memory_cell(u, a, b, state):
     return state, state
 
 
-@varying_memory_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "u": draw(batch, steps, 2),
-            "a": draw(batch, steps, 3, 3) / 2,
-            "b": draw(batch, steps, 3),
-            "state": draw(rows, 2, 3),
-        }
-    )
-
-
-@varying_memory_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    u, a, b = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(2, 5, 4)
-    yield Sample({"u": u, "a": a, "b": b[..., :2]}), "b has shape (2, 5, 2), expected (B, T, N)"
-    yield Sample({"u": u, "a": a, "b": b, "state": u[:, 0]}), "state has shape (2, 3), expected (B, C, N)"
+cases(
+    varying_memory_cell,
+    "b has shape (2, 5, 2), expected (B, T, N)",
+    "state has shape (2, 3), expected (B, C, N)",
+    a=lambda a: a / 2,
+    C=2,
+    N=3,
+)
 
 
 def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Elapsed]:

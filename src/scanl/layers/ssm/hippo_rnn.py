@@ -5,7 +5,6 @@ r"""HiPPO-RNN: a gated recurrent network with a memory that approximates all num
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -16,13 +15,13 @@ from scanl.configured import one_of
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import SolvedLayer, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, transition
 from scanl.layers.parts.timespans import durations
 from scanl.layers.ssm.hippo import Elapsed, time_before
 from scanl.ops.cell import Cell, cell
 from scanl.ops.offsets import sequences
-from scanl.ops.registry import Sample
 
 MEASURES = ("legs", "legt", "lagt")
 STEP = 0.01  # of legt and lagt, in units of their time, as in the released code
@@ -87,41 +86,17 @@ def hippo_rnn_cell(x, g, f, before, span, degrees, w_f, w_s, w_g, state):
     return s, torch.cat([s, c], 1)
 
 
-@hippo_rnn_cell.samples
-def _samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "g": draw(batch, steps, 3),
-            "f": draw(batch, steps, 1),
-            "before": draw(batch, steps, 1).abs() + 0.1,
-            "span": draw(batch, steps, 1).abs(),
-            "degrees": torch.arange(4, dtype=torch.float64),
-            "w_f": draw(1, 7),
-            "w_s": draw(3, 4),
-            "w_g": draw(3, 4),
-            "state": draw(rows, 7),
-        }
-    )
-
-
-@hippo_rnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w_f, degrees = torch.zeros(2, 5, 3), torch.zeros(1, 7), torch.arange(4.0)
-    operands = {
-        "x": x,
-        "g": x,
-        "f": x[..., :1],
-        "before": x[..., :1],
-        "span": x[..., :1],
-        "degrees": degrees,
-        "w_f": w_f,
-    }
-    yield Sample({**operands, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
-    yield (
-        Sample({**operands, "w_s": x[0, :4]}),
-        "w_s has shape (4, 3), expected (D, N) with D=3 from x, N=4 from degrees",
-    )
+cases(
+    hippo_rnn_cell,
+    "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x",
+    "w_s has shape (4, 3), expected (D, N) with D=3 from x, N=4 from degrees",
+    before=lambda before: before.abs() + 0.1,
+    span=Tensor.abs,
+    degrees=lambda n: torch.arange(len(n), dtype=n.dtype),
+    D=3,
+    N=4,
+    S=7,
+)
 
 
 @cell(
@@ -143,29 +118,15 @@ def hippo_rnn_window_cell(x, g, f, a, b, w_f, w_s, w_g, state):
     return s, torch.cat([s, c], 1)
 
 
-@hippo_rnn_window_cell.samples
-def _window_samples() -> Iterator[Sample]:
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "g": draw(batch, steps, 3),
-            "f": draw(batch, steps, 1),
-            "a": draw(batch, steps, 4, 4) / 2,
-            "b": draw(batch, steps, 4),
-            "w_f": draw(1, 7),
-            "w_s": draw(3, 4),
-            "w_g": draw(3, 4),
-            "state": draw(rows, 7),
-        }
-    )
-
-
-@hippo_rnn_window_cell.errors
-def _window_errors() -> Iterator[tuple[Sample, str]]:
-    x, a, w_f = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(1, 7)
-    operands = {"x": x, "g": x, "f": x[..., :1], "a": a, "b": a[..., 0], "w_f": w_f}
-    yield Sample({**operands, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
-    yield Sample({**operands, "w_s": a[0, 0]}), "w_s has shape (4, 4), expected (D, N) with D=3 from x, N=4 from a"
+cases(
+    hippo_rnn_window_cell,
+    "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x",
+    "w_s has shape (4, 4), expected (D, N) with D=3 from x, N=4 from a",
+    a=lambda a: a / 2,
+    D=3,
+    N=4,
+    S=7,
+)
 
 
 @register("hippo_rnn")

@@ -5,7 +5,6 @@ r"""LinOSS: forced harmonic oscillators between dense input and output matrices.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -15,10 +14,10 @@ from torch.nn import functional as F
 from scanl.layers import options
 from scanl.layers.base import preset, register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.ode._timed import TimedCell, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.timespans import durations
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = 'Rusch and Rus, "Oscillatory State-Space Models", arXiv:2410.03943, '
 
@@ -43,29 +42,16 @@ def linoss_cell(x, span, a, dt, state, *, implicit: bool = True):
     return y, torch.stack([z, y], 1)
 
 
-@linoss_cell.samples
-def _samples() -> Iterator[Sample]:
-    for implicit in (True, False):
-        yield from samples(
-            lambda draw, batch, steps, rows: {
-                "x": draw(batch, steps, 4),
-                "span": draw(batch, steps, 1).abs(),
-                "a": draw(4).abs(),
-                "dt": draw(4).sigmoid(),
-                "state": draw(rows, 2, 4),
-            },
-            implicit=implicit,
-        )
-
-
-@linoss_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, span, a = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3)
-    yield Sample({"x": x, "span": span, "a": a[:2], "dt": a}), "a has shape (2,), expected (E,) with E=3 from x"
-    yield (
-        Sample({"x": x, "span": span, "a": a, "dt": a, "state": x[:, 0]}),
-        "state has shape (2, 3), expected (B, 2, E)",
-    )
+cases(
+    linoss_cell,
+    "a has shape (2,), expected (E,) with E=4 from x",
+    "state has shape (2, 4), expected (B, 2, E)",
+    options=[{"implicit": True}, {"implicit": False}],
+    span=Tensor.abs,
+    a=Tensor.abs,
+    dt=Tensor.sigmoid,
+    E=4,
+)
 
 
 @register("linoss")

@@ -5,7 +5,6 @@ r"""Legendre memory unit: a window of the past as Legendre polynomials, read by 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,10 +15,10 @@ from scanl.configured import above
 from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.cell_layer import CellBase, samples
+from scanl.layers.parts.cell_cases import cases
+from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.polynomial_memory import discretize_dense, transition
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
 
 SOURCE = (
     'Voelker, Kajić and Eliasmith, "Legendre Memory Units: Continuous-Time Representation in Recurrent Neural '
@@ -45,6 +44,17 @@ def lmu_cell(x, u, a, b, e, w, state):
     return h, torch.cat([h, m], 1)
 
 
+cases(
+    lmu_cell,
+    "b has shape (2,), expected (N,) with N=4 from a",
+    "w has shape (3, 5), expected (D, S) with D=3 from x, S=7 from e",
+    a=lambda a: a / 2,
+    D=3,
+    N=4,
+    S=7,
+)
+
+
 @cell(
     "x: B T D, u: B T 1, a: B T N N, b: B T N, e: 1 S, w: D S, state: B S -> B T D",
     equation="u = u_t + e_h h_{t-1} + e_m m_{t-1}, m_t = A_t m_{t-1} + b_t u, h_t = tanh(x_t + W_h h_{t-1} + W_m m_t)",
@@ -62,50 +72,11 @@ def timed_lmu_cell(x, u, a, b, e, w, state):
     return h, torch.cat([h, m], 1)
 
 
+cases(timed_lmu_cell, "b has shape (2, 5, 2), expected (B, T, N)", a=lambda a: a / 2, D=3, N=4, S=7)
+
+
 Theta = Annotated[float, above(0), "θ, length of the window in steps"]
 Polynomials = Annotated[options.StateDim, "N, Legendre polynomials"]
-
-
-def _samples_of(timed: bool) -> Iterator[Sample]:
-    """Yield samples with one system, or with one for each step."""
-    return samples(
-        lambda draw, batch, steps, rows: {
-            "x": draw(batch, steps, 3),
-            "u": draw(batch, steps, 1),
-            "a": draw(*((batch, steps) if timed else ()), 4, 4) / 2,
-            "b": draw(*((batch, steps) if timed else ()), 4),
-            "e": draw(1, 7),
-            "w": draw(3, 7),
-            "state": draw(rows, 7),
-        }
-    )
-
-
-lmu_cell.samples(lambda: _samples_of(timed=False))
-timed_lmu_cell.samples(lambda: _samples_of(timed=True))
-
-
-@lmu_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, a, e, w = torch.zeros(2, 5, 3), torch.zeros(4, 4), torch.zeros(1, 7), torch.zeros(3, 7)
-    u, b = x[..., :1], a[0]
-    yield (
-        Sample({"x": x, "u": u, "a": a, "b": b[:2], "e": e, "w": w}),
-        "b has shape (2,), expected (N,) with N=4 from a",
-    )
-    yield (
-        Sample({"x": x, "u": u, "a": a, "b": b, "e": e, "w": w[:, :5]}),
-        "w has shape (3, 5), expected (D, S) with D=3 from x, S=7 from e",
-    )
-
-
-@timed_lmu_cell.errors
-def _timed_errors() -> Iterator[tuple[Sample, str]]:
-    x, a, e, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(1, 7), torch.zeros(3, 7)
-    yield (
-        Sample({"x": x, "u": x[..., :1], "a": a, "b": a[..., :2, 0], "e": e, "w": w}),
-        "b has shape (2, 5, 2), expected (B, T, N)",
-    )
 
 
 def window_memory(size: int) -> tuple[Tensor, Tensor]:
