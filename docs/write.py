@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a s
 from scanl import faces
 from scanl.cli import accelerate, algorithms, data, layers, ops
 from scanl.layers import classes
-from scanl.layers.base import channel_mixers
+from scanl.layers.registry import channel_mixers
 from scanl.learning.algorithms import algorithms as learning
 
 DOCS = Path(__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scanl import data, faces, layers, models, ops, tasks
-from scanl.layers.base import channel_mixers
+from scanl.layers.registry import channel_mixers
 
 FAMILIES = sorted(f"scanl.layers.{path.parent.name}" for path in Path(layers.__path__[0]).glob("*/__init__.pyi"))
 

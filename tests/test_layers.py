@@ -18,9 +18,9 @@ from scanl import layers, ops
 from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import SLSTM, Bidirectional, Hint, LinearRNN, padded, param_groups
 from scanl.layers import state as states
-from scanl.layers.base import channel_mixers
 from scanl.layers.linear_rnn import LinearRNNState
 from scanl.layers.parts.short_convolution import ShortConvolution
+from scanl.layers.registry import channel_mixers
 from scanl.models.stack import Stack
 from scanl.ops import registry
 

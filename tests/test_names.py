@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from scanl.cli import main
 from scanl.data import sources
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers import Layer, build, get
+from scanl.layers import Layer, build, get, registry
 from scanl.layers import state as states
-from scanl.layers.base import channel_mixers, registry
 from scanl.layers.designation import layer_class, recorded
 from scanl.models import (
     Forecaster,
@@ -65,7 +64,7 @@ def test_a_source_is_found_by_every_usual_spelling(spelling, name):
     assert sources.get(spelling).name == name
 
 
-@pytest.mark.parametrize("family", [registry, presets, channel_mixers, sources])
+@pytest.mark.parametrize("family", [registry.layers, presets, registry.channel_mixers, sources])
 def test_no_spelling_stands_for_two_classes(family):
     by_spelling: dict[str, set[str]] = {}
     for spelling, name in family.spellings():

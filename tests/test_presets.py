@@ -15,7 +15,7 @@ from scanl import layers
 from scanl.cli import main
 from scanl.cli.layers import describe, options_of, state_size
 from scanl.errors import ConfigError
-from scanl.layers.base import preset, registry
+from scanl.layers import registry
 from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack, presets
 
@@ -74,7 +74,7 @@ def test_list_and_show_have_every_preset(preset_name, capsys):
 
 
 def test_a_caller_overrides_the_options_of_a_preset():
-    @preset("test_preset", r_min=0.5, state_dim=3)
+    @registry.preset("test_preset", r_min=0.5, state_dim=3)
     class Example(layers.LRU):
         """An LRU of three channels."""
 
@@ -92,9 +92,9 @@ def test_a_caller_overrides_the_options_of_a_preset():
         assert User(4).state_dim == 3
         assert User.preset_of is None
     finally:
-        registry.remove("test_preset")
+        registry.layers.remove("test_preset")
     with pytest.raises(ConfigError, match=r"unknown option of test_preset 'state_dmi'; did you mean 'state_dim'\?"):
-        preset("test_preset", state_dmi=3)(type("Example", (layers.LRU,), {}))
+        registry.preset("test_preset", state_dmi=3)(type("Example", (layers.LRU,), {}))
 
 
 def test_no_name_is_a_layer_s_and_a_whole_model_s():

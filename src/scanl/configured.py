@@ -116,10 +116,11 @@ else:
 
     class ConfiguredBase(type):  # a type checker must see the constructor of the class, not this call
         def __call__(cls, *args, **kwargs):
+            signature = cls.__signature__
             try:
-                bound = inspect.signature(cls).bind(*args, **kwargs)
+                bound = signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{cls.__name__}: {error}; it is {cls.__name__}{inspect.signature(cls)}") from None
+                raise TypeError(f"{cls.__name__}: {error}; it is {cls.__name__}{signature}") from None
             bound.apply_defaults()
             config = _by_name(bound)
             check(cls, config)
@@ -156,23 +157,29 @@ class Configured(ConfiguredBase):
 
         Where the constructor ends in `**options`, which it passes to its base class, the options of that class follow.
         """
-        parameters: dict[str, inspect.Parameter] = {}
-        rest: list[inspect.Parameter] = []
-        for start in _constructors(cls):
-            _, *own = inspect.signature(start).parameters.values()
-            types = get_type_hints(start)
-            own = [each.replace(annotation=types.get(each.name, each.annotation)) for each in own]
-            if parameters:
-                own = [each.replace(kind=each.KEYWORD_ONLY) if each.kind in POSITIONAL else each for each in own]
-            rest = [each for each in own if each.kind is each.VAR_KEYWORD]
-            parameters |= {each.name: each for each in own if each not in rest and each.name not in parameters}
-        for name, kind in cls.added.items():
-            option = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name))
-            parameters[name] = option.replace(annotation=_bare(kind))
-        return inspect.Signature([*parameters.values(), *rest])
+        return _signature(cls, vars(cls).get("__init__"))
 
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@functools.cache
+def _signature(cls: Configured, _: Callable[..., None] | None) -> inspect.Signature:
+    """Return the signature of a class, once for each constructor: `preset` sets one after the class is made."""
+    parameters: dict[str, inspect.Parameter] = {}
+    more: list[inspect.Parameter] = []
+    for constructor in _constructors(cls):
+        _, *arguments = inspect.signature(constructor).parameters.values()
+        types = get_type_hints(constructor)
+        arguments = [one.replace(annotation=types.get(one.name, one.annotation)) for one in arguments]
+        if parameters:
+            arguments = [one.replace(kind=one.KEYWORD_ONLY) if one.kind in POSITIONAL else one for one in arguments]
+        more = [one for one in arguments if one.kind is one.VAR_KEYWORD]
+        parameters |= {one.name: one for one in arguments if one not in more and one.name not in parameters}
+    for name, kind in cls.added.items():
+        option = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name))
+        parameters[name] = option.replace(annotation=_bare(kind))
+    return inspect.Signature([*parameters.values(), *more])
 
 
 def _constructors(cls: type) -> list[Callable[..., None]]:

@@ -13,15 +13,15 @@ from scanl.layers import ssm as ssm
 from scanl.layers import state as state
 from scanl.layers.base import Hint as Hint
 from scanl.layers.base import Layer as Layer
-from scanl.layers.base import build as build
-from scanl.layers.base import classes as classes
-from scanl.layers.base import get as get
-from scanl.layers.base import names as names
-from scanl.layers.base import preset as preset
-from scanl.layers.base import register as register
 from scanl.layers.chunks import in_chunks as in_chunks
 from scanl.layers.packing import padded as padded
 from scanl.layers.parameters import param_groups as param_groups
+from scanl.layers.registry import build as build
+from scanl.layers.registry import classes as classes
+from scanl.layers.registry import get as get
+from scanl.layers.registry import names as names
+from scanl.layers.registry import preset as preset
+from scanl.layers.registry import register as register
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = face(__name__, classes)

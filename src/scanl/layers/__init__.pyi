@@ -13,14 +13,8 @@ from scanl.layers.attention.forgetting_attention import ForgettingAttention as F
 from scanl.layers.attention.multi_state_attention import MultiStateAttention as MultiStateAttention
 from scanl.layers.attention.path_attention import PaTHAttention as PaTHAttention
 from scanl.layers.attention.window_attention import WindowAttention as WindowAttention
-from scanl.layers.base import build as build
-from scanl.layers.base import classes as classes
-from scanl.layers.base import get as get
 from scanl.layers.base import Hint as Hint
 from scanl.layers.base import Layer as Layer
-from scanl.layers.base import names as names
-from scanl.layers.base import preset as preset
-from scanl.layers.base import register as register
 from scanl.layers.bidirectional import Bidirectional as Bidirectional
 from scanl.layers.chunks import in_chunks as in_chunks
 from scanl.layers.linear_rnn import LinearRNN as LinearRNN
@@ -96,6 +90,12 @@ from scanl.layers.ode.unicornn import UnICORNN as UnICORNN
 from scanl.layers.ode.wrnn import WaveRNN as WaveRNN
 from scanl.layers.packing import padded as padded
 from scanl.layers.parameters import param_groups as param_groups
+from scanl.layers.registry import build as build
+from scanl.layers.registry import classes as classes
+from scanl.layers.registry import get as get
+from scanl.layers.registry import names as names
+from scanl.layers.registry import preset as preset
+from scanl.layers.registry import register as register
 from scanl.layers.rnn.elman import Elman as Elman
 from scanl.layers.rnn.esn import ESN as ESN
 from scanl.layers.rnn.gatedattn import GatedAttention as GatedAttention

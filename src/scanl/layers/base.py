@@ -1,15 +1,13 @@
-"""The layer protocol and the registry."""
+"""The base class of layers."""
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Configured, check_names, refuse, who
+from scanl.configured import Configured, refuse, who
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.adapters import check_read
 from scanl.layers.initial_state import Form, declare, initial, rows
@@ -17,7 +15,6 @@ from scanl.layers.module import Module
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
-from scanl.registry import Registry
 
 
 class Hint(NamedTuple):
@@ -325,86 +322,3 @@ def as_widened(x: Tensor) -> AbstractContextManager[Any]:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """Return cap * tanh(x / cap) in float32 or wider: close to x for small x, and always between -cap and cap."""
     return cap * torch.tanh(widen(x) / cap)
-
-
-registry: Registry[Layer] = Registry(
-    "layer",
-    package="scanl.layers",
-    advice={
-        "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
-        "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
-        "rwkv5": "the nearest layer is 'rwkv6', whose decay depends on the input",
-        "eagle": "Eagle is RWKV-5; the nearest layer is 'rwkv6', whose decay depends on the input",
-        "transformer_xl": "the nearest layer is 'window_attention', softmax attention that carries its last keys",
-        "transformer": "give 'attention', or 'window_attention' for a state of constant size",
-    },
-)
-register, get = registry.add, registry.get
-
-# Layers that mix features instead of time, in layers/channel/. Registered with `@channel_mixers.add("gated_mlp")`.
-channel_mixers: Registry[Layer] = Registry("channel mixer", package="scanl.layers.channel")
-
-L = TypeVar("L", bound=Layer)
-
-
-def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
-    """Decorator: register a published model that is another layer with particular options.
-
-    The decorated class subclasses that layer. It has a docstring, `equation` and `source`, and no code. The options
-    become defaults of its constructor, so a caller can override them.
-
-    >>> from scanl.layers import LRU
-    >>> @preset("slow_lru", r_min=0.99)
-    ... class SlowLRU(LRU):
-    ...     "An LRU that starts with a long memory."
-    >>> SlowLRU(4).preset_options, build("slow_lru", 4, r_max=0.999).name
-    ({'r_min': 0.99}, 'slow_lru')
-    >>> registry.remove("slow_lru")
-    """
-
-    def add(cls: type[L]) -> type[L]:
-        (base,) = cls.__bases__
-        check_names(name, base, options)
-        start: Any = base.__init__
-        signature = inspect.signature(start)
-        own = [p.replace(default=options.get(p.name, p.default)) for p in signature.parameters.values()]
-        inherited = [
-            p.replace(default=options[p.name], kind=p.KEYWORD_ONLY)
-            for p in inspect.signature(base).parameters.values()
-            if p.name in options and p.name not in signature.parameters
-        ]
-        last = len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD)
-        signature = signature.replace(parameters=[*own[:last], *inherited, *own[last:]])
-
-        @functools.wraps(start)
-        def __init__(*args: Any, **kwargs: Any) -> None:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            start(*given.args, **given.kwargs)
-
-        cls.preset_of, cls.preset_options = base, options
-        vars(__init__)["__signature__"] = signature
-        type.__setattr__(cls, "__init__", __init__)
-        return register(name)(cls)
-
-    return add
-
-
-def names(presets: bool = True) -> list[str]:
-    """Return the registered names, sorted; without presets if `presets` is False."""
-    return [name for name in registry.names() if presets or get(name).preset_of is None]
-
-
-def classes() -> list[type[Layer]]:
-    """Return the registered layers and presets, in the order of their names."""
-    return [get(name) for name in registry.names()]
-
-
-def build(name: str, dim: int, **options: Any) -> Layer:
-    """Make a registered layer: `build("lru", 256, r_min=0.9)`.
-
-    Unknown names and options raise ConfigError with the nearest known one.
-    """
-    cls = get(name)
-    check_names(name, cls, options)
-    return cls(dim, **options)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers import options
-from scanl.layers.base import Layer, register
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.designation import make_layer
 from scanl.layers.initial_state import Of
 from scanl.layers.packing import reversed_steps
@@ -46,7 +46,7 @@ def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
         inner.enter_stack(index, layers)
 
 
-@register("bidirectional")
+@registry.register("bidirectional")
 class Bidirectional(Layer):
     """One layer runs forward and another backward in time: fwd(x) + rev(bwd(rev(x))), or a projection of both.
 

@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 from scanl.configured import check_names
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, registry
+from scanl.layers.base import Layer
+from scanl.layers.registry import layers
 from scanl.registry import Registry
 
 Designation: TypeAlias = str | type[Layer] | Layer
 
 
-def layer_class(layer: Designation, table: Registry[Layer] = registry) -> type[Layer]:
+def layer_class(layer: Designation, table: Registry[Layer] = layers) -> type[Layer]:
     """Return the class that a designation stands for.
 
     table: where names are registered.   `my.module:MyRNN` imports `my.module` from Python's path or the working folder:
@@ -33,7 +34,7 @@ def layer_class(layer: Designation, table: Registry[Layer] = registry) -> type[L
     return cls
 
 
-def make_layer(layer: Designation, dim: int, options: Mapping[str, Any], table: Registry[Layer] = registry) -> Layer:
+def make_layer(layer: Designation, dim: int, options: Mapping[str, Any], table: Registry[Layer] = layers) -> Layer:
     """Make the layer of width `dim`. An instance is copied, with its values; it takes no options."""
     cls = layer_class(layer, table)
     if isinstance(layer, Layer):
@@ -46,7 +47,7 @@ def make_layer(layer: Designation, dim: int, options: Mapping[str, Any], table: 
     return cls(dim, **options)
 
 
-def label(layer: Designation, table: Registry[Layer] = registry) -> str:
+def label(layer: Designation, table: Registry[Layer] = layers) -> str:
     """Return the registered name, or the class's own name: the key in `layer_options`, and the name in messages."""
     if isinstance(layer, str) and ":" not in layer:
         return table.find(layer) or layer

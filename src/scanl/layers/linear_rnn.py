@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from scanl.configured import at_least
 from scanl.errors import ShapeError
-from scanl.layers import options
-from scanl.layers.base import Layer, register
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType, State, cat, index, map_leaves
 from scanl.ops import linear_scan
@@ -35,7 +35,7 @@ class LinearRNNState(NamedTuple):
         return self.recurrent.shape
 
 
-@register("linear_rnn")
+@registry.register("linear_rnn")
 class LinearRNN(Layer):
     """Base class of linear recurrent layers; by itself it is a leaky sum with one learned decay per channel.
 

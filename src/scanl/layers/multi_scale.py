@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.linear_rnn import LinearRNN
 from scanl.ops import linear_scan
 
 
-@register("multi_scale")
+@registry.register("multi_scale")
 class MultiScale(LinearRNN):
     """The mean of m leaky sums of the same input, each with one learned decay, in the body of `linear_rnn`.
 

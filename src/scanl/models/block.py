@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError, nearest
-from scanl.layers.base import Layer, channel_mixers, get, names
+from scanl.layers.base import Layer
 from scanl.layers.designation import Designation, make_layer
 from scanl.layers.module import Module
 from scanl.layers.parts.norm import RMSNorm, ZeroCenteredRMSNorm
+from scanl.layers.registry import channel_mixers, get, names
 from scanl.layers.state import Device, DType, State
 
 CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself

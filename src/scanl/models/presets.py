@@ -6,7 +6,7 @@ name, as a layer is, so it is listed, shown and tested like one.
 
 from typing import ClassVar
 
-from scanl.layers.base import registry
+from scanl.layers.registry import layers
 from scanl.registry import Registry
 
 
@@ -20,7 +20,7 @@ class Preset:
     layers: ClassVar[tuple[str, ...]] = ()  # registered names
 
 
-presets: Registry[Preset] = Registry("whole model", beside=registry, use="Stack(dim, depth, '{name}')")
+presets: Registry[Preset] = Registry("whole model", beside=layers, use="Stack(dim, depth, '{name}')")
 
 
 @presets.add("griffin")

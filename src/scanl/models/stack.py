@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from scanl.configured import WORDS, Configured, at_least
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, registry, widen
+from scanl.layers.base import Layer, widen
 from scanl.layers.designation import Designation, label, layer_class, make_layer
 from scanl.layers.module import Module
+from scanl.layers.registry import layers
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import CHANNEL_MIXERS, NORMS, Block, BlockState, make_norm, normed
 from scanl.models.presets import presets
@@ -123,9 +124,9 @@ class Stack(Backbone):
             for m in mixers
         )
         channels = [block.channel for block in self._each() if block.channel is not None]
-        for layers in (mixers, channels):
-            for index, entering in enumerate(layers):
-                entering.enter_stack(index, layers)
+        for stacked in (mixers, channels):
+            for index, entering in enumerate(stacked):
+                entering.enter_stack(index, stacked)
         self.norm_kind, self.norm_eps = norm, norm_eps
         self.norm = self.make_norm()
         self.residual_in_float32 = residual_in_float32
@@ -198,7 +199,7 @@ def _options_by_name(
     known = list(dict.fromkeys(map(label, pattern)))
     if single:
         return {known[0]: dict(options)}
-    by_label = {registry.find(name) or name: each for name, each in options.items()}
+    by_label = {layers.find(name) or name: each for name, each in options.items()}
     for name in by_label:
         if name not in known:
             raise nearest("layer in layer_options", name, known)

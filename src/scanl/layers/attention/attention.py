@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from scanl.layers import options
+from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
-from scanl.layers.base import register
 from scanl.layers.parts.positions import check_length
 from scanl.ops import SegmentMemory
 
 
-@register("attention")
+@registry.register("attention")
 class Attention(SoftmaxAttention):
     """Self-attention of a transformer, with rotary positions and a cache for `max_length` tokens.
 

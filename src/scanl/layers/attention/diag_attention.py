@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.householder_rotary import HouseholderRotary
@@ -27,7 +27,7 @@ class DiagAttentionState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
-@register("diag_attention")
+@registry.register("diag_attention")
 class DiagAttention(Layer):
     """DiagAttention of TransNormer: a token attends to itself and to the earlier tokens of its block.
 
@@ -91,7 +91,7 @@ class DiagAttention(Layer):
         return o * blocks.spoilt(k, v)[..., None].to(o.dtype)
 
 
-@preset("diag_attention_t2", softmax=True)
+@registry.preset("diag_attention_t2", softmax=True)
 class DiagAttentionT2(DiagAttention):
     """DiagAttention of TransNormer T2, with a softmax."""
 

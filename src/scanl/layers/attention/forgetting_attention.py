@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
+from scanl.layers import options, registry
 from scanl.layers.attention.attention import Attention
 from scanl.layers.attention.softmax_attention import memory
-from scanl.layers.base import register, widen
+from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import SegmentMemory, linear_scan
 
 
-@register("forgetting_attention")
+@registry.register("forgetting_attention")
 class ForgettingAttention(Attention):
     """Forgetting Transformer (FoX): each head forgets by a gate that depends on the input; there are no positions.
 

@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.layers import options
+from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.positions import positions
@@ -109,7 +109,7 @@ def _tova(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     return torch.stack(seen, 1), (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :kept]
 
 
-@register("multi_state_attention")
+@registry.register("multi_state_attention")
 class MultiStateAttention(SoftmaxAttention):
     """Attention as a multi-state RNN: a transformer whose cache has M rows, by TOVA or by a window.
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
+from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import memory, unread
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
@@ -111,7 +111,7 @@ def _reflect(keys: Tensor, reflected: Tensor, w: Tensor) -> Tensor:
     return keys @ (torch.eye(keys.shape[-1], dtype=keys.dtype, device=keys.device) - reflected.mT @ w)
 
 
-@register("path_attention")
+@registry.register("path_attention")
 class PaTHAttention(Layer):
     """PaTH attention: a product of reflections, one for each step between, stands between a key and a query.
 

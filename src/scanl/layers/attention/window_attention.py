@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar
 
 from torch import nn
 
-from scanl.layers import options
+from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
-from scanl.layers.base import Layer, register
+from scanl.layers.base import Layer
 
 
-@register("window_attention")
+@registry.register("window_attention")
 class WindowAttention(SoftmaxAttention):
     """Local attention: each token attends to the last `window` tokens, itself included. The state has constant size.
 

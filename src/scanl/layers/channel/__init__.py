@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from scanl.faces import face
-from scanl.layers.base import channel_mixers
+from scanl.layers.registry import channel_mixers
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = face(__name__, lambda: map(channel_mixers.get, channel_mixers.names()))

@@ -5,15 +5,14 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import channel_mixers
+from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
 from scanl.ops.fused.gated import POLYNOMIALS, gated
 
 ACTIVATIONS = [*POLYNOMIALS, "identity"]
 
 
-@channel_mixers.add("gated_mlp")
+@registry.channel_mixers.add("gated_mlp")
 class GatedMLP(Pointwise):
     """y = W_down (f(W_gate x) * W_up x). No state.
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import channel_mixers
+from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -19,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@channel_mixers.add("mlp")
+@registry.channel_mixers.add("mlp")
 class MLP(Pointwise):
     """y = W_2 f(W_1 x + b_1) + b_2. No state.
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, channel_mixers
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import fall, steps
 from scanl.layers.parts.short_convolution import token_shift
@@ -25,7 +25,7 @@ class ChannelMix(Layer):
     state: ClassVar = Axes("1, dim", "the last input")
 
 
-@channel_mixers.add("rwkv4")
+@registry.channel_mixers.add("rwkv4")
 class RWKV4ChannelMix(ChannelMix):
     """Channel mix of RWKV-4: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², where x_r and x_k mix x_t and x_{t-1}.
 
@@ -68,7 +68,7 @@ class RWKV4ChannelMix(ChannelMix):
         return r.sigmoid() * self.value(hidden), state
 
 
-@channel_mixers.add("rwkv6")
+@registry.channel_mixers.add("rwkv6")
 class RWKV6ChannelMix(ChannelMix):
     """Channel mix of RWKV-6: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², with x_□ = x_t + (x_{t-1} - x_t) ⊙ time_maa_□.
 
@@ -114,7 +114,7 @@ class RWKV6ChannelMix(ChannelMix):
         return self.receptance(x + change * self.time_maa_r).sigmoid() * self.value(hidden), state
 
 
-@channel_mixers.add("rwkv7")
+@registry.channel_mixers.add("rwkv7")
 class RWKV7ChannelMix(ChannelMix):
     """Channel mix of RWKV-7: y = W_v ReLU(W_k (x_t + (x_{t-1} - x_t) ⊙ x_k))².
 

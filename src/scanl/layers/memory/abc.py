@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
@@ -30,7 +30,7 @@ class ABCState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
-@register("abc")
+@registry.register("abc")
 class ABC(Layer):
     """Attention with bounded-memory control: each token is added to M slots, with learned weights.
 

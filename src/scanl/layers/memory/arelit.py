@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.memory.relit import Eta, GatedOuterProducts, HeadDim, expand
 from scanl.layers.parts.positions import positions
@@ -29,7 +28,7 @@ class AReLiTState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "count of steps", dtype=torch.int64)]
 
 
-@register("arelit")
+@registry.register("arelit")
 class AReLiT(GatedOuterProducts):
     """AReLiT (later AGaLiTe): ReLiT with r traces of vectors in place of a memory of outer products.
 

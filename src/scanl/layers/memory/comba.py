@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.parts.delta_memory import DeltaMemory
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import dplr_scan
 from scanl.ops.delta_rule import unit
 
 
-@register("comba")
+@registry.register("comba")
 class Comba(DeltaMemory):
     """Comba: gated DeltaNet whose correction reads the memory before it decays, and whose queries are corrected too.
 

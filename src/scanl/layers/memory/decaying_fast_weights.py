@@ -9,13 +9,13 @@ from typing import Annotated, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import linear_attention
 
 
-@register("decaying_fast_weights")
+@registry.register("decaying_fast_weights")
 class DecayingFastWeights(QueryKeyValue):
     """Decaying fast weights: each key channel and each value channel has its own decay; there is no normaliser.
 

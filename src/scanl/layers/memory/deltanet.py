@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import delta_rule
@@ -21,7 +21,7 @@ from scanl.ops.feature_maps import elu_plus_one
 _ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity": lambda x: x}
 
 
-@register("deltanet")
+@registry.register("deltanet")
 class DeltaNet(QueryKeyValue):
     """DeltaNet: each step moves the memory's value at a key towards the new value, by a learned fraction.
 
@@ -99,7 +99,7 @@ class DeltaNet(QueryKeyValue):
         return self.o_proj(y.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
 
 
-@preset("deltanet_2021", activation="elu", qk_norm="sum", conv_size=None)
+@registry.preset("deltanet_2021", activation="elu", qk_norm="sum", conv_size=None)
 class DeltaNet2021(DeltaNet):
     """DeltaNet of 2021: positive features of queries and keys that sum to 1, and no convolution.
 
@@ -117,7 +117,7 @@ class DeltaNet2021(DeltaNet):
     )
 
 
-@preset("deltanet_negative_eigenvalues", allow_neg_eigval=True)
+@registry.preset("deltanet_negative_eigenvalues", allow_neg_eigval=True)
 class DeltaNetNegativeEigenvalues(DeltaNet):
     """DeltaNet with write strengths up to 2: its transition has eigenvalues from -1 to 1, so it can compute parity."""
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from scanl.configured import at_least
 from scanl.errors import ShapeError
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import normalized_linear_attention
 
@@ -33,7 +33,7 @@ class _Sign(torch.autograd.Function):
         return torch.where(y.abs() < 1, dy, 0 * y)
 
 
-@register("ecoformer")
+@registry.register("ecoformer")
 class EcoFormer(Layer):
     """EcoFormer: queries and keys are one projection, hashed to codes of ±1; attention is an inner product of codes.
 

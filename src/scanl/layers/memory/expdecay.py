@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_attention
 
 
-@register("expdecay")
+@registry.register("expdecay")
 class ExpDecay(Layer):
     """Exponential-decay matrix memory: each row of each head forgets at its own learned rate.
 

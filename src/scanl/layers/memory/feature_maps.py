@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from scanl.layers.base import preset
 from scanl.layers.memory.linear_attention import LinearAttention
+from scanl.layers.registry import preset
 
 
 @preset("noncausal_linear_attention", causal=False)

@@ -7,12 +7,11 @@ r"""Gated DeltaNet: a matrix memory that decays and is written by the delta rule
 from typing import Annotated, Any
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import preset, register
+from scanl.layers import options, registry
 from scanl.layers.parts.delta_memory import DeltaMemory
 
 
-@register("gated_deltanet")
+@registry.register("gated_deltanet")
 class GatedDeltaNet(DeltaMemory):
     """Gated DeltaNet: the delta rule with a decay; each head and step has its own decay and write strength.
 
@@ -51,7 +50,7 @@ class GatedDeltaNet(DeltaMemory):
         super().__init__(dim, **shared)
 
 
-@preset("gated_deltanet_negative_eigenvalues", allow_neg_eigval=True)
+@registry.preset("gated_deltanet_negative_eigenvalues", allow_neg_eigval=True)
 class GatedDeltaNetNegativeEigenvalues(GatedDeltaNet):
     """Gated DeltaNet with write strengths up to 2: its transition has eigenvalues from -1 to 1."""
 
@@ -63,7 +62,7 @@ class GatedDeltaNetNegativeEigenvalues(GatedDeltaNet):
     source = 'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537'
 
 
-@preset("qwen3_next_deltanet", expand_v=1.0, num_heads=16, num_v_heads=32, norm_eps=1e-6)
+@registry.preset("qwen3_next_deltanet", expand_v=1.0, num_heads=16, num_v_heads=32, norm_eps=1e-6)
 class Qwen3NextDeltaNet(GatedDeltaNet):
     """Gated DeltaNet in the proportions of Qwen3-Next: 16 heads of keys and 32 of values, with D / 16 channels each.
 
@@ -77,7 +76,7 @@ class Qwen3NextDeltaNet(GatedDeltaNet):
     source = 'Qwen team, "Qwen3-Next", 2025, as Qwen3NextGatedDeltaNet in transformers'
 
 
-@preset("gated_deltaproduct", num_householder=2, allow_neg_eigval=True)
+@registry.preset("gated_deltaproduct", num_householder=2, allow_neg_eigval=True)
 class GatedDeltaProduct(GatedDeltaNet):
     """Gated DeltaProduct: several corrections a step, so that a step's transition can be any rotation of a plane."""
 
@@ -92,7 +91,7 @@ class GatedDeltaProduct(GatedDeltaNet):
     )
 
 
-@preset("deltaproduct", num_householder=2, allow_neg_eigval=True, forget_gate=False, output_gate=False)
+@registry.preset("deltaproduct", num_householder=2, allow_neg_eigval=True, forget_gate=False, output_gate=False)
 class DeltaProduct(GatedDeltaNet):
     """DeltaProduct: several corrections a step, and no decay."""
 

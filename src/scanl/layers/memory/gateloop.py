@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_attention, linear_scan
 
 
-@register("gateloop")
+@registry.register("gateloop")
 class GateLoop(Layer):
     """GateLoop: a complex decay that depends on the input. By default a head has one channel and one complex state.
 

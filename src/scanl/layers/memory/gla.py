@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import linear_attention
 
 
-@register("gla")
+@registry.register("gla")
 class GLA(QueryKeyValue):
     """Gated linear attention: a low-rank gate gives each key channel its decay.
 

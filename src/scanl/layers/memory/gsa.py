@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
@@ -26,7 +26,7 @@ class SlotState(NamedTuple):
     values: Annotated[Tensor, Axes("num_heads, num_slots, head_v_dim", "a row for each slot")]
 
 
-@register("gsa")
+@registry.register("gsa")
 class GSA(Layer):
     """Gated slot attention: M slots, each with its own forget gate, are read by softmax attention.
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import divides
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
 
 
-@register("hgrn2")
+@registry.register("hgrn2")
 class HGRN2(LowerBounded):
     """HGRN2: outer products expand the state of HGRN. The key is the input gate, which is one minus the forget gate.
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.parts.delta_memory import DeltaMemory, ExpandHead, KeyHeads
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.time_step import time_step_bias
 
 
-@register("kda")
+@registry.register("kda")
 class KDA(DeltaMemory):
     """Kimi delta attention: gated DeltaNet with a decay for each key channel, and low-rank gates.
 
@@ -81,7 +81,7 @@ class KDA(DeltaMemory):
         return -5 * (rate * f).sigmoid() if self.safe_gate else -rate * F.softplus(f)
 
 
-@preset("kda_negative_eigenvalues", allow_neg_eigval=True)
+@registry.preset("kda_negative_eigenvalues", allow_neg_eigval=True)
 class KDANegativeEigenvalues(KDA):
     """Kimi delta attention with write strengths up to 2: its transition has eigenvalues from -1 to 1."""
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
 
 
-@register("lightning")
+@registry.register("lightning")
 class Lightning(Layer):
     """Lightning attention: SiLU queries, keys and values, a decay of each head, and a sigmoid gate after the norm.
 

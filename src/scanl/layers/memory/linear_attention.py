@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.feature_map import Degree, FeatureMap, Features, Horizon, Name, Shifts
 from scanl.layers.parts.kernel_memory import attend_by_kernel
@@ -32,7 +32,7 @@ class LinearAttentionState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="positional")]
 
 
-@register("linear_attention")
+@registry.register("linear_attention")
 class LinearAttention(Layer):
     """Linear attention with any feature map, normalised or not, causal or not.
 

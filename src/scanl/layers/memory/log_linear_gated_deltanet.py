@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.delta_memory import DeltaMemory
 from scanl.layers.parts.levels import count_levels, levels
@@ -38,7 +38,7 @@ class LevelsState(NamedTuple):
     conv: LastInputs
 
 
-@register("log_linear_gated_deltanet")
+@registry.register("log_linear_gated_deltanet")
 class LogLinearGatedDeltaNet(DeltaMemory):
     """Log-linear attention over gated DeltaNet: each step corrects and decays every level, and writes into the lowest.
 

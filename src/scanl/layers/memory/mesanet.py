@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least, below
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import LastInputs, QueryKeyValue
@@ -36,7 +36,7 @@ class MesaState(NamedTuple):
     conv: LastInputs
 
 
-@register("mesanet")
+@registry.register("mesanet")
 class MesaNet(QueryKeyValue):
     """MesaNet: the state holds the sums of a ridge regression from keys to values, which each step solves.
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.module import Module
@@ -51,7 +51,7 @@ class MLSTMState(NamedTuple):
     conv: Annotated[Tensor, Of("conv1d", "the last inputs of the convolution")]
 
 
-@register("mlstm")
+@registry.register("mlstm")
 class MLSTM(Layer):
     """mLSTM with the projections of its block: up, convolution, heads, skip and gate, down.
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import Layer, register, soft_cap
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, soft_cap
 from scanl.layers.initial_state import Axes
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.parts.norm import HeadNorm
@@ -29,7 +29,7 @@ class MLSTMLargeState(NamedTuple):
     m: Annotated[Tensor, Axes("num_heads", "the stabilizer")]
 
 
-@register("mlstm_large")
+@registry.register("mlstm_large")
 class MLSTMLarge(Layer):
     """mLSTM as in xLSTM-7B: capped gates that read x, a gated output, no up-projection and no convolution.
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, as_widened, widen
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.delta_memory import DeltaMemory, ExpandHead
 from scanl.layers.parts.query_key_value import MemoryState
@@ -67,7 +67,7 @@ def _each_head(
     return o.transpose(0, 1)[None], last.movedim(0, 2)
 
 
-@register("momentum_deltanet")
+@registry.register("momentum_deltanet")
 class MomentumDeltaNet(DeltaMemory):
     """Momentum DeltaNet: gated DeltaNet whose corrections pass through a running average, the momentum.
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import Layer, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
@@ -30,7 +30,7 @@ class NormAttentionState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
-@register("norm_attention")
+@registry.register("norm_attention")
 class NormAttention(Layer):
     """NormAttention of TransNormer: a norm over all heads replaces the denominator, so no gradient grows without bound.
 
@@ -79,7 +79,7 @@ class NormAttention(Layer):
         return self.out_proj(simple_rms_norm(o.flatten(-2)).to(x.dtype)), NormAttentionState(recurrent, read)
 
 
-@preset("norm_attention_t2", activation="elu_plus_one")
+@registry.preset("norm_attention_t2", activation="elu_plus_one")
 class NormAttentionT2(NormAttention):
     """NormAttention of TransNormer T2, with positive features."""
 

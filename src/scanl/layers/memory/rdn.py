@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
@@ -50,7 +49,7 @@ def rdn_cell(
 cases(rdn_cell, "r_vb has shape (2, 3, 3), expected (H, K, J) with H=2 from q, K=3 from q, J=4 from vb", H=2, J=4, K=3)
 
 
-@register("rdn")
+@registry.register("rdn")
 class RDN(CellLayer):
     """Recurrent delta network: a DeltaNet whose queries, keys, values and write strengths depend on its last output.
 

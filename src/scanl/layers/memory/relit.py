@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
@@ -103,7 +103,7 @@ def expand(x: Tensor, p: Tensor) -> Tensor:
     return (p.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
 
 
-@register("relit")
+@registry.register("relit")
 class ReLiT(GatedOuterProducts):
     """ReLiT (later GaLiTe): learned expansions of keys and queries, and a gate for each entry of the memory.
 

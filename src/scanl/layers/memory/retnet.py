@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import Layer, register
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
@@ -28,7 +28,7 @@ class RetNetState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read, from which the rotation continues", dtype=torch.int64)]
 
 
-@register("retnet")
+@registry.register("retnet")
 class RetNet(Layer):
     """Retention: rotated queries and keys, a constant decay for each head, and a gate after the norm.
 

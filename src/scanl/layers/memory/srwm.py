@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
@@ -50,7 +50,7 @@ def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 cases(srwm_cell, "w has shape (2, 4, 13), expected (H, K, J) with H=2 from x", H=2, J=13, K=3)
 
 
-@register("srwm")
+@registry.register("srwm")
 class SRWM(CellLayer):
     """Self-referential weight matrix: its columns give the output, a query, a key and four learning rates.
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
+from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
@@ -30,7 +30,7 @@ class T2RState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
-@register("t2r")
+@registry.register("t2r")
 class T2R(SoftmaxAttention):
     """Transformer-to-RNN: the projections of a softmax attention, and a feature map learned for each head.
 

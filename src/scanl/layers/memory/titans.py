@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
@@ -92,7 +92,7 @@ def _titans(
     return [o, *state[:count], *(each[:, :, n] for n in range(2) for each in state[count:])]
 
 
-@register("titans")
+@registry.register("titans")
 class Titans(QueryKeyValue):
     """Titans' long-term memory as a layer: each head's state is a model that learns keys and values as they come.
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import rise
 from scanl.layers.parts.lrpe import LRPE
@@ -31,7 +31,7 @@ class TransNormerState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="lrpe")]
 
 
-@register("transnormerllm")
+@registry.register("transnormerllm")
 class TransNormerLLM(Layer):
     """TransNormerLLM: a constant decay for each head, a gate without an activation, and positions in the lowest layer
     only.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.rotary import rotate_pairs
@@ -94,7 +94,7 @@ def _ttt(
     return [o, *(each[:, :, n] for n in range(2) for each in state)]
 
 
-@register("ttt_linear")
+@registry.register("ttt_linear")
 class TTTLinear(Layer):
     """TTT-Linear: each head's state is a linear model with a norm, which learns to map its keys to its values.
 

@@ -6,12 +6,11 @@ r"""TTT-MLP: the state is a model with a hidden layer, which takes a step of gra
 
 from typing import Any, ClassVar
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.memory.ttt_linear import BaseRate, Heads, TTTLinear
 
 
-@register("ttt_mlp")
+@registry.register("ttt_mlp")
 class TTTMLP(TTTLinear):
     """TTT-MLP: TTT-Linear whose model has a hidden layer of 4 K channels with GELU.
 

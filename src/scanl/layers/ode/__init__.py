@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from scanl.faces import face
-from scanl.layers.base import classes
+from scanl.layers.registry import classes
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = face(__name__, classes)

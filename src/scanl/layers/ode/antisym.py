@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -47,7 +46,7 @@ cases(
 )
 
 
-@register("antisym")
+@registry.register("antisym")
 class AntisymmetricRNN(TimedCell):
     """AntisymmetricRNN: its transition nearly keeps the length of gradients, without a constraint that is hard to meet.
 

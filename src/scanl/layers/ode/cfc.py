@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least, one_of
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._closed_form import (
     ACTIVATIONS,
@@ -76,7 +75,7 @@ def cfc_cell(
     return h, torch.stack([h, *c], 1)
 
 
-@register("cfc")
+@registry.register("cfc")
 class CfC(TimedCell):
     """Closed-form continuous-time network: a formula, and not a solver, gives the state after a time.
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.ode._closed_form import Heads, Memory, MixedMemory, Variant, closed_form, remember
@@ -107,7 +106,7 @@ class Wired(Module):
         return [module for module in self.children() if isinstance(module, Heads)]
 
 
-@register("cfc_ncp")
+@registry.register("cfc_ncp")
 class CfCNCP(TimedCell):
     """CfC in three sparse layers of inter, command and motor neurons; the last are the output.
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
@@ -50,7 +49,7 @@ cases(
 )
 
 
-@register("cornn")
+@registry.register("cornn")
 class CoRNN(TimedCell):
     """coRNN: a network of oscillators whose displacements y are the output.
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
@@ -44,7 +44,7 @@ cases(
 )
 
 
-@register("ctrnn")
+@registry.register("ctrnn")
 class CTRNN(TimedCell):
     """Continuous-time recurrent network, by a few Euler steps for each input.
 

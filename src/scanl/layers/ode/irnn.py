@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.ode._timed import ACTIVATIONS, TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -62,7 +62,7 @@ cases(
 )
 
 
-@register("irnn")
+@registry.register("irnn")
 class IRNN(TimedCell):
     """Incremental RNN (iRNN, ERNN): at equilibrium the derivative of h_t by h_{t-1} is minus the identity.
 

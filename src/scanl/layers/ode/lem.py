@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
@@ -52,7 +51,7 @@ cases(
 )
 
 
-@register("lem")
+@registry.register("lem")
 class LEM(TimedCell):
     """LEM: a fast and a slow state, coupled, with learned time scales. y is the output.
 

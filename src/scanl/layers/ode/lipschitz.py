@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least, between
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -52,7 +51,7 @@ cases(
 )
 
 
-@register("lipschitz")
+@registry.register("lipschitz")
 class Lipschitz(TimedCell):
     """Lipschitz RNN: a system in continuous time, which is stable if its symmetric parts are small enough.
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least_option
-from scanl.layers import options
-from scanl.layers.base import preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.ode._timed import TimedCell
@@ -94,7 +94,7 @@ class Neurons(Module):
         self.output_w, self.output_b = nn.Parameter(torch.ones(outputs)), nn.Parameter(torch.zeros(outputs))
 
 
-@register("ltc")
+@registry.register("ltc")
 class LTC(TimedCell):
     """Liquid time-constant network: a neuron's time constant depends on what it receives.
 
@@ -172,7 +172,7 @@ class LTC(TimedCell):
         return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b
 
 
-@preset("ncp", wiring="ncp")
+@registry.preset("ncp", wiring="ncp")
 class NCP(LTC):
     """Neural circuit policy: a liquid time-constant network of sparse layers of inter, command and motor neurons."""
 

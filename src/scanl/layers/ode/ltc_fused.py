@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -45,7 +44,7 @@ cases(
 )
 
 
-@register("ltc_fused")
+@registry.register("ltc_fused")
 class LTCFused(TimedCell):
     """Liquid time-constant network whose f is one layer: h stays between 0 and A, its time constant is τ / (1 + τ f).
 

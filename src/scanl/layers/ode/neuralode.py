@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from scanl.configured import above, one_of
 from scanl.errors import ConfigError
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.packing import each_alone
@@ -60,7 +60,7 @@ cases(
 )
 
 
-@register("neuralode")
+@registry.register("neuralode")
 class NeuralODE(TimedCell):
     """Neural ODE: the state follows a perceptron's derivative while each input is held.
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import Range, at_least, between
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -52,7 +51,7 @@ def _pair(gamma: float | Sequence[float]) -> Sequence[float]:
 dampings = Range("at least 0", lambda gamma, _: min(_pair(gamma)) >= 0)
 
 
-@register("noisy")
+@registry.register("noisy")
 class NoisyRNN(TimedCell):
     """NoisyRNN: a Lipschitz RNN with noise in training, and with a learned step for each unit.
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least, one_of
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
@@ -61,7 +60,7 @@ cases(
 )
 
 
-@register("nwm")
+@registry.register("nwm")
 class NeuralWaveMachine(TimedCell):
     """Neural wave machine: a coRNN whose oscillators lie on a grid and feel only their neighbours.
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.ode._field import METHODS, evolve
@@ -96,7 +96,7 @@ class UpdateNet(Module):
         self.kvb_net = nn.Linear(dim, num_heads * (2 * (dim // num_heads) + 1))
 
 
-@register("odefwp")
+@registry.register("odefwp")
 class ODEFWP(TimedCell):
     """Continuous-time fast weight programmer: between inputs a differential equation changes the weights that are read.
 

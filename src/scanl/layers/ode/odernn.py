@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
@@ -69,7 +68,7 @@ cases(
 )
 
 
-@register("odernn")
+@registry.register("odernn")
 class ODERNN(TimedCell):
     """ODE-RNN: a GRU whose state changes between inputs by a differential equation, for irregularly sampled series.
 

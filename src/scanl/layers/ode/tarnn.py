@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import ACTIVATIONS
 from scanl.layers.parts.cell_cases import cases
@@ -73,7 +73,7 @@ class TARNNState(NamedTuple):
     shift: Annotated[Tensor, Axes("1, dim", "the last input")]
 
 
-@register("tarnn")
+@registry.register("tarnn")
 class TARNN(SolvedLayer):
     """Time adaptive RNN: a closed gate skips an input, so noise does not change the state.
 

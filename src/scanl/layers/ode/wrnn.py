@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import Range, at_least, one_of
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
@@ -52,7 +51,7 @@ cases(
 )
 
 
-@register("wrnn")
+@registry.register("wrnn")
 class WaveRNN(CellLayer):
     """Wave-RNN: the input travels around a ring, one site per step. The kernel learns how it fades.
 

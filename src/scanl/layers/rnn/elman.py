@@ -9,14 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.rnn._base import TorchCell
 from scanl.ops import elman
 
 
-@register("elman")
+@registry.register("elman")
 class Elman(TorchCell):
     """Elman network: h = φ(W x + U h + b), with φ tanh or ReLU.
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above, at_least, between
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -47,7 +47,7 @@ cases(
 )
 
 
-@register("esn")
+@registry.register("esn")
 class ESN(SolvedLayer):
     """Echo state network: a sparse random reservoir and a linear readout.
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ShapeError
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
-@register("gatedattn")
+@registry.register("gatedattn")
 class GatedAttention(Layer):
     """A diagonal linear recurrence whose input and output are multiplicative gates.
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 IMPULSES = {"elu": F.elu, "tanh": torch.tanh, "identity": lambda raw: raw}
 
 
-@register("gilr")
+@registry.register("gilr")
 class GILR(Layer):
     """GILR: a running average of impulses, with gates that depend on the input alone.
 

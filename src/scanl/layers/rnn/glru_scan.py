@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rnn.gilr import GILR
@@ -26,7 +26,7 @@ class GLRUState(NamedTuple):
     memory: Annotated[Tensor, Axes("dim", "c")]
 
 
-@register("glru_scan")
+@registry.register("glru_scan")
 class GLRUScan(Layer):
     """GILR-LSTM: the gates read the output of a GILR in place of the LSTM's own, so two linear scans compute it.
 

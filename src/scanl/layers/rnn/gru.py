@@ -9,15 +9,14 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.chrono import LongestMemory, init_memory
 from scanl.layers.rnn._base import TorchCell
 from scanl.ops import gru
 
 
-@register("gru")
+@registry.register("gru")
 class GRU(TorchCell):
     """Gated recurrent unit with the reset gate after the recurrent product.
 

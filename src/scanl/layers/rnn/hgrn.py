@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.ops import linear_scan
 
 
-@register("hgrn")
+@registry.register("hgrn")
 class HGRN(LowerBounded):
     """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import above, below
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import token_shift
@@ -18,7 +18,7 @@ from scanl.ops import fixed_point
 from scanl.ops.offsets import sequences
 
 
-@register("implicit")
+@registry.register("implicit")
 class Implicit(Layer):
     """Equilibrium of a recurrent network at each input, which is held. The gradient is that of the equilibrium.
 

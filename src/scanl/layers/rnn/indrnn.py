@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least, one_of
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import indrnn
 from scanl.ops.indrnn import ACTIVATIONS
 
 
-@register("indrnn")
+@registry.register("indrnn")
 class IndRNN(SolvedLayer):
     """IndRNN: each channel feeds back only to itself; channels mix in the projection of the next layer.
 

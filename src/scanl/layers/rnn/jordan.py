@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least, below, one_of
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -48,7 +48,7 @@ cases(
 )
 
 
-@register("jordan")
+@registry.register("jordan")
 class Jordan(SolvedLayer):
     """Jordan network: the output is fed back, one to one, and not the hidden units.
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -47,7 +47,7 @@ cases(
 )
 
 
-@register("layernorm_elman")
+@registry.register("layernorm_elman")
 class LayerNormElman(SolvedLayer):
     """Elman network that normalises the sum of input and recurrent part, so the scale of W and U has no effect.
 

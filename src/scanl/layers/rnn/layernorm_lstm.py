@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -66,7 +66,7 @@ cases(
 )
 
 
-@register("layernorm_lstm")
+@registry.register("layernorm_lstm")
 class LayerNormLSTM(SolvedLayer):
     """LSTM with three layer norms: over the input's part of all gates, over the state's part, and over c.
 

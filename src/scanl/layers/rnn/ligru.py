@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import ligru
@@ -27,7 +27,7 @@ class _BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-@register("ligru")
+@registry.register("ligru")
 class LiGRU(SolvedLayer):
     """Light GRU: one gate, no reset gate, a rectified candidate, and a norm that keeps it from growing.
 

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.layers.rnn._base import TorchCell
@@ -24,7 +23,7 @@ class LSTMState(NamedTuple):
     c: Annotated[Tensor, Axes("dim", "the memory")]
 
 
-@register("lstm")
+@registry.register("lstm")
 class LSTM(TorchCell):
     """Long short-term memory, with a forget gate and without peepholes.
 

@@ -9,13 +9,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
-@register("mingru")
+@registry.register("mingru")
 class MinGRU(Layer):
     """minGRU: a gated recurrence whose gates do not depend on the state, so a scan computes it.
 

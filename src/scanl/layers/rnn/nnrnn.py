@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import multiple_of
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn.ornn import Threshold, ornn_cell, skew, skew_blocks
 
 
-@register("nnrnn")
+@registry.register("nnrnn")
 class NonNormalRNN(CellLayer):
     """nnRNN: eigenvalues near the unit circle, as in an orthogonal matrix, and transients, which such a matrix cannot
     have.

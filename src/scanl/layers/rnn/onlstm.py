@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import divides
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -66,7 +66,7 @@ cases(
 )
 
 
-@register("onlstm")
+@registry.register("onlstm")
 class ONLSTM(SolvedLayer):
     """Ordered-neuron LSTM: neurons late in the order keep their content for longer, so a hierarchy can emerge.
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import between
-from scanl.layers import options
-from scanl.layers.base import as_widened, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.module import Module
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
@@ -97,7 +97,7 @@ class Orthogonal(Module):
         return torch.where(columns < len(matrix) - self.negative, matrix, -matrix)
 
 
-@register("ornn")
+@registry.register("ornn")
 class OrthogonalRNN(CellLayer):
     """A network with modReLU and an orthogonal recurrent matrix, which keeps the length of the state and of gradients.
 
@@ -154,7 +154,7 @@ class OrthogonalRNN(CellLayer):
         return [self.input_kernel(x), self.recurrent_kernel().T, self.nonlinearity.b]
 
 
-@preset("exprnn", variant="exp")
+@registry.preset("exprnn", variant="exp")
 class ExpRNN(OrthogonalRNN):
     """expRNN: an orthogonal network whose matrix is the exponential of a skew-symmetric one."""
 
@@ -163,7 +163,7 @@ class ExpRNN(OrthogonalRNN):
     source = EXPRNN
 
 
-@preset("dtriv", dynamic=True)
+@registry.preset("dtriv", dynamic=True)
 class DTriv(OrthogonalRNN):
     """dtriv: expRNN around a base point that moves. Call `rebase` every hundred steps of the optimiser.
 
@@ -175,7 +175,7 @@ class DTriv(OrthogonalRNN):
     source = 'Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", arXiv:1909.09501'
 
 
-@preset("scornn", variant="cayley", init="cayley", negative=0.5)
+@registry.preset("scornn", variant="cayley", init="cayley", negative=0.5)
 class ScoRNN(OrthogonalRNN):
     """scoRNN: an orthogonal network by the Cayley transform, scaled by signs. The authors tune the share of -1."""
 

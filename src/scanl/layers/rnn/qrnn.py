@@ -10,15 +10,15 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor, nn
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.parts.window import WindowState, windows
 from scanl.ops import linear_scan
 
 POOLINGS = {"f": 2, "fo": 3, "ifo": 4}  # projections of each
 
 
-@register("qrnn")
+@registry.register("qrnn")
 class QRNN(Layer):
     """QRNN: a causal convolution over a few steps gives candidates and gates, and a linear recurrence pools them.
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import Layer, register
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
@@ -49,7 +49,7 @@ class SLSTMCell(Module):
         return kernel, self._bias_.view(4, heads, width)
 
 
-@register("slstm")
+@registry.register("slstm")
 class SLSTM(SolvedLayer):
     """The sLSTM layer of xLSTM: a convolution feeds the gates i and f, the input feeds z and o.
 

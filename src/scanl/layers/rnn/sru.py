@@ -11,14 +11,14 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import sru
 
 
-@register("sru")
+@registry.register("sru")
 class SRU(SolvedLayer):
     """SRU: a gated average of projected inputs for each channel, and a highway past it.
 
@@ -84,7 +84,7 @@ class SRU(SolvedLayer):
         return y.to(x.dtype), last
 
 
-@preset("sru_v1", variant="v1")
+@registry.preset("sru_v1", variant="v1")
 class SRUv1(SRU):
     """The first SRU: the gates read only the input, so the recurrence is linear."""
 

@@ -7,15 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.parts.window import WindowState, windows
 from scanl.ops import linear_scan
 
 SOURCE = 'Balduzzi and Ghifary, "Strongly-Typed Recurrent Neural Networks", arXiv:1602.02218, sec. 3'
 
 
-@register("trnn")
+@registry.register("trnn")
 class TRNN(Layer):
     """T-RNN: a running average of projected inputs whose weights come from the input, so the state keeps its type.
 
@@ -58,7 +58,7 @@ class TRNN(Layer):
         return y.to(x.dtype), WindowState(last, inputs)
 
 
-@preset("tgru", variant="gru")
+@registry.preset("tgru", variant="gru")
 class TGRU(TRNN):
     """T-GRU: an update gate scales the z_t that is written. All gates read x_t and x_{t-1}."""
 
@@ -67,7 +67,7 @@ class TGRU(TRNN):
     source = SOURCE
 
 
-@preset("tlstm", variant="lstm")
+@registry.preset("tlstm", variant="lstm")
 class TLSTM(TRNN):
     """T-LSTM: a T-RNN with an output gate; all gates read x_t and x_{t-1}."""
 

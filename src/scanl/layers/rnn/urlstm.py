@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import register
+from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
@@ -55,7 +54,7 @@ cases(
 )
 
 
-@register("urlstm")
+@registry.register("urlstm")
 class URLSTM(CellLayer):
     """UR-LSTM: r sets the forget gate g between f² and 1 - (1 - f)², and the new value enters with weight 1 - g.
 

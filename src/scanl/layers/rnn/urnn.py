@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
@@ -56,7 +56,7 @@ def glorot(inputs: int, outputs: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(inputs, outputs).uniform_(-limit, limit))
 
 
-@register("urnn")
+@registry.register("urnn")
 class URNN(CellLayer):
     """uRNN: a unitary matrix multiplies a complex state, and a threshold is applied to the moduli.
 

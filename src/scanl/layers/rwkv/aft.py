@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from scanl.configured import one_of
 from scanl.errors import ShapeError
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.packing import each_alone
 from scanl.layers.rwkv._weighed import Sums, weighed
 from scanl.layers.state import Device, DType
@@ -130,7 +130,7 @@ def _averaged(
     return [y, average if spoil is None else average * spoil[:, length - 1 : length]]
 
 
-@register("aft")
+@registry.register("aft")
 class AFT(Layer):
     """Causal AFT: y = W_o (σ(q) ⊙ average of v); each channel has its own weights e^{k_i + w_{t,i}}.
 
@@ -264,7 +264,7 @@ class AFT(Layer):
         return widen(self.gamma[:, None] * centred / self.wbias.std(1, keepdim=True) + self.beta[:, None])
 
 
-@preset("aft_simple", variant="simple")
+@registry.preset("aft_simple", variant="simple")
 class AFTSimple(AFT):
     """AFT-simple: an average of the values with weights that depend only on the keys."""
 
@@ -273,7 +273,7 @@ class AFTSimple(AFT):
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
 
 
-@preset("aft_full", variant="full")
+@registry.preset("aft_full", variant="full")
 class AFTFull(AFT):
     """AFT-full: an average of the values, with a learned weight for each pair of positions up to `max_length`."""
 
@@ -286,7 +286,7 @@ class AFTFull(AFT):
     own_path = True
 
 
-@preset("aft_local", variant="local")
+@registry.preset("aft_local", variant="local")
 class AFTLocal(AFT):
     """AFT-local: an average of the values, with learned weights for pairs of positions less than `window` apart."""
 
@@ -302,7 +302,7 @@ class AFTLocal(AFT):
     own_path = True
 
 
-@preset("aft_conv", variant="conv")
+@registry.preset("aft_conv", variant="conv")
 class AFTConv(AFT):
     """AFT-conv: an average of the values, with learned weights for the last `window` distances, in heads."""
 

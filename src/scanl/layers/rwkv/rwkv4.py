@@ -14,8 +14,8 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import fall, rise, steps, whole
 from scanl.layers.parts.short_convolution import token_shift
@@ -34,7 +34,7 @@ def mix(x: Tensor, before: Tensor, mu: Tensor) -> Tensor:
     return before + mu * (x - before)
 
 
-@register("rwkv4")
+@registry.register("rwkv4")
 class RWKV4(Layer):
     """Time mix of RWKV-4: an average of all values with decaying weights, gated by a receptance.
 

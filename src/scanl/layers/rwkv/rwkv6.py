@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import divides
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.parts.depth import fall, rise, steps, whole
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
@@ -24,7 +24,7 @@ from scanl.ops import linear_attention
 MIXED = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
 
 
-@register("rwkv6")
+@registry.register("rwkv6")
 class RWKV6(MatrixTimeMix):
     """Time mix of RWKV-6: a matrix memory whose decay and token shift depend on the input.
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from scanl.configured import divides
 from scanl.errors import ConfigError
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.parts.depth import fall, rise, steps, whole
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
@@ -27,7 +27,7 @@ BY_DEFAULT = "by default {} sqrt(dim), to a multiple of 32, at least 32"
 SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the initial token shifts
 
 
-@register("rwkv7")
+@registry.register("rwkv7")
 class RWKV7(MatrixTimeMix):
     """Time mix of RWKV-7: a matrix memory that erases and writes at different keys, with a learning rate per channel.
 

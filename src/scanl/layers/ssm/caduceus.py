@@ -1,6 +1,6 @@
 """The mixer of Caduceus: Mamba in both directions of time."""
 
-from scanl.layers.base import preset
+from scanl.layers.registry import preset
 from scanl.layers.ssm.vim import BiMamba
 
 

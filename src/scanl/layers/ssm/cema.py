@@ -10,14 +10,14 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm._base import BY_CONVOLUTION
 
 
-@register("cema")
+@registry.register("cema")
 class ComplexEMA(Layer):
     """Complex moving average of Megalodon: N leaky sums per channel, which rotate and are added with complex weights.
 

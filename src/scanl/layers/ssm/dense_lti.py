@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from scanl.configured import above, below
 from scanl.errors import ConfigError
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
@@ -46,7 +46,7 @@ cases(
 )
 
 
-@register("dense_lti")
+@registry.register("dense_lti")
 class DenseLTI(Layer):
     """Linear time-invariant system with a dense transition: the plain linear RNN of the textbooks.
 

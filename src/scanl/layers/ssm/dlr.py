@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.module import Module
 from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import DiagonalLayer
@@ -41,7 +41,7 @@ class DLRKernel(Module):
         return A, torch.ones_like(A), C, torch.ones_like(A.real[0, :1])
 
 
-@register("dlr")
+@registry.register("dlr")
 class DLR(DiagonalLayer):
     """DLR: N complex numbers for each channel, one spectrum near the unit circle for all, then GELU and a linear map.
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.module import Module
 from scanl.layers.parts.hippo import diagonal_start
 from scanl.layers.parts.time_step import log_uniform
@@ -83,7 +83,7 @@ class DSSKernel(Module):
         return scale * (z.exp() - 1) * below.conj() / (below.abs().square() + EPSILON)
 
 
-@register("dss")
+@registry.register("dss")
 class DSS(DiagonalLayer):
     """DSS: N complex numbers for each channel, with one spectrum for all channels, then GELU and a linear map.
 
@@ -146,7 +146,7 @@ class DSS(DiagonalLayer):
         return self._run(x, state, cu_seqlens, timespans)
 
 
-@preset("dss_softmax", max_length=1024)
+@registry.preset("dss_softmax", max_length=1024)
 class DSSSoftmax(DSS):
     """DSS-softmax: the kernel of each mode is a softmax over 1,024 steps, so Re λ may have any sign.
 

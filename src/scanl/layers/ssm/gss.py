@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
@@ -38,7 +38,7 @@ class GSSKernel(Module):
         return A, torch.ones_like(A), C, torch.ones_like(A.real[0, :1])
 
 
-@register("gss")
+@registry.register("gss")
 class GSS(Layer):
     """GSS: diagonal systems on few channels. Linear maps widen their output, and a branch without memory gates it.
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import divides
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
@@ -84,7 +84,7 @@ class Wrapped(nn.Module, Generic[K]):
         self.kernel = kernel
 
 
-@register("h3")
+@registry.register("h3")
 class H3(Layer):
     """H3: keys pass through a shift register, their products with the values through S4D, and queries read the result.
 

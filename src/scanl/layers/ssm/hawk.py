@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.initial_state import Of
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.ssm.rglru import RGLRU, RGLRUState
@@ -24,7 +24,7 @@ class HawkState(NamedTuple):
     conv: Annotated[Tensor, Of("conv_1d", "the last inputs of the convolution")]
 
 
-@register("hawk")
+@registry.register("hawk")
 class Hawk(Layer):
     """Recurrent block of Hawk and Griffin: a GELU branch times a branch of convolution and RG-LRU.
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import above, one_of
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.cell_cases import cases
@@ -87,7 +87,7 @@ def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> t
     return (after - spans)[..., 0], Elapsed(steps.long(), (last[:, 0] - steps).to(dtype))
 
 
-@register("hippo")
+@registry.register("hippo")
 class HiPPO(Layer):
     """HiPPO: N numbers for each channel, from which its past can be reconstructed, and a linear map of these numbers.
 

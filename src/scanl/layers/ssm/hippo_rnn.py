@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -129,7 +129,7 @@ cases(
 )
 
 
-@register("hippo_rnn")
+@registry.register("hippo_rnn")
 class HiPPORNN(SolvedLayer):
     """HiPPO-RNN: each step writes one number to a HiPPO memory; gated units read all of the memory.
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import Range, at_least
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
@@ -27,7 +27,7 @@ class HyenaState(NamedTuple):
     long: Annotated[Tensor, Axes("order - 1, max_length - 1, dim", "the last inputs of each long filter")]
 
 
-@register("hyena")
+@registry.register("hyena")
 class Hyena(Layer):
     """Hyena operator: a short convolution, then products and long convolutions in turn.
 
@@ -109,7 +109,7 @@ class Hyena(Layer):
         return self.out_proj((v * first).to(x.dtype)), HyenaState(short, torch.stack(histories, 1))
 
 
-@preset("hyena_dna", emb_dim=5, frequency=10.0, shift=0.05)
+@registry.preset("hyena_dna", emb_dim=5, frequency=10.0, shift=0.05)
 class HyenaDNAMixer(Hyena):
     """Hyena as in HyenaDNA: faster sines, and a decay that ends at 0.05. `scanl.models.hyena_dna` makes the model.
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from scanl.configured import at_least
 from scanl.errors import ConfigError
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.short_convolution import convolve
@@ -31,7 +31,7 @@ class LaughingHyenaState(NamedTuple):
     modes: Annotated[Tensor, Axes("order - 1, dim, state_dim", dtype=torch.complex64)]
 
 
-@register("laughing_hyena")
+@registry.register("laughing_hyena")
 class LaughingHyena(Layer):
     """Laughing Hyena: products and long convolutions in turn, as `hyena`, with filters of M complex modes.
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
@@ -54,7 +54,7 @@ cases(
 )
 
 
-@register("linoss")
+@registry.register("linoss")
 class LinOSS(TimedCell):
     """LinOSS: P uncoupled oscillators with complex displacements, then GELU and a gated linear map.
 
@@ -118,7 +118,7 @@ class LinOSS(TimedCell):
         return self.w1(g) * self.w2(g).sigmoid(), last
 
 
-@preset("linoss_imex", discretization="IMEX")
+@registry.preset("linoss_imex", discretization="IMEX")
 class LinOSSIMEX(LinOSS):
     """LinOSS-IMEX: oscillators that keep their energy, because the spring's force is that of the old displacement."""
 

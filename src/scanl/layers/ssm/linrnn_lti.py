@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import above, below
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
-@register("linrnn_lti")
+@registry.register("linrnn_lti")
 class LinRNNLTI(Layer):
     """Linear RNN: a plain linear system. A dense one with A = P Λ P⁻¹ is the same with B̄ = P⁻¹ B and C̄ = C P.
 

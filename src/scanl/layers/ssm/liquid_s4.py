@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import discretized, read
@@ -28,7 +28,7 @@ BLOCK = 32  # steps
 SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.12951, '
 
 
-@register("liquid_s4")
+@registry.register("liquid_s4")
 class LiquidS4(GatedDiagonalLayer):
     """Liquid-S4: S4D whose transition also depends on the input, so its output has products of inputs.
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above
-from scanl.layers import options
-from scanl.layers.base import as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellBase
@@ -108,7 +108,7 @@ def timed_memory(size: int, theta: float, timespans: Tensor, like: Tensor) -> tu
     return a.to(like.dtype), b.to(like.dtype)
 
 
-@register("lmu")
+@registry.register("lmu")
 class LMU(CellBase):
     """LMU: a recurrent network that writes one number a step to a memory of the last θ steps, and reads all of it.
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.polynomial_memory import memory_cell
 from scanl.layers.ssm.hippo import varying_memory_cell
 from scanl.layers.ssm.lmu import Polynomials, Theta, held_memory, timed_memory
 
 
-@register("lmu_parallel")
+@registry.register("lmu_parallel")
 class LMUParallel(Layer):
     """Parallel LMU: the number written to the memory depends on the input alone, so the recurrence is linear.
 

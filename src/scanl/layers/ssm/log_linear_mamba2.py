@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.levels import count_levels, divided, divisible, levels
 from scanl.layers.parts.positions import check_length, positions
@@ -29,7 +29,7 @@ class LogLinearMamba2State(NamedTuple):
     position: Annotated[Tensor, Axes("1", "the steps read", dtype=torch.int64)]
 
 
-@register("log_linear_mamba2")
+@registry.register("log_linear_mamba2")
 class LogLinearMamba2(Mamba2):
     """Log-linear attention over Mamba-2: the past of a step is cut into blocks that double in length backwards.
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import at_least, between
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import discretize, linear_scan
 
 
-@register("lru")
+@registry.register("lru")
 class LRU(Layer):
     """LRU: a complex diagonal recurrence, stable by construction, with a linear readout.
 

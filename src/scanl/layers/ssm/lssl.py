@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
@@ -20,7 +20,7 @@ from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import BY_CONVOLUTION
 
 
-@register("lssl")
+@registry.register("lssl")
 class LSSL(Layer):
     """LSSL: a system with a full matrix for each channel, by the bilinear rule, then GELU and a linear map.
 

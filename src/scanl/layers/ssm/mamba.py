@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
@@ -35,7 +35,7 @@ class StepProjection(nn.Linear):
         return F.linear(input, self.weight) + widen(self.bias)
 
 
-@register("mamba")
+@registry.register("mamba")
 class Mamba(Layer):
     """Mamba (S6): a diagonal recurrence whose step size, input and output depend on the input.
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.short_convolution import convolve
@@ -27,7 +27,7 @@ class Mamba2State(NamedTuple):
     conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
 
 
-@register("mamba2")
+@registry.register("mamba2")
 class Mamba2(Layer):
     """Mamba-2, the SSD layer: convolved x, B and C, one scalar decay per head, and a norm after the gate.
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from scanl.configured import Range, at_least
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, Layer, preset, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.rotary import turn_pairs
@@ -39,7 +39,7 @@ class Mamba3State(NamedTuple):
     value: Annotated[Tensor, Axes("1, num_heads * head_dim", "the last x")]
 
 
-@register("mamba3")
+@registry.register("mamba3")
 class Mamba3(Layer):
     """Mamba-3: Mamba-2 without its convolution, with a rule of second order and with complex eigenvalues.
 
@@ -214,7 +214,7 @@ class Mamba3(Layer):
         return o.sum(-2).flatten(-2)
 
 
-@preset("mamba3_mimo", rank=4)
+@registry.preset("mamba3_mimo", rank=4)
 class Mamba3MIMO(Mamba3):
     """Mamba-3 with several inputs and outputs a head: rank-R writes and reads of the same state."""
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.module import Module
 from scanl.layers.parts.blocks import Blocks
@@ -64,7 +64,7 @@ class MegaState(NamedTuple):
     steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
 
 
-@register("mega")
+@registry.register("mega")
 class Mega(Layer):
     """Gated attention of MEGA, with its moving average. With `chunk_size`, MEGA-chunk.
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm._base import BY_CONVOLUTION
 
 
-@register("mega_ema")
+@registry.register("mega_ema")
 class MegaEMA(Layer):
     """Moving average of MEGA: N leaky sums per channel, added with learned weights.
 

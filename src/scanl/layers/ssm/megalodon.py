@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import divides
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.parts.blocks import Blocks, attend
 from scanl.layers.parts.norm import ZeroCenteredRMSNorm
@@ -32,7 +32,7 @@ class MegalodonState(NamedTuple):
     values: Annotated[Tensor, Axes("chunk_size, num_heads, hidden_dim // num_heads", "its values")]
 
 
-@register("megalodon")
+@registry.register("megalodon")
 class Megalodon(Layer):
     """Gated attention of Megalodon: softmax attention within chunks, whose queries and keys read a moving average.
 

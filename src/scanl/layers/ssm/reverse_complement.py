@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from scanl.configured import multiple_of
-from scanl.layers import options
-from scanl.layers.base import Layer, register
+from scanl.layers import options, registry
+from scanl.layers.base import Layer
 from scanl.layers.designation import Designation, make_layer
 from scanl.layers.initial_state import Of
 from scanl.layers.packing import turned
 from scanl.layers.state import State
 
 
-@register("reverse_complement")
+@registry.register("reverse_complement")
 class ReverseComplement(Layer):
     """A layer made equivariant to the reverse complement of DNA. It reads each strand in the strand's own direction.
 

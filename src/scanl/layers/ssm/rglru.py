@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
@@ -43,7 +43,7 @@ class RGLRUState(NamedTuple):
     fresh: Annotated[Tensor, Axes("1", "1 before the first step and 0 after it", fill=1.0)]
 
 
-@register("rglru")
+@registry.register("rglru")
 class RGLRU(Layer):
     """RG-LRU: a diagonal recurrence with input and recurrence gates, both block-diagonal.
 

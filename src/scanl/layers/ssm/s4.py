@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
@@ -69,7 +69,7 @@ class Convolution(Module):
         self.kernel = kernel
 
 
-@register("s4")
+@registry.register("s4")
 class S4(Layer):
     """S4: a time-invariant recurrence with a full matrix, by the bilinear rule, then GELU and a gated linear map.
 

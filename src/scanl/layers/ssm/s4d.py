@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
@@ -71,7 +71,7 @@ class GatedDiagonalLayer(Layer):
         return self.output_linear(y.mT).mT
 
 
-@register("s4d")
+@registry.register("s4d")
 class S4D(GatedDiagonalLayer):
     """S4D: a time-invariant recurrence on N/2 complex numbers per channel, then GELU and a gated linear map.
 

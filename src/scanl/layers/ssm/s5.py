@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least, one_of
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
@@ -122,7 +122,7 @@ class MIMODiagonal(Layer):
         return (y if self.activation == "half_glu2" else g) * gate
 
 
-@register("s5")
+@registry.register("s5")
 class S5(MIMODiagonal):
     """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
 

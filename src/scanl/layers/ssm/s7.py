@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import one_of
-from scanl.layers import options
-from scanl.layers.base import Hint, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, widen
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.layers.parts.timespans import durations
 from scanl.layers.ssm.s5 import Activation, Blocks, ClipEigs, ConjSym, Init, MIMODiagonal
@@ -22,7 +22,7 @@ from scanl.ops import discretize
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 
-@register("s7")
+@registry.register("s7")
 class S7(MIMODiagonal):
     """S7: S5 with a step size for each number of the state that depends on the input, so it selects what it keeps.
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.ssm.s7 import S7
 from scanl.ops import linear_scan
 
 
-@register("s7_full")
+@registry.register("s7_full")
 class S7Full(Layer):
     """S7 of the paper's text: decay, input and output matrices, skip and bias are functions of the input.
 

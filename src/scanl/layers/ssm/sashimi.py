@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.layers import options
-from scanl.layers.base import Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
@@ -106,7 +106,7 @@ class Tier(Layer):
         return x, torch.full_like(state.phase, rest.shape[1]), kept, due, slow
 
 
-@register("sashimi")
+@registry.register("sashimi")
 class Sashimi(Layer):
     """SaShiMi: a network of S4 blocks at several resolutions, causal and streaming.
 

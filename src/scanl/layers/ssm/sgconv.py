@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import above, at_least_option
-from scanl.layers import options
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.ssm._base import BY_CONVOLUTION
 
 
-@register("sgconv")
+@registry.register("sgconv")
 class SGConv(Layer):
     """SGConv: kernels of k numbers, stretched by powers of two and joined end to end; longer ones have smaller weights.
 

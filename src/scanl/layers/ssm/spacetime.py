@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from scanl.configured import divides
 from scanl.errors import ConfigError
-from scanl.layers import options
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers import options, registry
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
@@ -20,7 +20,7 @@ from scanl.layers.ssm._base import BY_CONVOLUTION
 LEAST_NORM = 1e-4  # vectors whose mean norm is below it are not normalized, as in the released code
 
 
-@register("spacetime")
+@registry.register("spacetime")
 class SpaceTime(Layer):
     """SpaceTime: a system with a companion matrix for each group of adjacent channels.
 

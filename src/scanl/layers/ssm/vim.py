@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
-from scanl.layers import options
-from scanl.layers.base import UNDECAYED, register
+from scanl.layers import options, registry
+from scanl.layers.base import UNDECAYED
 from scanl.layers.packing import turned
 from scanl.layers.ssm.mamba import Mamba, MambaState
 
 
-@register("vim")
+@registry.register("vim")
 class BiMamba(Mamba):
     """The mixer of Vision Mamba: Mamba forwards and backwards, each with a convolution and a system of its own.
 
