@@ -75,7 +75,7 @@ def test_no_spelling_stands_for_two_classes(family):
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("DEER", "unknown layer 'DEER'; it is Newton's method over time, .* method 'newton'"),
+        ("DEER", "unknown layer 'DEER'; it is Newton's method over time, .* solver 'newton'"),
         ("Transformer-XL", "unknown layer 'Transformer-XL'; the nearest layer is 'window_attention'"),
         ("Eagle", "unknown layer 'Eagle'; Eagle is RWKV-5; the nearest layer is 'rwkv6'"),
         ("hwak", "unknown layer 'hwak'; did you mean 'hawk'"),

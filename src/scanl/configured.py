@@ -164,13 +164,13 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 @functools.cache
-def _signature(cls: Configured, _: Callable[..., None] | None) -> inspect.Signature:
+def _signature(cls: Configured, constructor: Callable[..., None] | None) -> inspect.Signature:
     """Return the signature of a class, once for each constructor: `preset` sets one after the class is made."""
     parameters: dict[str, inspect.Parameter] = {}
     more: list[inspect.Parameter] = []
-    for constructor in _constructors(cls):
-        _, *arguments = inspect.signature(constructor).parameters.values()
-        types = get_type_hints(constructor)
+    for start in _constructors(cls):
+        _, *arguments = inspect.signature(start).parameters.values()
+        types = get_type_hints(start)
         arguments = [one.replace(annotation=types.get(one.name, one.annotation)) for one in arguments]
         if parameters:
             arguments = [one.replace(kind=one.KEYWORD_ONLY) if one.kind in POSITIONAL else one for one in arguments]

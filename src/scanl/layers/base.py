@@ -32,7 +32,7 @@ S = TypeVar("S")
 UNDECAYED = Hint(weight_decay=False)
 
 TAKES = {
-    "timespans": "(B, T), how long each step lasts",
+    "timespans": "(B, T), the duration of each step in units of the usual one; it multiplies the step of the system",
     "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
     "residual": "(B, T, D), what y is added to; x itself, unless a norm stands before the layer",
 }
@@ -96,9 +96,10 @@ class Layer(Module, metaclass=Configured):
 
     @classmethod
     def sections(cls) -> list[str]:
-        """Return the parts of the docstring that are made from declarations: options and state."""
+        """Return the parts of the docstring that are made from declarations: options, further arguments and state."""
+        takes = [f"Takes: {argument}, {TAKES[argument]}." for argument in sorted(cls.takes)]
         state = [] if cls.state is None else [f"State: {'; '.join(rows(cls.state))}."]
-        return [*Configured.sections(cls), *state]
+        return [*Configured.sections(cls), *takes, *state]
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         """Return the state before any input. device and dtype default to those of the parameters.

@@ -1,7 +1,4 @@
-r"""Base class of linear recurrent models: projections, short convolution, recurrence, norm and gate.
-
-.. math:: y = W_o (\mathrm{LN}(\mathrm{rec}(\mathrm{SiLU}(\mathrm{conv}(W_x u)))) \odot \mathrm{SiLU}(W_z u))
-"""
+"""Base class of linear recurrent models: projections, short convolution, recurrence, norm and gate."""
 
 import math
 from functools import partial

@@ -1,8 +1,4 @@
-r"""Linear recurrences on several time scales, in one body.
-
-.. math:: s^r_t = \sigma(d_r) s^r_{t-1} + \mathrm{SiLU}(\mathrm{conv}(W_x u))_t, \quad
-          y_t = W_o (\mathrm{LN}(\tfrac 1 m \sum_r s^r_t) \odot \mathrm{SiLU}(W_z u_t))
-"""
+"""Linear recurrences on several time scales, in one body."""
 
 from typing import Annotated, Any, ClassVar
 

@@ -13,8 +13,8 @@ layers: Registry[Layer] = Registry(
     "layer",
     package="scanl.layers",
     advice={
-        "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
-        "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
+        "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
+        "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
         "rwkv5": "the nearest layer is 'rwkv6', whose decay depends on the input",
         "eagle": "Eagle is RWKV-5; the nearest layer is 'rwkv6', whose decay depends on the input",
         "transformer_xl": "the nearest layer is 'window_attention', softmax attention that carries its last keys",

@@ -1,7 +1,4 @@
-r"""Causal softmax attention over all previous tokens, up to a maximal length.
-
-.. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
-"""
+"""Causal softmax attention over all previous tokens, up to a maximal length."""
 
 from typing import Annotated, ClassVar
 

@@ -1,8 +1,4 @@
-r"""DiagAttention, the block of TransNormer's lower layers: attention within blocks of tokens that do not overlap.
-
-.. math:: o_t = \sum_{j = W \lfloor t/W \rfloor}^{t} f(q_t^\top k_j / \sqrt K)\, v_j, \quad f = \mathrm{ReLU}
-          \text{ (T1) or softmax (T2)}
-"""
+"""DiagAttention, the block of TransNormer's lower layers: attention within blocks of tokens that do not overlap."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple

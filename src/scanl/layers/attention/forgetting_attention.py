@@ -1,8 +1,4 @@
-r"""Forgetting attention of the Forgetting Transformer: forget gates lower the scores of softmax attention.
-
-.. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\Big(q_t \cdot k_j / \sqrt K + \sum_{l=j+1}^{t} \ln f_l\Big)\, v_j,
-          \quad f_t = \sigma(W_f x_t + b)
-"""
+"""Forgetting attention of the Forgetting Transformer: forget gates lower the scores of softmax attention."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,9 +1,4 @@
-r"""Softmax attention as a multi-state RNN: a cache of M keys and values, from which each step drops one.
-
-.. math:: y_t = W_o \sum_{j \in C_t \cup \{t\}} p_{tj} v_j, \quad
-          p_t = \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big), \quad
-          C_{t+1} = C_t \cup \{t\} \setminus \{\arg\min_j \sum_h p^h_{tj}\}
-"""
+"""Softmax attention as a multi-state RNN: a cache of M keys and values, from which each step drops one."""
 
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -23,8 +18,6 @@ from scanl.ops._frame.opaque import opaque
 
 
 class MultiState(NamedTuple):
-    """State of `MultiStateAttention`."""
-
     rows: Annotated[
         Tensor,
         Axes(

@@ -1,8 +1,4 @@
-r"""PaTH attention: softmax attention whose positions are reflections that depend on the data.
-
-.. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\big(k_j^\top H_{j+1} \cdots H_t\, q_t / \sqrt K\big)\, v_j, \quad
-          H_s = I - \beta_s w_s w_s^\top
-"""
+"""PaTH attention: softmax attention whose positions are reflections that depend on the data."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple
@@ -28,8 +24,6 @@ _CHUNK = 64
 
 
 class PaTHState(NamedTuple):
-    """State of `PaTHAttention`."""
-
     memory: Annotated[SegmentMemory, memory("num_kv_heads, head_dim", "num_kv_heads, head_dim", "rewritten keys")]
     conv: Annotated[Tensor, Axes("conv_size - 1, num_kv_heads * head_dim", "the last inputs of the convolution")]
 

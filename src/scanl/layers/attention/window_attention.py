@@ -1,7 +1,4 @@
-r"""Softmax attention over a sliding window, as between the recurrences of Griffin.
-
-.. math:: y_t = W_o \sum_{j=t-W+1}^{t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
-"""
+"""Softmax attention over a sliding window, as between the recurrences of Griffin."""
 
 import math
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-r"""Attention with bounded-memory control: softmax attention over a few slots, each a weighted mean of all tokens.
-
-.. math:: e_t = \exp(W_s x_t), \quad \tilde K_t = \frac{\sum_{j \le t} e_j k_j^\top}{\sum_{j \le t} e_j}, \quad
-          \tilde V_t = \frac{\sum_{j \le t} e_j v_j^\top}{\sum_{j \le t} e_j}, \quad
-          o_t = \tilde V_t^\top \mathrm{softmax}(\tilde K_t q_t / \sqrt K)
-"""
+"""Attention with bounded-memory control: softmax attention over a few slots, each a weighted mean of all tokens."""
 
 from typing import Annotated, ClassVar, NamedTuple, cast
 

@@ -1,9 +1,4 @@
-r"""Approximate recurrent linear transformer: traces of keys and values, modulated by cosines, replace outer products.
-
-.. math:: \tilde k^m_t = (1 - \gamma_t) \tilde k^m_{t-1} + \cos(\omega_m \tau_t)\, \gamma_t k_t, \quad
-          \tilde v^m_t = (1 - \beta_t) \tilde v^m_{t-1} + \cos(\omega_m \tau_t)\, \beta_t v_t, \quad
-          o_t = \frac{\sum_m (\tilde k^m_t \cdot q_t)\, \tilde v^m_t}{2 r\, s_t \cdot q_t + \epsilon}
-"""
+"""Approximate recurrent linear transformer: traces of keys and values, modulated by cosines, replace outer products."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple
@@ -20,8 +15,6 @@ from scanl.ops.offsets import sequences
 
 
 class AReLiTState(NamedTuple):
-    """State of `AReLiT`."""
-
     keys: Annotated[Tensor, Axes("rank, num_heads, eta * head_dim", "traces of keys")]
     values: Annotated[Tensor, Axes("rank, num_heads, head_dim", "traces of values")]
     normalizer: Annotated[Tensor, Axes("num_heads, eta * head_dim", "s")]

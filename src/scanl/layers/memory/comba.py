@@ -1,8 +1,4 @@
-r"""Comba: a matrix memory whose correction uses the value that it held before the decay.
-
-.. math:: S_t = \alpha_t S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top p_t)^\top, \quad
-          o_t = S_t^\top (q_t - d\, \sigma(c)\, k_t) / \sqrt{K}
-"""
+"""Comba: a matrix memory whose correction uses the value that it held before the decay."""
 
 from typing import Annotated, Any, ClassVar
 

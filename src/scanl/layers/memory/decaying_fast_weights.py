@@ -1,8 +1,4 @@
-r"""Decaying fast weights: a matrix memory whose rows and columns decay by gates that depend on the input.
-
-.. math:: S_t = (f^k_t f^{v\top}_t) \odot S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
-          f^k_t = \sigma(W_{fk} x_t), \; f^v_t = \sigma(W_{fv} x_t)
-"""
+"""Decaying fast weights: a matrix memory whose rows and columns decay by gates that depend on the input."""
 
 from typing import Annotated, ClassVar
 

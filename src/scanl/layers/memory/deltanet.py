@@ -1,8 +1,4 @@
-r"""DeltaNet: a matrix memory written by the delta rule.
-
-.. math:: S_t = (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad o_t = S_t^\top q_t / \sqrt{K}, \quad
-          \beta_t = \sigma(W_\beta x_t)
-"""
+"""DeltaNet: a matrix memory written by the delta rule."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -36,7 +32,8 @@ class DeltaNet(QueryKeyValue):
     id = "S-deltanet"
     aliases = ("delta_rule",)
     equation = (
-        "S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K);  y = W_o RMSNorm(o)"
+        "S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K),  "
+        "beta_t = sigmoid(W_b x_t);  y = W_o RMSNorm(o)"
     )
     source = (
         'Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", '

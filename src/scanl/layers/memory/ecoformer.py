@@ -1,8 +1,4 @@
-r"""EcoFormer: linear attention over binary codes of queries and keys, so that its products are sums.
-
-.. math:: o_t = \frac{\sum_{j \le t} (c + h(x_t) \cdot h(x_j))\, v_j}{\sum_{j \le t} (c + h(x_t) \cdot h(x_j))}, \quad
-          h(x) = \mathrm{sign}(A (\kappa(x) - \mu)), \quad \kappa_i(x) = e^{-|x - a_i|^2 / 2 s}
-"""
+"""EcoFormer: linear attention over binary codes of queries and keys, so that its products are sums."""
 
 import math
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,4 @@
-r"""Matrix memory with a learned constant decay.
-
-.. math:: S_t = \mathrm{Diag}(\sigma(\lambda)) S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t
-"""
+"""Matrix memory with a learned constant decay."""
 
 from typing import ClassVar
 

@@ -1,8 +1,4 @@
-r"""Gated DeltaNet: a matrix memory that decays and is written by the delta rule.
-
-.. math:: S_t = (I - \beta_t k_t k_t^\top)\, \alpha_t S_{t-1} + \beta_t k_t v_t^\top, \quad
-          o_t = S_t^\top q_t / \sqrt{K}, \quad \alpha_t = e^{-e^{A_{\log}} \mathrm{softplus}(W_a x_t + b)}
-"""
+"""Gated DeltaNet: a matrix memory that decays and is written by the delta rule."""
 
 from typing import Annotated, Any
 
@@ -28,8 +24,8 @@ class GatedDeltaNet(DeltaMemory):
     id = "S-deltanet"
     aliases = ("GDN",)
     equation = (
-        "S_t = (I - beta_t k_t k_t^T) alpha_t S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K);  "
-        "y = W_o (RMSNorm(o) * SiLU(W_g x))"
+        "S_t = (I - beta_t k_t k_t^T) alpha_t S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K),  "
+        "alpha_t = exp(-exp(A_log) softplus(W_a x_t + b));  y = W_o (RMSNorm(o) * SiLU(W_g x))"
     )
     source = 'Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464, eq. (10) and sec. 3.4'
 

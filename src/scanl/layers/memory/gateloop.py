@@ -1,8 +1,4 @@
-r"""GateLoop: a linear recurrence with a complex transition that depends on the input.
-
-.. math:: S_t = \mathrm{diag}(a_t) S_{t-1} + k_t v_t^\top, \quad o_t = \mathrm{Re}(S_t^\top q_t), \quad
-          a_t = \sigma(\alpha_t) e^{i \beta_t}, \; (\alpha_t, \beta_t) = W_a x_t + b_a
-"""
+"""GateLoop: a linear recurrence with a complex transition that depends on the input."""
 
 from typing import Annotated, ClassVar
 
@@ -29,8 +25,8 @@ class GateLoop(Layer):
 
     id = "S-gateloop"
     equation = (
-        "S_t = diag(a_t) S_{t-1} + k_t v_t^T,  o_t = Re(S_t^T q_t),  a_t = sigmoid(alpha_t) e^{i beta_t};  "
-        "y = W_o (LN(o) * SiLU(W_g x))"
+        "S_t = diag(a_t) S_{t-1} + k_t v_t^T,  o_t = Re(S_t^T q_t),  a_t = sigmoid(alpha_t) e^{i beta_t},  "
+        "alpha_t, beta_t = W_a x_t + b_a;  y = W_o (LN(o) * SiLU(W_g x))"
     )
     source = (
         'Katsch, "GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling", arXiv:2311.01927, sec. 3'

@@ -1,8 +1,4 @@
-r"""Gated linear attention.
-
-.. math:: S_t = \mathrm{Diag}(\alpha_t) S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t / \sqrt{K}, \quad
-          \alpha_t = \sigma(W_2 W_1 x_t + b)^{1/\tau}
-"""
+"""Gated linear attention."""
 
 from typing import Annotated, ClassVar
 

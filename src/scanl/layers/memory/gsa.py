@@ -1,9 +1,4 @@
-r"""Gated slot attention: softmax attention over a few slots, each a running average of keys and of values.
-
-.. math:: \tilde K_t = \mathrm{Diag}(\alpha_t) \tilde K_{t-1} + (1 - \alpha_t) k_t^\top, \quad
-          \tilde V_t = \mathrm{Diag}(\alpha_t) \tilde V_{t-1} + (1 - \alpha_t) v_t^\top, \quad
-          o_t = \tilde V_t^\top \mathrm{softmax}(\tilde K_t q_t)
-"""
+"""Gated slot attention: softmax attention over a few slots, each a running average of keys and of values."""
 
 from typing import Annotated, ClassVar, NamedTuple
 

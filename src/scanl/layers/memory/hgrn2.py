@@ -1,8 +1,4 @@
-r"""HGRN2: a matrix memory whose keys are one minus its decays.
-
-.. math:: S_t = \mathrm{Diag}(f_t) S_{t-1} + (1 - f_t) v_t^\top, \quad o_t = S_t^\top q_t, \quad
-          f_t = \gamma + (1 - \gamma)\, \sigma(W_f x_t)
-"""
+"""HGRN2: a matrix memory whose keys are one minus its decays."""
 
 from typing import Annotated, ClassVar
 

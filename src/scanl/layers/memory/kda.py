@@ -1,8 +1,4 @@
-r"""Kimi delta attention: the delta rule with a decay for each channel of the keys.
-
-.. math:: S_t = (I - \beta_t k_t k_t^\top)\, \mathrm{Diag}(e^{g_t}) S_{t-1} + \beta_t k_t v_t^\top, \quad
-          o_t = S_t^\top q_t / \sqrt{K}, \quad g_t = -e^{A_{\log}} \mathrm{softplus}(W_2 W_1 x_t + b)
-"""
+"""Kimi delta attention: the delta rule with a decay for each channel of the keys."""
 
 from typing import Annotated, Any
 

@@ -1,8 +1,4 @@
-r"""Lightning attention as in MiniMax-01: linear attention with a constant decay for each head, slower in higher layers.
-
-.. math:: S_t = \lambda_h S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
-          \lambda_h = \exp\big(-2^{-8(h+1)/H}\, r_l\big), \quad r_l = 1 - \frac{l}{L - 1 + \epsilon} + \epsilon
-"""
+"""Lightning attention as in MiniMax-01: linear attention with a decay for each head, slower in higher layers."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -22,8 +18,8 @@ from scanl.ops import linear_attention
 class Lightning(Layer):
     """Lightning attention: SiLU queries, keys and values, a decay of each head, and a sigmoid gate after the norm.
 
-    There are no positions. In a stack of L layers, of any class, layer l from 0 has r_l as above, with ε = 1e-5. So the
-    highest layer hardly forgets. Outside a stack l = 0.
+    There are no positions. In a stack of L layers, of any class, l counts from 0, and ε = 1e-5. So the highest layer
+    hardly forgets. Outside a stack l = 0.
 
     Parameters as in transformers' MiniMax: qkv_proj (3 H K, D), in which the rows of q, k and v of a head are together;
     output_gate (H K, D); norm.weight (H K); out_proj (D, H K).
@@ -32,7 +28,8 @@ class Lightning(Layer):
 
     id = "S-lightning"
     equation = (
-        "S_t = lambda_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  lambda_h = exp(-2^(-8 (h+1) / H) r_l);  "
+        "S_t = lambda_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  lambda_h = exp(-2^(-8 (h+1) / H) r_l),  "
+        "r_l = 1 - l/(L - 1 + eps) + eps;  "
         "y = W_o (sigmoid(W_g x) * RMSNorm(o))"
     )
     source = (

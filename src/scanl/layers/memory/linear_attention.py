@@ -1,8 +1,4 @@
-r"""Linear attention: an inner product of features replaces the exponential kernel of softmax attention.
-
-.. math:: S_t = S_{t-1} + \phi(k_t) v_t^\top, \; z_t = z_{t-1} + \phi(k_t), \quad
-          o_t = \frac{S_t^\top \phi(q_t)}{z_t^\top \phi(q_t)}
-"""
+"""Linear attention: an inner product of features replaces the exponential kernel of softmax attention."""
 
 from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
@@ -24,8 +20,6 @@ MANY = 256  # features of a head; up to there a kernel of `linear_attention` cos
 
 
 class LinearAttentionState(NamedTuple):
-    """State of `LinearAttention`."""
-
     recurrent: Annotated[
         Tensor, Axes("num_heads, feature_map.width, head_v_dim + normalize", "S; z is one more column with normalize")
     ]

@@ -1,8 +1,4 @@
-r"""Log-linear gated DeltaNet: gated DeltaNets over O(log T) blocks of the past, each read with a weight of its own.
-
-.. math:: o_t = \sum_l \lambda_t^{(l)} S_t^{(l)\top} q_t / \sqrt{K}, \quad
-          \lambda_t^{(l)} = \mathrm{softplus}(L_l (W_\lambda x_t)_l)
-"""
+"""Log-linear gated DeltaNet: gated DeltaNets over O(log T) blocks of the past, each read with a weight of its own."""
 
 import math
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
@@ -32,8 +28,6 @@ class LevelsMemory(NamedTuple):
 
 
 class LevelsState(NamedTuple):
-    """State of `LogLinearGatedDeltaNet`."""
-
     recurrent: Annotated[LevelsMemory, LevelsMemory]
     conv: LastInputs
 

@@ -1,8 +1,4 @@
-r"""MesaNet: each step reads the linear map that best fits all keys and values so far, by ridge regression.
-
-.. math:: G_t = \alpha_t G_{t-1} + \beta_t k_t k_t^\top, \quad S_t = \alpha_t S_{t-1} + \beta_t k_t v_t^\top, \quad
-          o_t = S_t^\top (G_t + \mathrm{Diag}(\lambda))^{-1} q_t
-"""
+"""MesaNet: each step reads the linear map that best fits all keys and values so far, by ridge regression."""
 
 import math
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -30,8 +26,6 @@ class Sums(NamedTuple):
 
 
 class MesaState(NamedTuple):
-    """State of `MesaNet`."""
-
     recurrent: Annotated[Sums, Sums]
     conv: LastInputs
 

@@ -1,9 +1,4 @@
-r"""mLSTM: a matrix memory with exponential gates.
-
-.. math:: C_t = f_t C_{t-1} + i_t k_t v_t^\top, \; n_t = f_t n_{t-1} + i_t k_t, \quad
-          h_t = \frac{C_t^\top q_t}{\max(|n_t^\top q_t|, 1)}, \quad
-          i_t = e^{\tilde\imath_t}, \; f_t = \sigma(\tilde f_t)
-"""
+"""mLSTM: a matrix memory with exponential gates."""
 
 import math
 from collections.abc import Sequence
@@ -44,8 +39,6 @@ class MLSTMCell(Module):
 
 
 class MLSTMState(NamedTuple):
-    """State of `MLSTM`."""
-
     memory: Annotated[Tensor, Axes("num_heads, head_dim, head_dim + 1", "e^-m C, with e^-m n in the last column")]
     m: Annotated[Tensor, Axes("num_heads", "the stabilizer")]
     conv: Annotated[Tensor, Of("conv1d", "the last inputs of the convolution")]

@@ -1,9 +1,4 @@
-r"""mLSTM as in xLSTM-7B: the matrix memory of `mlstm` in a layer without a convolution, with capped gates.
-
-.. math::
-   C_t = f_t C_{t-1} + i_t k_t v_t^\top, \quad n_t = f_t n_{t-1} + i_t k_t, \quad
-   h_t = \frac{C_t^\top q_t}{\max(|n_t^\top q_t|, 1)}
-"""
+"""mLSTM as in xLSTM-7B: the matrix memory of `mlstm` in a layer without a convolution, with capped gates."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +18,6 @@ from scanl.ops.offsets import sequences
 
 
 class MLSTMLargeState(NamedTuple):
-    """State of `MLSTMLarge`."""
-
     memory: Annotated[Tensor, Axes("num_heads, head_k_dim, head_v_dim + 1", "e^-m C, with e^-m n in the last column")]
     m: Annotated[Tensor, Axes("num_heads", "the stabilizer")]
 

@@ -1,8 +1,4 @@
-r"""Momentum DeltaNet: a delta rule whose corrections are averaged over time before the memory takes them.
-
-.. math:: M_t = \mu_t M_{t-1} + \eta_t k_t (v_t - \alpha_t S_{t-1}^\top k_t)^\top, \quad
-          S_t = \alpha_t S_{t-1} + \beta_t M_t, \quad o_t = S_t^\top q_t / \sqrt{K}
-"""
+"""Momentum DeltaNet: a delta rule whose corrections are averaged over time before the memory takes them."""
 
 import math
 from typing import Annotated, ClassVar

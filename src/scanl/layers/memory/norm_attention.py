@@ -1,7 +1,4 @@
-r"""NormAttention, the block of TransNormer's higher layers: linear attention with a norm in place of the denominator.
-
-.. math:: S_t = S_{t-1} + \phi(k_t) v_t^\top, \quad y_t = W_o\, \mathrm{SRMSNorm}(S_t^\top \phi(q_t))
-"""
+"""NormAttention, the block of TransNormer's higher layers: linear attention with a norm in place of the denominator."""
 
 from typing import Annotated, ClassVar, NamedTuple, cast
 
@@ -24,8 +21,6 @@ _ACTIVATIONS = {"elu": F.elu, "elu_plus_one": elu_plus_one}
 
 
 class NormAttentionState(NamedTuple):
-    """State of `NormAttention`."""
-
     recurrent: Annotated[Tensor, Axes("num_heads, head_dim, head_dim", "S")]
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 

@@ -1,8 +1,4 @@
-r"""Recurrent delta network: a fast weight programmer whose slow network also reads the last output.
-
-.. math:: S_t = S_{t-1} + \sigma(\beta_t)\, k_t (v_t - S_{t-1}^\top k_t)^\top, \quad o_t = S_t^\top q_t, \quad
-          k_t = \mathrm{softmax}(W_k x_t + R_k \tanh o_{t-1}), \; v_t = W_v x_t + R_v \tanh o_{t-1}
-"""
+"""Recurrent delta network: a fast weight programmer whose slow network also reads the last output."""
 
 from typing import Annotated, ClassVar
 
@@ -15,20 +11,14 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
 
-EQUATION = (
-    "S_t = S_{t-1} + sigmoid(b_t) k_t (v_t - S_{t-1}^T k_t)^T,  o_t = S_t^T q_t,  "
-    "q, k = softmax(W x_t + R tanh(o_{t-1})),  v, b = W x_t + R tanh(o_{t-1})"
-)
-SOURCE = (
-    'Irie, Schlag, Csordas and Schmidhuber, "Going Beyond Linear Transformers with Recurrent Fast Weight Programmers", '
-    "arXiv:2106.06295, eq. (17) to (20), as in the authors' program"
-)
-
 
 @cell(
     "q: B T H K, k: B T H K, vb: B T H J, r_q: H K K, r_k: H K K, r_vb: H K J, state: B H J K -> B T H K",
-    equation=EQUATION,
-    source=SOURCE,
+    equation="S_t = S_{t-1} + sigmoid(b_t) k_t (v_t - S_{t-1}^T k_t)^T,  o_t = S_t^T q_t,  "
+    "q, k = softmax(W x_t + R tanh(o_{t-1})),  v, b = W x_t + R tanh(o_{t-1})",
+    source='Irie, Schlag, Csordas and Schmidhuber, "Going Beyond Linear Transformers with Recurrent Fast Weight '
+    'Programmers", '
+    "arXiv:2106.06295, eq. (17) to (20), as in the authors' program",
 )
 def rdn_cell(
     q: Tensor, k: Tensor, vb: Tensor, r_q: Tensor, r_k: Tensor, r_vb: Tensor, state: Tensor
@@ -62,8 +52,6 @@ class RDN(CellLayer):
     """
 
     id = "S-rdn"
-    equation = EQUATION
-    source = SOURCE
     cell = rdn_cell
     state: ClassVar = Axes("num_heads, head_dim + 1, head_dim", "S, with the last output as one more row")
     residual_out = "out_linear"

@@ -1,9 +1,4 @@
-r"""Recurrent linear transformer: an outer-product memory whose every entry has its own gate.
-
-.. math:: C_t = (1 - \beta_t \gamma_t^\top) \odot C_{t-1} + (\beta_t \gamma_t^\top) \odot (v_t k_t^\top), \quad
-          s_t = (1 - \gamma_t) \odot s_{t-1} + \gamma_t \odot k_t, \quad
-          o_t = \frac{C_t q_t}{s_t^\top q_t + \epsilon}
-"""
+"""Recurrent linear transformer: an outer-product memory whose every entry has its own gate."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,8 +1,4 @@
-r"""Multi-scale retention, the token mixer of RetNet.
-
-.. math:: S_t = \gamma_h S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
-          q_t = e^{i t \theta} W_q x_t, \; k_t = e^{i t \theta} W_k x_t / \sqrt{K}, \quad \gamma_h = 1 - 2^{-5-h}
-"""
+"""Multi-scale retention, the token mixer of RetNet."""
 
 from typing import Annotated, ClassVar, NamedTuple, cast
 
@@ -22,8 +18,6 @@ from scanl.ops.offsets import sequences
 
 
 class RetNetState(NamedTuple):
-    """State of `RetNet`."""
-
     recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S")]
     steps: Annotated[Tensor, Axes("1", "steps read, from which the rotation continues", dtype=torch.int64)]
 
@@ -42,7 +36,8 @@ class RetNet(Layer):
     id = "S-retnet"
     aliases = ("retention",)
     equation = (
-        "S_t = gamma_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  gamma_h = 1 - 2^(-5-h);  "
+        "S_t = gamma_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  gamma_h = 1 - 2^(-5-h),  "
+        "q_t = e^{i t theta} W_q x_t,  k_t = e^{i t theta} W_k x_t / sqrt(K);  "
         "y = W_o (SiLU(W_g x) * RMSNorm(o))"
     )
     source = 'Sun et al., "Retentive Network: A Successor to Transformer for LLMs", arXiv:2307.08621, eq. (6) and (8)'

@@ -1,9 +1,4 @@
-r"""Self-referential weight matrix: one matrix computes the output and its own changes.
-
-.. math:: (y_t, q_t, k_t, \beta_t) = W_{t-1}^\top x_t, \quad
-          W_t = W_{t-1} + \phi(k_t) \big(\sigma(\beta_t) \odot W_{t-1}^\top (\phi(q_t) - \phi(k_t))\big)^\top, \quad
-          \phi = \mathrm{softmax}
-"""
+"""Self-referential weight matrix: one matrix computes the output and its own changes."""
 
 from typing import Annotated, ClassVar
 
@@ -17,20 +12,15 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
 
-EQUATION = (
-    "(y_t, q_t, k_t, b_t) = W_{t-1}^T x_t,  W_t = W_{t-1} + f(k_t) (sigmoid(b_t) * W_{t-1}^T (f(q_t) - f(k_t)))^T,  "
-    "f = softmax"
-)
-SOURCE = (
-    'Irie, Schlag, Csordas and Schmidhuber, "A Modern Self-Referential Weight Matrix That Learns to Modify Itself", '
-    "arXiv:2202.05780, eq. (5) to (8), as in the authors' program"
-)
-
 
 @cell(
     "x: B T H K, w: H K J, state: B H K J -> B T H K",
-    equation=EQUATION,
-    source=SOURCE,
+    equation="(y_t, q_t, k_t, b_t) = W_{t-1}^T x_t,  W_t = W_{t-1} + f(k_t) (sigmoid(b_t) * W_{t-1}^T (f(q_t) - "
+    "f(k_t)))^T,  "
+    "f = softmax",
+    source='Irie, Schlag, Csordas and Schmidhuber, "A Modern Self-Referential Weight Matrix That Learns to Modify '
+    'Itself", '
+    "arXiv:2202.05780, eq. (5) to (8), as in the authors' program",
 )
 def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Read y, then let the matrix change itself.
@@ -64,8 +54,6 @@ class SRWM(CellLayer):
 
     id = "S-srwm"
     aliases = ("self_referential_weight_matrix",)
-    equation = EQUATION
-    source = SOURCE
     cell = srwm_cell
     state: ClassVar = Axes("num_heads, head_dim, 3 * head_dim + 4", "what was added to the weights")
     residual_out = "out_linear"

@@ -1,9 +1,4 @@
-r"""T2R: linear attention with a learned feature map, into which a softmax transformer is converted.
-
-.. math:: \phi(x) = \mathrm{ReLU}(W_\phi x + b_\phi), \quad
-          o_t = \frac{\sum_{j \le t} \phi(q_t / \sqrt K) \cdot \phi(k_j)\, v_j}
-                     {\max(\sum_{j \le t} \phi(q_t / \sqrt K) \cdot \phi(k_j),\, \epsilon)}
-"""
+"""T2R: linear attention with a learned feature map, into which a softmax transformer is converted."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple, cast
@@ -24,8 +19,6 @@ from scanl.ops.offsets import sequences
 
 
 class T2RState(NamedTuple):
-    """State of `T2R`."""
-
     recurrent: Annotated[Tensor, Axes("num_heads, num_features, head_dim + 1", "S, with z as one more column")]
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 

@@ -1,8 +1,4 @@
-r"""Titans' neural memory: a model that learns each token with momentum, and forgets by weight decay.
-
-.. math:: M_t = (1 - \alpha_t) M_{t-1} + Z_t, \quad
-          Z_t = \eta_t Z_{t-1} - \theta_t \nabla_M \tfrac1K |M(k_t) - v_t|^2, \quad o_t = M_t(q_t)
-"""
+"""Titans' neural memory: a model that learns each token with momentum, and forgets by weight decay."""
 
 import math
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-r"""Token mixer of TransNormerLLM: linear attention with a decay for each head and a norm over all heads.
-
-.. math:: S_t = \lambda_h S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
-          y_t = W_o (W_u x_t \odot \mathrm{SRMSNorm}(o_t)), \quad
-          \lambda_h = \exp\Big(-s_h \big(1 - \tfrac{l}{L-1} + 10^{-5}\big)\Big)
-"""
+"""Token mixer of TransNormerLLM: linear attention with a decay for each head and a norm over all heads."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +20,6 @@ from scanl.ops.offsets import sequences
 
 
 class TransNormerState(NamedTuple):
-    """State of `TransNormerLLM`."""
-
     recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S; with positions keys have 2K channels")]
     steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="lrpe")]
 

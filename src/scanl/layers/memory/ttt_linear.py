@@ -1,8 +1,4 @@
-r"""TTT-Linear: the state is a linear model that takes a step of gradient descent on every token.
-
-.. math:: W_t = W - c_i \sum_{j \le i} g_j \nabla_W \tfrac12 |k_j + \mathrm{LN}(f_W(k_j)) - v_j|^2, \quad
-          o_t = q_t + \mathrm{LN}(f_{W_t}(q_t))
-"""
+"""TTT-Linear: the state is a linear model that takes a step of gradient descent on every token."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,8 +1,4 @@
-r"""TTT-MLP: the state is a model with a hidden layer, which takes a step of gradient descent on every token.
-
-.. math:: W_t = W - c_i \sum_{j \le i} g_j \nabla_W \tfrac12 |k_j + \mathrm{LN}(f_W(k_j)) - v_j|^2, \quad
-          f(x) = W_2^\top \mathrm{GELU}(W_1^\top x + b_1) + b_2, \quad o_t = q_t + \mathrm{LN}(f_{W_t}(q_t))
-"""
+"""TTT-MLP: the state is a model with a hidden layer, which takes a step of gradient descent on every token."""
 
 from typing import Any, ClassVar
 

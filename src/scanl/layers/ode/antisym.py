@@ -1,7 +1,4 @@
-r"""Antisymmetric recurrent network: small steps of a system whose Jacobian has nearly imaginary eigenvalues.
-
-.. math:: h_t = h_{t-1} + \epsilon \tanh((W - W^\top - \gamma I) h_{t-1} + V x_t + b)
-"""
+"""Antisymmetric recurrent network: small steps of a system whose Jacobian has nearly imaginary eigenvalues."""
 
 from typing import Annotated
 
@@ -14,16 +11,12 @@ from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = (
-    'Chang, Chen, Haber and Chi, "AntisymmetricRNN: A Dynamical System View on Recurrent Neural Networks", '
-    "arXiv:1902.09689"
-)
-
 
 @cell(
     "x: B T D, dt: B T 1, w: D D, gate?: B T D, state: B D -> B T D",
     equation="h_t = h_{t-1} + dt z_t * tanh(W h_{t-1} + x_t), z_t = sigmoid(W h_{t-1} + gate_t), or 1 without a gate",
-    source=SOURCE,
+    source='Chang, Chen, Haber and Chi, "AntisymmetricRNN: A Dynamical System View on Recurrent Neural Networks", '
+    "arXiv:1902.09689",
 )
 def antisym_cell(x, dt, w, gate, state):
     """Move h by one Euler step of length dt, (B, T, 1).
@@ -50,8 +43,6 @@ cases(
 class AntisymmetricRNN(TimedCell):
     """AntisymmetricRNN: its transition nearly keeps the length of gradients, without a constraint that is hard to meet.
 
-    `forward` also takes `timespans` (B, T), which multiply dt.
-
     Parameters: W (D, D), of which only the skew part counts; V (D, D) with bias; V_z likewise if gated. The authors
     have published no program.
     Initialisation: W N(0, (init_std / D)²); V and V_z N(0, (init_std / D)²); biases 0, of the gate 1, so that it begins
@@ -60,7 +51,6 @@ class AntisymmetricRNN(TimedCell):
 
     id = "S-antisym"
     equation = "h_t = h_{t-1} + dt tanh((W - W^T - gamma I) h_{t-1} + V x_t + b)"
-    source = SOURCE
     cell = antisym_cell
 
     def __init__(

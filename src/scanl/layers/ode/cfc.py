@@ -1,8 +1,4 @@
-r"""Closed-form continuous-time network.
-
-.. math:: h_t = g \odot (1 - s) + s \odot k, \quad s = \sigma(a \Delta_t + b), \quad
-          g, k = \tanh(\cdot), \; a, b \text{ linear in } \phi(W x_t + U h_{t-1})
-"""
+"""Closed-form continuous-time network."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
@@ -79,8 +75,6 @@ def cfc_cell(
 class CfC(TimedCell):
     """Closed-form continuous-time network: a formula, and not a solver, gives the state after a time.
 
-    `forward` also takes `timespans` (B, T), the duration Δ of each step.
-
     Parameters as in PyPI's ncps: rnn_cell.backbone.0 (U, D+E) and further layers; rnn_cell.ff1, ff2, time_a, time_b
     (E, U) for g, k, a and b, or rnn_cell.ff1 for f with rnn_cell.w_tau and rnn_cell.A (1, E) for "pure";
     lstm.input_map (4E, D), lstm.recurrent_map (4E, E); fc (D, E) where E differs from D.
@@ -92,8 +86,6 @@ class CfC(TimedCell):
 
     id = "S-cfc"
     aliases = ("closed_form_continuous",)
-    equation = EQUATION
-    source = SOURCE
     cell = cfc_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
     state: ClassVar = Axes("num_states, width", "h; with a mixed memory h and c")

@@ -1,8 +1,4 @@
-r"""Closed-form continuous-time network, wired as a neural circuit policy.
-
-.. math:: h^l_t = g \odot (1 - s) + s \odot k, \quad s = \sigma(a \Delta_t + b), \quad
-          g, k = \tanh(\cdot), \; a, b \text{ linear in } (h^{l-1}_t, h^l_{t-1}), \; h^0 = x
-"""
+"""Closed-form continuous-time network, wired as a neural circuit policy."""
 
 from typing import Annotated, ClassVar
 
@@ -19,12 +15,6 @@ from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_n
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-EQUATION = "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  in three layers, each fed by the one below and by itself"
-SOURCE = (
-    'Hasani et al., "Closed-form continuous-time neural networks", arXiv:2106.13898; wiring: Lechner et al., "Neural '
-    'circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020'
-)
-
 
 @cell(
     "x: B T G I, dt: B T 1, inter: G I I, command: G C P, command_bias: G C, motor: G M Q, motor_bias: G M, "
@@ -34,8 +24,10 @@ SOURCE = (
         "S": lambda sizes: 2 if "J" in sizes else 1,
     },
     static=("S",),
-    equation=EQUATION,
-    source=SOURCE,
+    equation="h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  in three layers, each fed by the one below and by itself",
+    source='Hasani et al., "Closed-form continuous-time neural networks", arXiv:2106.13898; wiring: Lechner et al., '
+    '"Neural '
+    'circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020',
 )
 def cfc_ncp_cell(
     x: Tensor,
@@ -110,8 +102,6 @@ class Wired(Module):
 class CfCNCP(TimedCell):
     """CfC in three sparse layers of inter, command and motor neurons; the last are the output.
 
-    `forward` also takes `timespans` (B, T), the duration of each step.
-
     The maps that give g and k, or f, are masked by the wiring. Within a layer every neuron feeds every other.
 
     Parameters as in PyPI's ncps with `AutoNCP`: rnn_cell.layer_0 (inter), layer_1 (command) and layer_2 (motor), each
@@ -120,8 +110,6 @@ class CfCNCP(TimedCell):
     """
 
     id = "S-cfc"
-    equation = EQUATION
-    source = SOURCE
     cell = cfc_ncp_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
     state: ClassVar = Axes("num_states, width", "h of inter, command and motor neurons; with a mixed memory h and c")

@@ -1,9 +1,4 @@
-r"""Coupled oscillatory recurrent network: damped, driven oscillators, coupled through a nonlinearity.
-
-.. math::
-   z_t = z_{t-1} + \Delta t\,(\tanh(W y_{t-1} + \hat W z_{t-1} + V x_t + b) - \gamma y_{t-1} - \epsilon z), \quad
-   y_t = y_{t-1} + \Delta t\, z_t
-"""
+"""Coupled oscillatory recurrent network: damped, driven oscillators, coupled through a nonlinearity."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -17,14 +12,12 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Rusch and Mishra, "Coupled Oscillatory Recurrent Neural Network (coRNN)", arXiv:2010.00951'
-
 
 @cell(
     "x: B T D, dt: B T 1, w: 2 D D, state: B 2 D -> B T D",
     equation="z_t = z_{t-1} + dt (tanh(x_t + W_y y_{t-1} + W_z z_{t-1}) - gamma y_{t-1} - epsilon z), "
     "y_t = y_{t-1} + dt z_t",
-    source=SOURCE,
+    source='Rusch and Mishra, "Coupled Oscillatory Recurrent Neural Network (coRNN)", arXiv:2010.00951',
 )
 def cornn_cell(x, dt, w, state, *, gamma: float = 2.7, epsilon: float = 4.7, implicit: bool = False):
     """Move coupled oscillators by one step of length dt, (B, T, 1).
@@ -53,8 +46,6 @@ cases(
 class CoRNN(TimedCell):
     """coRNN: a network of oscillators whose displacements y are the output.
 
-    `forward` also takes `timespans` (B, T), which multiply dt.
-
     Parameters as in the authors' program: i2h (D, 3D) with bias, columns of x, z and y.
     Initialisation: as in PyTorch. The defaults of dt, gamma and damping are the authors' for sMNIST.
     """
@@ -64,7 +55,6 @@ class CoRNN(TimedCell):
         "z_t = z_{t-1} + dt (tanh(W y_{t-1} + W' z_{t-1} + V x_t + b) - gamma y_{t-1} - epsilon z_{t-1}),  "
         "y_t = y_{t-1} + dt z_t"
     )
-    source = SOURCE
     cell = cornn_cell
     state: ClassVar = Axes("2, dim", "y and z")
     reads: ClassVar = {"i2h": nn.Linear}

@@ -1,7 +1,4 @@
-r"""Continuous-time recurrent network.
-
-.. math:: \dot h = -h / \tau + \tanh(W x + U h + b)
-"""
+"""Continuous-time recurrent network."""
 
 import math
 from typing import Annotated, ClassVar
@@ -47,8 +44,6 @@ cases(
 @registry.register("ctrnn")
 class CTRNN(TimedCell):
     """Continuous-time recurrent network, by a few Euler steps for each input.
-
-    `forward` also takes `timespans` (B, T), the duration of each step; they multiply dt.
 
     Parameters: weight_ih, weight_hh (D, D), bias (D), raw_tau (1), whose softplus is τ.
     Initialisation as in the authors' program: one Glorot-uniform matrix (D, 2D) for W and U, biases 0.

@@ -1,7 +1,4 @@
-r"""Incrementally evolving RNN: each input moves the state towards an equilibrium, by a few fixed-point rounds.
-
-.. math:: \phi(U (h_t + h_{t-1}) + W x_t + b) = \alpha (h_t + h_{t-1})
-"""
+"""Incrementally evolving RNN: each input moves the state towards an equilibrium, by a few fixed-point rounds."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -15,16 +12,12 @@ from scanl.layers.ode._timed import ACTIVATIONS, TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = (
-    'Kag, Zhang and Saligrama, "RNNs Evolving on an Equilibrium Manifold: A Panacea for Vanishing and Exploding '
-    'Gradients?", arXiv:1908.08574, eq. (5) and (6)'
-)
-
 
 @cell(
     "x: B T D, dt: B T 1, u: D D, eta: K, state: B D -> B T D",
     equation="h <- h + eta_k (phi(U (h + h_{t-1}) + x_t) - alpha (h + h_{t-1})), K times a step",
-    source=SOURCE,
+    source='Kag, Zhang and Saligrama, "RNNs Evolving on an Equilibrium Manifold: A Panacea for Vanishing and Exploding '
+    'Gradients?", arXiv:1908.08574, eq. (5) and (6)',
     static=("K",),
 )
 def irnn_cell(
@@ -77,7 +70,6 @@ class IRNN(TimedCell):
 
     id = "S-irnn"
     equation = "phi(U (h_t + h_{t-1}) + W x_t + b) = alpha (h_t + h_{t-1}),  by K fixed-point rounds"
-    source = SOURCE
     cell = irnn_cell
     reads: ClassVar = {"U": nn.Linear}
     sample: ClassVar = {"substeps": 2}

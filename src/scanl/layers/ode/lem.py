@@ -1,9 +1,4 @@
-r"""Long expressive memory: two coupled states, each with a time scale for each channel and step.
-
-.. math::
-   z_t = (1 - \Delta t_t) \odot z_{t-1} + \Delta t_t \odot \tanh(W_z y_{t-1} + V_z x_t + b_z), \quad
-   y_t = (1 - \overline{\Delta t}_t) \odot y_{t-1} + \overline{\Delta t}_t \odot \tanh(W_y z_t + V_y x_t + b_y)
-"""
+"""Long expressive memory: two coupled states, each with a time scale for each channel and step."""
 
 import math
 from typing import Annotated, ClassVar
@@ -17,15 +12,13 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Rusch, Mishra, Erichson and Mahoney, "Long Expressive Memory for Sequence Modeling", arXiv:2110.04744'
-
 
 @cell(
     "x: B T 4 D, dt: B T 1, u: 3 D D, w: D D, state: B 2 D -> B T D",
     equation="z_t = (1 - a) * z_{t-1} + a * tanh(x4_t + U_3 y_{t-1}), "
     "y_t = (1 - b) * y_{t-1} + b * tanh(x3_t + W z_t), "
     "b = dt sigmoid(x1_t + U_1 y_{t-1}), a = dt sigmoid(x2_t + U_2 y_{t-1})",
-    source=SOURCE,
+    source='Rusch, Mishra, Erichson and Mahoney, "Long Expressive Memory for Sequence Modeling", arXiv:2110.04744',
 )
 def lem_cell(x, dt, u, w, state):
     """Move y and z by one step of length dt, (B, T, 1).
@@ -55,8 +48,6 @@ cases(
 class LEM(TimedCell):
     """LEM: a fast and a slow state, coupled, with learned time scales. y is the output.
 
-    `forward` also takes `timespans` (B, T), which multiply dt.
-
     Parameters as in the authors' program: inp2hid (4D, D), rows for the gate of y, the gate of z, y, and z; hid2hid
     (3D, D), rows for the gate of y, the gate of z, and z; transform_z (D, D), from z to y. All have biases.
     Initialisation: all U(±1/sqrt(D)).
@@ -68,7 +59,6 @@ class LEM(TimedCell):
         "y_t = (1 - dt'_t) * y_{t-1} + dt'_t * tanh(W_y z_t + V_y x_t + b_y),  "
         "dt_t = dt sigmoid(W_1 y_{t-1} + V_1 x_t + b_1),  dt'_t = dt sigmoid(W_2 y_{t-1} + V_2 x_t + b_2)"
     )
-    source = SOURCE
     cell = lem_cell
     state: ClassVar = Axes("2, dim", "y and z")
     reads: ClassVar = {"hid2hid": nn.Linear, "transform_z": nn.Linear}

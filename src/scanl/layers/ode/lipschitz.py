@@ -1,9 +1,4 @@
-r"""Lipschitz recurrent network: a linear and a nonlinear part, both nearly skew-symmetric.
-
-.. math::
-   \dot h = \alpha A h + \tanh(W h + E x + b), \quad
-   A = (1 - \beta)(B + B^\top) + \beta (B - B^\top) - \gamma I, \; W \text{ the same of } C
-"""
+"""Lipschitz recurrent network: a linear and a nonlinear part, both nearly skew-symmetric."""
 
 from typing import Annotated, Literal
 
@@ -16,13 +11,12 @@ from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Erichson, Azencot, Queiruga, Hodgkinson and Mahoney, "Lipschitz Recurrent Neural Networks", arXiv:2006.12070'
-
 
 @cell(
     "x: B T D, dt: B T 1, a: D D, w: D D, gate?: B T D, state: B D -> B T D",
     equation="h_t = h_{t-1} + dt (A h + tanh(W h + x_t)), with h = h_{t-1}, or the state half a step on",
-    source=SOURCE,
+    source='Erichson, Azencot, Queiruga, Hodgkinson and Mahoney, "Lipschitz Recurrent Neural Networks", '
+    "arXiv:2006.12070",
 )
 def lipschitz_cell(x, dt, a, w, gate, state, *, midpoint: bool = False):
     """Move h by one step of length dt, (B, T, 1).
@@ -55,8 +49,6 @@ cases(
 class Lipschitz(TimedCell):
     """Lipschitz RNN: a system in continuous time, which is stable if its symmetric parts are small enough.
 
-    `forward` also takes `timespans` (B, T), which multiply dt.
-
     Parameters as in the authors' program: B, C (D, D); E (D, D) with bias; E_gate likewise if gated. A and W multiply a
     row h from the right, as there. The authors' D is the readout of their task, which is no part of this layer.
     Initialisation: B and C N(0, (init_std / D)²), with 0.1 as in the authors' commands; E as in PyTorch.
@@ -67,7 +59,6 @@ class Lipschitz(TimedCell):
         "h_t = h_{t-1} + dt (alpha A h_{t-1} + tanh(W h_{t-1} + E x_t + b)),  "
         "A = (1 - beta) (B + B^T) + beta (B - B^T) - gamma I,  W the same of C"
     )
-    source = SOURCE
     cell = lipschitz_cell
 
     def __init__(

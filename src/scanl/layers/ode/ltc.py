@@ -1,7 +1,4 @@
-r"""Liquid time-constant network: neurons that leak and are driven through synapses, solved by semi-implicit steps.
-
-.. math:: c \dot v = g (v_\mathrm{leak} - v) + \sum_j w_j \sigma(\sigma_j (v_j - \mu_j)) (E_j - v)
-"""
+"""Liquid time-constant network: neurons that leak and are driven through synapses, solved by semi-implicit steps."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -22,14 +19,13 @@ from scanl.ops.cell import cell
 EQUATION = (
     "c dv/dt = g (v_leak - v) + sum_j a_j (E_j - v),  a_j = w_j sigmoid(sigma_j (v_j - mu_j)) over neurons and inputs"
 )
-SOURCE = 'Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; neurons as in PyPI\'s ncps'
 EPSILON = 1e-8
 
 
 @cell(
     "x: B T 2 N, dt: B T 1, synapse: 4 N N, leak: 3 N, state: B N -> B T N",
     equation="v <- (c v + dt (g v_leak + sum_j a_j E_j)) / (c + dt (g + sum_j a_j)), several times a step",
-    source=SOURCE,
+    source='Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; neurons as in PyPI\'s ncps',
 )
 def ltc_cell(
     x: Tensor, dt: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, substeps: int = 6
@@ -98,8 +94,6 @@ class Neurons(Module):
 class LTC(TimedCell):
     """Liquid time-constant network: a neuron's time constant depends on what it receives.
 
-    `forward` also takes `timespans` (B, T), the duration of each step.
-
     A step of one sequence takes `substeps` N² + D N logistic functions forwards, and as many backwards. With N = D =
     256 these are 918,000 exponentials, where an LSTM of this width takes 1,280 forwards. No kernel can avoid them. The
     absent synapses of "ncp" are computed too, so with 3/2 D neurons it takes 2.1 times as many as "full".
@@ -117,7 +111,6 @@ class LTC(TimedCell):
     id = "S-ltc"
     aliases = ("liquid_time_constant",)
     equation = EQUATION
-    source = SOURCE
     cell = ltc_cell
     state: ClassVar = Axes("width", "v")
     sample: ClassVar = {"substeps": 2}

@@ -1,7 +1,4 @@
-r"""Liquid time-constant network with one nonlinearity, solved by the fused semi-implicit step.
-
-.. math:: \dot h = -(1/\tau + f) \odot h + f \odot A, \quad f = \sigma(W x + U h + b)
-"""
+"""Liquid time-constant network with one nonlinearity, solved by the fused semi-implicit step."""
 
 import math
 from typing import Annotated, ClassVar
@@ -15,13 +12,11 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, eq. (1) and (3)'
-
 
 @cell(
     "x: B T D, dt: B T 1, u: D D, rate: D, a: D, state: B D -> B T D",
     equation="h <- (h + dt f A) / (1 + dt (1 / tau + f)),  f = sigmoid(x_t + U h), several times a step",
-    source=SOURCE,
+    source='Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, eq. (1) and (3)',
 )
 def ltc_fused_cell(
     x: Tensor, dt: Tensor, u: Tensor, rate: Tensor, a: Tensor, state: Tensor, *, substeps: int = 6
@@ -48,15 +43,12 @@ cases(
 class LTCFused(TimedCell):
     """Liquid time-constant network whose f is one layer: h stays between 0 and A, its time constant is τ / (1 + τ f).
 
-    `forward` also takes `timespans` (B, T), the duration of each step, which the fused steps divide.
-
     Parameters: input_map (W and b), recurrent_map (U), (D, D) each; A (D), log_tau (D), the natural logarithm of τ.
     Initialisation: there is no program of the authors with this f. W, U and b as in `nn.Linear`, A ±1 evenly.
     """
 
     id = "S-ltc"
     equation = "dh/dt = -(1 / tau + f) h + f A,  f = sigmoid(W x_t + U h + b)"
-    source = SOURCE
     cell = ltc_fused_cell
     reads: ClassVar = {"recurrent_map": nn.Linear}
     sample: ClassVar = {"substeps": 2}

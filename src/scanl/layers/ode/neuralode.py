@@ -1,7 +1,4 @@
-r"""Neural ordinary differential equation, driven by the inputs.
-
-.. math:: \dot h = f(h, x_t), \quad h_t = h_{t-1} + \int_0^{\Delta_t} f(h(s), x_t) \, ds
-"""
+"""Neural ordinary differential equation, driven by the inputs."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -20,15 +17,14 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
 
-EQUATION = "dh/dt = f(h, x_t), with x_t held for the duration of step t"
-SOURCE = 'Chen, Rubanova, Bettencourt and Duvenaud, "Neural Ordinary Differential Equations", arXiv:1806.07366, eq. (2)'
 SOLVERS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")  # of torchdiffeq, with adaptive steps
 
 
 @cell(
     "x: B T U, dt: B T 1, first: U D, deep?: L U U, deep_bias?: L U, last: D U, last_bias: D, state: B D -> B T D",
-    equation=EQUATION,
-    source=SOURCE,
+    equation="dh/dt = f(h, x_t), with x_t held for the duration of step t",
+    source='Chen, Rubanova, Bettencourt and Duvenaud, "Neural Ordinary Differential Equations", arXiv:1806.07366, eq. '
+    "(2)",
     static=("L",),
 )
 def neuralode_cell(
@@ -64,8 +60,6 @@ cases(
 class NeuralODE(TimedCell):
     """Neural ODE: the state follows a perceptron's derivative while each input is held.
 
-    `forward` also takes `timespans` (B, T), the duration of each step.
-
     An adaptive solver chooses one length of step for the whole batch. So the result for a row depends on the other
     rows, within the tolerance.
 
@@ -76,8 +70,6 @@ class NeuralODE(TimedCell):
 
     added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-neuralode"
-    equation = EQUATION
-    source = SOURCE
     cell = neuralode_cell
     reads: ClassVar = {"func": nn.Linear}
 

@@ -1,8 +1,4 @@
-r"""Noisy recurrent network: a Lipschitz network whose steps are disturbed in training.
-
-.. math::
-   h_t = h_{t-1} + \delta \odot \mu_t \odot (\alpha A h_{t-1} + \tanh(W h_{t-1} + E x_t + b)) + \nu_t
-"""
+"""Noisy recurrent network: a Lipschitz network whose steps are disturbed in training."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -16,13 +12,11 @@ from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Lim, Erichson, Hodgkinson and Mahoney, "Noisy Recurrent Neural Networks", arXiv:2102.04877'
-
 
 @cell(
     "x: B T D, dt: B T D, a: D D, w: D D, noise?: B T D, state: B D -> B T D",
     equation="h_t = h_{t-1} + dt_t * (A h_{t-1} + tanh(W h_{t-1} + x_t)) + noise_t",
-    source=SOURCE,
+    source='Lim, Erichson, Hodgkinson and Mahoney, "Noisy Recurrent Neural Networks", arXiv:2102.04877',
 )
 def noisy_cell(x, dt, a, w, noise, state):
     """Move h by one Euler step of length dt, (B, T, D), and add noise, (B, T, D); None for no noise.
@@ -55,7 +49,7 @@ dampings = Range("at least 0", lambda gamma, _: min(_pair(gamma)) >= 0)
 class NoisyRNN(TimedCell):
     """NoisyRNN: a Lipschitz RNN with noise in training, and with a learned step for each unit.
 
-    `forward` also takes `timespans` (B, T), which multiply the steps. Noise is drawn afresh for each step and unit in
+    Noise is drawn afresh for each step and unit in
     training mode. In evaluation mode there is none. By default both levels are 0; the authors set them for each run.
 
     Parameters as in the authors' program: B, C (D, D); d (D), the lengths of steps; E (D, D) with bias. A and W
@@ -65,7 +59,6 @@ class NoisyRNN(TimedCell):
 
     id = "S-noisy"
     equation = "h_t = h_{t-1} + d * mu_t * (alpha A h_{t-1} + tanh(W h_{t-1} + E x_t + b)) + nu_t"
-    source = SOURCE
     cell = noisy_cell
 
     def __init__(

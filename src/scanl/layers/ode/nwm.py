@@ -1,9 +1,4 @@
-r"""Neural wave machine: oscillators on a torus or on rings, coupled with their neighbours, so that waves travel.
-
-.. math::
-   z_t = z_{t-1} + \Delta t\,(\tanh(w_y \star y_{t-1} + w_z \star z_{t-1} + V x_t + b)
-         - \gamma y_{t-1} - \epsilon z_{t-1}), \quad y_t = y_{t-1} + \Delta t\, z_t
-"""
+"""Neural wave machine: oscillators on a torus or on rings, coupled with their neighbours, so that waves travel."""
 
 import math
 from typing import Annotated, ClassVar
@@ -18,7 +13,6 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Keller and Welling, "Neural Wave Machines: Learning Spatiotemporally Structured Representations", ICML 2023'
 KERNELS = {"torus": (3, 3), "rings": (1, 3)}
 
 
@@ -26,7 +20,8 @@ KERNELS = {"torus": (3, 3), "rings": (1, 3)}
     "x: B T P Q, dt: B T 1, w: 2 K L, rates: 2, state: B 2 P Q -> B T P Q",
     equation="z_t = z_{t-1} + dt (tanh(x_t + w_y * y_{t-1} + w_z * z_{t-1}) - gamma y_{t-1} - epsilon z_{t-1}), "
     "y_t = y_{t-1} + dt z_t, where * is a circular correlation over P and Q",
-    source=SOURCE,
+    source='Keller and Welling, "Neural Wave Machines: Learning Spatiotemporally Structured Representations", ICML '
+    "2023",
     static=("K", "L"),
 )
 def nwm_cell(x, dt, w, rates, state):
@@ -64,8 +59,6 @@ cases(
 class NeuralWaveMachine(TimedCell):
     """Neural wave machine: a coRNN whose oscillators lie on a grid and feel only their neighbours.
 
-    `forward` also takes `timespans` (B, T), which multiply dt.
-
     Parameters as in the authors' program: Wx (S², D); Wy, Wz (1, 1, 3, 3) or (1, 1, 1, 3); readout (D, S²); all with
     biases; if trained dt, gamma, alpha (1).
     Initialisation: as in PyTorch. The defaults of dt, gamma and damping are those of coRNN for sMNIST.
@@ -76,7 +69,6 @@ class NeuralWaveMachine(TimedCell):
         "z_t = z_{t-1} + dt (tanh(w_y * y_{t-1} + w_z * z_{t-1} + V x_t + b) - gamma y_{t-1} - epsilon z_{t-1}),  "
         "y_t = y_{t-1} + dt z_t,  * a circular convolution"
     )
-    source = SOURCE
     cell = nwm_cell
     reads: ClassVar = {"Wy": nn.Conv2d, "Wz": nn.Conv2d}
     state: ClassVar = Axes("2, side, side", "y and z")

@@ -1,7 +1,4 @@
-r"""Continuous-time fast weight programmer: a learning rule as a differential equation of a matrix of weights.
-
-.. math:: \dot W = \beta \tanh(v - W k) k^\top, \quad y_t = W_t q_t
-"""
+"""Continuous-time fast weight programmer: a learning rule as a differential equation of a matrix of weights."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,16 +20,13 @@ EQUATION = (
     "dW/dt = beta tanh(v - W k) k^T (delta), beta tanh(v) k^T (hebb) or "
     "tanh(v) (beta softmax(k - W^T tanh(v)))^T (oja),  y_t = W_t q_t"
 )
-SOURCE = (
-    'Irie, Faccio and Schmidhuber, "Neural Differential Equations for Learning to Program Neural Nets Through '
-    "Continuous Learning Rules\", arXiv:2206.01649, eq. (13) to (18), as in the authors' program"
-)
 
 
 @cell(
     "q: B T H K, k: B T H K, v: B T H V, beta: B T H, dt: B T 1, state: B H K V -> B T H V",
     equation="dW/dt = beta k tanh(v - k W)^T (delta) or beta softmax(k - W v) v^T (oja),  y_t = q_t W_t",
-    source=SOURCE,
+    source='Irie, Faccio and Schmidhuber, "Neural Differential Equations for Learning to Program Neural Nets Through '
+    "Continuous Learning Rules\", arXiv:2206.01649, eq. (13) to (18), as in the authors' program",
 )
 def odefwp_cell(
     q: Tensor,
@@ -100,8 +94,6 @@ class UpdateNet(Module):
 class ODEFWP(TimedCell):
     """Continuous-time fast weight programmer: between inputs a differential equation changes the weights that are read.
 
-    `forward` also takes `timespans` (B, T), the duration of each step, over which the input is held.
-
     With k and q the softmax of a linear map, v a linear map (in "oja" and "hebb" its tanh) and β its sigmoid. The rules
     that are linear in W run as `delta_rule` and `linear_attention`, which give the numbers of the method exactly.
 
@@ -115,7 +107,6 @@ class ODEFWP(TimedCell):
     added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-odefwp"
     equation = EQUATION
-    source = SOURCE
     cell = odefwp_cell
     state: ClassVar = Axes("num_heads, head_dim, head_dim", "the transpose of W")
     residual_out = "out_proj"

@@ -1,7 +1,4 @@
-r"""ODE-RNN: the state follows an ordinary differential equation between the inputs, which enter through a GRU.
-
-.. math:: h' = h_{t-1} + \int_0^{\Delta_t} f(h(s)) \, ds, \quad h_t = \mathrm{GRU}(x_t, h')
-"""
+"""ODE-RNN: the state follows an ordinary differential equation between the inputs, which enter through a GRU."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -16,15 +13,13 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-EQUATION = "h' = h_{t-1} + integral of f(h) over the time since the last input,  h_t = GRU(x_t, h')"
-SOURCE = 'Rubanova, Chen and Duvenaud, "Latent ODEs for Irregularly-Sampled Time Series", arXiv:1907.03907, algorithm 1'
-
 
 @cell(
     "x: B T 3 D, dt: B T 1, u: 3 D D, u_bias: 3 D, first_bias: U, first: U D, deep?: L U U, deep_bias?: L U, "
     "last: D U, last_bias: D, state: B D -> B T D",
-    equation=EQUATION,
-    source=SOURCE,
+    equation="h' = h_{t-1} + integral of f(h) over the time since the last input,  h_t = GRU(x_t, h')",
+    source='Rubanova, Chen and Duvenaud, "Latent ODEs for Irregularly-Sampled Time Series", arXiv:1907.03907, '
+    "algorithm 1",
     static=("L",),
 )
 def odernn_cell(
@@ -83,8 +78,6 @@ class ODERNN(TimedCell):
 
     added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-odernn"
-    equation = EQUATION
-    source = SOURCE
     cell = odernn_cell
     reads: ClassVar = {"GRU_update": nn.GRUCell, "ode_func": nn.Linear}
     sample: ClassVar = {"hidden_dim": 6, "substeps": 2}

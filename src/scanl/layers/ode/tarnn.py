@@ -1,8 +1,4 @@
-r"""Time adaptive RNN: the input and the state decide how far each step moves the state.
-
-.. math:: h_t = (1 - g) \odot h_{t-1} + g \odot z, \quad
-          \dot z = \phi(U_1 z + U_2 h_{t-1} + W_1 x_t + W_2 x_{t-1} + b) - 2 z - h_{t-1} + B_1 x_t + B_2 h_{t-1}
-"""
+"""Time adaptive RNN: the input and the state decide how far each step moves the state."""
 
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -67,8 +63,6 @@ cases(
 
 
 class TARNNState(NamedTuple):
-    """State of `TARNN`."""
-
     h: Annotated[Tensor, Axes("dim")]
     shift: Annotated[Tensor, Axes("1, dim", "the last input")]
 
@@ -76,8 +70,6 @@ class TARNNState(NamedTuple):
 @registry.register("tarnn")
 class TARNN(SolvedLayer):
     """Time adaptive RNN: a closed gate skips an input, so noise does not change the state.
-
-    `forward` also takes `timespans` (B, T), the duration of each step, which multiplies the lengths a of its rounds.
 
     Parameters as in the authors' PyTorch program, for row vectors, x W1: W1, W2, Wg, U1, U2, Ug, B1, B2 (D, D); b1,
     bg (D); A1 (K, 1), the lengths a.

@@ -1,9 +1,4 @@
-r"""UnICORNN: undamped oscillators that are not coupled with each other, so no state grows or fades.
-
-.. math::
-   z_t = z_{t-1} - \Delta t\, \sigma(c) \odot (\tanh(w \odot y_{t-1} + V x_t + b) + \alpha y_{t-1}), \quad
-   y_t = y_{t-1} + \Delta t\, \sigma(c) \odot z_t
-"""
+"""UnICORNN: undamped oscillators that are not coupled with each other, so no state grows or fades."""
 
 from typing import Annotated, ClassVar
 
@@ -17,13 +12,11 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
-SOURCE = 'Rusch and Mishra, "UnICORNN: A recurrent model for learning very long time dependencies", arXiv:2103.05487'
-
 
 @cell(
     "x: B T D, dt: B T 1, w: D, c: D, state: B 2 D -> B T D",
     equation="z_t = z_{t-1} - dt c * (tanh(w * y_{t-1} + x_t) + alpha y_{t-1}), y_t = y_{t-1} + dt c * z_t",
-    source=SOURCE,
+    source='Rusch and Mishra, "UnICORNN: A recurrent model for learning very long time dependencies", arXiv:2103.05487',
 )
 def unicornn_cell(x, dt, w, c, state, *, alpha: float = 30.65):
     """Move independent oscillators by one symplectic Euler step of length dt c.
@@ -53,7 +46,7 @@ cases(
 class UnICORNN(TimedCell):
     """One level of UnICORNN: independent oscillators without damping, whose displacements y are the output.
 
-    `forward` also takes `timespans` (B, T), which multiply dt. The authors' levels are a stack of these layers, and
+    The authors' levels are a stack of these layers, and
     their dropout is the dropout of the stack.
 
     Parameters as in the authors' program: fc (D, D) with bias; weight_hh, c_ (D).
@@ -66,7 +59,6 @@ class UnICORNN(TimedCell):
         "z_t = z_{t-1} - dt sigmoid(c) * (tanh(w * y_{t-1} + V x_t + b) + alpha y_{t-1}),  "
         "y_t = y_{t-1} + dt sigmoid(c) * z_t"
     )
-    source = SOURCE
     cell = unicornn_cell
     state: ClassVar = Axes("2, dim", "y and z")
 

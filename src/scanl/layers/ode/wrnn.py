@@ -1,7 +1,4 @@
-r"""Wave-RNN: a rectified network whose recurrent weights are a circular convolution, so that its state is a wave.
-
-.. math:: h_t = \mathrm{ReLU}(u \star h_{t-1} + V x_t + b)
-"""
+"""Wave-RNN: a rectified network whose recurrent weights are a circular convolution, so that its state is a wave."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -15,7 +12,6 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
 
-SOURCE = 'Keller, Muller, Sejnowski and Welling, "Traveling Waves Encode the Recent Past", arXiv:2309.08045'
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "ident": lambda h: h}
 odd = Range("an odd number of at least 1", lambda value, _: value > 0 and value % 2 == 1)
 
@@ -23,7 +19,7 @@ odd = Range("an odd number of at least 1", lambda value, _: value > 0 and value 
 @cell(
     "x: B T C N, w: C C K, state: B C N -> B T C N",
     equation="h_t = phi(u * h_{t-1} + x_t), where * is a circular correlation over N",
-    source=SOURCE,
+    source='Keller, Muller, Sejnowski and Welling, "Traveling Waves Encode the Recent Past", arXiv:2309.08045',
 )
 def wrnn_cell(x, w, state, *, activation: str = "relu"):
     """Move C channels on a ring of N sites by one step.
@@ -63,7 +59,6 @@ class WaveRNN(CellLayer):
 
     id = "S-wrnn"
     equation = "h_t = ReLU(u * h_{t-1} + V x_t + b),  * a circular convolution"
-    source = SOURCE
     cell = wrnn_cell
     reads: ClassVar = {"Wy": nn.Conv1d}
     state: ClassVar = Axes("num_channels, width", "h")

@@ -29,7 +29,7 @@ class SolvedLayer(Layer):
 
 
 class CellBase(SolvedLayer):
-    """Layer that runs a cell over the whole sequence. A subclass sets `cell`.
+    """Layer that runs a cell over the whole sequence. A subclass sets `cell`, whose equation and source it has as well.
 
     Where its state is not (B, D) it declares `state`, and where the cell's output is not its own, `output`.
     """
@@ -42,6 +42,8 @@ class CellBase(SolvedLayer):
         super().__init_subclass__(**kwargs)
         if "cell" in vars(cls):
             cls.op = cls.cell.name
+            cls.equation = vars(cls).get("equation", cls.cell.equation)
+            cls.source = vars(cls).get("source", cls.cell.source)
 
     def options(self) -> Mapping[str, Any]:
         """Return the options of the cell."""

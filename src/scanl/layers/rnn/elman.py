@@ -1,7 +1,4 @@
-r"""Elman network.
-
-.. math:: h_t = \phi(W x_t + U h_{t-1} + b)
-"""
+"""Elman network."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,4 @@
-r"""Echo state network: a fixed random recurrence, of which only the readout is fitted.
-
-.. math:: s_t = (1 - \alpha) s_{t-1} + \alpha \tanh(W s_{t-1} + W_{in} x_t + b), \quad y_t = C s_t + d
-"""
+"""Echo state network: a fixed random recurrence, of which only the readout is fitted."""
 
 import math
 from typing import Annotated, ClassVar

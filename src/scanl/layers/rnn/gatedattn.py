@@ -1,9 +1,4 @@
-r"""Gated linear network: a diagonal recurrence between two gated linear units, which can compute linear attention.
-
-.. math::
-   h_t = \lambda \odot h_{t-1} + (W^{in}_m x_t) \odot (W^{in}_x x_t), \quad
-   y_t = D \left((W^{out}_m h_t) \odot (W^{out}_x h_t)\right)
-"""
+"""Gated linear network: a diagonal recurrence between two gated linear units, which can compute linear attention."""
 
 from typing import Annotated, ClassVar
 

@@ -1,7 +1,4 @@
-r"""Gated impulse linear recurrence.
-
-.. math:: s_t = g_t \odot s_{t-1} + (1 - g_t) \odot \tau(V x_t + b_z), \quad g_t = \sigma(U x_t + b_g)
-"""
+"""Gated impulse linear recurrence."""
 
 from typing import Annotated, ClassVar
 

@@ -1,9 +1,5 @@
-r"""Linear-surrogate LSTM: the output of a GILR replaces the fed-back output of the LSTM, so every gate is known at
+"""Linear-surrogate LSTM: the output of a GILR replaces the fed-back output of the LSTM, so every gate is known at
 once.
-
-.. math::
-   f_t, i_t, o_t = \sigma(W x_t + U l_{t-1} + b), \quad z_t = \tanh(W x_t + U l_{t-1} + b), \quad
-   c_t = f_t \odot c_{t-1} + i_t \odot z_t, \quad h_t = o_t \odot c_t
 """
 
 from typing import Annotated, ClassVar, NamedTuple
@@ -20,8 +16,6 @@ from scanl.ops import linear_scan
 
 
 class GLRUState(NamedTuple):
-    """State of `GLRUScan`."""
-
     surrogate: Annotated[Tensor, Axes("dim", "l")]
     memory: Annotated[Tensor, Axes("dim", "c")]
 

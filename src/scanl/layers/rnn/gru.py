@@ -1,7 +1,4 @@
-r"""Gated recurrent unit.
-
-.. math:: n_t = \tanh(W x_t + b + r_t \odot (U h_{t-1} + b')), \; h_t = (1 - z_t) \odot n_t + z_t \odot h_{t-1}
-"""
+"""Gated recurrent unit."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar

@@ -1,9 +1,4 @@
-r"""Hierarchically gated recurrent unit.
-
-.. math:: \lambda_t = \gamma + (1-\gamma)\,\sigma(W_\lambda x_t), \;
-          h_t = \lambda_t e^{i\theta} h_{t-1} + (1-\lambda_t) c_t, \;
-          y_t = W_o (\mathrm{LN}([\mathrm{Re}\,h_t; \mathrm{Im}\,h_t]) \odot \mathrm{SiLU}(W_g x_t))
-"""
+"""Hierarchically gated recurrent unit."""
 
 from typing import ClassVar
 
@@ -35,7 +30,8 @@ class HGRN(LowerBounded):
     id = "S-hgru"
     aliases = ("HGRU",)
     equation = (
-        "h_t = lambda_t e^{i theta} * h_{t-1} + (1 - lambda_t) * c_t,  lambda_t = gamma + (1 - gamma) sigmoid(W x_t)"
+        "h_t = lambda_t e^{i theta} * h_{t-1} + (1 - lambda_t) * c_t,  lambda_t = gamma + (1 - gamma) sigmoid(W x_t),  "
+        "y_t = W_o (LN([Re h_t; Im h_t]) * SiLU(W_g x_t))"
     )
     source = (
         'Qin, Yang and Zhong, "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", '

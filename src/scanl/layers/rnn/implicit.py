@@ -1,7 +1,4 @@
-r"""Implicit layer: the output of a step is the fixed point of a recurrence whose input is held at that step.
-
-.. math:: s_t = \tanh(W s_t + U x_t + b)
-"""
+"""Implicit layer: the output of a step is the fixed point of a recurrence whose input is held at that step."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,4 @@
-r"""Independently recurrent neural network.
-
-.. math:: s_t = \phi(a \odot s_{t-1} + B x_t + b)
-"""
+"""Independently recurrent neural network."""
 
 from typing import Annotated, ClassVar, Literal
 

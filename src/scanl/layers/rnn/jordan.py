@@ -1,7 +1,4 @@
-r"""Jordan network: the output is fed back.
-
-.. math:: s_t = \tanh(A u_t + B x_t + b), \quad y_t = \phi(C s_t + d), \quad u_{t+1} = \alpha u_t + y_t
-"""
+"""Jordan network: the output is fed back."""
 
 from typing import Annotated, ClassVar
 

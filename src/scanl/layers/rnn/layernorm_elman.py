@@ -1,7 +1,4 @@
-r"""Elman network with a layer norm inside the cell.
-
-.. math:: h_t = \phi(\mathrm{LN}(W x_t + U h_{t-1}))
-"""
+"""Elman network with a layer norm inside the cell."""
 
 import math
 from typing import Annotated, ClassVar, Literal

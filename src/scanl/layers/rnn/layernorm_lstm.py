@@ -1,10 +1,4 @@
-r"""Long short-term memory with layer norms inside the cell.
-
-.. math::
-   (i_t, f_t, g_t, o_t) = \mathrm{LN}_i(W x_t) + \mathrm{LN}_h(U h_{t-1}), \quad
-   c_t = \sigma(f_t) \odot c_{t-1} + \sigma(i_t) \odot \tanh(g_t), \quad
-   h_t = \sigma(o_t) \odot \tanh(\mathrm{LN}_c(c_t))
-"""
+"""Long short-term memory with layer norms inside the cell."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,9 +1,4 @@
-r"""Light gated recurrent unit with a norm over its input.
-
-.. math::
-   (\hat a_t, \hat z_t) = \mathrm{BN}(W x_t), \quad z_t = \sigma(\hat z_t + U_z h_{t-1}), \quad
-   h_t = z_t \odot h_{t-1} + (1 - z_t) \odot \mathrm{ReLU}(\hat a_t + U_a h_{t-1})
-"""
+"""Light gated recurrent unit with a norm over its input."""
 
 from typing import Annotated, ClassVar, Literal
 

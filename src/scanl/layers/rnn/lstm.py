@@ -1,7 +1,4 @@
-r"""Long short-term memory.
-
-.. math:: c_t = f_t \odot c_{t-1} + i_t \odot \tanh(\hat g_t), \; h_t = o_t \odot \tanh(c_t)
-"""
+"""Long short-term memory."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, NamedTuple
@@ -17,8 +14,6 @@ from scanl.ops import lstm
 
 
 class LSTMState(NamedTuple):
-    """State of `LSTM`."""
-
     h: Annotated[Tensor, Axes("dim", "the output")]
     c: Annotated[Tensor, Axes("dim", "the memory")]
 

@@ -1,8 +1,4 @@
-r"""Minimal gated recurrent unit.
-
-.. math:: z_t = \sigma(W_z x_t), \; h_t = (1 - z_t) \odot h_{t-1} + z_t \odot g(W_h x_t), \quad
-          g(v) = v + \tfrac12 \text{ if } v \ge 0 \text{ else } \sigma(v)
-"""
+"""Minimal gated recurrent unit."""
 
 from typing import Annotated, ClassVar
 

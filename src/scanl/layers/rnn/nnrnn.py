@@ -1,8 +1,4 @@
-r"""Non-normal network: its recurrent matrix is given by a Schur form, of rotations and a strictly triangular part.
-
-.. math::
-   h_t = \mathrm{modReLU}(W h_{t-1} + U x_t), \quad W = P (\Theta + T) P^\top, \quad P = \exp(A)
-"""
+"""Non-normal network: its recurrent matrix is given by a Schur form, of rotations and a strictly triangular part."""
 
 import math
 from typing import Annotated, ClassVar, Literal

@@ -1,12 +1,4 @@
-r"""Ordered-neuron long short-term memory.
-
-.. math::
-   \tilde f_t = \mathrm{cumsum}(\mathrm{softmax}(\cdot)), \quad
-   \tilde\imath_t = 1 - \mathrm{cumsum}(\mathrm{softmax}(\cdot)), \quad
-   \omega_t = \tilde f_t \odot \tilde\imath_t, \quad
-   c_t = (f_t \odot \omega_t + \tilde f_t - \omega_t) \odot c_{t-1}
-       + (i_t \odot \omega_t + \tilde\imath_t - \omega_t) \odot \tanh(\hat z_t)
-"""
+"""Ordered-neuron long short-term memory."""
 
 from typing import Annotated, ClassVar
 

@@ -1,9 +1,4 @@
-r"""Orthogonal recurrent networks: the recurrent matrix is a function of a skew-symmetric one, so it keeps lengths.
-
-.. math::
-   h_t = \mathrm{modReLU}(W h_{t-1} + V x_t), \quad
-   W = \exp(A) \text{ or } (I + A)^{-1}(I - A) D, \quad A = -A^\top
-"""
+"""Orthogonal recurrent networks: the recurrent matrix is a function of a skew-symmetric one, so it keeps lengths."""
 
 import math
 from typing import Annotated, Literal

@@ -1,9 +1,4 @@
-r"""Quasi-recurrent neural network.
-
-.. math::
-   z_t = \tanh(W_z * x), \; f_t = \sigma(W_f * x), \; o_t = \sigma(W_o * x), \quad
-   c_t = f_t \odot c_{t-1} + (1 - f_t) \odot z_t, \quad h_t = o_t \odot c_t
-"""
+"""Quasi-recurrent neural network."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -1,10 +1,4 @@
-r"""sLSTM: exponential gates, a normaliser, and heads that mix their own channels.
-
-.. math::
-   c_t = f_t \odot c_{t-1} + i_t \odot \tanh(\hat z_t), \quad n_t = f_t \odot n_{t-1} + i_t, \quad
-   h_t = \sigma(\hat o_t) \odot c_t / n_t, \quad i_t = e^{\hat\imath_t}, \; f_t = \sigma(\hat f_t), \quad
-   \hat g_t = W_g u_t + R_g h_{t-1} + b_g
-"""
+"""sLSTM: exponential gates, a normaliser, and heads that mix their own channels."""
 
 import math
 from collections.abc import Sequence
@@ -28,8 +22,6 @@ from scanl.ops.slstm import FORGET
 
 
 class SLSTMState(NamedTuple):
-    """State of `SLSTM`."""
-
     recurrent: Annotated[Tensor, Axes("4, num_heads, head_dim", "h, c, n and m")]
     conv: Annotated[Tensor | tuple[()], Of("conv1d", "the last inputs; () without a convolution")]
 
@@ -62,7 +54,10 @@ class SLSTM(SolvedLayer):
     """
 
     id = "S-slstm"
-    equation = "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t"
+    equation = (
+        "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t,  "
+        "i_t = exp(i'_t),  f_t = sigmoid(f'_t),  each of i', f', z, o = W u_t + R h_{t-1} + b"
+    )
     source = 'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eq. (8) to (17)'
     op = "slstm"
     state: ClassVar = SLSTMState

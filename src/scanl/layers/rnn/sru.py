@@ -1,9 +1,4 @@
-r"""Simple recurrent unit.
-
-.. math::
-   f_t = \sigma(W_f x_t + v_f \odot c_{t-1} + b_f), \quad r_t = \sigma(W_r x_t + v_r \odot c_{t-1} + b_r), \quad
-   c_t = f_t \odot c_{t-1} + (1 - f_t) \odot W x_t, \quad h_t = r_t \odot c_t + (1 - r_t) \odot \alpha x_t
-"""
+"""Simple recurrent unit."""
 
 import math
 from typing import Annotated, ClassVar, Literal

@@ -1,7 +1,4 @@
-r"""Strongly typed recurrent networks: T-RNN, T-GRU and T-LSTM.
-
-.. math:: z_t = W x_t, \quad f_t = \sigma(V x_t + b), \quad h_t = f_t \odot h_{t-1} + (1 - f_t) \odot z_t
-"""
+"""Strongly typed recurrent networks: T-RNN, T-GRU and T-LSTM."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -1,9 +1,5 @@
-r"""UR-LSTM: a second gate refines the forget gate of an LSTM, and the initial forget gates cover memories of every
+"""UR-LSTM: a second gate refines the forget gate of an LSTM, and the initial forget gates cover memories of every
 length.
-
-.. math::
-   g_t = 2 r_t \odot f_t + (1 - 2 r_t) \odot f_t^2, \quad c_t = g_t \odot c_{t-1} + (1 - g_t) \odot \tanh(\hat u_t), \\
-   h_t = o_t \odot \tanh(c_t), \quad f_t = \sigma(\hat f_t + b_f), \; r_t = \sigma(\hat r_t - b_f)
 """
 
 import math
@@ -19,17 +15,13 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
 
-SOURCE = (
-    'Gu, Gulcehre, Paine, Hoffman and Pascanu, "Improving the Gating Mechanism of Recurrent Neural Networks", '
-    "arXiv:1910.09890"
-)
-
 
 @cell(
     "x: B T 4 D, w: 4 D D, state: B 2 D -> B T D",
     equation="c_t = g_t * c_{t-1} + (1 - g_t) * tanh(u_t), h_t = sigmoid(o_t) * tanh(c_t), "
     "g_t = 2 r_t f_t + (1 - 2 r_t) f_t^2",
-    source=SOURCE,
+    source='Gu, Gulcehre, Paine, Hoffman and Pascanu, "Improving the Gating Mechanism of Recurrent Neural Networks", '
+    "arXiv:1910.09890",
 )
 def urlstm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Take one step of an LSTM with a refined forget gate.
@@ -69,7 +61,6 @@ class URLSTM(CellLayer):
         "c_t = g_t * c_{t-1} + (1 - g_t) * tanh(u_t),  h_t = sigmoid(o_t) * tanh(c_t),  "
         "g_t = 2 r_t f_t + (1 - 2 r_t) f_t^2,  f_t = sigmoid(f'_t + b_f),  r_t = sigmoid(r'_t - b_f)"
     )
-    source = SOURCE
     cell = urlstm_cell
     state: ClassVar = Axes("2, dim", "h, which is the output, and c")
 

@@ -1,7 +1,4 @@
-r"""Unitary evolution network: its recurrent matrix is a product of a few simple unitary matrices, so it keeps lengths.
-
-.. math:: h_t = \mathrm{modReLU}(W h_{t-1} + V x_t), \quad W = D_3 R_2 F^{-1} D_2 \Pi R_1 F D_1
-"""
+"""Unitary evolution network: its recurrent matrix is a product of simple unitary matrices, so it keeps lengths."""
 
 import math
 from collections.abc import Sequence
@@ -19,13 +16,11 @@ from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
 
-SOURCE = 'Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, eq. (6), (7)'
-
 
 @cell(
     "x: B T 2 N, w: 2 N N, b: N, state: B 2 N -> B T 2 N",
     equation="h_t = modReLU(W h_{t-1} + x_t), modReLU(z) = z ReLU(|z| + b) / (|z| + 1e-5)",
-    source=SOURCE,
+    source='Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, eq. (6), (7)',
 )
 def urnn_cell(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Take one step of a complex network; complex numbers are pairs of real and imaginary part.
@@ -69,7 +64,6 @@ class URNN(CellLayer):
 
     id = "S-urnn"
     equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = D_3 R_2 F^-1 D_2 Pi R_1 F D_1,  y_t = U [Re h_t; Im h_t] + b"
-    source = SOURCE
     cell = urnn_cell
     state: ClassVar = Axes("2, width", "h, real and imaginary parts; h_0 at the start")
     sample: ClassVar = {"width": 5}

@@ -1,9 +1,4 @@
-r"""Attention free transformer: averages of values. Their weights depend on keys and positions, not on queries.
-
-.. math::
-   y_t = W_o \Big(\sigma(q_t) \odot
-   \frac{\sum_{i \le t} e^{k_i + w_{t,i}} \odot v_i}{\sum_{i \le t} e^{k_i + w_{t,i}}}\Big)
-"""
+"""Attention free transformer: averages of values. Their weights depend on keys and positions, not on queries."""
 
 import math
 from typing import Annotated, Any, ClassVar, NamedTuple

@@ -1,11 +1,4 @@
-r"""Time mix of RWKV-4 "Dove".
-
-.. math::
-   r_t, k_t, v_t = W_\square(\mu_\square \odot x_t + (1 - \mu_\square) \odot x_{t-1}), \quad
-   y_t = W_o\Big(\sigma(r_t) \odot
-   \frac{\sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t}{\sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t}}\Big),
-   \quad w = e^{\text{time\_decay}}, \; u = \text{time\_first}
-"""
+"""Time mix of RWKV-4 "Dove"."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +16,6 @@ from scanl.ops import weighted_average
 
 
 class RWKV4State(NamedTuple):
-    """State of `RWKV4`."""
-
     recurrent: Annotated[Tensor, Axes("3, width", "p, z and m of `weighted_average`", fill=(0, 0, -math.inf))]
     shift: Annotated[Tensor, Axes("1, dim", "the last input")]
 
@@ -45,13 +36,14 @@ class RWKV4(Layer):
     (j/D)^c + 0.3a, time_mix_receptance = (j/D)^(c/2); key, receptance and output 0; value orthogonal, times
     sqrt(E/D) if E > D. Outside a stack l = 0 and L = 1, so a = 0 and c = 1.
     In the paper the parameter is w itself. Here w = exp(time_decay), as in the released code, so that it is positive.
+    u = time_first.
     """
 
     id = "S-rwkv4"
     aliases = ("RWKV",)
     equation = (
         "y_t = W_o (sigmoid(r_t) * (sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t) / "
-        "(sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t}))"
+        "(sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t})),  r, k, v = W (mu * x_t + (1 - mu) * x_{t-1})"
     )
     source = 'Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048, eq. (11) to (17)'
     op = "weighted_average"

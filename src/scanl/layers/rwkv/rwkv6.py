@@ -1,10 +1,4 @@
-r"""Time mix of RWKV-6 "Finch".
-
-.. math::
-   S_t = \mathrm{Diag}(w_t) S_{t-1} + k_t v_t^\top, \quad
-   o_t = (S_{t-1} + \mathrm{Diag}(u) k_t v_t^\top)^\top r_t, \quad
-   y_t = W_o (\mathrm{GroupNorm}(o_t) \odot \mathrm{SiLU}(g_t)), \quad w_t = e^{-e^{d_t}}
-"""
+"""Time mix of RWKV-6 "Finch"."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar

@@ -1,10 +1,4 @@
-r"""Time mix of RWKV-7 "Goose".
-
-.. math::
-   S_t = (\mathrm{Diag}(w_t) - (\hat\kappa_t \odot a_t) \hat\kappa_t^\top) S_{t-1} + k_t v_t^\top, \quad
-   o_t = S_t^\top r_t, \quad
-   y_t = W_o\big((\mathrm{GroupNorm}(o_t) + \langle r_t \odot \rho, k_t \rangle v_t) \odot g_t\big)
-"""
+"""Time mix of RWKV-7 "Goose"."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-r"""Complex moving average of Megalodon.
-
-.. math:: h_t = q \odot h_{t-1} + p\, x_t, \quad y_t = \mathrm{Re} \tfrac{1}{\sqrt N} \sum_n \gamma_n h_{t,n}
-          + \omega x_t, \quad q_n = (1 - \sigma(\alpha)\, \sigma(\delta))\, e^{2 \pi i n \sigma(\theta) / N}
-"""
+"""Complex moving average of Megalodon."""
 
 import math
 from typing import Annotated, ClassVar

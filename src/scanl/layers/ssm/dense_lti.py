@@ -1,7 +1,4 @@
-r"""Linear time-invariant recurrence with a dense transition.
-
-.. math:: s_t = A s_{t-1} + B x_t, \quad y_t = C s_t + D \odot x_t
-"""
+"""Linear time-invariant recurrence with a dense transition."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,8 +1,4 @@
-r"""DLR: a diagonal linear recurrent network without a discretization.
-
-.. math:: s_t = \Lambda \odot s_{t-1} + u_t, \quad y_t = \mathrm{Re}(w \cdot s_t) + D u_t, \quad
-          \Lambda = e^{-a^2 + i\theta}
-"""
+"""DLR: a diagonal linear recurrent network without a discretization."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,8 +1,4 @@
-r"""DSS: state space models with a diagonal matrix, in place of S4's.
-
-.. math:: y = K * u + D u, \quad K_j = \mathrm{Re} \sum_m w_m \frac{e^{\lambda_m \Delta} - 1}{\lambda_m}
-          e^{\lambda_m \Delta j}
-"""
+"""DSS: state space models with a diagonal matrix, in place of S4's."""
 
 from typing import Annotated, ClassVar
 
@@ -101,7 +97,7 @@ class DSS(DiagonalLayer):
     Differs: the released softmax has as many steps as each input. Where Re λ > 0, its gradient leaves out that the
     largest power depends on λ Δ. Here gradients are exact.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ; the
+    With `timespans` the
     sum of the softmax stays that of usual steps.
 
     Parameters as in the released code: D (1, D); kernel: log_dt (D, 2), or (D) without sep_dt_re_im, W (1, D, N, 2) as

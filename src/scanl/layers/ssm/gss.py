@@ -1,8 +1,4 @@
-r"""Gated state space: a DSS of reduced width between two gated linear maps.
-
-.. math:: v = \phi(W_v x), \; u = \mathrm{LN}(\phi(W_u x)), \quad y = W_o\,(v \odot W_y (K * u + D u)) + b, \quad
-          K_j = \mathrm{Re} \sum_m C_m \frac{e^{\lambda_m} - 1}{\lambda_m} e^{\lambda_m j}
-"""
+"""Gated state space: a DSS of reduced width between two gated linear maps."""
 
 from typing import Annotated, ClassVar
 
@@ -44,8 +40,6 @@ class GSS(Layer):
 
     The layer is the block of the paper without its first norm and its sum with the input, which a stack adds. Modes
     are not paired with their conjugates, and a step is 1: there is no Δ.
-
-    `forward` also takes `timespans` (B, T), the duration of each step.
 
     Parameters as in the package gated-state-spaces-pytorch: to_u.0 (E, D), to_v.0 (H, D), to_gate (E, H), without
     biases; to_out (D, E) with bias; dss: norm, Lambda_real, Lambda_imag (N), C_real, C_imag (H, N), param_D (H). There

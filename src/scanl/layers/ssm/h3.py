@@ -1,7 +1,4 @@
-r"""H3: linear attention with a shift and a diagonal state space model between its two products.
-
-.. math:: y_t = W_o \big(q_t \cdot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \otimes v)_t\big)
-"""
+"""H3: linear attention with a shift and a diagonal state space model between its two products."""
 
 from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -22,8 +19,6 @@ from scanl.ops import short_convolution
 
 
 class H3State(NamedTuple):
-    """State of `H3`."""
-
     shift: Annotated[Tensor, Axes("state_dim - 1, dim", "the last keys")]
     diagonal: Annotated[
         Tensor,

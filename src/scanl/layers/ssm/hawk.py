@@ -1,7 +1,4 @@
-r"""Hawk and Griffin's recurrent block.
-
-.. math:: y = W_o (\mathrm{GELU}(W_1 x) \odot \mathrm{RGLRU}(\mathrm{conv}_4(W_2 x)))
-"""
+"""Hawk and Griffin's recurrent block."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +15,6 @@ from scanl.ops.fused.gated import gated
 
 
 class HawkState(NamedTuple):
-    """State of `Hawk`."""
-
     rg_lru: Annotated[RGLRUState, Of("rg_lru")]
     conv: Annotated[Tensor, Of("conv_1d", "the last inputs of the convolution")]
 

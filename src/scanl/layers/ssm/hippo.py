@@ -1,7 +1,4 @@
-r"""HiPPO: the past of each channel as the coefficients of its best approximation by polynomials or waves.
-
-.. math:: c_t = \bar A_t c_{t-1} + \bar B_t x_t, \quad y_t = \sum_n C_n c_{t,n}
-"""
+"""HiPPO: the past of each channel as the coefficients of its best approximation by polynomials or waves."""
 
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple, cast
@@ -44,8 +41,6 @@ class Elapsed(NamedTuple):
 
 
 class HiPPOState(NamedTuple):
-    """State of `HiPPO`."""
-
     c: Annotated[Tensor, Axes("dim, state_dim", "the memory of each channel")]
     elapsed: Annotated[Elapsed, Elapsed]
 

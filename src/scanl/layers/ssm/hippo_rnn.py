@@ -1,8 +1,4 @@
-r"""HiPPO-RNN: a gated recurrent network with a memory that approximates all numbers that the network wrote.
-
-.. math:: f_t = W_f [x_t; s_{t-1}], \quad c_t = \bar A_t c_{t-1} + \bar B_t f_t, \quad
-          s_t = (1 - g_t) \odot s_{t-1} + g_t \odot \tanh(W_s [x_t; c_t]), \quad g_t = \sigma(W_g [x_t; c_t])
-"""
+"""HiPPO-RNN: a gated recurrent network with a memory that approximates all numbers that the network wrote."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple
@@ -32,8 +28,6 @@ EQUATION = (
 
 
 class HiPPORNNState(NamedTuple):
-    """State of `HiPPORNN`."""
-
     s_c: Annotated[Tensor, Axes("dim + state_dim", "s, then c")]
     elapsed: Annotated[Elapsed, Elapsed]
 

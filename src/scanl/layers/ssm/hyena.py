@@ -1,8 +1,4 @@
-r"""Hyena: products and long convolutions in turn. A small network computes the filters from the lag.
-
-.. math:: z^{n+1} = x^n \odot (h^n * z^n + b^n z^n), \quad y = W_o\, z^{N}, \quad
-          h^n_j = \mathrm{FFN}(\mathrm{PE}(j)) \odot e^{-\alpha j / (L-1)}
-"""
+"""Hyena: products and long convolutions in turn. A small network computes the filters from the lag."""
 
 from typing import Annotated, ClassVar, NamedTuple, cast
 
@@ -21,8 +17,6 @@ from scanl.layers.ssm._base import BY_CONVOLUTION
 
 
 class HyenaState(NamedTuple):
-    """State of `Hyena`."""
-
     short: Annotated[Tensor, Axes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
     long: Annotated[Tensor, Axes("order - 1, max_length - 1, dim", "the last inputs of each long filter")]
 

@@ -1,8 +1,4 @@
-r"""Laughing Hyena: Hyena whose filters are sums of modes, so that it streams with a small state. `distil` makes it.
-
-.. math:: h_j = \mathrm{Re} \sum_m R_m \lambda_m^{j}, \quad s_t = \lambda \odot s_{t-1} + v_t, \;
-          y_t = \mathrm{Re}\, R \cdot s_t + b\, v_t
-"""
+"""Laughing Hyena: Hyena whose filters are sums of modes, so that it streams with a small state. `distil` makes it."""
 
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -25,8 +21,6 @@ LARGEST = 1 - 1e-7  # radius of a mode
 
 
 class LaughingHyenaState(NamedTuple):
-    """State of `LaughingHyena`."""
-
     short: Annotated[Tensor, Axes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
     modes: Annotated[Tensor, Axes("order - 1, dim, state_dim", dtype=torch.complex64)]
 

@@ -1,8 +1,4 @@
-r"""LinOSS: forced harmonic oscillators between dense input and output matrices.
-
-.. math:: \ddot y = -A y + B x: \quad z_t = z_{t-1} + \Delta (B x_t - A y), \; y_t = y_{t-1} + \Delta z_t, \quad
-          o_t = \mathrm{Re}(C y_t) + D \odot x_t
-"""
+"""LinOSS: forced harmonic oscillators between dense input and output matrices."""
 
 import math
 from typing import Annotated, ClassVar, Literal
@@ -63,8 +59,6 @@ class LinOSS(TimedCell):
     eigenvalues are on the unit circle, and without input z² + A y² - Δ A z y is constant. Steps run one after the
     other. The matrices are real, so an oscillator is two pairs of real numbers. Equal eigenvalues, as for A = 0, need
     no special care.
-
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the authors' program: A_diag and steps (P), with A = ReLU(A_diag) and Δ = σ(steps); B (P, D, 2) and
     C (D, P, 2) as pairs of real numbers; D (D); w1, w2 (D, D), the linear maps of the gate, in the program `glu.w1` and

@@ -1,7 +1,4 @@
-r"""Linear time-invariant recurrence, with a diagonal transition.
-
-.. math:: s_t = \Lambda s_{t-1} + \bar B x_t, \quad y_t = \mathrm{Re}(\bar C s_t) + D \odot x_t
-"""
+"""Linear time-invariant recurrence, with a diagonal transition."""
 
 import math
 from typing import Annotated, ClassVar

@@ -41,8 +41,6 @@ class LiquidS4(GatedDiagonalLayer):
     the sequence, which is not causal. Here the sum is over all earlier inputs, as in the recurrence. The systems are
     diagonal; in the paper they are those of S4.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
-
     Up to degree 2, sequences are computed in blocks of 32 steps, by products of matrices. Forwards they take
     4 D (N + 24) multiplications for each step, at D = 256 fewer than the gated linear map. With other degrees and with
     `timespans`, the states of all steps are stored, P T D N numbers.

@@ -1,8 +1,4 @@
-r"""Legendre memory unit: a window of the past as Legendre polynomials, read by a recurrent network.
-
-.. math:: u_t = e_x x_t + e_h h_{t-1} + e_m m_{t-1}, \quad m_t = \bar A m_{t-1} + \bar B u_t, \quad
-          h_t = \tanh(W_x x_t + W_h h_{t-1} + W_m m_t)
-"""
+"""Legendre memory unit: a window of the past as Legendre polynomials, read by a recurrent network."""
 
 import math
 from typing import Annotated, ClassVar

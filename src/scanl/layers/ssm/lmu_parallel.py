@@ -1,8 +1,4 @@
-r"""Parallel Legendre memory unit: a linear recurrence, because what is written depends on the input alone.
-
-.. math:: u_t = \mathrm{ReLU}(W_u x_t + b_u), \quad m_t = \bar A m_{t-1} + \bar B u_t, \quad
-          y_t = \mathrm{ReLU}(W_h [m_t; x_t] + b_h)
-"""
+"""Parallel Legendre memory unit: a linear recurrence, because what is written depends on the input alone."""
 
 from typing import ClassVar
 

@@ -1,8 +1,4 @@
-r"""Log-linear Mamba-2: a memory for each of O(log T) blocks of the past, each read with a weight of its own.
-
-.. math:: o_t = \sum_l \lambda_t^{(l)} S_t^{(l)\top} C_t, \quad
-          \lambda_t^{(l)} = \mathrm{softplus}(L_l (W_\lambda x_t)_l)
-"""
+"""Log-linear Mamba-2: a memory for each of O(log T) blocks of the past, each read with a weight of its own."""
 
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
@@ -22,8 +18,6 @@ from scanl.ops.offsets import sequences
 
 
 class LogLinearMamba2State(NamedTuple):
-    """State of `LogLinearMamba2`."""
-
     ssm: Annotated[Tensor, Axes("num_heads, levels - 1, state_dim, head_dim", "S of levels 1 to L - 1")]
     conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
     position: Annotated[Tensor, Axes("1", "the steps read", dtype=torch.int64)]

@@ -1,8 +1,4 @@
-r"""Linear recurrent unit.
-
-.. math:: h_t = \Lambda h_{t-1} + \gamma \odot (B x_t), \quad y_t = \mathrm{Re}(C h_t) + D \odot x_t, \quad
-          \Lambda = e^{-e^\nu + i e^\theta}, \; \gamma = e^{\gamma_{\log}}
-"""
+"""Linear recurrent unit."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,7 +1,4 @@
-r"""LSSL: linear state space layer, with the full matrix of HiPPO, fixed or learned.
-
-.. math:: \dot s = -A s + B x, \; y = C s + D x, \quad A = P\,(\mathrm{diag}(d) + T^{-1})\,Q
-"""
+"""LSSL: linear state space layer, with the full matrix of HiPPO, fixed or learned."""
 
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -28,8 +25,7 @@ class LSSL(Layer):
     tridiagonal one, which learning keeps. A long sequence is computed as a convolution, a few steps as the recurrence.
     Both give the same function. `s4` is the successor that costs O(N) a step rather than O(N²).
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ, and
-    each step then solves a system, O(N³).
+    With `timespans` each step solves a system, O(N³).
 
     Parameters: P, Q, d (1 or D, N) and T (1 or D, 3, N), the tridiagonal matrix below, on and above its diagonal, of
     which the first number below and the last above are not read; log_dt (D); C (D, N); skip, the D of the equation (D);

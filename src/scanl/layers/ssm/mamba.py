@@ -1,9 +1,4 @@
-r"""Mamba: a short convolution, then a selective state space model.
-
-.. math:: h_t = e^{\Delta_t A} \odot h_{t-1} + (\Delta_t u_t)\, B_t^\top, \; y_t = h_t C_t + D \odot u_t, \quad
-          u = \mathrm{SiLU}(\mathrm{conv}(W_u x)), \; (\delta, B, C) = W_x u, \;
-          \Delta = \mathrm{softplus}(W_\Delta \delta + b)
-"""
+"""Mamba: a short convolution, then a selective state space model."""
 
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -21,8 +16,6 @@ from scanl.ops import selective_scan
 
 
 class MambaState(NamedTuple):
-    """State of `Mamba`."""
-
     conv: Annotated[Tensor, Axes("conv_size - 1, width", "the last inputs of the convolution")]
     ssm: Annotated[Tensor, Axes("width, state_dim", "h")]
 
@@ -41,8 +34,6 @@ class Mamba(Layer):
 
     B is discretized as Δ B, as in the released code. The zero-order hold of the paper's eq. (4) differs by O(Δ²).
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
-
     Parameters as in mamba_ssm: in_proj (2E, D) for [u; z]; conv1d (E, 1, W); x_proj (R + 2N, E); dt_proj (E, R)
     with bias; A_log (E, N); D (E); out_proj (D, E). A_log, D and dt_proj.bias have no weight decay.
     Initialisation: A = -(1, ..., N) for each channel, D = 1; W_Δ uniform in ±1/sqrt(R), or that constant;
@@ -51,7 +42,10 @@ class Mamba(Layer):
 
     id = "S-mamba"
     aliases = ("S6", "selective_ssm")
-    equation = "h_t = exp(Delta_t A) * h_{t-1} + (Delta_t u_t) B_t^T,  y = W_out ((h_t C_t + D * u_t) * SiLU(z_t))"
+    equation = (
+        "h_t = exp(Delta_t A) * h_{t-1} + (Delta_t u_t) B_t^T,  y = W_out ((h_t C_t + D * u_t) * SiLU(z_t)),  "
+        "u = SiLU(conv(W_u x)),  [delta; B; C] = W_x u,  Delta = softplus(W_Delta delta + b)"
+    )
     source = (
         'Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, '
         "algorithm 2 and figure 3"

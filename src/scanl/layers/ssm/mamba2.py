@@ -1,8 +1,4 @@
-r"""Mamba-2: a state space model with one decay per head, computed as linear attention.
-
-.. math:: S_t = e^{-e^{A_{\log}} \Delta_t} S_{t-1} + B_t (\Delta_t x_t)^\top, \quad y_t = S_t^\top C_t + D x_t, \quad
-          \Delta_t = \mathrm{softplus}(\mathrm{dt}_t + b)
-"""
+"""Mamba-2: a state space model with one decay per head, computed as linear attention."""
 
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -21,8 +17,6 @@ from scanl.ops import linear_attention
 
 
 class Mamba2State(NamedTuple):
-    """State of `Mamba2`."""
-
     ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
     conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
 
@@ -39,7 +33,7 @@ class Mamba2(Layer):
     id = "S-mamba2"
     aliases = ("SSD",)
     equation = (
-        "S_t = exp(-exp(A_log) dt_t) S_{t-1} + B_t (dt_t x_t)^T,  y_t = S_t^T C_t + D x_t;  "
+        "S_t = exp(-exp(A_log) dt_t) S_{t-1} + B_t (dt_t x_t)^T,  y_t = S_t^T C_t + D x_t,  dt_t = softplus(.);  "
         "out = W_out RMSNorm(y * SiLU(z))"
     )
     source = 'Dao and Gu, "Transformers are SSMs", arXiv:2405.21060, eq. (16) and sec. 7.1'

@@ -1,10 +1,4 @@
-r"""Mamba-3: a state space model with a trapezoidal rule and rotated keys and queries.
-
-.. math:: S_t = \alpha_t S_{t-1} + (1 - \lambda_t) \Delta_t \alpha_t k_{t-1} x_{t-1}^\top
-          + \lambda_t \Delta_t k_t x_t^\top, \quad o_t = S_t^\top q_t + D x_t, \quad
-          k_t = R(\Theta_t) (B_t + b_B), \; q_t = R(\Theta_t) (C_t + b_C), \;
-          \Theta_t = \Theta_{t-1} + \pi \tanh(\theta_t) \Delta_t
-"""
+"""Mamba-3: a state space model with a trapezoidal rule and rotated keys and queries."""
 
 import math
 from collections.abc import Sequence
@@ -31,8 +25,6 @@ PIECE = 64  # steps that a layer with several inputs takes at a time, so that it
 
 
 class Mamba3State(NamedTuple):
-    """State of `Mamba3`."""
-
     ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
     angle: Annotated[Tensor, Axes("num_heads, pairs", "Θ in [0, 2π)")]
     key: Annotated[Tensor, Axes("1, num_heads * rank * state_dim", "the last rotated key")]

@@ -1,9 +1,4 @@
-r"""Moving-average equipped gated attention: attention whose queries and keys read a moving average.
-
-.. math:: m_t = \mathrm{EMA}(x)_t, \quad [u; z; r; h'] = W m_t + b, \quad q, k = \gamma_{1,2} \odot \mathrm{SiLU}(z) +
-          \beta_{1,2}, \quad y_t = \sigma(u) \odot \left(\mathrm{SiLU}\big(h' + U (\mathrm{SiLU}(r) \odot
-          \textstyle\sum_j a_{tj} \mathrm{SiLU}(V x_j))\big) - x_t\right)
-"""
+"""Moving-average equipped gated attention: attention whose queries and keys read a moving average."""
 
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple

@@ -1,9 +1,4 @@
-r"""Multi-dimensional damped exponential moving average.
-
-.. math:: h_t = q \odot h_{t-1} + p \odot \beta\, x_t, \quad
-          y_t = \mathrm{SiLU}\Big(\tfrac{1}{\sqrt N} \sum_{n} \gamma_n h_{t,n} + \omega x_t\Big), \quad
-          p = \sigma(\delta), \; q = 1 - p\,\sigma(\alpha)
-"""
+"""Multi-dimensional damped exponential moving average."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,8 +1,4 @@
-r"""Megalodon: gated attention within chunks, over a complex moving average and timestep normalisation.
-
-.. math:: h_t = q \odot h_{t-1} + p\, x_t, \quad \mathrm{CEMA}(x)_t = \mathrm{Re} \tfrac{1}{\sqrt N} \sum_n \gamma_n
-          h_{t,n} + \omega x_t, \quad q_n = (1 - \sigma(\alpha)\, \sigma(\delta))\, e^{2 \pi i n \sigma(\theta) / N}
-"""
+"""Megalodon: gated attention within chunks, over a complex moving average and timestep normalisation."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple

@@ -1,7 +1,4 @@
-r"""A layer made equivariant to the reverse complement of DNA.
-
-.. math:: y = [f(a), R f(R b)], \quad x = [a, b]
-"""
+"""A layer made equivariant to the reverse complement of DNA."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar

@@ -1,8 +1,4 @@
-r"""Real-gated linear recurrent unit.
-
-.. math:: r_t = \sigma(W_a x_t), \; i_t = \sigma(W_x x_t), \; a_t = e^{-c\,r_t \mathrm{softplus}(\Lambda)}, \;
-          h_t = a_t h_{t-1} + \sqrt{1 - a_t^2}\,(i_t \odot x_t), \quad c = 8
-"""
+"""Real-gated linear recurrent unit."""
 
 import math
 from typing import Annotated, ClassVar, NamedTuple
@@ -37,8 +33,6 @@ class BlockDiagonalLinear(Module):
 
 
 class RGLRUState(NamedTuple):
-    """State of `RGLRU`."""
-
     recurrent: Annotated[Tensor, Axes("dim")]
     fresh: Annotated[Tensor, Axes("1", "1 before the first step and 0 after it", fill=1.0)]
 
@@ -56,10 +50,12 @@ class RGLRU(Layer):
     """
 
     id = "S-rglru"
-    equation = "h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (i_t * x_t),  a_t = exp(-8 r_t softplus(Lambda))"
+    equation = (
+        "h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (i_t * x_t),  a_t = exp(-8 r_t softplus(Lambda)),  "
+        "i, r = sigmoid(W x_t)"
+    )
     source = (
-        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language '
-        'Models", '
+        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language Models", '
         "arXiv:2402.19427, eq. (1)-(4)"
     )
     op = "linear_scan"

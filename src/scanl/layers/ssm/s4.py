@@ -1,7 +1,4 @@
-r"""S4: a state space model for each channel. Its matrix is a diagonal minus one of rank one, as in HiPPO-LegS.
-
-.. math:: \dot s = (\Lambda - P P^*) s + B u, \quad y = 2\,\mathrm{Re}\, C s + D u
-"""
+"""S4: a state space model for each channel. Its matrix is a diagonal minus one of rank one, as in HiPPO-LegS."""
 
 from typing import Annotated, ClassVar
 
@@ -76,8 +73,7 @@ class S4(Layer):
     A long sequence is computed as a convolution, a few steps as the recurrence, in O(N) per step. Both give the same
     function. C is a parameter itself; the released code trains C (I - Ā^L) for a stored length L.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ. The
-    whole sequence is then computed as the recurrence.
+    With `timespans` the whole sequence is computed as the recurrence.
 
     Parameters as in the released s4.py, less its buffer l_kernel: layer.D (1, D); layer.kernel: inv_dt = ln Δ (D, 1),
     A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) as pairs of real numbers; output_linear.0

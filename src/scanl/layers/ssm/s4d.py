@@ -1,7 +1,4 @@
-r"""S4D: a diagonal state space model for each channel.
-
-.. math:: \dot s = A s + B u, \; y = 2\,\mathrm{Re}\, C s + D u, \quad A = -e^{a} + i\,\omega, \; B = 1
-"""
+"""S4D: a diagonal state space model for each channel."""
 
 from typing import ClassVar
 
@@ -77,8 +74,6 @@ class S4D(GatedDiagonalLayer):
 
     A long sequence is computed as a convolution with the system's kernel, a few steps as the recurrence. Both give the
     same function. B is 1, as in the released s4d.py; C includes it, so for "legs" C starts with HiPPO's B as a factor.
-
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the released s4d.py: D (D); kernel: C (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2);
     output_linear.0, a convolution of width 1, (2D, D, 1), for the gated linear unit. A and Δ have no weight decay.

@@ -1,7 +1,4 @@
-r"""S5: one diagonal state space model with many inputs and outputs.
-
-.. math:: s_t = \bar\Lambda \odot s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}(C s_t) + D \odot x_t
-"""
+"""S5: one diagonal state space model with many inputs and outputs."""
 
 import math
 from typing import Annotated, ClassVar
@@ -125,8 +122,6 @@ class MIMODiagonal(Layer):
 @registry.register("s5")
 class S5(MIMODiagonal):
     """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
-
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the authors' program: Lambda_re, Lambda_im (P); B (P, D, 2) and C (D, P, 2) as pairs of real
     numbers; D (D); log_step (P, 1); out1, out2 (D, D), the linear maps V and W of the activation. Λ, B and Δ have no

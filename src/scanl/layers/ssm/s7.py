@@ -1,9 +1,4 @@
-r"""S7: S5 whose steps depend on the input.
-
-.. math:: \Delta_t = \mathrm{softplus}(W x_t + b), \quad
-          s_t = e^{\Delta_t \Lambda} \odot s_{t-1} + \frac{e^{\Delta_t \Lambda} - 1}{\Lambda} \odot B x_t, \quad
-          y_t = 2\,\mathrm{Re}(C s_t) + D \odot x_t
-"""
+"""S7: S5 whose steps depend on the input."""
 
 import math
 from typing import Annotated, ClassVar
@@ -33,9 +28,8 @@ class S7(MIMODiagonal):
     decays while Re w² > -1/2. The authors' program does not invert the map from w for the initial values, so its Λ
     starts from other numbers than intended. Here the map is inverted.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ. With
-    "async", for events, the time since the last event lengthens the decay alone, and B x is written as after one unit.
-    Without timespans "async" is "zoh".
+    With "async", for events, the time since the last event lengthens the decay alone, and B x is written as after one
+    unit. Without timespans "async" is "zoh".
 
     Parameters: as of `s5` without log_step; step_size, the linear map to Δ (P, D) with its bias. Λ, B and the map to Δ
     have no weight decay.

@@ -1,8 +1,4 @@
-r"""S7 with all of its system depending on the input, as its paper writes it.
-
-.. math:: s_t = \left(1 - \frac{1}{A_t^2 + \frac12}\right) \odot s_{t-1} + B_t x_t + b_t, \quad
-          y_t = C_t s_t + D_t \odot x_t, \quad A_t - a, B_t, C_t, D_t, b_t \text{ linear in } x_t
-"""
+"""S7 with all of its system depending on the input, as its paper writes it."""
 
 from typing import ClassVar
 

@@ -1,8 +1,4 @@
-r"""SaShiMi: S4 at several resolutions. A slow tier reads pooled steps and answers one slow step later.
-
-.. math:: f(x) = \mathrm{blocks}(r) + r, \; r = x + \mathrm{up}(f'(\mathrm{down}(x))); \quad
-          f \text{ of the slowest tier: } \mathrm{blocks}(x) + x
-"""
+"""SaShiMi: S4 at several resolutions. A slow tier reads pooled steps and answers one slow step later."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, cast

@@ -1,9 +1,4 @@
-r"""SGConv: a long convolution whose kernel is made of a few numbers at every scale of time.
-
-.. math:: y = W\,\mathrm{GELU}(K * x + D x) + b, \quad
-          K = \tfrac{1}{Z} [w_0, \alpha\,\mathrm{up}_1(w_1), \alpha^2\,\mathrm{up}_2(w_2), \alpha^3\,\mathrm{up}_4(w_3),
-          \dots]
-"""
+"""SGConv: a long convolution whose kernel is made of a few numbers at every scale of time."""
 
 import math
 from typing import Annotated, ClassVar

@@ -1,7 +1,4 @@
-r"""SpaceTime: systems whose matrix is a companion matrix, which contain every autoregression of order N.
-
-.. math:: s_t = A s_{t-1} + B u_t, \; y_t = C s_t + D u_t, \quad A = \mathrm{shift} + a\, e_N^\top
-"""
+"""SpaceTime: systems whose matrix is a companion matrix, which contain every autoregression of order N."""
 
 from typing import Annotated, ClassVar
 

@@ -1,8 +1,4 @@
-r"""Mamba in both directions of time, with one projection in and one out.
-
-.. math:: [u; z] = W_{in} x, \quad
-          y = W_{out} \left(\mathrm{SSM}_f(u, z) + \mathrm{rev}\,\mathrm{SSM}_b(\mathrm{rev}\,u, \mathrm{rev}\,z)\right)
-"""
+"""Mamba in both directions of time, with one projection in and one out."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -23,8 +19,6 @@ class BiMamba(Mamba):
 
     Differs: the released model sets the bias of the backward dt_proj to zero, so that its steps start at about ln 2.
     Here both directions start alike.
-
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the released code: those of `mamba`, and for the backward direction conv1d_b, x_proj_b, dt_proj_b,
     A_b_log and D_b. A_log, D and dt_proj.bias of both directions have no weight decay.
