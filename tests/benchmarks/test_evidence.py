@@ -31,7 +31,7 @@ SHORTER = {
     "mnist": {}, "layers": {}, "cifar10": {"data_options": {"aside": 4}},
     "listops": {"data_options": {"length": 30, "least": 5}},
     "enwik8": {"sequence_length": 16, "eval_bytes": 64},
-    "imdb": {"data_options": {"most": 20, "aside": 1}},
+    "imdb": {"data_options": {"max_length": 20, "aside": 1}},
 }  # fmt: skip
 EASIER = [
     {"data_options": {"length": 12, "least": 3}, "steps": 1},

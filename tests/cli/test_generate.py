@@ -57,7 +57,7 @@ def test_a_recording_is_written_as_it_comes(tmp_path, steps):
 
 
 def test_a_recording_is_continued(tmp_path, capfd):
-    folder, model = made(tmp_path / "run", data=["sc09"], data_options={"most": 30})
+    folder, model = made(tmp_path / "run", data=["sc09"], data_options={"max_length": 30})
     prompt = np.random.default_rng(0).integers(0, 256, 25)
     Recording(16000, 0).write(prompt, tmp_path / "in.wav")
     read = Recording(16000, 0).read(tmp_path / "in.wav")
@@ -135,8 +135,8 @@ def by_hand(model, source, name, prompt, steps, freq=None):
     """Medians of the steps after the first `prompt` rows: all that is known is read again for each of them."""
     from scanl.data.openings import openings
 
-    (at,) = [i for i, one in enumerate(source.collection.each) if one.name == name]
-    one = source.collection.each[at]
+    (at,) = [i for i, one in enumerate(source.collection.series) if one.name == name]
+    one = source.collection.series[at]
     begin = max(0, prompt - source.length)
     x, past = one.target[begin:prompt], one.past[begin:prompt]
     if not prompt:

@@ -285,7 +285,7 @@ def test_mistakes_are_one_line(command, message, root, tmp_path, monkeypatch, ca
         ("mnist --data-options.aside many", "mnist: aside is 'many', expected int"),
         ("mnist --sequence-length 100", "but mnist does not use it; leave out --sequence-length"),
         ("enwik8 --held-out 0.2", "held_out is 0.2, but enwik8 does not use it; leave out --held-out"),
-        ("imdb --data-options.most 0", "imdb: most is 0, expected at least 1"),
+        ("imdb --data-options.max_length 0", "imdb: max_length is 0, expected at least 1"),
         ("bidmc --data-options.vital BP", "bidmc: vital is 'BP', expected one of RR, HR, SpO2"),
         ("ucr --data-options.problem Nothing", "Nothing_TRAIN.ts is missing; run `scanl data get ucr`"),
         ("hg38 --data-options.interval 0", "hg38: interval is 0, expected at least 1"),

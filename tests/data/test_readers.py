@@ -65,7 +65,7 @@ def test_ten_words_are_whole_clips_standardised_at_each_position(root):
     for word in audio.TEN:  # coefficients need clips that are longer than half a window
         for number in range(4):
             published.wav(folder / word / f"{number}b_nohash_0.wav", published.random(number + 1, 600)[-1].tobytes())
-    found = source("sc10", most=300, mfcc=True)
+    found = source("sc10", max_length=300, mfcc=True)
     assert found.batch(0, 2).inputs.shape == (2, 4, 20)
     every = np.concatenate(list(found.form([found.parts.train.rows[i] for i in range(len(found.parts.train.rows))])))
     np.testing.assert_allclose(every.mean(0), 0, atol=1e-4)
@@ -533,14 +533,14 @@ def test_a_translation_is_asked_for_after_its_sentence(root):
     assert len(batch.inputs) == 5
     ((total, count),) = answerer(found.question).scores(torch.zeros(7, 256), torch.arange(7)).values()
     assert total / count == pytest.approx(8)
-    assert len(source("wmt14", most=26).parts.train.rows) == 0  # longer ones are left out
+    assert len(source("wmt14", max_length=26).parts.train.rows) == 0  # longer ones are left out
     swapped = source("wmt14", first="de", second="en")
     assert bytes(swapped.parts.train.rows[0]).startswith(b"Eine")
     (folder / "train.de").write_text("one\n")
     with pytest.raises(DataError, match=r"train.de is damaged: it has 1 sentences, and train.en has 5"):
         source("wmt14").check()
-    with pytest.raises(ConfigError, match="most is 3, expected at least 4"):
-        source("wmt14", most=3)
+    with pytest.raises(ConfigError, match="max_length is 3, expected at least 4"):
+        source("wmt14", max_length=3)
 
 
 def test_talks_are_cleaned_and_split_as_published(root):
@@ -564,15 +564,15 @@ def text(row: np.ndarray) -> str:
 def test_questions_have_their_options_by_letter(root):
     for name in ("mmlu", "hellaswag", "piqa", "arc_easy", "winogrande"):
         published.written(root, name)
-    found = source("mmlu", most=1000)
+    found = source("mmlu", max_length=1000)
     assert [len(part.answers) for part in found.parts] == [8, 4, 6]
     question = "What, in\n{}, is {}?\nA. one\nB. two\nC. three\nD. {}\nAnswer:"
     assert text(found.parts.train.rows[1]) == question.format("abstract_algebra", 1, 1)
     assert found.parts.train.answers.tolist() == [0, 1, 2, 3] * 2
-    two = source("mmlu", most=1000, shots=2).parts.test.rows[5]
+    two = source("mmlu", max_length=1000, shots=2).parts.test.rows[5]
     shown = [question.format("law", i, i) for i in range(3)]
     assert text(two) == f"{shown[0]} A\n\n{shown[1]} B\n\n{shown[2]}"
-    assert text(source("mmlu", most=9).parts.test.rows[0]) == "0\nAnswer:"
+    assert text(source("mmlu", max_length=9).parts.test.rows[0]) == "0\nAnswer:"
     assert text(source("hellaswag").parts.test.rows[2]) == "A man 2\nA. a\nB. b\nC. c\nD. d\nAnswer:"
     assert source("hellaswag").parts.test.answers.tolist() == [0, 1, 2, 3]
     assert text(source("piqa").parts.test.rows[1]) == "to 1\nA. x\nB. y\nAnswer:"
@@ -598,7 +598,7 @@ def test_questions_have_their_options_by_letter(root):
         (root / name / path).write_text(content)
         with pytest.raises(DataError, match=message):
             source(name).check()
-    for options in ({"shots": 6}, {"most": 0}):
+    for options in ({"shots": 6}, {"max_length": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(options))} is"):
             source("mmlu", **options)
 
@@ -619,7 +619,7 @@ def test_documents_of_the_pile_are_read_until_there_are_enough(root):
     short = {"sequence_length": 8}
     assert source("pile", **short).texts[0].tobytes() == b"\0".join(documents)
     assert source("pile", only="ArXiv", **short).texts[0].tobytes() == b"\0".join(documents[1::3])
-    assert source("pile", most=70, **short).texts[0].tobytes() == b"\0".join(documents)[:70]
+    assert source("pile", max_bytes=70, **short).texts[0].tobytes() == b"\0".join(documents)[:70]
     assert source("pile", **short).test.tobytes() == b"\0".join(f"test é {i}\n".encode() * 4 for i in range(3))
     with pytest.raises(DataError, match=r"00.jsonl.zst is damaged: it has no document of Books"):
         source("pile", only="Books", **short).check()
@@ -631,8 +631,8 @@ def test_documents_of_the_pile_are_read_until_there_are_enough(root):
         (folder / "val.jsonl.zst").write_bytes(content)
         with pytest.raises(DataError, match=f"val.jsonl.zst is damaged: {message}"):
             source("pile", **short).check()
-    with pytest.raises(ConfigError, match="most is 0, expected at least 1"):
-        source("pile", most=0, **short)
+    with pytest.raises(ConfigError, match="max_bytes is 0, expected at least 1"):
+        source("pile", max_bytes=0, **short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "zstandard", None)
         with pytest.raises(ConfigError, match=r"packed by zstd: pip install 'scanl\[pile\]'"):
@@ -653,7 +653,7 @@ def test_documents_of_the_pile_are_read_until_there_are_enough(root):
 def test_a_line_ends_at_a_line_break_alone(root, name, task, file, text):
     """`str.splitlines` has eight more ends of lines."""
     path = published.written(root, name) / file
-    options = {} if name == "charades" else {"most": 200}
+    options = {} if name == "charades" else {"max_length": 200}
     plain = [bytes(row) for row in source(task, **options).parts.train.rows]
     content = path.read_text("utf-8")
     assert text in content

@@ -116,7 +116,7 @@ def test_a_record_in_another_catalogue_is_the_same_source(name, root, monkeypatc
     text = record.path.read_text("utf-8")
     begin = text.index(f"[sources.{name}]")
     own = text[begin:].split("\n[sources.")[0].replace(f"[sources.{name}]", "[sources.another]")
-    text = text[: text.index("[sources.")] + own.replace(f'class = "{record.made}"', 'class = "Another"')
+    text = text[: text.index("[sources.")] + own.replace(f'class = "{record.class_name}"', 'class = "Another"')
     parsed = tomllib.loads(text)
     for key in ("sha256", "counts", "packages"):
         parsed.pop(key, None)

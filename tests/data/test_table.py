@@ -129,11 +129,11 @@ def test_series_are_split_by_their_names(tmp_path):
     assert sorted(i for part in parts for i in part) == list(range(10))
     assert [len(part) for part in parts] == [7, 1, 2]
     again = table(tmp_path, frame.sample(frac=1, random_state=0).sort_values("ds"), series="id", split="series")
-    names = [{again.collection.each[i].name for i, *_ in part} for part in again.parts]
-    assert names == [{source.collection.each[i].name for i in part} for part in parts]
+    names = [{again.collection.series[i].name for i, *_ in part} for part in again.parts]
+    assert names == [{source.collection.series[i].name for i in part} for part in parts]
     values = source.batch(0, 200).inputs.target[..., 0]
     of = set(np.round(np.nanmean(values, 1) / 10).astype(int).tolist())
-    assert of == {int(source.collection.each[i].name[1:]) for i in parts[0]}
+    assert of == {int(source.collection.series[i].name[1:]) for i in parts[0]}
 
 
 def test_missing_numbers_and_irregular_times(tmp_path):
@@ -187,7 +187,7 @@ def test_absent_steps_are_rows_of_missing_numbers(kind, tmp_path):
     assert not timed(source)
     assert "5 absent steps are missing numbers" in str(source)
     assert source.asking.season == expected.asking.season
-    for one, other in zip(source.collection.each, expected.collection.each, strict=True):
+    for one, other in zip(source.collection.series, expected.collection.series, strict=True):
         for name in ("target", "past", "static"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         # A month that is absent lies between its neighbours, up to a day beside its beginning.
@@ -204,7 +204,7 @@ def test_what_is_no_gap_of_regular_times_is_not_filled(tmp_path):
     assert timed(table(tmp_path, many))
     filled = table(tmp_path, many, gaps="fill")
     assert not timed(filled)
-    assert len(filled.collection.each[0]) == 90
+    assert len(filled.collection.series[0]) == 90
     odd = waves(rows=90)
     odd.loc[50:, "ds"] += pd.Timedelta(hours=5)  # no multiple of a day
     assert timed(table(tmp_path, odd, gaps="fill"))
@@ -214,7 +214,7 @@ def test_what_is_no_gap_of_regular_times_is_not_filled(tmp_path):
     assert timed(table(tmp_path, labels, **given))
     up = table(tmp_path, labels, **{**given, "ask": "label", "target": "up"})
     assert not timed(up)
-    assert (up.collection.each[0].target < 0).sum() == 1
+    assert (up.collection.series[0].target < 0).sum() == 1
     with pytest.raises(ConfigError, match="gaps is 'leave', expected 'fill' or 'durations'"):
         table(tmp_path, many, gaps="leave")
 
@@ -280,7 +280,7 @@ def test_classes_are_shared_out_evenly(tmp_path):
     source.check()
     assert source.collection.classes == ["even", "odd"]
     for part in source.parts:
-        kinds = [int(source.collection.each[i].target[0]) for i, *_ in part]
+        kinds = [int(source.collection.series[i].target[0]) for i, *_ in part]
         assert abs(kinds.count(0) - kinds.count(1)) <= 1
     inputs, targets, *_ = source.batch(0, 60)
     assert inputs.shape == (60, 40, 2)
@@ -563,11 +563,11 @@ def test_names_stay_as_they_are_written(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["id,ds,y,kind", *rows]))
     options = {"series": "id", "time": "ds", "horizon": 1, "sequence_length": 4}
     source = Table([tmp_path / "t.csv"], "forecast", "y", **options)
-    assert [one.name for one in source.collection.each] == names
-    assert all(np.flatnonzero(np.isnan(one.target)).tolist() == [3] for one in source.collection.each)
+    assert [one.name for one in source.collection.series] == names
+    assert all(np.flatnonzero(np.isnan(one.target)).tolist() == [3] for one in source.collection.series)
     labels = Table([tmp_path / "t.csv"], "label", "kind", past=["y"], series="id", time="ds")
     assert labels.collection.classes == ["01", "1", "NA"]
-    assert labels.collection.each[0].target.tolist() == [2, 0, 1] * 4
+    assert labels.collection.series[0].target.tolist() == [2, 0, 1] * 4
 
 
 def test_row_numbers_are_no_covariates(tmp_path):
@@ -582,7 +582,7 @@ def test_row_numbers_are_no_covariates(tmp_path):
         source = Table([tmp_path / name], "classify", "kind", series="id")
         assert source.covariates == ["y", "u"]
         assert source.left_out == left.get(name, [])
-        assert ("not read" in source.collection.said) == (name in left)
+        assert ("not read" in source.collection.summary) == (name in left)
     assert Table([tmp_path / "mixed.csv"], "classify", "kind", series="id", past=["Unnamed: 0"]).covariates == [
         "Unnamed: 0"
     ]

@@ -205,16 +205,16 @@ def test_series_have_their_own_dates():
     frame["ds"] = [*weeks[0][:9], *weeks[1][:9], weeks[1][3]]
     model = FrameForecaster(3, layer="lru", dim=4, steps=1).fit(frame)
     assert model.predict()["ds"].tolist() == [*weeks[0][9:], *weeks[1][9:], *weeks[1][4:7]]
-    assert model._source.collection.each[0].spans is None
+    assert model._source.collection.series[0].spans is None
     mixed = collection(a=DAILY, b=pd.date_range("2024-01-01", periods=40, freq="h"))
     assert mixed.season == 1
-    assert mixed.each[0].spans is not None
+    assert mixed.series[0].spans is not None
 
 
 def test_absent_dates_are_filled_by_the_calendar():
     for alias in ("ME", "BQE", "B", "7D"):
         dates = pd.date_range("2022-01-31", periods=40, freq=alias)
-        (one,) = collection(a=dates.delete([7, 20, 21])).each
+        (one,) = collection(a=dates.delete([7, 20, 21])).series
         assert one.spans is None
         expected = dates.as_unit("us").asi8 / 1e6
         np.testing.assert_array_equal(one.times, expected)
@@ -266,8 +266,8 @@ def test_durations_of_another_table_are_in_steps_of_training():
     other = pd.DataFrame({"ds": [0.0, 4.0, 8.0, 13.0], "y": 1.0})
     training = source.taken(first, Path("frame"))
     later = source.taken(other, Path("frame"), training)
-    assert training.each[0].spans.tolist() == [1, 1, 1, 1, 4.5, 1]
-    assert later.each[0].spans.tolist() == [1, 4, 4, 5]
+    assert training.series[0].spans.tolist() == [1, 1, 1, 1, 4.5, 1]
+    assert later.series[0].spans.tolist() == [1, 4, 4, 5]
 
 
 def test_a_frequency_needs_times():

@@ -183,7 +183,7 @@ def labelled(rows=30, series=10, seed=0):
 
 
 def training_rows(source, frame):
-    each = source.collection.each
+    each = source.collection.series
     names = [each[i].name for i, *_ in source.parts[0]]
     rows = pd.concat([frame[frame.id == each[i].name][begin:end] for i, begin, end in source.parts[0]])
     return names, rows
@@ -210,7 +210,7 @@ def test_scales_are_of_the_training_part_alone(split, tmp_path):
 def test_the_unit_of_errors_is_of_the_training_part_alone(tmp_path):
     frame = labelled(rows=40, series=2)
     source = Table([write(tmp_path / "t.csv", frame)], "forecast", "y", horizon=3, series="id", season=5)
-    for i, one in enumerate(source.collection.each):
+    for i, one in enumerate(source.collection.series):
         y = one.target[:28, 0]  # seven tenths
         off = [y[t] - y[t - 5] for t in range(5, 28)]
         assert source.asking.units[i][0] == pytest.approx(np.mean(np.abs(off)), rel=1e-12)
@@ -222,7 +222,7 @@ def test_who_does_not_learn_by_hand(tmp_path):
     path = write(tmp_path / "t.csv", frame)
     for ask, target, name in (("regress", "size", "training mean"), ("classify", "kind", "most frequent")):
         source = Table([path], ask, target, series="id", past=["u"])
-        answers = [frame[frame.id == one.name][target].iloc[0] for one in source.collection.each]
+        answers = [frame[frame.id == one.name][target].iloc[0] for one in source.collection.series]
         train, test = ([answers[i] for i, *_ in source.parts[part]] for part in (0, 2))
         if ask == "regress":
             expected = np.mean([(answer - sum(train) / len(train)) ** 2 for answer in test])
@@ -232,7 +232,7 @@ def test_who_does_not_learn_by_hand(tmp_path):
         assert baselines(source, source.exam()) == {name: {source.metric: pytest.approx(expected, rel=1e-12)}}
     label = Table([path], "label", "up", series="id", past=["u"])
     _, rows = training_rows(label, frame)
-    test = frame[frame.id.isin([label.collection.each[i].name for i, *_ in label.parts[2]])]
+    test = frame[frame.id.isin([label.collection.series[i].name for i, *_ in label.parts[2]])]
     assert baselines(label, label.exam()) == {
         "most frequent": {"accuracy": pytest.approx((test.up == rows.up.mode()[0]).mean())}
     }

@@ -24,7 +24,7 @@ RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning start
 
 # Options of other names with which a source says the same.
 SIMILAR = {
-    "sequence_length": ("length", "most", "frames", "shots"),
+    "sequence_length": ("length", "max_length", "frames", "shots"),
     "eval_examples": ("eval_bytes",),
     "eval_bytes": ("eval_examples",),
     "held_out": ("test", "validation"),
@@ -61,11 +61,11 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
 def refuse_unused(config: TrainConfig) -> None:
     """Raise ConfigError for an option that other sources use but this one does not."""
     entry, defaults = config.entry, TrainConfig().options()
-    own, others = entry.option_names(), {name for one in sources.names() for name in sources.get(one).option_names()}
+    names, others = entry.option_names(), {name for one in sources.names() for name in sources.get(one).option_names()}
     for name, value in vars(config.source).items():
-        if name == "data" or name not in others or name in own or value == defaults[name]:
+        if name == "data" or name not in others or name in names or value == defaults[name]:
             continue
-        similar = [other for other in SIMILAR.get(name, ()) if other in own]
+        similar = [other for other in SIMILAR.get(name, ()) if other in names]
         flags = [f"--{_flag(other)}" if other in defaults else f"--data-options.{other}" for other in similar]
         hint = f"give {' and '.join(flags)}" if flags else f"leave out --{_flag(name)}"
         raise ConfigError(f"train: {name} is {value}, but {entry.name} does not use it; {hint}")
@@ -95,8 +95,8 @@ def start(ready: Run) -> bool:
         ended = f"{config.run.patience} measurements without a better one; ended after step {outcome.step}"
         print(f"scanl: {ended}", file=sys.stderr)
     if outcome.best_step is not None:
-        kept = f"{folder.weights} has the weights of step {outcome.best_step}, the best measured"
-        print(f"scanl: {kept}", file=sys.stderr)
+        message = f"{folder.weights} has the weights of step {outcome.best_step}, the best measured"
+        print(f"scanl: {message}", file=sys.stderr)
     return not outcome.interrupted
 
 
@@ -131,12 +131,12 @@ def _join() -> int:
 
 def start_from(init: str, model: Model) -> None:
     """Load the weights of a run into a model. Raises ConfigError when the shapes differ."""
-    weights, own = RunFolder.open(init).stored()[0], model.state_dict()
-    for name in sorted({*weights, *own}):
-        found, expected = (tuple(d[name].shape) if name in d else None for d in (weights, own))
-        if found != expected:
+    weights, parameters = RunFolder.open(init).stored()[0], model.state_dict()
+    for name in sorted({*weights, *parameters}):
+        shape, expected = (tuple(d[name].shape) if name in d else None for d in (weights, parameters))
+        if shape != expected:
             raise ConfigError(
-                f"train: init is {init}, in which {name} has shape {found}, expected {expected} because of this model; "
+                f"train: init is {init}, in which {name} has shape {shape}, expected {expected} because of this model; "
                 "give the options of the model in that run"
             )
     model.load_state_dict(weights)

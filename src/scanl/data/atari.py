@@ -79,9 +79,9 @@ class AtariReplay(FixedRows):
     def logs(self) -> str:
         return f"{self.game}/1/replay_logs"
 
-    def _stored(self, what: str, checkpoint: int, form: tuple[int, ...] = (), most: int = MOST) -> NDArray[Any]:
+    def _stored(self, what: str, checkpoint: int, form: tuple[int, ...] = (), max_rows: int = MOST) -> NDArray[Any]:
         path = self.files.path(f"{self.logs}/$store$_{what}_ckpt.{checkpoint}.gz", self.folder)
-        return npy.packed(self.files, path, form, most, self.folder)
+        return npy.packed(self.files, path, form, max_rows, self.folder)
 
     @cached_property
     def _logged(self) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.float32]], list[Episode]]:
@@ -89,7 +89,7 @@ class AtariReplay(FixedRows):
         paths = self.files.below(self.logs, "$store$_action_ckpt.*.gz", self.folder)
         actions: dict[int, NDArray[np.int64]] = {}
         returns: dict[int, NDArray[np.float32]] = {}
-        left: dict[int, list[Episode]] = {}
+        episodes: dict[int, list[Episode]] = {}
         for path in paths:
             if not (suffix := path.name.split(".")[-2]).isdigit():
                 raise self.files.damaged(path, f"its checkpoint {suffix!r} is no number", self.folder)
@@ -101,18 +101,18 @@ class AtariReplay(FixedRows):
                 raise self.files.damaged(path, why, self.folder)
             ends = np.flatnonzero(columns[2]) + 1
             bounds = zip([0, *ends[:-1]], ends, strict=True) if len(ends) else ()
-            left[number] = [Episode(number, int(begin), int(end)) for begin, end in bounds]
+            episodes[number] = [Episode(number, int(begin), int(end)) for begin, end in bounds]
             actions[number], returns[number] = columns[0].astype(np.int64), np.zeros(len(columns[0]), np.float32)
-            for _, begin, end in left[number]:
+            for _, begin, end in episodes[number]:
                 returns[number][begin:end] = columns[1][begin:end][::-1].cumsum(dtype=np.float64)[::-1]
-        return actions, returns, self._chosen(left)
+        return actions, returns, self._chosen(episodes)
 
-    def _chosen(self, left: dict[int, list[Episode]]) -> list[Episode]:
+    def _chosen(self, episodes: dict[int, list[Episode]]) -> list[Episode]:
         """Take episodes from random checkpoints, `visit` at a time, until there are enough transitions."""
         random, chosen, count = np.random.default_rng(self.choice_seed), list[Episode](), 0
-        while count < self.transitions and (known := sorted(number for number, some in left.items() if some)):
+        while count < self.transitions and (known := sorted(number for number, some in episodes.items() if some)):
             number = known[random.integers(len(known))]
-            some, left[number] = left[number][: self.visit], left[number][self.visit :]
+            some, episodes[number] = episodes[number][: self.visit], episodes[number][self.visit :]
             chosen += some
             count += sum(episode.end - episode.begin for episode in some)
         return chosen
@@ -123,13 +123,13 @@ class AtariReplay(FixedRows):
         last: dict[int, int] = {}
         for number, _, end in self._logged[2]:
             last[number] = max(end, last.get(number, 0))
-        found = {number: self._stored("observation", number, (SIDE, SIDE), end) for number, end in last.items()}
-        for number, screens in found.items():
+        frames = {number: self._stored("observation", number, (SIDE, SIDE), end) for number, end in last.items()}
+        for number, screens in frames.items():
             if len(screens) < last[number] or screens.dtype != np.uint8:
                 path = self.files.path(f"{self.logs}/$store$_observation_ckpt.{number}.gz", self.folder)
                 why = f"it has {len(screens)} screens of {screens.dtype}, expected {last[number]} of uint8"
                 raise self.files.damaged(path, why, self.folder)
-        return found
+        return frames
 
     @property
     def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -167,15 +167,15 @@ class AtariReplay(FixedRows):
             screens = steps[:, 1 + classes :].reshape(len(steps), self.screens, -1)
             for back in range(self.screens):
                 first = max(start - back, begin)  # what was before the episode is black
-                seen = self._frames[number][first : stop - back].reshape(-1, SIDE**2)
-                screens[len(steps) - len(seen) :, self.screens - 1 - back] = seen / np.float32(255)
+                frames = self._frames[number][first : stop - back].reshape(-1, SIDE**2)
+                screens[len(steps) - len(frames) :, self.screens - 1 - back] = frames / np.float32(255)
         return batch
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        targets = np.full((len(part.rows), self.window), IGNORED, np.int64)
-        for place, (number, _, end, start) in zip(targets, part.rows, strict=True):
-            taken = self._logged[0][number][start : min(start + self.window, end)]
-            place[: len(taken)] = taken
+    def answers(self, split: Part) -> NDArray[Any]:
+        targets = np.full((len(split.rows), self.window), IGNORED, np.int64)
+        for place, (number, _, end, start) in zip(targets, split.rows, strict=True):
+            actions = self._logged[0][number][start : min(start + self.window, end)]
+            place[: len(actions)] = actions
         return targets
 
     @cached_property

@@ -43,18 +43,18 @@ class SpeechCommands(FixedRows):
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: samples of a clip that are read, and steps of a row.
+        max_length: samples of a clip that are read, and steps of a row.
     """
 
     question = Class(Features(1), len(WORDS))
     words = WORDS
-    positive = ("most",)
+    positive = ("max_length",)
 
-    most: int = RATE
+    max_length: int = RATE
 
     @property
     def length(self) -> int:
-        return self.most
+        return self.max_length
 
     def read(self) -> Parts:
         listed = [set(lines(self.files.text(name, self.folder))) for name in self.files.needs[:2]]
@@ -63,16 +63,16 @@ class SpeechCommands(FixedRows):
         for label, word in enumerate(self.words):
             for path in self.files.below(word, "*.wav", self.folder):
                 name = f"{word}/{path.name}"
-                part = 1 if name in listed[0] else 2 if name in listed[1] else 0
-                paths[part].append(path)
-                labels[part].append(label)
+                split = 1 if name in listed[0] else 2 if name in listed[1] else 0
+                paths[split].append(path)
+                labels[split].append(label)
         if self.words is WORDS:
-            for what, found in zip(("training clips", "validation clips", "test clips"), paths, strict=True):
-                self.files.counted({what: len(found)}, self.folder)
+            for what, clips in zip(("training clips", "validation clips", "test clips"), paths, strict=True):
+                self.files.counted({what: len(clips)}, self.folder)
         return Parts(
             *(
-                Part(FromFiles(found, self.clip), np.array(answers, np.int64))
-                for found, answers in zip(paths, labels, strict=True)
+                Part(FromFiles(clips, self.clip), np.array(answers, np.int64))
+                for clips, answers in zip(paths, labels, strict=True)
             )
         )
 
@@ -118,15 +118,15 @@ def mfcc(samples: Tensor) -> Tensor:
 class TenWords(SpeechCommands):
     """SC10: which of ten words a recording of one second says, sample by sample or by 161 frames of coefficients.
 
-    The clips are the 34,975 with 16,000 samples of yes, no, up, down, left, right, on, off, stop and go. Those of each
-    word are split at random into 70, 15 and 15 %. The literature does the same, with another random generator and
+    The clips are the 34,975 with 16,000 samples of yes, no, up, down, left, right, on, off, stop and go. The clips of
+    each word are split at random into 70, 15 and 15 %. The literature does the same, with another random generator and
     another order of the files. Samples are divided by 2^15. Each position, or with `mfcc` each coefficient, is
     standardised by the training part, with 1e-5 added to the deviation. The training part is read once for this.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: samples of a clip; clips of another length are left out.
-        mfcc: 20 coefficients of each of 1 + most // 100 frames, in place of samples; see `mfcc`.
+        max_length: samples of a clip; clips of another length are left out.
+        mfcc: 20 coefficients of each of 1 + max_length // 100 frames, in place of samples; see `mfcc`.
         split_seed: seed of the split.
     """
 
@@ -141,20 +141,22 @@ class TenWords(SpeechCommands):
 
     @property
     def length(self) -> int:
-        return 1 + self.most // HOP if self.mfcc else self.most
+        return 1 + self.max_length // HOP if self.mfcc else self.max_length
 
     def read(self) -> Parts:
         paths: tuple[list[Path], ...] = ([], [], [])
         labels: tuple[list[int], ...] = ([], [], [])
         for label, word in enumerate(self.words):
-            whole = [path for path in self.files.below(word, "*.wav", self.folder) if self._samples(path) == self.most]
-            order = np.random.default_rng((self.split_seed, label)).permutation(len(whole))
-            aside = round(0.15 * len(whole))
-            for place, part in zip(
+            clips = [
+                path for path in self.files.below(word, "*.wav", self.folder) if self._samples(path) == self.max_length
+            ]
+            order = np.random.default_rng((self.split_seed, label)).permutation(len(clips))
+            aside = round(0.15 * len(clips))
+            for indices, split in zip(
                 (order[2 * aside :], order[:aside], order[aside : 2 * aside]), range(3), strict=True
             ):
-                paths[part].extend(whole[number] for number in np.sort(place))
-                labels[part].extend([label] * len(place))
+                paths[split].extend(clips[number] for number in np.sort(indices))
+                labels[split].extend([label] * len(indices))
         self.files.counted({"whole clips of ten words": sum(map(len, paths))}, self.folder)
         parts = zip(paths, labels, strict=True)
         return Parts(*(Part(FromFiles(some, self.clip), np.array(them, np.int64)) for some, them in parts))
@@ -178,13 +180,13 @@ class TenWords(SpeechCommands):
         count, total, squares = 0, 0.0, 0.0
         for start in range(0, len(clips), 256):
             some = self._features([clips[place] for place in range(start, min(start + 256, len(clips)))]).astype(float)
-            each = some.reshape(-1, COEFFICIENTS) if self.mfcc else some
-            count, total, squares = count + len(each), total + each.sum(0), squares + np.square(each).sum(0)
+            values = some.reshape(-1, COEFFICIENTS) if self.mfcc else some
+            count, total, squares = count + len(values), total + values.sum(0), squares + np.square(values).sum(0)
         mean = np.asarray(total) / count
         return mean, np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0)) + 1e-5
 
 
-class Quantised(FixedRows, SignalSource):
+class Quantized(FixedRows, SignalSource):
     """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
 
     A row that ends early is not scored after its end. A subclass may have another `encode` and `decode`.
@@ -207,8 +209,8 @@ class Quantised(FixedRows, SignalSource):
         inputs[:, 1:] = np.where(tokens == IGNORED, first, tokens)[:, :-1]
         return inputs
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        return self._tokens(list(part.rows))
+    def answers(self, split: Part) -> NDArray[Any]:
+        return self._tokens(list(split.rows))
 
     def _tokens(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         tokens = np.full((len(rows), self.length), IGNORED, np.int64)
@@ -219,7 +221,7 @@ class Quantised(FixedRows, SignalSource):
 
 @published("sc09")
 @dataclass
-class SpokenNumbers(Quantised, SpeechCommands):
+class SpokenNumbers(Quantized, SpeechCommands):
     """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
 
     The clips of zero to nine of Speech Commands, by the published lists.
@@ -232,7 +234,7 @@ class SpokenNumbers(Quantised, SpeechCommands):
 
 @kind
 @dataclass
-class Pieces(Quantised):
+class Pieces(Quantized):
     """Long recordings in pieces of equal length. The rest at the end of a recording is dropped.
 
     The files `*.wav` of the folder, in the natural order of their names, 2 before 10: the first 88 % are for training,
@@ -264,13 +266,15 @@ class Pieces(Quantised):
 
     def read(self) -> Parts:
         ((name,),) = self.files.laid_out(self.folder).parts.values()
-        found = self.files.below(name, "*.wav", self.folder)
-        found.sort(key=lambda path: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)])
+        recordings = self.files.below(name, "*.wav", self.folder)
+        recordings.sort(
+            key=lambda path: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)]
+        )
         parts = []
         for low, high in ((0, 0.88), (0.88, 0.94), (0.94, 1)):
             paths: list[Path] = []
             starts: list[tuple[int]] = []
-            for path in found[int(low * len(found)) : int(high * len(found))]:
+            for path in recordings[int(low * len(recordings)) : int(high * len(recordings))]:
                 with opened(self.files, path, self.folder) as file:
                     pieces = file.getnframes() // self.piece
                 paths += [path] * pieces

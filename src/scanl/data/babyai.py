@@ -26,7 +26,7 @@ BABYAI = folders["babyai"]
 
 
 class Demonstrations(Sequence[NDArray[np.int16]]):
-    """The episodes of a file, whose images are unpacked when they are asked for.
+    """The episodes of a file. The images of an episode are unpacked each time it is indexed.
 
     The file is a pickle of a list of episodes. An episode has a mission, images (an array (T, 7, 7, 3), pickled and
     packed by blosc), directions and actions. Neither pickle is run; see `scanl.data.pickles`. An episode is (words + T,
@@ -42,8 +42,8 @@ class Demonstrations(Sequence[NDArray[np.int16]]):
         if not isinstance(self.episodes, list) or not all(map(_whole, self.episodes)):
             why = "it is no list of episodes of a mission, images, directions and actions"
             raise BABYAI.damaged(self.path, why, folder)
-        said = dict.fromkeys(word for mission, *_ in self.episodes for word in mission.split())
-        self.words = {word: number for number, word in enumerate(said)} if words is None else words
+        vocabulary = dict.fromkeys(word for mission, *_ in self.episodes for word in mission.split())
+        self.words = {word: number for number, word in enumerate(vocabulary)} if words is None else words
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -126,7 +126,7 @@ class BabyAIDemonstrations(FixedRows):
 
     @property
     def length(self) -> int:
-        return max(part.longest for part in self.demonstrations)
+        return max(demonstrations.longest for demonstrations in self.demonstrations)
 
     @property
     def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -134,15 +134,19 @@ class BabyAIDemonstrations(FixedRows):
         return Label(Features(channels), ACTIONS)
 
     def read(self) -> Parts:
-        train, test = (Part(part, np.zeros(len(part), np.int64)) for part in self.demonstrations)
+        train, test = (Part(rows, np.zeros(len(rows), np.int64)) for rows in self.demonstrations)
         if len(train.answers) < 2:
             train_path = self.demonstrations[0].path
             raise BABYAI.damaged(train_path, f"it has {len(train.answers)} episodes, expected two or more", self.folder)
         # Some are moved by number, so that images stay packed.
         numbers = Part(np.arange(len(train.answers)), train.answers)
-        rest, aside = set_aside(numbers, max(1, len(train.answers) // 20))
-        whole = self.demonstrations[0]
-        return Parts(Part(_Some(whole, rest.rows), rest.answers), Part(_Some(whole, aside.rows), aside.answers), test)
+        training, validation = set_aside(numbers, max(1, len(train.answers) // 20))
+        episodes = self.demonstrations[0]
+        return Parts(
+            Part(_Some(episodes, training.rows), training.answers),
+            Part(_Some(episodes, validation.rows), validation.answers),
+            test,
+        )
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         words = len(self.demonstrations[0].words)
@@ -150,25 +154,25 @@ class BabyAIDemonstrations(FixedRows):
         cells = words + sum(KINDS) * np.arange(49)[:, None] + sizes  # where each fact of each cell begins
         batch = np.full((len(rows), self.length, self.question.inputs.count), np.nan, np.float32)
         for place, row in zip(batch, rows, strict=True):
-            steps, asked = place[: len(row)], row[:, 1] >= 0
+            steps, has_action = place[: len(row)], row[:, 1] >= 0
             steps[:] = 0
-            said = np.flatnonzero(~asked & (row[:, 0] >= 0))
-            steps[said, row[said, 0]] = 1
-            played = np.flatnonzero(asked)
-            steps[played[:, None], cells.reshape(-1) + row[played, 2:]] = 1
-            steps[played, words + SEEN + row[played, 0]] = 1
-            steps[played[1:], words + SEEN + DIRECTIONS + row[played[:-1], 1]] = 1
+            word_steps = np.flatnonzero(~has_action & (row[:, 0] >= 0))
+            steps[word_steps, row[word_steps, 0]] = 1
+            action_steps = np.flatnonzero(has_action)
+            steps[action_steps[:, None], cells.reshape(-1) + row[action_steps, 2:]] = 1
+            steps[action_steps, words + SEEN + row[action_steps, 0]] = 1
+            steps[action_steps[1:], words + SEEN + DIRECTIONS + row[action_steps[:-1], 1]] = 1
         return batch
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        taken = [np.where(row[:, 1] >= 0, row[:, 1], IGNORED).astype(np.int64) for row in part.rows]
-        return padded(taken, self.length)
+    def answers(self, split: Part) -> NDArray[Any]:
+        actions = [np.where(row[:, 1] >= 0, row[:, 1], IGNORED).astype(np.int64) for row in split.rows]
+        return padded(actions, self.length)
 
     @cached_property
     def _digest(self) -> str:
         """Of the files, because unpacking all images takes long."""
         return hashlib.sha256(
-            " ".join([self.name, *(part.digest for part in self.demonstrations)]).encode()
+            " ".join([self.name, *(demonstrations.digest for demonstrations in self.demonstrations)]).encode()
         ).hexdigest()
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Repeated(Generic[T]):
-    """What an iterator yields, as often as it is asked for. make: returns the iterator."""
+    """An iterable that can be read several times. make: returns a new iterator."""
 
     make: Callable[[], Iterator[T]]
 
@@ -59,7 +59,7 @@ class Signal(ABC):
 
     ending: ClassVar[str]  # of its files
     first: ClassVar[int]  # token that a model reads before the first one
-    fixed: ClassVar[bool]  # whether a whole one has `steps` tokens exactly, or about so many
+    fixed: ClassVar[bool]  # whether every file has exactly `steps` tokens
     steps: int
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Entry:
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """Return the names of the source's options: those of `scanl train` that it uses, and its own."""
+        """Return the names of the source's options: the options of `scanl train` that it reads, and `data_options`."""
         return tuple(inspect.signature(cls).parameters)
 
     @classmethod
@@ -160,12 +160,12 @@ class SignalSource(ABC):
 
 def own_options(cls: type[Entry], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options of a run that its source alone has. Raises ConfigError for one that the source has not."""
-    own = [name for name in cls.option_names() if name not in options]
+    names = [name for name in cls.option_names() if name not in options]
     for name in options["data_options"]:
-        if not own:
+        if not names:
             raise ConfigError(f"{cls.name} has no options of its own, expected no --data-options.{name}")
-        if name not in own:
-            raise nearest(f"option of {cls.name}", name, own)
+        if name not in names:
+            raise nearest(f"option of {cls.name}", name, names)
     return options["data_options"]
 
 
@@ -202,9 +202,9 @@ def check_shares(source: str, validation: float, test: float) -> None:
 def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
     """Return rows that end early as one array (N, length, ...). After the end of a row, tokens are IGNORED and all
     channels are NaN. Integers become int64."""
-    whole = np.issubdtype(rows[0].dtype, np.integer)
+    is_integer = np.issubdtype(rows[0].dtype, np.integer)
     shape = (len(rows), length, *rows[0].shape[1:])
-    batch = np.full(shape, IGNORED, np.int64) if whole else np.full(shape, np.nan, np.float32)
+    batch = np.full(shape, IGNORED, np.int64) if is_integer else np.full(shape, np.nan, np.float32)
     for place, row in zip(batch, rows, strict=True):
         place[: len(row)] = row[:length]
     return batch

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     inputs: tokens (N, T), features (N, T, C) or `Columns`.   targets: as the question says.   mask: (N, T) bool, True
     at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of the steps, and
-    for a forecast (N, T + H), with those of the steps ahead; None: steps have no durations.
+    for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.
 
     Features and numbers are float32 if the source has standardised them, and float64 if the model does that.
     """
@@ -65,15 +65,15 @@ class Batch(NamedTuple):
         """Return the batch as tensors on a device; integers become int64, because they may be stored in a narrower
         type."""
 
-        def tensor(part: Array) -> Tensor:
-            found = torch.as_tensor(part, device=device)
-            return found if found.is_floating_point() or found.dtype == torch.bool else found.long()
+        def tensor(array: Array) -> Tensor:
+            values = torch.as_tensor(array, device=device)
+            return values if values.is_floating_point() or values.dtype == torch.bool else values.long()
 
         return _mapped(tensor, self)
 
     def rows(self, rows: slice | NDArray[np.int64]) -> "Batch":
         """Return some of the examples."""
-        return _mapped(lambda part: part[rows], self)
+        return _mapped(lambda array: array[rows], self)
 
     def steps(self, begin: int, end: int, *, targets: bool) -> "Batch":
         """Return the steps from `begin` to before `end`; of what is known ahead also the H steps after them.
@@ -83,20 +83,20 @@ class Batch(NamedTuple):
         length = self.length
         end = min(end, length)
 
-        def cut(part: Array) -> Array:
-            return part[:, begin : end + part.shape[1] - length]
+        def cut(array: Array) -> Array:
+            return array[:, begin : end + array.shape[1] - length]
 
         inputs = self.inputs
         if isinstance(inputs, Columns):
             inputs = Columns(cut(inputs.target), cut(inputs.past), inputs.static, cut(inputs.future))
         else:
             inputs = cut(inputs)
-        mask, timespans = (None if part is None else cut(part) for part in (self.mask, self.timespans))
+        mask, timespans = (None if array is None else cut(array) for array in (self.mask, self.timespans))
         return Batch(inputs, cut(self.targets) if targets else self.targets, mask, timespans)
 
 
-def _mapped(f: Callable[[Any], Any], part: Any) -> Any:
+def _mapped(f: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to each array, and keep the names."""
-    if part is None:
+    if value is None:
         return None
-    return type(part)(*(_mapped(f, one) for one in part)) if isinstance(part, tuple) else f(part)
+    return type(value)(*(_mapped(f, one) for one in value)) if isinstance(value, tuple) else f(value)

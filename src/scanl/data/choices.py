@@ -46,18 +46,18 @@ class Choices(FixedRows):
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: how many bytes of a row are read: the last ones.
+        max_length: how many bytes of a row are read: the last ones.
     """
 
     ways: ClassVar[int] = 4
     uneven = True
-    positive = ("most",)
+    positive = ("max_length",)
 
-    most: int = 1024
+    max_length: int = 1024
 
     @property
     def length(self) -> int:
-        return self.most
+        return self.max_length
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -71,10 +71,10 @@ class Choices(FixedRows):
     def read(self) -> Parts:
         parts = [
             Part(
-                [np.frombuffer(one.written().encode()[-self.most :], np.uint8) for one in part],
-                np.array([one.answer for one in part], np.int64),
+                [np.frombuffer(question.written().encode()[-self.max_length :], np.uint8) for question in questions],
+                np.array([question.answer for question in questions], np.int64),
             )
-            for part in self.asked()
+            for questions in self.asked()
         ]
         if len(parts) == 2:
             parts[:1] = set_aside(parts[0], max(1, len(parts[0].answers) // 10))
@@ -108,14 +108,18 @@ class JSONQuestions(Choices):
 
     def _part(self, name: str, answers: str = "") -> list[Asked]:
         labels = self.files.text(answers, self.folder).split() if answers else []
-        left, questions = iter(labels), list[Asked]()
-        for number, one in json_lines.rows(
-            self.files, name, self.folder, lambda row: self._question(row, left if answers else None), "question"
+        next_labels, questions = iter(labels), list[Asked]()
+        for number, question in json_lines.rows(
+            self.files,
+            name,
+            self.folder,
+            lambda row: self._question(row, next_labels if answers else None),
+            "question",
         ):
-            if not (1 < len(one.options) <= self.ways and 0 <= one.answer < len(one.options)):
-                why = f"line {number} has the answer {one.answer} to {len(one.options)} options"
+            if not (1 < len(question.options) <= self.ways and 0 <= question.answer < len(question.options)):
+                why = f"line {number} has the answer {question.answer} to {len(question.options)} options"
                 raise self.files.damaged(self.files.path(name, self.folder), why, self.folder)
-            questions.append(one)
+            questions.append(question)
         self.files.counted({Path(name).stem: len(questions)}, self.folder)
         if answers and len(labels) != len(questions):
             why = f"it has {len(labels)} labels for {len(questions)} questions"
@@ -145,7 +149,7 @@ class MMLUQuestions(Choices):
     validation and test, `shots` solved questions of the same subject come first.
 
     Args:
-        seed, eval_examples, folder, most: see `Choices`.
+        seed, eval_examples, folder, max_length: see `Choices`.
         shots: solved questions before each, at most 5, as published.
     """
 
@@ -163,23 +167,23 @@ class MMLUQuestions(Choices):
         first = {subject: "".join(some[: self.shots]) for subject, some in solved.items()}
         train = [one for _, one in self._part("auxiliary_train")]
         measured = (
-            [Asked(first.get(subject, "") + one.text, one.options, one.answer) for subject, one in self._part(part)]
-            for part in ("val", "test")
+            [Asked(first.get(subject, "") + one.text, one.options, one.answer) for subject, one in self._part(split)]
+            for split in ("val", "test")
         )
         return [train, *measured]
 
-    def _part(self, part: str) -> Iterator[tuple[str, Asked]]:
+    def _part(self, split: str) -> Iterator[tuple[str, Asked]]:
         """Yield the subject and the question of each row of the tables of a part."""
         count = 0
-        for path in self.files.below(part, "*.csv", self.folder):
+        for path in self.files.below(split, "*.csv", self.folder):
             name = path.relative_to(self.files.folder(self.folder)).as_posix()
             for number, row in enumerate(csv.reader(StringIO(self.files.text(name, self.folder), newline="")), 1):
                 if len(row) != 6 or row[5] not in tuple(LETTERS[:4]):
                     why = f"row {number} is not a question, four options and a letter"
                     raise self.files.damaged(path, why, self.folder)
-                yield path.stem.removesuffix(f"_{part}"), Asked(row[0], row[1:5], LETTERS.index(row[5]))
+                yield path.stem.removesuffix(f"_{split}"), Asked(row[0], row[1:5], LETTERS.index(row[5]))
                 count += 1
-        self.files.counted({part: count}, self.folder)
+        self.files.counted({split: count}, self.folder)
 
 
 @published("lambada")
@@ -194,20 +198,20 @@ class Lambada(Translation):
     Args: see `Translation`.
     """
 
-    most: int = 1024
+    max_length: int = 1024
 
     def pairs(self) -> tuple[Pairs, Pairs, Pairs]:
-        development, test = (self._passages(part) for part in ("development", "test"))
+        development, test = (self._passages(split) for split in ("development", "test"))
         return [pair for i, pair in enumerate(development) if i % 10], development[::10], test
 
-    def _passages(self, part: str) -> Pairs:
-        name, found = f"lambada_{part}_plain_text.txt", []
+    def _passages(self, split: str) -> Pairs:
+        name, passages = f"lambada_{split}_plain_text.txt", []
         for number, line in enumerate(whole_lines(self.files.text(name, self.folder)), 1):
             passage, _, word = " ".join(line.split()).rpartition(" ")
             if not passage:
                 raise self.files.damaged(
                     self.files.path(name, self.folder), f"line {number} is no passage", self.folder
                 )
-            found.append((passage, word))
-        self.files.counted({part: len(found)}, self.folder)
-        return found
+            passages.append((passage, word))
+        self.files.counted({split: len(passages)}, self.folder)
+        return passages

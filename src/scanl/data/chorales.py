@@ -18,7 +18,7 @@ class BachChorales(Polyphony):
 
     A frame says which notes sound at the start of a quarter note, counted from the start of the piece. A held note
     sounds in each frame that it reaches. What begins and ends between two frames is not read. Repeats are written once.
-    Scores with more or fewer than four parts are left out, and a chorale whose frames are those of an earlier one. Of
+    Scores with more or fewer than four parts are left out, and a chorale whose frames equal an earlier chorale's. Of
     the others, in the order of their names, every fifth is for the test, and the one before it for validation. This is
     not the split of `jsb_chorales`, nor are these its chorales, so scores do not compare with published ones. Several
     chorales harmonise the same melody, and one is there in two keys.
@@ -37,6 +37,6 @@ class BachChorales(Polyphony):
             except musicxml.BROKEN as error:
                 raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
         self.files.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
-        whole = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
+        chorales = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
         fifth = np.arange(len(rolls)) % 5
-        return Parts(*(whole.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))
+        return Parts(*(chorales.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))

@@ -148,12 +148,12 @@ def _with_index(frame: Any) -> Any:
     import pandas as pd
 
     levels = range(frame.index.nlevels)
-    kept = [
+    numbers = [
         i
         for i in levels
         if frame.index.names[i] is not None or not pd.api.types.is_numeric_dtype(frame.index.get_level_values(i))
     ]
-    frame = frame.reset_index(level=kept) if kept else frame
+    frame = frame.reset_index(level=numbers) if numbers else frame
     return frame.reset_index(drop=True)
 
 
@@ -194,52 +194,52 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
     """Return a column of numbers, NaN where missing. Raises DataError for text, and for numbers that are not finite."""
     import pandas as pd
 
-    given = column(frame, path, name, role)
-    if pd.api.types.is_datetime64_any_dtype(given):
+    entries = column(frame, path, name, role)
+    if pd.api.types.is_datetime64_any_dtype(entries):
         raise DataError(f"table: {path}: column {name!r} holds times, expected numbers because it is {role}")
-    if pd.api.types.is_timedelta64_dtype(given) or pd.api.types.is_complex_dtype(given):
-        kind = "complex numbers" if pd.api.types.is_complex_dtype(given) else "durations"
+    if pd.api.types.is_timedelta64_dtype(entries) or pd.api.types.is_complex_dtype(entries):
+        kind = "complex numbers" if pd.api.types.is_complex_dtype(entries) else "durations"
         raise DataError(f"table: {path}: column {name!r} holds {kind}, expected real numbers because it is {role}")
-    as_numbers: Any = pd.to_numeric(given, errors="coerce")
-    found: Numbers = as_numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    odd = np.isnan(found) & given.notna().to_numpy()
-    odd[odd] = ~given[odd].isin(MISSING).to_numpy()
+    as_numbers: Any = pd.to_numeric(entries, errors="coerce")
+    values: Numbers = as_numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    odd = np.isnan(values) & entries.notna().to_numpy()
+    odd[odd] = ~entries[odd].isin(MISSING).to_numpy()
     if odd.any():
         row = int(odd.argmax())
         raise DataError(
-            f"table: {path}: column {name!r} is {given.iloc[row]!r} in row {row + 1}, expected a number because it is "
-            f"{role}"
+            f"table: {path}: column {name!r} is {entries.iloc[row]!r} in row {row + 1}, expected a number because it "
+            f"is {role}"
         )
     with np.errstate(over="ignore"):
-        infinite = np.isinf(found.astype(np.float32))
+        infinite = np.isinf(values.astype(np.float32))
     if infinite.any():
         row = int(infinite.argmax())
-        raise DataError(f"table: {path}: column {name!r} is {found[row]:g} in row {row + 1}, expected a finite number")
-    return found
+        raise DataError(f"table: {path}: column {name!r} is {values[row]:g} in row {row + 1}, expected a finite number")
+    return values
 
 
 def labels(frame: Any, path: Path, name: str) -> tuple[list[str], NDArray[np.int64]]:
     """Return the sorted names of the classes in a column, and the number of each row's class, -1 where missing."""
-    given = column(frame, path, name, "the target")
-    known = given.notna().to_numpy()
-    text = _names(given, path, name)
+    entries = column(frame, path, name, "the target")
+    known = entries.notna().to_numpy()
+    text = _names(entries, path, name)
     names = sorted(set(text[known]))
-    order = {each: i for i, each in enumerate(names)}
-    return names, np.array([order[each] if is_ else -1 for each, is_ in zip(text, known, strict=True)], np.int64)
+    order = {label: i for i, label in enumerate(names)}
+    return names, np.array([order[label] if is_ else -1 for label, is_ in zip(text, known, strict=True)], np.int64)
 
 
 def grouped(frame: Any, path: Path, name: str | None) -> list[tuple[str, NDArray[np.int64]]]:
     """Return each series' name and its rows in the order of the table. name: column of the series; None: one series."""
     if name is None:
         return [("", np.arange(len(frame)))]
-    given = column(frame, path, name, "the series")
-    if given.isna().any():
-        raise DataError(f"table: {path}: column {name!r} is missing in row {int(given.isna().argmax()) + 1}")
-    text = _names(given, path, name)
+    entries = column(frame, path, name, "the series")
+    if entries.isna().any():
+        raise DataError(f"table: {path}: column {name!r} is missing in row {int(entries.isna().argmax()) + 1}")
+    text = _names(entries, path, name)
     rows: dict[str, list[int]] = {}
-    for row, each in enumerate(text):
-        rows.setdefault(each, []).append(row)
-    return [(each, np.array(found)) for each, found in rows.items()]
+    for row, label in enumerate(text):
+        rows.setdefault(label, []).append(row)
+    return [(label, np.array(indices)) for label, indices in rows.items()]
 
 
 def _names(values: Any, path: Path, name: str) -> NDArray[np.object_]:
@@ -265,9 +265,9 @@ def unread(frame: Any) -> list[str]:
 
 def refuse_overlap(path: Path, roles: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Raise DataError when a column has two roles, or the same role twice."""
-    seen: dict[str, str] = {}
+    role_of: dict[str, str] = {}
     for role, names in roles:
         for name in names:
-            if name in seen:
-                raise DataError(f"table: {path}: column {name!r} is {seen[name]} and {role}, expected one of them")
-            seen[name] = role
+            if name in role_of:
+                raise DataError(f"table: {path}: column {name!r} is {role_of[name]} and {role}, expected one of them")
+            role_of[name] = role

@@ -67,12 +67,12 @@ class PublishedPathfinder(FixedRows):
                 rows: Sequence[Any] = np.load(BytesIO(content), allow_pickle=False).astype(str).tolist()
             else:
                 rows = [line.split() for line in content.decode("ascii").splitlines()]
-            found = [(folder, name, int(label)) for folder, name, _, label, *_ in rows]
+            pictures = [(folder, name, int(label)) for folder, name, _, label, *_ in rows]
         except (OSError, ValueError, TypeError) as error:
             raise self.files.damaged(path, f"it is no list of pictures: {error}", self.folder) from error
-        if not found or any(label not in (0, 1) for *_, label in found):
+        if not pictures or any(label not in (0, 1) for *_, label in pictures):
             raise self.files.damaged(path, "it has no picture, or one with a label that is not 0 or 1", self.folder)
-        return found
+        return pictures
 
     def picture(self, path: Path) -> NDArray[np.uint8]:
         """Return the grey pixels of a file: (side ** 2, 1)."""

@@ -35,8 +35,8 @@ class Corpus:
     def digest(self) -> str:
         """Return a fingerprint of the bytes and of their split."""
         digest = hashlib.sha256(len(self.train).to_bytes(8, "little"))
-        for part in (self.train, self.held_out):
-            digest.update(part.data)
+        for text in (self.train, self.held_out):
+            digest.update(text.data)
         return digest.hexdigest()
 
     def check(self, length: int) -> None:
@@ -68,9 +68,9 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
     if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
         train = [text for name, text in texts.items() if name not in aside]
         return Corpus(_join(train), _join([texts[name] for name in texts if name in aside]))
-    whole = _join(list(texts.values()))
-    cut = len(whole) - round(len(whole) * held_out)
-    return Corpus(whole[:cut], whole[cut:])
+    content = _join(list(texts.values()))
+    cut = len(content) - round(len(content) * held_out)
+    return Corpus(content[:cut], content[cut:])
 
 
 def _texts(paths: Sequence[str | Path]) -> dict[str, bytes]:
@@ -91,13 +91,13 @@ def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            found = _text_files(path)
-            if not found:
+            texts = _text_files(path)
+            if not texts:
                 raise DataError(
                     f"corpus: folder {path} has no text: every file in it is empty, hidden or binary; "
                     "name a folder with text files"
                 )
-            files.update({f"{path.name}/{name}": file for name, file in found.items()})
+            files.update({f"{path.name}/{name}": file for name, file in texts.items()})
         elif not path.exists():
             raise DataError(f"corpus: {path} does not exist; name a file or a folder")
         elif not _read(path):
@@ -109,14 +109,14 @@ def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
 
 def _text_files(folder: Path) -> dict[str, Path]:
     """Find the text files below a folder: not hidden, not empty, no zero byte at the start (git's rule)."""
-    found = {}
+    files = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+        if path.is_file() and not any(segment.startswith(".") for segment in name.split("/")):
             start = _read(path, 8000)
             if start and SEPARATOR not in start:
-                found[name] = path
-    return {name: found[name] for name in sorted(found)}
+                files[name] = path
+    return {name: files[name] for name in sorted(files)}
 
 
 def _read(path: Path, size: int = -1) -> bytes:

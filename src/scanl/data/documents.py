@@ -29,20 +29,20 @@ class IMDbReviews(FixedRows):
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: bytes of a review that are read, the first; 1000 to 4096 in the literature.
+        max_length: bytes of a review that are read, the first; 1000 to 4096 in the literature.
         aside: number of training reviews that are set aside.
     """
 
     question = Class(Vocabulary(256), 2)
     uneven = True
-    positive = ("most", "aside")
+    positive = ("max_length", "aside")
 
-    most: int = 1024
+    max_length: int = 1024
     aside: int = 2500
 
     @property
     def length(self) -> int:
-        return self.most
+        return self.max_length
 
     def read(self) -> Parts:
         train, test = self._folders() if self.files.other(self.folder) else self._json()
@@ -54,26 +54,26 @@ class IMDbReviews(FixedRows):
     def _json(self) -> tuple[Part, Part]:
         path = self.files.path("reviews.json", self.folder)
         try:
-            found = [(review["t"], review["s"]) for review in json.loads(self.files.text("reviews.json", self.folder))]
+            pairs = [(review["t"], review["s"]) for review in json.loads(self.files.text("reviews.json", self.folder))]
         except (ValueError, TypeError, KeyError) as error:
             raise self.files.damaged(path, f"it is no list of reviews: {error}", self.folder) from error
-        if not all(isinstance(text, str) and text and sentiment in (0, 1) for text, sentiment in found):
+        if not all(isinstance(text, str) and text and sentiment in (0, 1) for text, sentiment in pairs):
             raise self.files.damaged(path, "a review is no text of sentiment 0 or 1", self.folder)
-        self.files.counted({"reviews": len(found)}, self.folder)
-        reviews = part_of(list(dict.fromkeys(found)))
+        self.files.counted({"reviews": len(pairs)}, self.folder)
+        reviews = part_of(list(dict.fromkeys(pairs)))
         return set_aside(reviews, len(reviews.answers) // 2)
 
     def _folders(self) -> tuple[Part, Part]:
         parts = []
         folders = self.files.or_needs
         for what, names in (("training", folders[:2]), ("test", folders[2:])):
-            found = [
+            pairs = [
                 (path.read_text(encoding="utf-8"), sentiment)
                 for sentiment, name in enumerate(names)
                 for path in self.files.below(name, "*.txt", self.folder)
             ]
-            self.files.counted({f"{what} reviews": len(found)}, self.folder)
-            parts.append(part_of(found))
+            self.files.counted({f"{what} reviews": len(pairs)}, self.folder)
+            parts.append(part_of(pairs))
         return parts[0], parts[1]
 
 
@@ -88,24 +88,24 @@ def part_of(texts: Sequence[tuple[str, int]]) -> Part:
 class PaperPairs(FixedRows):
     """AAN: whether one of two papers cites the other, from their bytes.
 
-    A row is the first `most` bytes of the first paper, a zero byte, and as many of the second. In the literature a
-    model reads each paper alone, and a second network compares the two results. Here one model reads both papers in
+    A row is the first `max_length` bytes of the first paper, a zero byte, and as many of the second. In the literature
+    a model reads each paper alone, and a second network compares the two results. Here one model reads both papers in
     turn.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: bytes of a paper that are read; 4000 in the literature.
+        max_length: bytes of a paper that are read; 4000 in the literature.
     """
 
     question = Class(Vocabulary(256), 2)
     uneven = True
-    positive = ("most",)
+    positive = ("max_length",)
 
-    most: int = 4000
+    max_length: int = 4000
 
     @property
     def length(self) -> int:
-        return 2 * self.most + 1
+        return 2 * self.max_length + 1
 
     def read(self) -> Parts:
         parts = []
@@ -116,7 +116,7 @@ class PaperPairs(FixedRows):
                 if len(fields) != 5 or label not in ("0.0", "1.0", "0", "1"):
                     why = f"line {line[:40]!r} is not label, id, id, text, text"
                     raise self.files.damaged(self.files.path(name, self.folder), why, self.folder)
-                pair = first.encode()[: self.most] + b"\0" + second.encode()[: self.most]
+                pair = first.encode()[: self.max_length] + b"\0" + second.encode()[: self.max_length]
                 rows.append(np.frombuffer(pair, np.uint8))
                 answers.append(int(float(label)))
             self.files.counted({f"{what} pairs": len(rows)}, self.folder)
@@ -137,18 +137,18 @@ class LongListOps(FixedRows):
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: tokens of a row that are read.
+        max_length: tokens of a row that are read.
     """
 
     question = Class(Vocabulary(len(LISTOPS_TOKENS)), 10)
     uneven = True
-    positive = ("most",)
+    positive = ("max_length",)
 
-    most: int = 2000
+    max_length: int = 2000
 
     @property
     def length(self) -> int:
-        return self.most
+        return self.max_length
 
     def read(self) -> Parts:
         return Parts(

@@ -22,8 +22,8 @@ PACKED: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompr
 
 def root() -> Path:
     """Return the folder of all data sets: `SCANL_DATA`, or scanl/data in the user's cache folder."""
-    given = os.environ.get("SCANL_DATA")
-    return Path(given) if given else user_cache() / "data"
+    path = os.environ.get("SCANL_DATA")
+    return Path(path) if path else user_cache() / "data"
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Files:
     layout: Layout | None = None
     other_layout: Layout | None = None
 
-    def folder(self, given: str = "") -> Path:
-        """Return the folder with the files: the given one, or that of the data set."""
-        return Path(given) if given else root() / self.name
+    def folder(self, folder: str = "") -> Path:
+        """Return the folder with the files: the argument, or else the folder of the data set."""
+        return Path(folder) if folder else root() / self.name
 
     def find(self, name: str, folder: str = "") -> Path | None:
         """Return the path of a file, packed or not; None if there is no such file."""
@@ -128,9 +128,9 @@ class Files:
             raise DataError(f"{self.name}: {path} cannot be read: {error.strerror}; change its permissions") from error
         except (EOFError, zlib.error, lzma.LZMAError) as error:
             raise self.damaged(path, str(error), folder) from error
-        wanted = self.sha256.get(name)
-        if wanted is not None and (found := hashlib.sha256(content).hexdigest()) != wanted:
-            raise self.damaged(path, f"its SHA-256 is {found[:12]}..., expected {wanted[:12]}...", folder)
+        published = self.sha256.get(name)
+        if published is not None and (digest := hashlib.sha256(content).hexdigest()) != published:
+            raise self.damaged(path, f"its SHA-256 is {digest[:12]}..., expected {published[:12]}...", folder)
         return content
 
     def text(self, name: str, folder: str = "", encoding: str = "utf-8") -> str:
@@ -142,19 +142,19 @@ class Files:
 
     def below(self, name: str, pattern: str, folder: str = "") -> list[Path]:
         """Return the files below a folder that match a pattern, sorted. Raises DataError if there are none."""
-        found = sorted(self.path(name, folder).glob(pattern))
-        if not found:
+        paths = sorted(self.path(name, folder).glob(pattern))
+        if not paths:
             where = self.folder(folder) / name
             raise DataError(f"{self.name}: {where} has no file {pattern}; {self.advice(folder)}")
-        return found
+        return paths
 
-    def counted(self, found: Mapping[str, int], folder: str = "") -> None:
+    def counted(self, counts: Mapping[str, int], folder: str = "") -> None:
         """Raise DataError when a number differs from the published one."""
-        for what, count in found.items():
-            wanted = self.counts.get(what, count)
-            if count != wanted:
+        for what, count in counts.items():
+            published = self.counts.get(what, count)
+            if count != published:
                 raise DataError(
-                    f"{self.name}: {self.folder(folder)} has {count:,} {what}, expected {wanted:,} as published; "
+                    f"{self.name}: {self.folder(folder)} has {count:,} {what}, expected {published:,} as published; "
                     f"{self.advice(folder)}"
                 )
 

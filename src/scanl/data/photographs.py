@@ -20,7 +20,7 @@ from scanl.data.readers.photograph import square
 from scanl.errors import ConfigError, DataError
 
 MINI_PARTS = ("train", "val", "test")
-MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the colours of ImageNet
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the colors of ImageNet
 
 
 @published("imagenet")
@@ -58,9 +58,9 @@ class ImageNetPatches(FixedRows):
     @cached_property
     def classes(self) -> list[str]:
         """Names of the folders of the training part, sorted."""
-        found = sorted(path.name for path in self.files.path("train", self.folder).iterdir() if path.is_dir())
-        self.files.counted({"classes": len(found)}, self.folder)
-        return found
+        names = sorted(path.name for path in self.files.path("train", self.folder).iterdir() if path.is_dir())
+        self.files.counted({"classes": len(names)}, self.folder)
+        return names
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,11 +77,11 @@ class ImageNetPatches(FixedRows):
             raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
         return Parts(*set_aside(train, self.aside), test)
 
-    def _part(self, part: str, what: str) -> Part:
+    def _part(self, split: str, what: str) -> Part:
         paths: list[Path] = []
         answers: list[int] = []
         for number, name in enumerate(self.classes):
-            some = self.files.below(f"{part}/{name}", "*.JPEG", self.folder)
+            some = self.files.below(f"{split}/{name}", "*.JPEG", self.folder)
             paths += some
             answers += [number] * len(some)
         self.files.counted({what: len(paths)}, self.folder)
@@ -95,8 +95,8 @@ class ImageNetPatches(FixedRows):
         return patches.reshape(across**2, size**2 * 3)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        colours = np.stack(rows).reshape(len(rows), self.length, -1, 3) / 255
-        return ((colours - MEAN) / DEVIATION).astype(np.float32).reshape(len(rows), self.length, -1)
+        colors = np.stack(rows).reshape(len(rows), self.length, -1, 3) / 255
+        return ((colors - MEAN) / DEVIATION).astype(np.float32).reshape(len(rows), self.length, -1)
 
 
 @published("miniimagenet")
@@ -151,28 +151,28 @@ class MiniImageNetEpisodes(FreshRows):
     def parts(self) -> list[list[list[Path]]]:
         """The photographs of each class, for the parts training, validation and test."""
         parts = []
-        for part in MINI_PARTS:
+        for split in MINI_PARTS:
             classes: dict[str, list[Path]] = {}
-            path, images = self.files.path(f"{part}.csv", self.folder), self.files.path("images", self.folder)
-            header, *rows = csv.reader(self.files.text(f"{part}.csv", self.folder).splitlines() or [""])
+            path, images = self.files.path(f"{split}.csv", self.folder), self.files.path("images", self.folder)
+            header, *rows = csv.reader(self.files.text(f"{split}.csv", self.folder).splitlines() or [""])
             if header != ["filename", "label"]:
                 raise self.files.damaged(path, f"its header is {header}, expected filename, label", self.folder)
             for row in rows:
                 if len(row) != 2 or "/" in row[0]:
                     raise self.files.damaged(path, f"line {row} is not the name of a file and a class", self.folder)
                 classes.setdefault(row[1], []).append(images / row[0])
-            self.files.counted({f"{part} classes": len(classes)}, self.folder)
+            self.files.counted({f"{split} classes": len(classes)}, self.folder)
             least = min(map(len, classes.values()), default=0)
             if len(classes) < self.ways or least <= self.shots:
                 why = f"it has {len(classes)} classes of {least} photographs or more, expected {self.ways} of"
                 raise self.files.damaged(path, f"{why} {self.shots + 1}", self.folder)
             parts.append([classes[name] for name in sorted(classes)])
-        self.files.counted({"images": sum(len(some) for part in parts for some in part)}, self.folder)
+        self.files.counted({"images": sum(len(some) for split in parts for some in split)}, self.folder)
         return parts
 
     def check(self) -> None:
-        for part in self.parts:
-            square(self.files, part[0][0], self.side, self.side, self.folder)
+        for split in self.parts:
+            square(self.files, split[0][0], self.side, self.side, self.folder)
 
     def _rows(self, count: int, *seed: int) -> Batch:
         return self._episodes(count, np.random.default_rng((self.seed, *seed)), self.parts[seed[0]])
@@ -187,7 +187,7 @@ class MiniImageNetEpisodes(FreshRows):
             drawn = random.choice(len(classes), self.ways, replace=False)
             answers[row] = random.integers(self.ways)
             shown = random.permutation(np.repeat(np.arange(self.ways), self.shots))
-            # Of each class as many as are shown, and one that may be asked for.
+            # `shots` photographs of each class to show, and one for the query.
             places = [list(random.choice(len(classes[one]), self.shots + 1, replace=False)) for one in drawn]
             for step, number in enumerate([*shown, answers[row]]):
                 path = classes[drawn[number]][places[number].pop()]

@@ -22,24 +22,24 @@ from scanl.errors import ConfigError
 class PileDocuments(Published):
     """The Pile by bytes: documents of 22 sources in the order of the files, a zero byte between two.
 
-    The whole Pile has 825 GiB. Of each part, documents are read until they have `most` bytes. The literature uses the
+    The whole Pile has 825 GiB. Of each split, the first `max_bytes` bytes are read. The literature uses the
     tokens of GPT-NeoX, and its score is bits per byte or the perplexity of a token.
 
     Args:
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
-        most: bytes of a part that are read.
-        only: name of a source, such as Github or ArXiv: only its documents are read. Empty: those of all sources.
+        max_bytes: bytes of a part that are read.
+        only: name of a source, such as Github or ArXiv: only its documents are read. Empty: all documents are read.
     """
 
     question = NextToken(Vocabulary(256))
 
-    most: int = 10**9
+    max_bytes: int = 10**9
     only: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_types(self.name, self, ["most", "only"])
-        check_positive(self.name, self, ["most"])
+        check_types(self.name, self, ["max_bytes", "only"])
+        check_positive(self.name, self, ["max_bytes"])
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:
@@ -49,21 +49,21 @@ class PileDocuments(Published):
         return train, validation, test
 
     def _joined(self, paths: list[Path]) -> Bytes:
-        found: list[bytes] = []
+        documents: list[bytes] = []
         count = 0
         for path in paths:
             for document in self._documents(path):
-                found.append(document)
+                documents.append(document)
                 count += len(document) + 1
-                if count > self.most:
+                if count > self.max_bytes:
                     break
-            if count > self.most:
+            if count > self.max_bytes:
                 break
-        if not found:
+        if not documents:
             raise self.files.damaged(
                 paths[0], f"it has no document{f' of {self.only}' if self.only else ''}", self.folder
             )
-        return np.frombuffer(SEPARATOR.join(found)[: self.most], np.uint8)
+        return np.frombuffer(SEPARATOR.join(documents)[: self.max_bytes], np.uint8)
 
     def _documents(self, path: Path) -> Iterator[bytes]:
         """Yield the documents of a file, which is unpacked as far as it is read."""

@@ -68,14 +68,16 @@ def add(folder: str | Path) -> list[str]:
         if record.kind not in kinds:
             raise nearest(f"kind of {record.path}", record.kind, list(kinds))
         module = sys.modules[kinds[record.kind].__module__]
-        if not record.made.isidentifier() or hasattr(module, record.made):
-            raise ConfigError(f"{record.where}: class is {record.made!r}, expected a name that {module.__name__} lacks")
+        if not record.class_name.isidentifier() or hasattr(module, record.class_name):
+            raise ConfigError(
+                f"{record.where}: class is {record.class_name!r}, expected a name that {module.__name__} lacks"
+            )
         _facts(record, kinds[record.kind])
     _keep(new)
-    made = [record for record in new if record.kind]
-    for record in made:
+    records = [record for record in new if record.kind]
+    for record in records:
         _make(record)
-    return [record.name for record in made]
+    return [record.name for record in records]
 
 
 def _keep(new: list[Record]) -> None:
@@ -95,9 +97,9 @@ def _make(record: Record) -> None:
         "__annotations__": types,
         **{name: facts.pop(name) for name in types},
     }
-    made = dataclass(type(record.made, (cls,), body))
-    setattr(sys.modules[cls.__module__], record.made, made)
-    _register(record, made, facts)
+    source = dataclass(type(record.class_name, (cls,), body))
+    setattr(sys.modules[cls.__module__], record.class_name, source)
+    _register(record, source, facts)
 
 
 def _register(record: Record, cls: type[Any], facts: Mapping[str, Any]) -> type[Any]:
@@ -132,13 +134,13 @@ def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
         raise ConfigError(
             f"{record.where}: the layout has the parts {have}, expected {splits} because of {record.kind}"
         )
-    most = getattr(cls, "most_files", 1)
-    for part, names in layout.parts.items():
-        if not 0 < len(names) <= most:
-            expected = "one" if most == 1 else "some" if most == sys.maxsize else f"at most {most}"
+    max_files = getattr(cls, "most_files", 1)
+    for split, names in layout.parts.items():
+        if not 0 < len(names) <= max_files:
+            expected = "one" if max_files == 1 else "some" if max_files == sys.maxsize else f"at most {max_files}"
             raise ConfigError(
-                f"{record.where}: the part {part} of the layout has {len(names)} files, expected {expected} because of "
-                f"{cls.__name__}"
+                f"{record.where}: the part {split} of the layout has {len(names)} files, expected {expected} because "
+                f"of {cls.__name__}"
             )
     if layout.reader not in cls.readers:
         raise nearest(f"reader of {record.path} for {cls.__name__}", layout.reader, list(cls.readers))
@@ -151,9 +153,9 @@ def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
 @cache
 def _known(cls: type[Any]) -> dict[str, Any]:
     """Return the types of the class variables and of the options that a record may give."""
-    own = {name: hint for name, hint in get_type_hints(cls).items() if name not in get_type_hints(Source)}
+    hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in get_type_hints(Source)}
     options = {option.name for option in fields(cls) if option.default is not MISSING}
-    return {name: hint for name, hint in own.items() if get_origin(hint) is ClassVar or name in options}
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is ClassVar or name in options}
 
 
 _keep(read(CATALOGUE))

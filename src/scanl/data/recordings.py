@@ -36,7 +36,7 @@ class Recordings(FixedRows):
 
     @property
     def length(self) -> int:
-        return max(len(row) for part in self.parts for row in part.rows)
+        return max(len(row) for split in self.parts for row in split.rows)
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -46,13 +46,13 @@ class Recordings(FixedRows):
     def _question(self) -> Question:
         channels = self.parts.train.rows[0].shape[1]
         if self.metric == "accuracy":
-            classes = 1 + int(max(part.answers.max() for part in self.parts))
+            classes = 1 + int(max(split.answers.max() for split in self.parts))
             return Class(Features(channels), classes)
         return Number(Features(channels))
 
     @cached_property
     def uneven(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return len({len(row) for part in self.parts for row in part.rows}) > 1
+        return len({len(row) for split in self.parts for row in split.rows}) > 1
 
     def _standardized(self, parts: Parts) -> Parts:
         """Standardise each channel by its mean and standard deviation over all steps of the training part, in float64.
@@ -62,8 +62,8 @@ class Recordings(FixedRows):
         steps = np.concatenate(list(parts.train.rows))
         self._scales = np.array([scale_of(channel) for channel in steps.T])
         location, scale = self._scales.T
-        rows = [[((row - location) / scale).astype(np.float32) for row in part.rows] for part in parts]
-        return Parts(*(Part(some, part.answers) for some, part in zip(rows, parts, strict=True)))
+        rows = [[((row - location) / scale).astype(np.float32) for row in split.rows] for split in parts]
+        return Parts(*(Part(some, split.answers) for some, split in zip(rows, parts, strict=True)))
 
     def digest(self) -> str:
         digest = hashlib.sha256(super().digest().encode())
@@ -99,24 +99,24 @@ class SeriesProblem(Recordings):
         return self.files.laid_out(self.folder).parts
 
     def read(self) -> Parts:
-        series = {part: self._series(names) for part, names in self.file_names.items()}
+        series = {split: self._series(names) for split, names in self.file_names.items()}
         self.files.counted({self.row_name: sum(len(one.rows) for one in series.values())}, self.folder)
         parts = self._split(series)
         if self.standardized:
             return self._standardized(parts)
-        return Parts(*(Part([row.astype(np.float32) for row in part.rows], part.answers) for part in parts))
+        return Parts(*(Part([row.astype(np.float32) for row in split.rows], split.answers) for split in parts))
 
-    def _split(self, series: Mapping[str, "Labelled"]) -> Parts:
+    def _split(self, series: Mapping[str, "Labeled"]) -> Parts:
         known = series["train"].labels
-        numbered = [self._numbered(one, known, self.file_names[part][-1]) for part, one in series.items()]
+        numbered = [self._numbered(one, known, self.file_names[split][-1]) for split, one in series.items()]
         if len(numbered) == 3:
             return Parts(*numbered)
         train, test = numbered
         return Parts(*set_aside(train, max(1, len(train.answers) // 5), self.split_seed), test)
 
-    def _series(self, names: Sequence[str]) -> "Labelled":
+    def _series(self, names: Sequence[str]) -> "Labeled":
         """Read the series of files, and their labels: names of classes, or numbers."""
-        layout, series = self.files.laid_out(self.folder), Labelled([], [])
+        layout, series = self.files.laid_out(self.folder), Labeled([], [])
         for name in names:
             rows, labels = self.readers[layout.reader](self.files, name, self.folder, **layout.options)
             try:
@@ -126,7 +126,7 @@ class SeriesProblem(Recordings):
             series.rows.extend(rows)
         return series
 
-    def _numbered(self, series: "Labelled", known: Sequence[Any], name: str) -> Part:
+    def _numbered(self, series: "Labeled", known: Sequence[Any], name: str) -> Part:
         """Return series with the numbers of their classes, of which `known` are all, or with their own numbers."""
         if self.metric != "accuracy":
             return Part(series.rows, np.array(series.labels, np.float32))
@@ -137,7 +137,7 @@ class SeriesProblem(Recordings):
         return Part(series.rows, np.array([number[label] for label in series.labels], np.int64))
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """Series, and the label of each."""
 
     rows: list[NDArray[np.float64]]
@@ -157,17 +157,17 @@ class PooledSeries(SeriesProblem):
     splits: ClassVar[Sequence[tuple[str, ...]]] = [*SeriesProblem.splits, ("whole",)]
     shares: ClassVar[tuple[float, float]]
 
-    def _split(self, series: Mapping[str, Labelled]) -> Parts:
+    def _split(self, series: Mapping[str, Labeled]) -> Parts:
         rows = [row for one in series.values() for row in one.rows]
         labels = [label for one in series.values() for label in one.labels]
-        return shares(self._numbered(Labelled(rows, labels), labels, ""), *self.shares, self.split_seed)
+        return shares(self._numbered(Labeled(rows, labels), labels, ""), *self.shares, self.split_seed)
 
 
-def shares(part: Part, validation: float, test: float, seed: int) -> Parts:
+def shares(split: Part, validation: float, test: float, seed: int) -> Parts:
     """Split rows at random into three parts, two of them with these shares."""
-    count = len(part.answers)
-    rest, last = set_aside(part, round(test * count), seed)
-    return Parts(*set_aside(rest, round(validation * count), seed), last)
+    count = len(split.answers)
+    development, last = set_aside(split, round(test * count), seed)
+    return Parts(*set_aside(development, round(validation * count), seed), last)
 
 
 @published("ucr")
@@ -189,7 +189,7 @@ class ArchiveProblem(SeriesProblem):
 
     @property
     def file_names(self) -> Mapping[str, Sequence[str]]:
-        return {part: [f"{self.problem}_{part.upper()}.ts"] for part in ("train", "test")}
+        return {split: [f"{self.problem}_{split.upper()}.ts"] for split in ("train", "test")}
 
 
 @published("bidmc")
@@ -218,7 +218,7 @@ class VitalSigns(PooledSeries):
 
     @property
     def file_names(self) -> Mapping[str, Sequence[str]]:
-        return {part: [f"BIDMC32{self.vital}_{part.upper()}.ts"] for part in ("train", "test")}
+        return {split: [f"BIDMC32{self.vital}_{split.upper()}.ts"] for split in ("train", "test")}
 
 
 @published("har2")
@@ -236,13 +236,13 @@ class Activity(Recordings):
         train, test = self._part("train", "training"), self._part("test", "test")
         return self._standardized(Parts(*set_aside(train, max(1, len(train.answers) // 10)), test))
 
-    def _part(self, part: str, what: str) -> Part:
-        labels = self._table(f"{part}/y_{part}.txt")[:, 0]
-        signals = [self._table(f"{part}/Inertial Signals/{signal}_{part}.txt") for signal in SIGNALS]
+    def _part(self, split: str, what: str) -> Part:
+        labels = self._table(f"{split}/y_{split}.txt")[:, 0]
+        signals = [self._table(f"{split}/Inertial Signals/{signal}_{split}.txt") for signal in SIGNALS]
         if {signal.shape for signal in signals} != {(len(labels), 128)}:
-            path = self.files.path(f"{part}/y_{part}.txt", self.folder)
-            found = sorted({signal.shape for signal in signals})
-            raise self.files.damaged(path, f"it has {len(labels)} labels, the signals are {found}", self.folder)
+            path = self.files.path(f"{split}/y_{split}.txt", self.folder)
+            shapes = sorted({signal.shape for signal in signals})
+            raise self.files.damaged(path, f"it has {len(labels)} labels, the signals are {shapes}", self.folder)
         self.files.counted({f"{what} windows": len(labels)}, self.folder)
         # 1 walking, 2 upstairs, 3 downstairs, 4 sitting, 5 standing, 6 laying
         return Part(list(np.stack(signals, 2)), np.isin(labels, (1, 3, 5)).astype(np.int64))
@@ -281,18 +281,18 @@ class Sepsis(Recordings):
         self.files.counted({"stays": len(paths)}, self.folder)
         for path in paths:
             values = self._stay(path)
-            kept = values[values[:, 39] <= 72]  # ICULOS, the hour
-            if len(kept) > 2:
-                hours = np.full((int(kept[-1, 39] - kept[0, 39]) + 1, 41), np.nan)
-                hours[(kept[:, 39] - kept[0, 39]).astype(int)] = kept
-                hours[:, 39] = kept[0, 39] + np.arange(len(hours))
+            first_hours = values[values[:, 39] <= 72]  # ICULOS, the hour
+            if len(first_hours) > 2:
+                hours = np.full((int(first_hours[-1, 39] - first_hours[0, 39]) + 1, 41), np.nan)
+                hours[(first_hours[:, 39] - first_hours[0, 39]).astype(int)] = first_hours
+                hours[:, 39] = first_hours[0, 39] + np.arange(len(hours))
                 rows.append(hours)
                 answers.append(int(np.nanmax(hours[:, 40])))
         if len(rows) < 3:
             raise DataError(f"sepsis: {self.needs_folder} has {len(rows)} stays of more than two rows; give more")
         parts = shares(Part(rows, np.array(answers, np.int64)), 0.15, 0.15, self.split_seed)
-        seen = np.concatenate(list(parts.train.rows))[:, :34]
-        known = np.where(np.isnan(seen).all(0), 0, seen)  # a column that was never measured
+        vitals = np.concatenate(list(parts.train.rows))[:, :34]
+        known = np.where(np.isnan(vitals).all(0), 0, vitals)  # a column that was never measured
         location, scale = np.nanmean(known, 0), np.nanstd(known, 0) + 1e-5
         return Parts(*(Part([self._row(row, location, scale) for row in p.rows], p.answers) for p in parts))
 
@@ -317,7 +317,7 @@ class Sepsis(Recordings):
         values = hours[:, :34]
         columns = [hours[:, 39:40] / 72, np.nan_to_num((values - location) / scale)]
         if self.intensity:
-            seen = (~np.isnan(values)).cumsum(0) / 72
+            counts = (~np.isnan(values)).cumsum(0) / 72
             units = (~np.isnan(hours[:, 36:38])).cumsum(0).clip(max=1)
-            columns += [seen, units]
+            columns += [counts, units]
         return np.hstack(columns).astype(np.float32)

@@ -49,8 +49,8 @@ class Record:
     path: the file that says it.   files: of the data set.   citation: who has published the data and the question.
     split: which rows are for training, validation and test.   chance: score of guessing; None if it is not known. With
     the fact `classes` it is that of guessing one of them.   id, aliases: as `Source` has them.
-    kind: name of the class that reads the data; empty for a source with code of its own.   made: name of the class that
-    is made of a record with a kind.   about, more: the first paragraph of its description, and the others.
+    kind: name of the class that reads the data; empty for a source with code of its own.   class_name: name of the
+    class that is made of a record with a kind.   about, more: the first paragraph of its description, and the others.
     facts: the other entries: class variables of the kind, and defaults of its options.
     """
 
@@ -64,7 +64,7 @@ class Record:
     aliases: tuple[str, ...] = ()
     chance: float | None = None
     kind: str = ""
-    made: str = ""
+    class_name: str = ""
     about: str = ""
     more: str = ""
 
@@ -108,26 +108,26 @@ def _records(path: Path, table: dict[str, Any], packages: Mapping[str, Mapping[s
 
 
 def _names(layout: Layout | None) -> tuple[str, ...]:
-    return tuple(name for part in layout.parts.values() for name in part) if layout else ()
+    return tuple(name for names in layout.parts.values() for name in names) if layout else ()
 
 
 def _layout(where: str, table: Mapping[str, Any] | None) -> Layout | None:
     if table is None:
         return None
-    own = typed(where, {key: value for key, value in table.items() if key in OF_LAYOUTS}, OF_LAYOUTS, ("reader",))
-    parts = {name: own[name] for name in PARTS if name in own}
-    return Layout(own["reader"], parts, {key: value for key, value in table.items() if key not in OF_LAYOUTS})
+    options = typed(where, {key: value for key, value in table.items() if key in OF_LAYOUTS}, OF_LAYOUTS, ("reader",))
+    parts = {name: options[name] for name in PARTS if name in options}
+    return Layout(options["reader"], parts, {key: value for key, value in table.items() if key not in OF_LAYOUTS})
 
 
 def _record(name: str, path: Path, files: Files, table: Mapping[str, Any]) -> Record:
-    own = {key: value for key, value in table.items() if key in OF_SOURCES}
+    entries = {key: value for key, value in table.items() if key in OF_SOURCES}
     facts = {key: value for key, value in table.items() if key not in OF_SOURCES}
     required = ("citation", "split", *(("class", "about") if "kind" in table else ()))
-    own = typed(f"catalogue: {path}: sources.{name}", own, OF_SOURCES, required)
-    own |= {key: " ".join(own[key].split()) for key in ("citation", "split", "about") if key in own}
+    entries = typed(f"catalogue: {path}: sources.{name}", entries, OF_SOURCES, required)
+    entries |= {key: " ".join(entries[key].split()) for key in ("citation", "split", "about") if key in entries}
     if type(facts.get("classes")) is int:
-        own.setdefault("chance", 1 / facts["classes"])
-    return Record(name, path, files, facts, made=own.pop("class", ""), **own)
+        entries.setdefault("chance", 1 / facts["classes"])
+    return Record(name, path, files, facts, class_name=entries.pop("class", ""), **entries)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -19,34 +19,34 @@ class Rows:
     starts: first row of each series.   spans: durations of the steps, 1 behind a series; None where all are one step.
     """
 
-    def __init__(self, each: Sequence[Series], pad: int) -> None:
-        self.each, self.pad = each, pad
-        self.starts = np.cumsum([0, *(len(one) + pad for one in each[:-1])])
-        self.static = np.stack([one.static for one in each])
-        spans = [one.spans for one in each if one.spans is not None]
+    def __init__(self, series: Sequence[Series], pad: int) -> None:
+        self.series, self.pad = series, pad
+        self.starts = np.cumsum([0, *(len(one) + pad for one in series[:-1])])
+        self.static = np.stack([one.static for one in series])
+        spans = [one.spans for one in series if one.spans is not None]
         self.spans = self.joined(spans, 1.0) if spans else None
 
     def joined(self, parts: Sequence[NDArray[Any]], fill: float = np.nan) -> NDArray[Any]:
         """Return an array (n, ...) of each series as rows; behind each series they have the value `fill`."""
         behind = np.full((self.pad, *parts[0].shape[1:]), fill, parts[0].dtype)
-        return np.concatenate([part for one in parts for part in (one, behind)])
+        return np.concatenate([rows for one in parts for rows in (one, behind)])
 
     @cached_property
     def target(self) -> NDArray[Any]:
-        return self.joined([one.target for one in self.each])
+        return self.joined([one.target for one in self.series])
 
     @cached_property
     def past(self) -> Numbers:
-        return self.joined([one.past for one in self.each])
+        return self.joined([one.past for one in self.series])
 
     @cached_property
     def future(self) -> Numbers:
-        return self.joined([one.future for one in self.each])
+        return self.joined([one.future for one in self.series])
 
     @cached_property
     def features(self) -> Numbers:
         """The covariates of the past and the static ones at each row, and its duration if it has one."""
-        static = self.joined([np.broadcast_to(one.static, (len(one), len(one.static))) for one in self.each])
+        static = self.joined([np.broadcast_to(one.static, (len(one), len(one.static))) for one in self.series])
         spans = [] if self.spans is None else [self.spans[:, None]]
         return np.hstack([self.past, static, *spans])
 

@@ -40,14 +40,14 @@ class Collection:
     """All series of a table.
 
     classes: names of the classes, in the order of their numbers; empty for numbers.   season: steps of a season, as the
-    calendar says; 1 where it says nothing.   said: what a user should know.   cycles: number of cycles of the calendar
+    calendar says; 1 where it says nothing.   summary: one line for the user.   cycles: number of cycles of the calendar
     that are covariates.   step: length of the usual step; of dates in seconds.   known: the frequencies of the times.
     """
 
-    each: list[Series]
+    series: list[Series]
     classes: list[str]
     season: int
-    said: str
+    summary: str
     cycles: int = 0
     step: float = 1.0
     known: Sequence[Frequency] = ()
@@ -70,8 +70,8 @@ def series_of(
     """Take the series out of a table, and check them. Raises DataError for a table that cannot be learnt from.
 
     classes: whether the target is one of a few classes.   freq: frequency of the times; None: as inferred.   like: the
-    series of the table of training, of which these have the cycles, the season and the usual step; None: the cycles of
-    the calendar are those of which the table has at least two. The other arguments are names of columns.
+    series of the table of training, which give the cycles, the season and the usual step; None: a cycle of the calendar
+    counts if the table lasts for at least two of it. The other arguments are names of columns.
     """
     single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
     covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
@@ -81,23 +81,28 @@ def series_of(
         names, answers = labels(frame, path, target[0])
     else:
         answers = _stack([numbers(frame, path, name, "the target") for name in target], len(frame))
-    before = _stack([numbers(frame, path, name, "a covariate") for name in past], len(frame))
+    past_values = _stack([numbers(frame, path, name, "a covariate") for name in past], len(frame))
     known = _stack([numbers(frame, path, name, "a covariate") for name in future], len(frame))
     constant = _constants(frame, path, static)
     clock = _rows(len(frame)) if time is None else times(frame, path, time)[1]
     groups = grouped(frame, path, series)
     for name, rows in groups:
         _check(path, name, time, clock[rows], constant[rows], static, answers[rows])
-    own = [_rows(len(rows)) if time is None else clock[rows] for _, rows in groups]
-    found = frequencies(own, freq, known=like.known if like else ())
-    counts, length = _counted(own, found)
-    step = like.step if like else length or _usual_step(own)
+    clocks = [_rows(len(rows)) if time is None else clock[rows] for _, rows in groups]
+    freqs = frequencies(clocks, freq, known=like.known if like else ())
+    counts, length = _counted(clocks, freqs)
+    step = like.step if like else length or _usual_step(clocks)
     if counts is None:
-        spans = [np.diff(one.marks) / (step * clock.per_second) for one in own]
+        spans = [np.diff(one.marks) / (step * clock.per_second) for one in clocks]
     else:
         spans = [np.diff(one) * (length / step) for one in counts]
     regular = all((abs(one - 1) <= SLACK).all() for one in spans)
-    if like and like.each[0].spans is None and not regular and all((np.ptp(one) <= SLACK) for one in spans if len(one)):
+    if (
+        like
+        and like.series[0].spans is None
+        and not regular
+        and all((np.ptp(one) <= SLACK) for one in spans if len(one))
+    ):
         raise DataError(
             f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times what it lasts in the "
             "table of training, expected the same; give a table of that frequency"
@@ -108,17 +113,18 @@ def series_of(
     there = like.cycles if like else sum(longest >= 2 * cycle for cycle in able)
     turns = [2 * np.pi * seconds / cycle for cycle in able[:there]]
     known = np.column_stack([known, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
-    each = [
+    all_series = [
         Series(
-            name, answers[rows], before[rows], constant[rows[0]], known[rows],
+            name, answers[rows], past_values[rows], constant[rows[0]], known[rows],
             None if regular else np.concatenate([[1.0], one]), seconds[rows],
         )
         for (name, rows), one in zip(groups, spans, strict=True)
     ]  # fmt: skip
-    of_calendar = season(length, max(map(len, own))) if counts is not None and clock.dates else 1
+    of_calendar = season(length, max(map(len, clocks))) if counts is not None and clock.dates else 1
     return Collection(
-        each, names, like.season if like else of_calendar, _said(each, answers, len(turns), regular), len(turns), step,
-        list(dict.fromkeys(one for one in found if one is not None)),
+        all_series, names, like.season if like else of_calendar, _summary(all_series, answers, len(turns), regular),
+        len(turns), step,
+        list(dict.fromkeys(one for one in freqs if one is not None)),
     )  # fmt: skip
 
 
@@ -144,20 +150,20 @@ def continued(
     import pandas as pd
 
     groups = grouped(frame, path, series)
-    frame, clock, found = frame.copy(deep=False), _rows(len(frame)), []
+    frame, clock, freqs = frame.copy(deep=False), _rows(len(frame)), []
     if time is not None:
         frame[time], clock = times(frame, path, time)
-        found = frequencies([clock[rows] for _, rows in groups], freq, known=known)
+        freqs = frequencies([clock[rows] for _, rows in groups], freq, known=known)
     pieces = []
     for i, (label, rows) in enumerate(groups):
-        part = frame.iloc[rows]
-        pieces.append(part)
+        piece = frame.iloc[rows]
+        pieces.append(piece)
         further = steps if after is None else min(after, len(rows)) + steps - len(rows)
         if further < 1:
             continue
-        more = {name: part[name].iloc[-1] for name in (*constant, series) if name is not None}
+        more = {name: piece[name].iloc[-1] for name in (*constant, series) if name is not None}
         if time is not None:
-            frequency = found[i]
+            frequency = freqs[i]
             if frequency is None or not frequency.exact:
                 of = f" of series {label!r}" if label else ""
                 raise DataError(
@@ -176,27 +182,27 @@ def filled(
     time: str,
     series: str | None,
     constant: Sequence[str],
-    most: float = FEW,
+    max_added: float = FEW,
     freq: Any = None,
     known: Sequence[Frequency] = (),
 ) -> tuple[Any, int]:
     """Return a table with a row for each step that is absent from regular times, and the number of these rows.
 
     In the new rows the columns in `constant` keep their value, and all others are missing. The table stays as it is
-    when no step is absent, when times go back, when the times have no frequency, or when more than the fraction `most`
-    of all rows would be new. Raises DataError when `most` is 1 and more than nine tenths of the rows would be new.
+    when no step is absent, when times go back, when the times have no frequency, or when the fraction of new rows would
+    be over `max_added`. Raises DataError when `max_added` is 1 and more than nine tenths of the rows would be new.
     """
     import pandas as pd
 
     when, clock = times(frame, path, time)
     groups = grouped(frame, path, series)
-    own = [clock[rows] for _, rows in groups]
-    if any((np.diff(one.marks) <= 0).any() for one in own):
+    clocks = [clock[rows] for _, rows in groups]
+    if any((np.diff(one.marks) <= 0).any() for one in clocks):
         return frame, 0
-    found = frequencies(own, freq, most, known)
-    counts, _ = _counted(own, found)
+    freqs = frequencies(clocks, freq, max_added, known)
+    counts, _ = _counted(clocks, freqs)
     absent = 0 if counts is None else sum(int(one[-1]) + 1 - len(one) for one in counts)
-    if counts is None or not 0 < absent <= most * (len(frame) + absent):
+    if counts is None or not 0 < absent <= max_added * (len(frame) + absent):
         return frame, 0
     if absent > 9 * len(frame):
         raise DataError(
@@ -204,20 +210,20 @@ def filled(
             f"{len(frame):,} that are there; give --gaps durations"
         )
     frame, pieces = frame.assign(**{time: when}), []
-    for (_, rows), one, frequency, count in zip(groups, own, found, counts, strict=True):
+    for (_, rows), one, frequency, count in zip(groups, clocks, freqs, counts, strict=True):
         assert frequency is not None
-        part = frame.iloc[rows]
-        pieces.append(part)
+        piece = frame.iloc[rows]
+        pieces.append(piece)
         lacking = np.setdiff1d(np.arange(count[-1]), count)
         if len(lacking):
             row = np.searchsorted(count, lacking) - 1
-            more = {name: part[name].iloc[row].to_numpy() for name in (*constant, series) if name is not None}
+            more = {name: piece[name].iloc[row].to_numpy() for name in (*constant, series) if name is not None}
             more[time] = frequency.between(one, count, lacking)
-            index = part.index[row] + (lacking - count[row]) / np.diff(count)[row]  # between those of its neighbours
+            index = piece.index[row] + (lacking - count[row]) / np.diff(count)[row]  # between two rows of the table
             pieces.append(pd.DataFrame(more, index=index, columns=frame.columns))
-    whole = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
+    result = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
     kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, series, *constant)}
-    return whole.astype(kinds).infer_objects().reset_index(drop=True), absent
+    return result.astype(kinds).infer_objects().reset_index(drop=True), absent
 
 
 def _rows(count: int) -> Times:
@@ -225,16 +231,16 @@ def _rows(count: int) -> Times:
     return Times(rows, rows)
 
 
-def _counted(each: Sequence[Times], found: Sequence[Frequency | None]) -> tuple[list[Counts] | None, float]:
+def _counted(clocks: Sequence[Times], freqs: Sequence[Frequency | None]) -> tuple[list[Counts] | None, float]:
     """Return how many steps each time is after the first of its series, and the length of a step.
 
     The first is None, and the length is 0, when a series has no frequency, when steps are not equally long in all, or
     when most times are several steps after the one before.
     """
-    same = [one for one in found if one is not None]
-    if len(same) < len(found) or not all(one.like(same[0].seconds) for one in same):
+    same = [one for one in freqs if one is not None]
+    if len(same) < len(freqs) or not all(one.like(same[0].seconds) for one in same):
         return None, 0.0
-    counts = [one.counts(times) for one, times in zip(same, each, strict=True)]
+    counts = [one.counts(times) for one, times in zip(same, clocks, strict=True)]
     known = [one for one in counts if one is not None]
     if len(known) < len(counts):
         return None, 0.0
@@ -250,15 +256,15 @@ def _constants(frame: Any, path: Path, names: Sequence[str]) -> Numbers:
     """Return the static covariates: numbers as they are, text as one column of 0 and 1 for each value."""
     import pandas as pd
 
-    found = []
+    columns = []
     for name in names:
-        given = column(frame, path, name, "a static covariate")
-        if pd.api.types.is_numeric_dtype(given):
-            found.append(numbers(frame, path, name, "a static covariate"))
+        entries = column(frame, path, name, "a static covariate")
+        if pd.api.types.is_numeric_dtype(entries):
+            columns.append(numbers(frame, path, name, "a static covariate"))
         else:
             kinds, rows = labels(frame, path, name)
-            found += [(rows == i) * 1.0 for i in range(len(kinds))]
-    return _stack(found, len(frame))
+            columns += [(rows == i) * 1.0 for i in range(len(kinds))]
+    return _stack(columns, len(frame))
 
 
 def _check(
@@ -283,15 +289,15 @@ def _check(
         raise DataError(f"table: {path}: the target{of} has no value at all; leave that series out")
 
 
-def _usual_step(each: list[Times]) -> float:
+def _usual_step(clocks: list[Times]) -> float:
     """Return the median step of the times; 1 if there is none."""
-    steps = np.concatenate([np.diff(times.marks) / times.per_second for times in each])
+    steps = np.concatenate([np.diff(times.marks) / times.per_second for times in clocks])
     return float(np.median(steps)) if len(steps) else 1.0
 
 
-def _said(each: list[Series], answers: Any, cycles: int, regular: bool) -> str:
+def _summary(all_series: list[Series], answers: Any, cycles: int, regular: bool) -> str:
     missing = float((answers < 0).mean() if answers.ndim == 1 else np.isnan(answers).mean())
-    parts = [f"{len(each)} series of {min(map(len, each)):,} to {max(map(len, each)):,} steps"]
+    parts = [f"{len(all_series)} series of {min(map(len, all_series)):,} to {max(map(len, all_series)):,} steps"]
     parts += [f"{missing:.1%} of the target is missing"] if missing else []
     parts += ["times are irregular: durations are an input"] if not regular else []
     parts += [f"{cycles} cycles of the calendar"] if cycles else []

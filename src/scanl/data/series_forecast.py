@@ -1,4 +1,4 @@
-"""Batches in which the next numbers of series are asked for, and the seasonal naive forecast of them."""
+"""Batches for the question of the next numbers of a series, and their seasonal naive forecast."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,14 +33,14 @@ class SeriesForecast(SeriesQuestion):
     metric = "CRPS"
     counted = True
     noun = "forecasts"
-    first = ahead = 1  # no forecast is of the first step of a series, and behind a window is a step to forecast
+    first = ahead = 1  # the first step of a series is never forecast; a step to forecast follows each window
     unit = ", in units of the seasonal naive's error in training"
     scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")
     limit: int = MOST  # forecasts of the test part that are measured
 
     @cached_property
     def flat(self) -> Rows:
-        return Rows(self.source.collection.each, self.length + self.source.horizon)
+        return Rows(self.source.collection.series, self.length + self.source.horizon)
 
     @property
     def season(self) -> int:
@@ -58,14 +58,14 @@ class SeriesForecast(SeriesQuestion):
             )
         static = np.concatenate([flat.static[[i]].repeat(end - begin, 0) for i, begin, end in pieces])
         columns = [flat.target[rows], flat.past[rows], static, flat.future[rows]]
-        target, past, constant, future = (part.shape[1] for part in columns)
+        target, past, constant, future = (array.shape[1] for array in columns)
         return Forecast(
             self.source.horizon,
             target,
             past,
             constant,
             future,
-            scales=sum((scales_of(part) for part in columns), ()),
+            scales=sum((scales_of(array) for array in columns), ()),
             timed=flat.spans is not None,
             season=min(self.season, self.length),  # a window of training has no more values
             distribution=self.source.distribution,
@@ -82,38 +82,38 @@ class SeriesForecast(SeriesQuestion):
         return Batch(flat.columns(rows, horizon), targets, timespans=flat.durations(rows, horizon))
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
-        numbers = self.source.collection.each[i].target[begin:end]
+        numbers = self.source.collection.series[i].target[begin:end]
         return numbers[~np.isnan(numbers).all(1), 0]
 
     def check(self) -> None:
         super().check()
-        for part in (VALIDATION, TEST):
-            self.origins(part)
+        for split in (VALIDATION, TEST):
+            self.origins(split)
         if self.length < 1:
             raise DataError(f"table: {self.source.path}: no series has two steps to train on; give a longer table")
 
     def describe(self) -> str:
         return f", season {self.season}"
 
-    def origins(self, part: int) -> list[Origin]:
-        """Return the origins of the forecasts of a part that are measured."""
+    def origins(self, split: int) -> list[Origin]:
+        """Return the origins of the forecasts that are measured in a split."""
         horizon, room = self.source.horizon, 0
-        made: list[Origin] = []
-        for i, begin, end in self.source.parts[part]:
+        origins: list[Origin] = []
+        for i, begin, end in self.source.parts[split]:
             least = begin if begin else min(self.length, end - horizon)
             room = max(room, end - begin - (0 if begin else 1))
-            made += [(i, min(self.length, last), last - 1) for last in range(max(1, least), end - horizon + 1)]
-        if not made:
+            origins += [(i, min(self.length, last), last - 1) for last in range(max(1, least), end - horizon + 1)]
+        if not origins:
             raise DataError(
                 f"table: {self.source.path}: horizon is {horizon}, expected at most {room} because of the "
-                f"{PARTS[part]} part of the longest series; give a smaller --horizon or a larger --{PARTS[part]}"
+                f"{PARTS[split]} part of the longest series; give a smaller --horizon or a larger --{PARTS[split]}"
             )
-        return made[:: math.ceil(len(made) / (self.limit if part == TEST else MOST))]
+        return origins[:: math.ceil(len(origins) / (self.limit if split == TEST else MOST))]
 
-    def forecasts(self, part: int) -> Iterator[tuple[Sequence[Origin], Batch]]:
+    def forecasts(self, split: int) -> Iterator[tuple[Sequence[Origin], Batch]]:
         """Yield batches of forecasts of a part, and the origins of each."""
         by_length: dict[int, list[Origin]] = {}
-        for origin in self.origins(part):
+        for origin in self.origins(split):
             by_length.setdefault(origin[1], []).append(origin)
         horizon, flat = self.source.horizon, self.flat
         for length, of_length in by_length.items():
@@ -125,30 +125,30 @@ class SeriesForecast(SeriesQuestion):
                 spans = flat.durations(rows, horizon)
                 yield origins, Batch(flat.columns(rows, horizon), Outcomes(numbers, units), timespans=spans)
 
-    def examples(self, part: int) -> Iterator[Batch]:
-        yield from (batch for _, batch in self.forecasts(part))
+    def examples(self, split: int) -> Iterator[Batch]:
+        yield from (batch for _, batch in self.forecasts(split))
 
-    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
-        return {"seasonal naive": Repeated(lambda: (self.naive(origins) for origins, _ in self.forecasts(part)))}
+    def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+        return {"seasonal naive": Repeated(lambda: (self.naive(origins) for origins, _ in self.forecasts(split)))}
 
     def naive(self, origins: Sequence[Origin]) -> Numbers:
         """Return the seasonal naive's quantiles (n, H, C, Q) after the last row of each origin."""
-        made = []
+        quantiles = []
         for i, _, last in origins:
             spread = np.nan_to_num(self.naive_errors[i][1])
-            history = self.source.collection.each[i].target[: last + 1]
-            made.append(naive(history, self.season, self.source.horizon, spread, LEVELS))
-        return np.stack(made)
+            history = self.source.collection.series[i].target[: last + 1]
+            quantiles.append(naive(history, self.season, self.source.horizon, spread, LEVELS))
+        return np.stack(quantiles)
 
     @cached_property
     def naive_errors(self) -> list[tuple[Numbers, Numbers]]:
-        """Of each series: mean absolute error and root mean square of the seasonal naive in training."""
-        each, parts = self.source.collection.each, self.source.parts
-        begins = {i: begin for part in (VALIDATION, TEST) for i, begin, _ in parts[part] if begin}
-        cut = [begins.get(i, len(one)) for i, one in enumerate(each)]
+        """The seasonal naive's mean absolute error and root mean square in training, for each series."""
+        series, parts = self.source.collection.series, self.source.parts
+        begins = {i: begin for split in (VALIDATION, TEST) for i, begin, _ in parts[split] if begin}
+        cut = [begins.get(i, len(one)) for i, one in enumerate(series)]
         for i, begin, _ in parts[VALIDATION]:
             cut[i] = begin or cut[i]
-        return [season_errors(one.target[:end], self.season) for one, end in zip(each, cut, strict=True)]
+        return [season_errors(one.target[:end], self.season) for one, end in zip(series, cut, strict=True)]
 
     @cached_property
     def units(self) -> list[Numbers]:

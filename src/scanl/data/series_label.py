@@ -1,4 +1,4 @@
-"""Batches in which the labels of the steps of series are asked for."""
+"""Batches for the question of a label at each step of a series."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -17,19 +17,19 @@ from scanl.errors import DataError
 
 
 class SeriesLabel(SeriesQuestion):
-    """A label at each step. Those of a later part may be found from the parts before it."""
+    """A label at each step. A model may read the splits before the one that is measured."""
 
     ask = "label"
     metric = "accuracy"
     classes = True
 
     def by_series(self) -> bool:
-        return len(self.source.collection.each) > 1
+        return len(self.source.collection.series) > 1
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """Of all rows, IGNORED where a label is missing."""
-        labels = self.flat.joined([one.target for one in self.source.collection.each], IGNORED)
+        labels = self.flat.joined([one.target for one in self.source.collection.series], IGNORED)
         return np.where(labels < 0, IGNORED, labels)
 
     @cached_property
@@ -42,39 +42,42 @@ class SeriesLabel(SeriesQuestion):
         return Batch(self.flat.features[rows], labels, timespans=self.flat.durations(rows))
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
-        labels = self.source.collection.each[i].target[begin:end]
+        labels = self.source.collection.series[i].target[begin:end]
         return labels[labels >= 0]
 
     def check(self) -> None:
         super().check()
-        each, classes = self.source.collection.each, self.source.collection.classes
-        seen = {int(label) for i, begin, end in self.source.parts[TRAINING] for label in each[i].target[begin:end]}
-        for part in (VALIDATION, TEST):
-            for i, begin, end in self.source.parts[part]:
-                for label in map(int, each[i].target[begin:end]):
-                    if label >= 0 and label not in seen:
+        series, classes = self.source.collection.series, self.source.collection.classes
+        train_labels = {
+            int(label) for i, begin, end in self.source.parts[TRAINING] for label in series[i].target[begin:end]
+        }
+        for split in (VALIDATION, TEST):
+            for i, begin, end in self.source.parts[split]:
+                for label in map(int, series[i].target[begin:end]):
+                    if label >= 0 and label not in train_labels:
                         raise DataError(
-                            f"table: {self.source.path}: the label {classes[label]!r} is in the {PARTS[part]} part but "
-                            "not in the training part, so it cannot be learnt; split otherwise, or leave these rows out"
+                            f"table: {self.source.path}: the label {classes[label]!r} is in the {PARTS[split]} part "
+                            "but not in the training part, so it cannot be learnt; split otherwise, or leave these "
+                            "rows out"
                         )
 
     def describe(self) -> str:
         return named(self)
 
-    def examples(self, part: int) -> Iterator[Batch]:
-        """Yield series one by one, with what is before the part to read, and labels in the part alone."""
-        for i, begin, end in self.source.parts[part]:
+    def examples(self, split: int) -> Iterator[Batch]:
+        """Yield series one by one. The inputs begin before the split; the labels are in the split alone."""
+        for i, begin, end in self.source.parts[split]:
             start = max(0, begin - self.length)
             rows = (self.flat.starts[i] + np.arange(start, end))[None]
             labels = np.where(np.arange(start, end) < begin, IGNORED, self.labels[rows])
             if (labels != IGNORED).any():
                 yield Batch(self.flat.features[rows], labels, timespans=self.flat.durations(rows))
 
-    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+    def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         usual = most_frequent(self)
 
         def answers() -> Iterator[NDArray[Any]]:
-            for batch in self.examples(part):
+            for batch in self.examples(split):
                 yield np.tile(usual, (int((batch.targets != IGNORED).sum()), 1))
 
         return {"most frequent": Repeated(answers)}

@@ -44,18 +44,18 @@ class SeriesQuestion(ABC):
     @property
     @abstractmethod
     def question(self) -> Question:
-        """What is asked of a model. The scales are those of the training part."""
+        """The question, with scales from the training split."""
 
     @abstractmethod
     def batch(self, draw: np.random.Generator, count: int, share: slice) -> Batch:
         """Return some rows of a training batch of `count` rows, which is drawn."""
 
     @abstractmethod
-    def examples(self, part: int) -> Iterator[Batch]:
-        """Yield the batches of a measurement of a part."""
+    def examples(self, split: int) -> Iterator[Batch]:
+        """Yield the batches that measure a model on a split."""
 
     @abstractmethod
-    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+    def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         """Return the answers of methods that do not learn, as in `Exam`."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class SeriesQuestion(ABC):
     def check_answers(self, collection: Collection, target: str) -> None:
         """Raise DataError unless the answers of series fit the question and the distribution. target: their column."""
         path, counts = self.source.path, self.counted and self.source.distribution == "negative_binomial"
-        for one in collection.each:
+        for one in collection.series:
             of = f" of series {one.name!r}" if one.name else ""
             if self.per_series and len(np.unique(one.target, axis=0)) > 1:
                 raise DataError(
@@ -89,7 +89,7 @@ class SeriesQuestion(ABC):
                 )
         if self.classes and len(collection.classes) < 2:
             raise DataError(f"table: {path}: the target has the classes {collection.classes}, expected two or more")
-        if not self.ahead and not collection.each[0].past.shape[1]:
+        if not self.ahead and not collection.series[0].past.shape[1]:
             raise DataError(
                 f"table: {path} has no column to read, expected one or more besides the target; name columns: --past "
                 "COLUMN ..."
@@ -105,8 +105,8 @@ class SeriesQuestion(ABC):
 
     def check(self) -> None:
         """Raise DataError for a part in which there is nothing to learn or to measure."""
-        for part, name in enumerate(PARTS):
-            if not any(len(self.known(i, max(begin, self.first), end)) for i, begin, end in self.source.parts[part]):
+        for split, name in enumerate(PARTS):
+            if not any(len(self.known(i, max(begin, self.first), end)) for i, begin, end in self.source.parts[split]):
                 raise DataError(
                     f"table: {self.source.path}: the target has no value in the {name} part; split otherwise, or leave "
                     "out the rows without one"
@@ -124,7 +124,7 @@ class SeriesQuestion(ABC):
 
     @cached_property
     def flat(self) -> Rows:
-        return Rows(self.source.collection.each, self.length)
+        return Rows(self.source.collection.series, self.length)
 
     @property
     def training(self) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from scanl.data.series_question import SeriesQuestion
 from scanl.data.splits import TEST, TRAINING, VALIDATION, Piece
 from scanl.errors import ConfigError
 
-UNSEEN = ("data", "origins", "gaps", "freq", "folder")  # options that change no number but those of the digest
+UNSEEN = ("data", "origins", "gaps", "freq", "folder")  # options that leave the digest unchanged
 
 
 class SeriesSource(Source):
@@ -45,7 +45,7 @@ class SeriesSource(Source):
     @property
     @abstractmethod
     def targets(self) -> list[str]:
-        """Names of the columns that are asked for."""
+        """Names of the target columns."""
 
     @cached_property
     def collection(self) -> Collection:
@@ -94,10 +94,10 @@ class SeriesSource(Source):
     def digest(self) -> str:
         options = [field.name for field in fields(self)]  # pyright: ignore[reportArgumentType]: of a subclass
         digest = hashlib.sha256(repr([(name, getattr(self, name)) for name in options if name not in UNSEEN]).encode())
-        for one in self.collection.each:
+        for one in self.collection.series:
             for array in (one.target, one.past, one.static, one.future, one.times):
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def __str__(self) -> str:
-        return f"x {self.length} steps of {self.path.name}: {self.collection.said}{self.asking.describe()}"
+        return f"x {self.length} steps of {self.path.name}: {self.collection.summary}{self.asking.describe()}"

@@ -1,4 +1,4 @@
-"""Batches in which one answer to a whole series is asked for: a class or a number."""
+"""Batches for the question of one answer to a series: a class or a number."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,23 +26,23 @@ class SeriesWhole(SeriesQuestion):
 
     @property
     def length(self) -> int:
-        return max(map(len, self.source.collection.each))
+        return max(map(len, self.source.collection.series))
 
     def batch(self, draw: np.random.Generator, count: int, share: slice) -> Batch:
         pieces = self.source.parts[TRAINING]
         return self.together([pieces[k] for k in draw.integers(0, len(pieces), count)[share]])
 
     def together(self, pieces: Sequence[Piece]) -> Batch:
-        """Return whole series, which end together; what a shorter one lacks at its beginning is missing."""
-        each, flat = self.source.collection.each, self.flat
+        """Return complete series, aligned at their ends; shorter ones begin with missing values."""
+        series, flat = self.source.collection.series, self.flat
         back = np.arange(self.length) - self.length
-        rows = np.stack([flat.starts[i] + np.maximum(len(each[i]) + back, -1) for i, *_ in pieces])
-        # Row -1 of a series is a row of padding: that behind the series before it, or behind the last one.
-        answers = np.array([each[i].target.flat[0] for i, *_ in pieces])
+        rows = np.stack([flat.starts[i] + np.maximum(len(series[i]) + back, -1) for i, *_ in pieces])
+        # Row -1 of a series is the padding behind the previous series, or behind the last one.
+        answers = np.array([series[i].target.flat[0] for i, *_ in pieces])
         return Batch(flat.features[rows], answers, timespans=flat.durations(rows))
 
-    def examples(self, part: int) -> Iterator[Batch]:
-        yield from map(self.together, in_batches(self.source.parts[part]))
+    def examples(self, split: int) -> Iterator[Batch]:
+        yield from map(self.together, in_batches(self.source.parts[split]))
 
 
 class SeriesClass(SeriesWhole):
@@ -57,18 +57,18 @@ class SeriesClass(SeriesWhole):
         return Class(features(self), len(self.source.collection.classes))
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
-        answer = self.source.collection.each[i].target[begin : begin + 1]
+        answer = self.source.collection.series[i].target[begin : begin + 1]
         return answer[answer >= 0]
 
     def describe(self) -> str:
         return named(self)
 
     def groups(self) -> list[int]:
-        return [int(one.target[0]) for one in self.source.collection.each]
+        return [int(one.target[0]) for one in self.source.collection.series]
 
-    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+    def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         usual = most_frequent(self)
-        return {"most frequent": Repeated(lambda: (np.tile(usual, (one.size, 1)) for one in self.examples(part)))}
+        return {"most frequent": Repeated(lambda: (np.tile(usual, (one.size, 1)) for one in self.examples(split)))}
 
 
 class SeriesNumber(SeriesWhole):
@@ -85,12 +85,12 @@ class SeriesNumber(SeriesWhole):
     @property
     def _answers(self) -> NDArray[np.float64]:
         """Of the training part."""
-        return np.array([self.source.collection.each[i].target[0, 0] for i, *_ in self.source.parts[TRAINING]])
+        return np.array([self.source.collection.series[i].target[0, 0] for i, *_ in self.source.parts[TRAINING]])
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
-        answer = self.source.collection.each[i].target[begin : begin + 1]
+        answer = self.source.collection.series[i].target[begin : begin + 1]
         return answer[~np.isnan(answer).all(1), 0]
 
-    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+    def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         mean = np.concatenate([self.known(*piece) for piece in self.source.parts[TRAINING]]).mean()
-        return {"training mean": Repeated(lambda: (np.full(one.size, mean) for one in self.examples(part)))}
+        return {"training mean": Repeated(lambda: (np.full(one.size, mean) for one in self.examples(split)))}

@@ -71,10 +71,10 @@ class Recording(Signal):
         return self.encode(samples[:, 0])
 
     def write(self, tokens: Iterable[int], path: Path) -> None:
-        left = iter(tokens)
+        stream = iter(tokens)
         with written_whole(path) as temporary, temporary.open("wb") as content, wave.open(content, "wb") as file:
             file.setparams((1, 2, self.rate, 0, "NONE", ""))
-            while block := list(islice(left, BLOCK)):
+            while block := list(islice(stream, BLOCK)):
                 file.writeframes(np.round(self.decode(np.array(block)) * (2**15 - 1)).astype("<i2").tobytes())
 
 
@@ -97,9 +97,9 @@ class Picture(Signal):
         return len(self.order)
 
     def read(self, path: Path) -> NDArray[np.int64]:
-        found, form = Pictures().about(path)
+        shape, form = Pictures().about(path)
         height, width, numbers = self.shape
-        if found != (width, height, numbers):
+        if shape != (width, height, numbers):
             raise DataError(f"{path} has {form}, expected {width} x {height} pixels of {numbers} numbers")
         return np.round(Pictures().read(path) * 255).astype(np.int64).reshape(-1)[self.order]
 

@@ -133,9 +133,9 @@ class Table(SeriesSource):
         """The series, read and checked on first use."""
         frame, absent = self.without_gaps(self.read(self.path), self.path)
         collection = self.taken(frame, self.path)
-        collection.said += f", {absent} absent steps are missing numbers" if absent else ""
+        collection.summary += f", {absent} absent steps are missing numbers" if absent else ""
         if self.left_out:
-            collection.said += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
+            collection.summary += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
         self.asking.check_answers(collection, str(self.target))
         return collection
 
@@ -175,12 +175,12 @@ class Table(SeriesSource):
             return frame, 0
         return filled(
             frame, path, time=self.time, series=self.series, constant=self.static,
-            most=FEW if self.gaps is None else 1.0, freq=self.freq, known=like.known if like else (),
+            max_added=FEW if self.gaps is None else 1.0, freq=self.freq, known=like.known if like else (),
         )  # fmt: skip
 
     @cached_property
     def parts(self) -> list[list[Piece]]:
-        each = self.collection.each
+        series = self.collection.series
         if self.split == "series" or (self.split is None and self.asking.by_series()):
-            return by_series(each, self.validation, self.test, self.path, self.asking.groups())
-        return by_time(each, self.validation, self.test)
+            return by_series(series, self.validation, self.test, self.path, self.asking.groups())
+        return by_time(series, self.validation, self.test)

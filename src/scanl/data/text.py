@@ -138,9 +138,9 @@ class Tokens(Source):
         self.corpus.check(self.sequence_length)
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
-        read = self.order.batch(step, size, rank, world)
+        tokens = self.order.batch(step, size, rank, world)
         length = self.sequence_length >> max(0, self.length_doublings - step // self.doubling_steps)
-        return Batch(*(part.reshape(-1, length) for part in (read[:, :-1], read[:, 1:])))
+        return Batch(*(array.reshape(-1, length) for array in (tokens[:, :-1], tokens[:, 1:])))
 
     def digest(self) -> str:
         return self.corpus.digest()
@@ -150,9 +150,9 @@ class Tokens(Source):
 
     def exam(self, *, sample: bool = False) -> Exam:
         """Return an exam on the test part."""
-        text, whole = spread(self.test, MOST_HELD_OUT) if sample else self.test, len(self.test)
+        text, total = spread(self.test, MOST_HELD_OUT) if sample else self.test, len(self.test)
         return self._exam(
-            text, f"held-out {self.unit}s" if len(text) == whole else f"{self.unit}s, a sample of {whole:,} held out"
+            text, f"held-out {self.unit}s" if len(text) == total else f"{self.unit}s, a sample of {total:,} held out"
         )
 
     def _exam(self, data: Bytes, what: str) -> Exam:

@@ -117,8 +117,8 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
 def _of_numbers(values: Any, who: str) -> Times:
     import pandas as pd
 
-    whole = pd.api.types.is_integer_dtype(values)
-    marks = values.to_numpy(dtype=np.int64 if whole else np.float64)
+    is_integer = pd.api.types.is_integer_dtype(values)
+    marks = values.to_numpy(dtype=np.int64 if is_integer else np.float64)
     if not np.isfinite(marks).all():
         row = int((~np.isfinite(marks)).argmax())
         raise DataError(f"{who} is {marks[row]:g} in row {row + 1}, expected a finite number")

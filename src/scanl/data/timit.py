@@ -31,8 +31,8 @@ def spectrum(samples: NDArray[np.float64]) -> NDArray[np.float32]:
     X is the Fourier transform of 256 samples under a Hann window, at every 128th sample; the ends are mirrored.
     """
     window = torch.hann_window(256, dtype=torch.float64)
-    found = torch.stft(torch.from_numpy(samples), 256, 128, window=window, return_complex=True).mT
-    return (10 * (1e-5 + found.abs().square()).log10()).float().numpy()
+    spectra = torch.stft(torch.from_numpy(samples), 256, 128, window=window, return_complex=True).mT
+    return (10 * (1e-5 + spectra.abs().square()).log10()).float().numpy()
 
 
 @published("timit")
@@ -66,18 +66,18 @@ class TIMITFrames(FixedRows):
 
     @cached_property
     def _length(self) -> int:
-        longest = max(path.stat().st_size for part in self.parts for path in part.rows.paths)  # pyright: ignore
+        longest = max(path.stat().st_size for split in self.parts for path in split.rows.paths)  # pyright: ignore
         return ((longest - 1024) // 2 + 1) // 2 // 128
 
     def read(self) -> Parts:
         train = self.files.below("TRAIN", "*/*/S[IX]*.WAV", self.folder)
         test = self.files.below("TEST", "*/*/S[IX]*.WAV", self.folder)
         parts = [train, *([path for path in test if path.parent.name in who] for who in (self.development, self.core))]
-        for what, part in zip(("training", "development", "core test"), parts, strict=True):
-            self.files.counted({f"{what} sentences": len(part)}, self.folder)
+        for what, split in zip(("training", "development", "core test"), parts, strict=True):
+            self.files.counted({f"{what} sentences": len(split)}, self.folder)
         if self.exchanged:
             parts[1:] = parts[:0:-1]
-        return Parts(*(Part(FromFiles(part, self.frames), np.zeros(len(part), np.int64)) for part in parts))
+        return Parts(*(Part(FromFiles(split, self.frames), np.zeros(len(split), np.int64)) for split in parts))
 
     def frames(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a sentence: (t, 129)."""
@@ -89,8 +89,8 @@ class TIMITFrames(FixedRows):
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return self._padded([row[:-1] for row in rows])
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        return self._padded([row[1:] for row in part.rows])
+    def answers(self, split: Part) -> NDArray[Any]:
+        return self._padded([row[1:] for row in split.rows])
 
     def _padded(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         batch = np.full((len(rows), self.length, BINS), np.nan, np.float32)

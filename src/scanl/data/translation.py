@@ -41,30 +41,32 @@ class Translation(FixedRows):
     A row is a sentence, a line break, its translation, and a line break. Only the bytes after the first line break
     count in the loss and the score. The literature has an encoder and a decoder, word pieces, and the score BLEU. Here
     one model reads both sentences in turn, and the score is bits per byte. So `scanl generate` translates a prompt that
-    ends with a line break. Pairs that are longer than `most` bytes, or that lack a sentence, are left out of every
-    part.
+    ends with a line break. Pairs that are longer than `max_length` bytes, or that lack a sentence, are left out of
+    every split.
 
     A subclass defines `pairs`.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: bytes of a row.
+        max_length: bytes of a row.
     """
 
     metric = "bits per byte"
     chance = 8.0
     question = TokenLabel(Vocabulary(256), scores=("bits",))
 
-    most: int = 512
+    max_length: int = 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most < 4:
-            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 4, two bytes and two line breaks")
+        if self.max_length < 4:
+            raise ConfigError(
+                f"{self.name}: max_length is {self.max_length}, expected at least 4, two bytes and two line breaks"
+            )
 
     @property
     def length(self) -> int:
-        return self.most - 1
+        return self.max_length - 1
 
     def pairs(self) -> tuple[Pairs, Pairs, Pairs]:
         """Read the pairs for training, validation and test."""
@@ -75,8 +77,8 @@ class Translation(FixedRows):
 
     def _part(self, pairs: Pairs) -> Part:
         rows = [f"{first}\n{second}\n".encode() for first, second in pairs if first and second]
-        kept = Joined([row for row in rows if len(row) <= self.most])
-        return Part(kept, np.zeros(len(kept), np.int64))
+        examples = Joined([row for row in rows if len(row) <= self.max_length])
+        return Part(examples, np.zeros(len(examples), np.int64))
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         inputs = np.zeros((len(rows), self.length), np.int64)
@@ -84,9 +86,9 @@ class Translation(FixedRows):
             place[: len(row) - 1] = row[:-1]
         return inputs
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        targets = np.full((len(part.rows), self.length), IGNORED, np.int64)
-        for place, row in zip(targets, part.rows, strict=True):
+    def answers(self, split: Part) -> NDArray[Any]:
+        targets = np.full((len(split.rows), self.length), IGNORED, np.int64)
+        for place, row in zip(targets, split.rows, strict=True):
             line = int((row == 10).argmax())
             place[line : len(row) - 1] = row[line + 1 :]
         return targets
@@ -109,7 +111,7 @@ class WMT14Pairs(Translation):
     pairs of the same form are read with the options: WMT17 from Chinese with `first` zh and `second` en.
 
     Args:
-        seed, eval_examples, folder, most: see `Translation`.
+        seed, eval_examples, folder, max_length: see `Translation`.
         first, second: endings of the files: the language of the sentence, and that of its translation.
         validated_on, tested_on: names of the files of these parts.
     """
@@ -120,11 +122,11 @@ class WMT14Pairs(Translation):
     tested_on: str = "newstest2014"
 
     def pairs(self) -> tuple[Pairs, Pairs, Pairs]:
-        train, validation, test = (self._read(part) for part in ("train", self.validated_on, self.tested_on))
+        train, validation, test = (self._read(split) for split in ("train", self.validated_on, self.tested_on))
         return train, validation, test
 
-    def _read(self, part: str) -> Pairs:
-        names = [f"{part}.{language}" for language in (self.first, self.second)]
+    def _read(self, split: str) -> Pairs:
+        names = [f"{split}.{language}" for language in (self.first, self.second)]
         texts = [whole_lines(self.files.text(name, self.folder)) for name in names]
         return self.parallel(self.files, names, [[" ".join(line.split()) for line in lines] for lines in texts])
 
@@ -146,25 +148,25 @@ class IWSLT14Pairs(Translation):
         names = [f"train.tags.de-en.{language}" for language in ("de", "en")]
         spoken = self.parallel(self.files, names, [list(self._spoken(name)) for name in names])
         train = [pair for pair in spoken if _alike(*pair)]
-        test = [pair for part in MEASURED for pair in self._segments(part)]
+        test = [pair for split in MEASURED for pair in self._segments(split)]
         self.files.counted({"test pairs": len(test)}, self.folder)
         return [pair for i, pair in enumerate(train, 1) if i % 23], train[22::23], test
 
     def _spoken(self, name: str) -> Iterator[str]:
-        """Yield the lines of a training file, without those of a tag but title and description."""
+        """Yield the sentences, titles and descriptions of a training file, without the lines of other tags."""
         for line in whole_lines(self.files.text(name, self.folder)):
             if not re.match(r"\s*<(url|talkid|keywords|speaker|reviewer|translator|/?doc)", line):
                 yield _plain(re.sub(r"</?(title|description)>", "", line))
 
-    def _segments(self, part: str) -> Pairs:
-        names = [f"IWSLT14.{part}.de-en.{language}.xml" for language in ("de", "en")]
-        found = []
+    def _segments(self, split: str) -> Pairs:
+        names = [f"IWSLT14.{split}.de-en.{language}.xml" for language in ("de", "en")]
+        texts = []
         for name in names:
             segments = re.findall(r"<seg id=\"\d+\">(.*?)</seg>", self.files.text(name, self.folder))
             if not segments:
                 raise self.files.damaged(self.files.path(name, self.folder), "it has no sentence <seg>", self.folder)
-            found.append([_plain(segment) for segment in segments])
-        return self.parallel(self.files, names, found)
+            texts.append([_plain(segment) for segment in segments])
+        return self.parallel(self.files, names, texts)
 
 
 def _plain(line: str) -> str:

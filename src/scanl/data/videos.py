@@ -56,11 +56,11 @@ class Skeletons(FixedRows):
         return self.frames
 
     def read(self) -> Parts:
-        found = self.files.below("nturgb+d_skeletons", "*.skeleton", self.folder)
-        self.files.counted({"clips": len(found)}, self.folder)
+        clips = self.files.below("nturgb+d_skeletons", "*.skeleton", self.folder)
+        self.files.counted({"clips": len(clips)}, self.folder)
         paths: tuple[list[Path], list[Path]] = ([], [])
         answers: tuple[list[int], list[int]] = ([], [])
-        for path in found:
+        for path in clips:
             named = re.fullmatch(r"S\d{3}C(\d{3})P(\d{3})R\d{3}A(\d{3})", path.stem)
             if named is None or not 1 <= int(named[3]) <= 60:
                 raise self.files.damaged(path, "its name is not SsssCcccPpppRrrrAaaa with an action of 60", self.folder)
@@ -75,9 +75,9 @@ class Skeletons(FixedRows):
 
     def clip(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a clip: (frames, 150)."""
-        whole = skeleton.positions(self.files, path, self.folder)
-        middles = (np.arange(self.frames) + 0.5) * len(whole) / self.frames
-        return whole[middles.astype(np.int64)].reshape(self.frames, -1)
+        positions = skeleton.positions(self.files, path, self.folder)
+        middles = (np.arange(self.frames) + 0.5) * len(positions) / self.frames
+        return positions[middles.astype(np.int64)].reshape(self.frames, -1)
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Videos(YesNo):
         return Flags(Features(channels), self.actions)
 
     @abstractmethod
-    def annotated(self, part: str) -> dict[str, Any]:
+    def annotated(self, split: str) -> dict[str, Any]:
         """Return what `targets` needs, for each video of a part."""
 
     @abstractmethod
@@ -114,12 +114,12 @@ class Videos(YesNo):
     def read(self) -> Parts:
         parts = []
         self._about: list[Any] = []
-        for part, what in (("train", "training videos"), ("test", "test videos")):
-            found = self.annotated(part)
-            self.files.counted({what: len(found)}, self.folder)
-            paths = [self.files.path(f"features/{name}.npy", self.folder) for name in found]
-            places = np.arange(len(found)) + len(self._about)
-            self._about += found.values()
+        for split, what in (("train", "training videos"), ("test", "test videos")):
+            annotations = self.annotated(split)
+            self.files.counted({what: len(annotations)}, self.folder)
+            paths = [self.files.path(f"features/{name}.npy", self.folder) for name in annotations]
+            places = np.arange(len(annotations)) + len(self._about)
+            self._about += annotations.values()
             parts.append(Part(FromFiles(paths, self.video), places))
         return Parts(*set_aside(parts[0], max(1, len(parts[0].answers) // 10)), parts[1])
 
@@ -127,18 +127,18 @@ class Videos(YesNo):
         """Return the features of a video: (t, C)."""
         return npy.array(self.files, path, self.folder, 2).astype(np.float32)
 
-    def answers(self, part: Part) -> NDArray[Any]:
-        rows = zip(part.rows, part.answers, strict=True)
+    def answers(self, split: Part) -> NDArray[Any]:
+        rows = zip(split.rows, split.answers, strict=True)
         return padded([self.targets(self._about[place], len(row)) for row, place in rows], self.length)
 
     def lines(self, name: str, columns: int) -> list[list[str]]:
         """Return the rows of a table. Raises DataError for a row with another number of columns."""
-        found = [row for row in csv.reader(StringIO(self.files.text(name, self.folder), newline="")) if row]
-        for number, row in enumerate(found, 1):
+        rows = [row for row in csv.reader(StringIO(self.files.text(name, self.folder), newline="")) if row]
+        for number, row in enumerate(rows, 1):
             if len(row) != columns:
                 why = f"row {number} has {len(row)} columns, expected {columns}"
                 raise self.files.damaged(self.files.path(name, self.folder), why, self.folder)
-        return found
+        return rows
 
 
 @published("charades")
@@ -153,23 +153,25 @@ class Charades(Videos):
 
     actions = 157
 
-    def annotated(self, part: str) -> dict[str, Any]:
-        name = f"Charades_v1_{part}.csv"
+    def annotated(self, split: str) -> dict[str, Any]:
+        name = f"Charades_v1_{split}.csv"
         path = self.files.path(name, self.folder)
-        found: dict[str, Any] = {}
+        annotations: dict[str, Any] = {}
         for row in csv.DictReader(StringIO(self.files.text(name, self.folder), newline="")):
             try:
                 spans = [span.split() for span in row["actions"].split(";") if span]
                 about = [(int(action[1:]), float(begin), float(end)) for action, begin, end in spans]
-                found[row["id"]] = (float(row["length"]), about)
+                annotations[row["id"]] = (float(row["length"]), about)
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                why = f"row {len(found) + 1} has no id, length and actions: {error!r}"
+                why = f"row {len(annotations) + 1} has no id, length and actions: {error!r}"
                 raise self.files.damaged(path, why, self.folder) from error
             if any(not 0 <= action < self.actions for action, *_ in about):
-                raise self.files.damaged(path, f"row {len(found)} has an action that is not c000 to c156", self.folder)
-        if not found:
+                raise self.files.damaged(
+                    path, f"row {len(annotations)} has an action that is not c000 to c156", self.folder
+                )
+        if not annotations:
             raise self.files.damaged(path, "it has no video", self.folder)
-        return found
+        return annotations
 
     def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
         length, spans = about
@@ -185,7 +187,7 @@ class AVA22(Videos):
     """AVA 2.2: which of 80 actions anyone in a film does at each second from 902 to 1798, from features of the second.
 
     The published question also asks where each person is. A model of steps cannot answer that, so the boxes are left
-    out. Seconds that are published as excluded are not asked for.
+    out. Seconds that are published as excluded have no target.
 
     Args: see `Videos`.
     """
@@ -193,24 +195,24 @@ class AVA22(Videos):
     actions = 80
     first: ClassVar[int] = 902
 
-    def annotated(self, part: str) -> dict[str, Any]:
-        name = {"train": "train", "test": "val"}[part]
-        found: dict[str, Any] = {}
+    def annotated(self, split: str) -> dict[str, Any]:
+        name = {"train": "train", "test": "val"}[split]
+        annotations: dict[str, Any] = {}
         try:
             for video, second, *_, action, _person in self.lines(f"ava_{name}_v2.2.csv", 8):
                 if not 1 <= int(action) <= self.actions:
                     raise ValueError(f"action {action}, expected from 1 to {self.actions}")
-                found.setdefault(video, ([], []))[0].append((int(second), int(action) - 1))
+                annotations.setdefault(video, ([], []))[0].append((int(second), int(action) - 1))
             for video, second in self.lines(f"ava_{name}_excluded_timestamps_v2.2.csv", 2):
-                found.setdefault(video, ([], []))[1].append(int(second))
+                annotations.setdefault(video, ([], []))[1].append(int(second))
         except ValueError as error:
             path = self.files.path(f"ava_{name}_v2.2.csv", self.folder)
             raise self.files.damaged(path, f"it is no table of actions: {error}", self.folder) from error
-        if not found:
+        if not annotations:
             raise self.files.damaged(
                 self.files.path(f"ava_{name}_v2.2.csv", self.folder), "it has no video", self.folder
             )
-        return found
+        return annotations
 
     def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
         done, excluded = about

@@ -24,4 +24,4 @@ class YesNo(FixedRows):
 
     @cached_property
     def _length(self) -> int:
-        return max(len(row) for part in self.parts for row in part.rows)
+        return max(len(row) for split in self.parts for row in split.rows)

@@ -105,7 +105,7 @@ class FrameForecaster:
         )
         source.collection = source.taken(self._frame, PATH, training)
         source.asking.check_answers(source.collection, "y")
-        ends = [len(one) - self.horizon for one in source.collection.each]
+        ends = [len(one) - self.horizon for one in source.collection.series]
         source.parts = [[(i, 0, end) for i, end in enumerate(ends)], [], []]
         if source.length < 1:
             raise DataError("frame: no series has two steps to train on")
@@ -133,15 +133,15 @@ class FrameForecaster:
         source, frames = self._source, []
         rows = source.asking.flat
         tail = (1 - level / 100) / 2
-        for i, one in enumerate(source.collection.each):
+        for i, one in enumerate(source.collection.series):
             last = len(one) - self.horizon
             places = rows.starts[i] + np.arange(max(0, last - source.length), last)
-            read = rows.columns(places[None], self.horizon), rows.durations(places[None], self.horizon)
-            x, more = columns(Batch(read[0], None, timespans=read[1]).tensors())
+            inputs = rows.columns(places[None], self.horizon), rows.durations(places[None], self.horizon)
+            x, more = columns(Batch(inputs[0], None, timespans=inputs[1]).tensors())
             forecast, _ = self.model.predict(x, levels=(tail, 1 - tail), **more)
-            part: Any = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
+            future: Any = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
             bounds = {
                 f"y-{side}-{level:g}": forecast.quantiles[0, :, 0, k].numpy() for k, side in enumerate(("lo", "hi"))
             }
-            frames.append(part[["unique_id", "ds"]].assign(y=forecast.mean[0, :, 0].numpy(), **bounds))
+            frames.append(future[["unique_id", "ds"]].assign(y=forecast.mean[0, :, 0].numpy(), **bounds))
         return pd.concat(frames, ignore_index=True)

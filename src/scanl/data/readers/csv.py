@@ -20,16 +20,16 @@ def columns(
     """
     header, *rows = [*csv.reader(files.text(name, folder).splitlines(), delimiter=delimiter)] or [[]]
     header = [column.strip() for column in header]
-    wanted = list(chosen) or [column for column in header if column not in skipped]
+    names = list(chosen) or [column for column in header if column not in skipped]
     path = files.path(name, folder)
-    if lacking := set(wanted) - set(header) or not (wanted and rows):
+    if lacking := set(names) - set(header) or not (names and rows):
         raise files.damaged(path, f"it has the columns {header}, and lacks {lacking}", folder)
-    places = [header.index(column) for column in wanted]
-    values = np.empty((len(rows), len(wanted)))
+    places = [header.index(column) for column in names]
+    values = np.empty((len(rows), len(names)))
     for number, row in enumerate(rows):
         try:
             values[number] = [np.nan if row[at] in MISSING else float(row[at]) for at in places]
         except (ValueError, IndexError) as error:
             raise files.damaged(path, f"line {number + 2}: {error}", folder) from error
     files.counted({"rows": len(values)}, folder)
-    return wanted, values
+    return names, values

@@ -32,8 +32,8 @@ def records(files: Files, name: str, folder: str = "") -> dict[str, Bytes]:
     return sequences
 
 
-def bases(files: Files, name: str, folder: str, part: str) -> Bytes:
+def bases(files: Files, name: str, folder: str, split: str) -> Bytes:
     """Return the tokens of all records of a file, one after the other."""
     tokens = np.concatenate(list(records(files, name, folder).values()))
-    files.counted({f"{part} bases".strip(): len(tokens)}, folder)
+    files.counted({f"{split} bases".strip(): len(tokens)}, folder)
     return tokens

@@ -22,10 +22,10 @@ def score(content: bytes) -> ElementTree.Element:
     """Return the score of a compressed MusicXML file. Raises one of `BROKEN` if there is none."""
     with zipfile.ZipFile(BytesIO(content)) as archive:
         names = [file.get("full-path", "") for file in _xml(archive.read("META-INF/container.xml")).iter("rootfile")]
-        found = _xml(archive.read(names[0]))
-    if found.tag != "score-partwise":
-        raise ValueError(f"it begins with {found.tag}, expected score-partwise")
-    return found
+        root = _xml(archive.read(names[0]))
+    if root.tag != "score-partwise":
+        raise ValueError(f"it begins with {root.tag}, expected score-partwise")
+    return root
 
 
 def _xml(content: bytes) -> ElementTree.Element:
@@ -37,12 +37,12 @@ def _xml(content: bytes) -> ElementTree.Element:
 def frames(parts: list[ElementTree.Element]) -> list[list[int]]:
     """Return the MIDI numbers of the notes that sound at the start of each quarter note. Raises ValueError."""
     spans = [span for part in parts for span in _spans(part)]
-    found: list[list[int]] = [[] for _ in range(ceil(max((end for _, end, _ in spans), default=0)))]
+    notes: list[list[int]] = [[] for _ in range(ceil(max((end for _, end, _ in spans), default=0)))]
     for begin, end, note in spans:
         if note is not None:
-            for frame in found[ceil(begin) : ceil(end)]:
+            for frame in notes[ceil(begin) : ceil(end)]:
                 frame.append(note)
-    return found
+    return notes
 
 
 def _spans(part: ElementTree.Element) -> Iterator[tuple[Fraction, Fraction, int | None]]:

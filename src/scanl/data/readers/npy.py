@@ -24,7 +24,7 @@ def array(files: Files, path: Path, folder: str, dimensions: int) -> NDArray[Any
     return values
 
 
-def packed(files: Files, path: Path, form: tuple[int, ...], most: int, folder: str = "") -> NDArray[Any]:
+def packed(files: Files, path: Path, form: tuple[int, ...], max_rows: int, folder: str = "") -> NDArray[Any]:
     """Return the first rows of an array in a packed .npy file, at most `most`. Nothing is unpickled.
 
     form: the sizes of a row.
@@ -32,12 +32,14 @@ def packed(files: Files, path: Path, form: tuple[int, ...], most: int, folder: s
     try:
         with gzip.open(path) as file:
             version = np.lib.format.read_magic(file)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-            shape, by_columns, kind = read(file)
+            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
+                version
+            ]
+            shape, by_columns, kind = read_header(file)
             have, *row = shape
             if kind.kind not in "biuf" or tuple(row) != form or (by_columns and row):
                 raise ValueError(f"its array is {kind} {shape}, expected numbers (N, {', '.join(map(str, form))})")
-            rows = min(most, have)
+            rows = min(max_rows, have)
             content = file.read(rows * math.prod(form) * kind.itemsize)
         return np.frombuffer(content, kind).reshape(rows, *form)
     except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:

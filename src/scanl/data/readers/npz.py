@@ -14,14 +14,14 @@ from scanl.data.files import Files
 from scanl.data.fixed import Part
 
 
-def arrays(files: Files, name: str, wanted: Sequence[str], folder: str = "") -> list[NDArray[Any]]:
+def arrays(files: Files, name: str, keys: Sequence[str], folder: str = "") -> list[NDArray[Any]]:
     """Return arrays of an .npz file, by name. Raises DataError as `Files.read` does."""
     content = BytesIO(files.read(name, folder))
     try:
         with np.load(content, allow_pickle=False) as archive:
-            return [archive[key] for key in wanted]
+            return [archive[key] for key in keys]
     except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
-        why = f"it is no npz file with {', '.join(wanted)}: {error}"
+        why = f"it is no npz file with {', '.join(keys)}: {error}"
         raise files.damaged(files.path(name, folder), why, folder) from error
 
 

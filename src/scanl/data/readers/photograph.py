@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from scanl.data.files import Files
 
 
-def square(files: Files, path: Path, side: int, whole: int, folder: str = "") -> NDArray[np.uint8]:
-    """Return the middle of a photograph: (side, side, 3). It is first scaled so that its shorter side has `whole`."""
+def square(files: Files, path: Path, side: int, shorter_side: int, folder: str = "") -> NDArray[np.uint8]:
+    """Return the middle of a photograph: (side, side, 3). It is first scaled to `shorter_side`."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=["JPEG", "PNG"]) as image:
-            image.draft("RGB", (2 * whole, 2 * whole))
+            image.draft("RGB", (2 * shorter_side, 2 * shorter_side))
             width, height = image.size
-            scale = whole / min(width, height)
-            size = max(whole, round(width * scale)), max(whole, round(height * scale))
+            scale = shorter_side / min(width, height)
+            size = max(shorter_side, round(width * scale)), max(shorter_side, round(height * scale))
             left, top = ((length - side) // 2 for length in size)
-            found = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-            return np.asarray(found.crop((left, top, left + side, top + side)))
+            scaled = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+            return np.asarray(scaled.crop((left, top, left + side, top + side)))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise files.damaged(path, f"Pillow cannot read it: {error}", folder) from error

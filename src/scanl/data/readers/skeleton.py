@@ -19,8 +19,8 @@ def positions(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]
     """
     try:
         lines = iter(path.read_text(encoding="ascii").splitlines())
-        found = np.zeros((int(next(lines)), BODIES, JOINTS, 3), np.float32)
-        for frame in found:
+        frames = np.zeros((int(next(lines)), BODIES, JOINTS, 3), np.float32)
+        for frame in frames:
             for body in range(int(next(lines))):
                 next(lines)
                 joints = [next(lines).split()[:3] for _ in range(int(next(lines)))]
@@ -30,6 +30,6 @@ def positions(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]
         raise files.damaged(path, "it ends before its last frame", folder) from error
     except (OSError, ValueError) as error:
         raise files.damaged(path, f"it is no skeleton of {JOINTS} joints: {error}", folder) from error
-    if not len(found):
+    if not len(frames):
         raise files.damaged(path, "it has no frame", folder)
-    return found
+    return frames

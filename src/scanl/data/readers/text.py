@@ -7,20 +7,20 @@ from scanl.data.files import Files, lines, whole_lines
 from scanl.errors import DataError
 
 
-def whole(files: Files, name: str, folder: str, part: str, *, letters: str = "") -> Bytes:
+def whole(files: Files, name: str, folder: str, split: str, *, letters: str = "") -> Bytes:
     """Return the bytes of a file.
 
-    part: of which published numbers are; empty for all.   letters: the only characters that the file may have; empty
-    for all.
+    split: the split whose published count is compared; empty: the count of the data set.   letters: the only
+    characters that the file may have; empty: all.
     """
     content = np.frombuffer(files.read(name, folder), np.uint8)
-    files.counted({f"{part} bytes".strip(): len(content)}, folder)
+    files.counted({f"{split} bytes".strip(): len(content)}, folder)
     if letters and (odd := set(np.unique(content).tolist()) - set(letters.encode())):
         raise files.damaged(files.path(name, folder), f"it has byte {min(odd)}, expected {letters!r} alone", folder)
     return content
 
 
-def lined(files: Files, name: str, folder: str, part: str) -> Bytes:
+def lined(files: Files, name: str, folder: str, split: str) -> Bytes:
     """Return the bytes of the lines of a file that are not blank, without spaces at their ends."""
     text = "\n".join(lines(files.text(name, folder))) + "\n"
     return np.frombuffer(text.encode(), np.uint8)
@@ -31,10 +31,10 @@ def words(files: Files, name: str, folder: str) -> list[str]:
     return [word for line in whole_lines(files.text(name, folder)) for word in (*line.split(), "<eos>")]
 
 
-def books(files: Files, name: str, folder: str, part: str) -> Bytes:
+def books(files: Files, name: str, folder: str, split: str) -> Bytes:
     """Return the bytes of the files *.txt of a folder, a zero byte between two."""
     paths = files.below(name, "*.txt", folder)
-    files.counted({f"{part} books".strip(): len(paths)}, folder)
+    files.counted({f"{split} books".strip(): len(paths)}, folder)
     try:
         return np.frombuffer(SEPARATOR.join(path.read_bytes() for path in paths), np.uint8)
     except OSError as error:

@@ -11,5 +11,5 @@ from scanl.learning.scores.base import score
 @score("accuracy")
 def accuracy(question: Any, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
     """Return how many of the most likely classes of logits (n, V) are the classes (n,), and how many there are."""
-    wanted = targets != IGNORED
-    return float((outputs.argmax(-1) == targets)[wanted].sum()), int(wanted.sum())
+    is_target = targets != IGNORED
+    return float((outputs.argmax(-1) == targets)[is_target].sum()), int(is_target.sum())

@@ -12,7 +12,7 @@ scores: Functions[Score] = Functions("score")
 score = scores.add
 
 
-def over_known(each: Tensor, numbers: Tensor) -> tuple[float, int]:
+def over_known(scores: Tensor, numbers: Tensor) -> tuple[float, int]:
     """Return the sum of scores where the number is known, no NaN, and how many are known."""
     known = ~numbers.isnan()
-    return float(each[known].sum()), int(known.sum())
+    return float(scores[known].sum()), int(known.sum())
