@@ -43,7 +43,7 @@ def table() -> str:
     rows = ["| modules | before | now | corrected |", "| --- | --- | --- | --- |"]
     for name in patches.names():
         patch = patches.get(name)
-        cells = (", ".join(patch.modules), patch.before, patch.runs, "; ".join(patch.corrects))
+        cells = (", ".join(patch.modules), patch.original, patch.runs, "; ".join(patch.corrects))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -73,10 +73,10 @@ def _bench(model: Any, length: int, decode: int) -> str:
         for side, change in sides.items():
             change()
             times[side].append((*_generate(model, ids, decode), _train(model, ids)))
-    before, after = ([median(column) for column in zip(*times[side][1:], strict=True)] for side in sides)
+    old_times, new_times = ([median(column) for column in zip(*times[side][1:], strict=True)] for side in sides)
     rows = [("", *sides, "times faster")]
     what = (f"prefill of {length}, tokens/s", f"decode of {decode}, tokens/s", "forward and backward, s")
-    for name, amount, old, new in zip(what, (length, decode, None), before, after, strict=True):
+    for name, amount, old, new in zip(what, (length, decode, None), old_times, new_times, strict=True):
         shown = (f"{value:.3f}" if amount is None else f"{amount / value:,.0f}" for value in (old, new))
         rows.append((name, *shown, f"{old / new:.2f}"))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]

@@ -21,13 +21,13 @@ _PLAIN = "transformers.", "torch.nn.modules."  # where the inner modules are who
 class Row(NamedTuple):
     """One module of a report.
 
-    module: its name in the model.   kind: its class.   before, now: the code that computes it before and after.
+    module: its name in the model.   kind: its class.   original, now: what computes it without and with the patch.
     note: what the patch corrects. If the module was not patched, `now` is empty and `note` gives the reason.
     """
 
     module: str
     kind: str
-    before: str
+    original: str
     now: str
     note: str
 
@@ -47,9 +47,9 @@ class Report(tuple[Row, ...]):
         for row in self:
             groups.setdefault(row[1:], []).append(row.module)
         lines = [("modules", "class", "before", "now", "note")]
-        for (kind, before, now, note), names in groups.items():
+        for (kind, original, now, note), names in groups.items():
             shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-            lines.append((shown, kind, before, now or "left alone", note))
+            lines.append((shown, kind, original, now or "left alone", note))
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
         return "\n".join(
             "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[4]]).rstrip()
@@ -74,11 +74,11 @@ def accelerate(model: nn.Module) -> Report:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"accelerate: model is a {type(model).__name__}, expected a torch.nn.Module")
     if any(patch is not None and _home(patch) == _MODELS for patch in map(_patch_for, model.modules())):
-        found = importlib.metadata.version("transformers")
-        if tuple(map(int, found.split(".")[:2])) < OLDEST:
-            wanted = ".".join(map(str, OLDEST))
+        version = importlib.metadata.version("transformers")
+        if tuple(map(int, version.split(".")[:2])) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
             raise ConfigError(
-                f"accelerate: transformers is {found}, expected at least {wanted}; pip install -U transformers"
+                f"accelerate: transformers is {version}, expected at least {oldest}; pip install -U transformers"
             )
     rows, needs = [], set[str]()
     for name, module in model.named_modules():
@@ -91,7 +91,7 @@ def accelerate(model: nn.Module) -> Report:
                 forwards.replace(module, functools.partial(_forward, patch))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
-            rows.append(Row(name, type(module).__name__, patch.before, "" if reason else patch.runs, note))
+            rows.append(Row(name, type(module).__name__, patch.original, "" if reason else patch.runs, note))
     if any(row.now for row in rows):
         for module in model.modules():
             if _is_model(module) and not forwards.replaced(module):
@@ -111,8 +111,8 @@ def restore(model: nn.Module) -> None:
 @functools.cache
 def _patches() -> dict[str, type[Patch]]:
     """Return all patches by the classes that they replace: MODEL.CLASS."""
-    found = [patches.get(name) for name in patches.names()]
-    return {path: patch for patch in found for path in patch.modules}
+    classes = [patches.get(name) for name in patches.names()]
+    return {path: patch for patch in classes for path in patch.modules}
 
 
 def _patch_for(module: nn.Module) -> type[Patch] | None:
@@ -140,7 +140,7 @@ def _is_model(module: nn.Module) -> bool:
 
 def _number(name: str) -> int | None:
     """Return the last number in the name of a module, which is that of its layer."""
-    return next((int(part) for part in reversed(name.split(".")) if part.isdigit()), None)
+    return next((int(segment) for segment in reversed(name.split(".")) if segment.isdigit()), None)
 
 
 def _unable(module: nn.Module, patch: type[Patch]) -> str:
@@ -156,8 +156,8 @@ def _unable(module: nn.Module, patch: type[Patch]) -> str:
         return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"
     for path, defining in _kinds(module, patch).items():
         if not defining.__module__.startswith(_PLAIN):
-            found = f"{defining.__module__}.{defining.__qualname__}"
-            return f"its {path} is a {found}, and the patch reads the weights of a plain module"
+            class_name = f"{defining.__module__}.{defining.__qualname__}"
+            return f"its {path} is a {class_name}, and the patch reads the weights of a plain module"
     try:
         _check_reads(module, _kinds(module, patch))
     except ConfigError as error:
@@ -195,8 +195,8 @@ def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any
 @functools.cache
 def _has_kernels(cls: type[nn.Module], patch: type[Patch]) -> bool:
     """Whether transformers found compiled kernels for everything that this class computes."""
-    found = inspect.getmodule(cls)
-    functions = [getattr(found, name, None) for name in patch.kernels]
+    module = inspect.getmodule(cls)
+    functions = [getattr(module, name, None) for name in patch.kernels]
     return bool(functions) and all(
         function is not None
         and inspect.getclosurevars(inspect.unwrap(function, stop=_chooses)).nonlocals.get(

@@ -142,8 +142,8 @@ def _checkpoints(model: nn.Module) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-def _packed(given: dict[str, Any], shape: torch.Size) -> Tensor | None:
-    cu_seqlens, index = given.get("cu_seq_lens_q"), given.get("seq_idx")
+def _packed(arguments: dict[str, Any], shape: torch.Size) -> Tensor | None:
+    cu_seqlens, index = arguments.get("cu_seq_lens_q"), arguments.get("seq_idx")
     if cu_seqlens is not None:
         if shape[0] != 1:
             raise ShapeError(
@@ -189,9 +189,9 @@ class Rows(NamedTuple):
         """Whether a row holds several sequences. Each of them starts from an empty state."""
         return self.cu_seqlens is not None and self.mask is None
 
-    def start_anew(self, held: bool) -> None:
-        """Raise ConfigError when the sequences are packed and there is a state (`held`) to start from."""
-        if held and self.packed:
+    def start_anew(self, has_state: bool) -> None:
+        """Raise ConfigError when the sequences are packed and the cache has a state to start from."""
+        if has_state and self.packed:
             raise ConfigError(
                 "packed sequences are given with a cache that holds a state, expected an empty cache: each of them "
                 "starts from an empty state"

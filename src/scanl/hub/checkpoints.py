@@ -52,7 +52,7 @@ def load(
     spare = {fmt.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
     weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, spare)
     tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
-    tensors = {name: weights.read(theirs, dtype, device) for name, theirs in names.items()}
+    tensors = {name: weights.read(stored_name, dtype, device) for name, stored_name in names.items()}
     model.load_state_dict(tensors, assign=True)
     for name, parameter in model.named_parameters():
         vars(parameter).update(tags[name])
@@ -73,8 +73,8 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
         like = locate(like)
         config = read_config(like)
         if _format_of(config, like) is not fmt:
-            found = config["model_type"]
-            raise CheckpointError(f"save: {like} is a {found}, expected a {fmt.name} because of the model")
+            source = config["model_type"]
+            raise CheckpointError(f"save: {like} is a {source}, expected a {fmt.name} because of the model")
     for key in ("torch_dtype", "transformers_version"):
         config.pop(key, None)
     config |= {"architectures": [fmt.architecture], "model_type": fmt.name, **entries}
@@ -82,9 +82,9 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
     tensors = {fmt.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with folder_written_whole(Path(path)) as folder:
         if like is not None:
-            for found in {file for pattern in CARRIED for file in like.glob(pattern)}:
-                if found.name not in NOT_CARRIED:
-                    shutil.copyfile(found, folder / found.name)
+            for source in {file for pattern in CARRIED for file in like.glob(pattern)}:
+                if source.name not in NOT_CARRIED:
+                    shutil.copyfile(source, folder / source.name)
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -113,11 +113,11 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
                 )
             return fmt, entries
     channels = [block.channel for block in formats.blocks(model)]
-    parts = (part for part in (*model.stack.mixers(), *channels) if part is not None)
-    found = " and ".join(dict.fromkeys(type(part).__name__ for part in parts))
+    parts = (module for module in (*model.stack.mixers(), *channels) if module is not None)
+    classes = " and ".join(dict.fromkeys(type(module).__name__ for module in parts))
     known = ", ".join(formats.names())
     raise CheckpointError(
-        f"save: the model is built of {found}, expected a model that transformers has: {known}; "
+        f"save: the model is built of {classes}, expected a model that transformers has: {known}; "
         "to save any model for scanl alone, call model.save"
     )
 

@@ -20,8 +20,8 @@ _SLOTS = "forward", "_old_forward"  # the latter is where hooks for offloading k
 
 def is_own(module: nn.Module) -> bool:
     """Whether the module's forward, beneath hooks for offloading, is the one of its class."""
-    kept = module.__dict__.get(_slot(module))
-    return kept is None or getattr(kept, "__func__", None) is type(module).forward or _is_ours(kept)
+    forward = module.__dict__.get(_slot(module))
+    return forward is None or getattr(forward, "__func__", None) is type(module).forward or _is_ours(forward)
 
 
 def replaced(module: nn.Module) -> bool:
@@ -38,18 +38,18 @@ def replace(module: nn.Module, run: Run) -> None:
         module.__class__ = _on(kind, _subclass(kind.__bases__[0]))
     else:
         module.__class__ = _subclass(kind)
-    kept = module.__dict__.get(name)
-    if kept is not None and not _is_ours(kept):
-        module.__dict__[name] = functools.update_wrapper(functools.partial(_instead, module, kept), kept)
+    forward = module.__dict__.get(name)
+    if forward is not None and not _is_ours(forward):
+        module.__dict__[name] = functools.update_wrapper(functools.partial(_instead, module, forward), forward)
 
 
 def restore(module: nn.Module) -> None:
     """Undo `replace`."""
     module.__dict__.pop("_scanl_forward", None)
     for name in _SLOTS:
-        kept = module.__dict__.get(name)
-        if isinstance(kept, functools.partial) and kept.func is _instead:
-            module.__dict__[name] = kept.args[1]
+        forward = module.__dict__.get(name)
+        if isinstance(forward, functools.partial) and forward.func is _instead:
+            module.__dict__[name] = forward.args[1]
     kind = type(module)
     if _is_made(kind):
         module.__class__ = kind.__bases__[0]
@@ -57,9 +57,9 @@ def restore(module: nn.Module) -> None:
         module.__class__ = _on(kind, kind.__bases__[0].__bases__[0])
 
 
-def _instead(module: nn.Module, before: Run, /, *args: Any, **kwargs: Any) -> Any:
+def _instead(module: nn.Module, original: Run, /, *args: Any, **kwargs: Any) -> Any:
     run = module.__dict__.get("_scanl_forward")
-    return before(*args, **kwargs) if run is None else run(module, before, *args, **kwargs)
+    return original(*args, **kwargs) if run is None else run(module, original, *args, **kwargs)
 
 
 def _slot(module: nn.Module) -> str:
@@ -92,14 +92,16 @@ def _subclass(kind: Any) -> type:
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced = kind.__reduce_ex__(self, max(protocol, 2))
-        if type(self) is not made:
+        if type(self) is not subclass:
             return reduced
-        make, args, *rest = reduced
-        return _remade, (kind, make, *(kind if each is made else each for each in args)), *rest
+        make, args, *state = reduced
+        return _remade, (kind, make, *(kind if arg is subclass else arg for arg in args)), *state
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made = type(kind.__name__, (kind,), {**names, "forward": forward, "__reduce_ex__": reduce, "_scanl_forward": None})
-    return made
+    subclass = type(
+        kind.__name__, (kind,), {**names, "forward": forward, "__reduce_ex__": reduce, "_scanl_forward": None}
+    )
+    return subclass
 
 
 def _remade(kind: type, make: Callable[..., nn.Module], *args: Any) -> nn.Module:
@@ -113,5 +115,5 @@ def _on(kind: type, base: type) -> type:
     """Return a class of torch.nn.utils.parametrize with another base; each belongs to one module."""
     if kind.__bases__[0] is base:
         return kind
-    own = {name: value for name, value in kind.__dict__.items() if name not in ("__dict__", "__weakref__")}
-    return type(kind.__name__, (base,), own)
+    attributes = {name: value for name, value in kind.__dict__.items() if name not in ("__dict__", "__weakref__")}
+    return type(kind.__name__, (base,), attributes)

@@ -28,13 +28,13 @@ class Weights:
         self.source = folder / INDEX
         if not self.source.is_file():
             raise CheckpointError(_nothing(folder))
-        index, held = _index(self.source), set[tuple[str, str]]()
+        index, contents = _index(self.source), set[tuple[str, str]]()
         self._files = {}
         for file in dict.fromkeys(index.values()):
             tensors = _tensors(folder / file)
             self._files |= tensors
-            held |= {(name, file) for name in tensors}
-        wrong = sorted(held ^ set(index.items()))
+            contents |= {(name, file) for name in tensors}
+        wrong = sorted(contents ^ set(index.items()))
         if wrong:
             name, file = wrong[0]
             named = index.get(name) == file
@@ -78,21 +78,21 @@ class Weights:
     def _all_there(self, **names: Set[str]) -> None:
         """Raise CheckpointError when there are names in `missing` or `over`."""
         what = {"missing": "lacks", "over": "has the extra weights"}
-        said = [f"{what[kind]} {', '.join(sorted(found))}" for kind, found in names.items() if found]
-        if said:
+        problems = [f"{what[kind]} {', '.join(sorted(weights))}" for kind, weights in names.items() if weights]
+        if problems:
             raise CheckpointError(
-                f"checkpoint: {self.source} {' and '.join(said)}; expected the weights that config.json describes"
+                f"checkpoint: {self.source} {' and '.join(problems)}; expected the weights that config.json describes"
             )
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         path, file = self._files[name]
-        found = file.get_slice(name)
-        if tuple(found.get_shape()) != shape:
-            shapes = f"{tuple(found.get_shape())}, expected {shape} because of config.json"
+        tensor = file.get_slice(name)
+        if tuple(tensor.get_shape()) != shape:
+            shapes = f"{tuple(tensor.get_shape())}, expected {shape} because of config.json"
             raise CheckpointError(f"checkpoint: {path}: {name} has shape {shapes}")
-        if found.get_dtype() not in DTYPES:
+        if tensor.get_dtype() not in DTYPES:
             raise CheckpointError(
-                f"checkpoint: {path}: {name} is {found.get_dtype()}, expected one of {', '.join(DTYPES)}"
+                f"checkpoint: {path}: {name} is {tensor.get_dtype()}, expected one of {', '.join(DTYPES)}"
             )
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
@@ -103,8 +103,8 @@ class Weights:
 def _index(path: Path) -> dict[str, str]:
     """Return the file name of each tensor."""
     try:
-        found = json.loads(path.read_bytes())["weight_map"]
-        names = set(found.values())
+        weight_map = json.loads(path.read_bytes())["weight_map"]
+        names = set(weight_map.values())
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"checkpoint: {path} is damaged, expected JSON with a weight_map; copy it again"
@@ -112,7 +112,7 @@ def _index(path: Path) -> dict[str, str]:
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
             raise CheckpointError(f"checkpoint: {path} names {name!r}, expected safetensors files in the same folder")
-    return found
+    return weight_map
 
 
 def _tensors(path: Path) -> dict[str, tuple[Path, Any]]:

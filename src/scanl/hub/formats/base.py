@@ -1,4 +1,4 @@
-"""Base class of formats: it maps the options and weights of a checkpoint to those of `LanguageModel`."""
+"""Base class of formats: it maps the options and weights of a checkpoint to `LanguageModel`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class Format(ABC):
     architecture: ClassVar[str] = ""  # transformers' class
     defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; a file may leave some out
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for, with the allowed values
-    own: ClassVar[tuple[str, ...]] = ()  # entries of `defaults` that `arguments` checks
+    unchecked: ClassVar[tuple[str, ...]] = ()  # entries of `defaults` that `read` does not check
     new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that do not depend on the model
     weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours -> theirs; * is the number of a block
     mixers: ClassVar[tuple[type[Layer], ...]]
@@ -75,11 +75,11 @@ class Format(ABC):
             if value not in allowed:
                 expected = " or ".join(map(repr, allowed))
                 raise CheckpointError(f"{who}: {key} is {value!r}, expected {expected}: scanl has no other option")
-        read = {key: config.get(key, default) for key, default in cls.defaults.items()}
+        options = {key: config.get(key, default) for key, default in cls.defaults.items()}
         for key, default in cls.defaults.items():
-            if key not in cls.own and not _fits(read[key], default):
-                raise CheckpointError(f"{who}: {key} is {read[key]!r}, expected {_expected(default)}")
-        return read
+            if key not in cls.unchecked and not _fits(options[key], default):
+                raise CheckpointError(f"{who}: {key} is {options[key]!r}, expected {_expected(default)}")
+        return options
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> LanguageModel:
@@ -90,17 +90,17 @@ class Format(ABC):
     @classmethod
     def begin_of_blocks(cls) -> str:
         """Return transformers' prefix of the blocks' weights, up to the block's number."""
-        return next(theirs.partition("*")[0] for theirs in cls.weights.values() if "*" in theirs)
+        return next(stored_name.partition("*")[0] for stored_name in cls.weights.values() if "*" in stored_name)
 
     @classmethod
     def their_name(cls, name: str) -> str:
         """Return transformers' name of one of our weights, such as stack.norm.weight."""
         parts = name.split(".")
         number = parts[2] if name.startswith("stack.blocks.") else ""
-        for ours, theirs in cls.weights.items():
+        for ours, stored_name in cls.weights.items():
             begin = ours.replace("*", number)
             if name.startswith(begin):
-                return theirs.replace("*", number) + name.removeprefix(begin)
+                return stored_name.replace("*", number) + name.removeprefix(begin)
         raise AssertionError(f"{cls.name}: no name for {name}")
 
 
@@ -118,9 +118,9 @@ def in_float32(model: LanguageModel) -> bool:
     return isinstance(model.stack, Stack) and model.stack.residual_in_float32
 
 
-def whole_ratio(part: int, of: int) -> float | int:
-    """Return part / of, as an int if it is whole."""
-    return part / of if part % of else part // of
+def whole_ratio(numerator: int, denominator: int) -> float | int:
+    """Return numerator / denominator, as an int if it is a whole number."""
+    return numerator / denominator if numerator % denominator else numerator // denominator
 
 
 def padding_of(config: Mapping[str, Any]) -> int | None:

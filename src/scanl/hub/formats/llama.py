@@ -38,7 +38,7 @@ class LlamaFormat(Format):
         "mlp_bias": (False,),
         "pretraining_tp": (1,),
     }
-    own: ClassVar = ("rope_parameters", "pad_token_id")
+    unchecked: ClassVar = ("rope_parameters", "pad_token_id")
     weights: ClassVar = {
         "embedding.": "model.embed_tokens.",
         "stack.blocks.*.mixer_norm.": "model.layers.*.input_layernorm.",
@@ -106,7 +106,7 @@ class LlamaFormat(Format):
         assert isinstance(channel, GatedMLP)
         assert isinstance(block.mixer_norm, nn.RMSNorm)
         rotated = mixer.rotated / mixer.head_dim
-        part = {} if rotated == 1 else {"partial_rotary_factor": rotated}
+        fraction = {} if rotated == 1 else {"partial_rotary_factor": rotated}
         return {
             "vocab_size": model.vocab_size,
             "hidden_size": mixer.dim,
@@ -116,7 +116,7 @@ class LlamaFormat(Format):
             "num_key_value_heads": mixer.num_kv_heads,
             "head_dim": mixer.head_dim,
             "max_position_embeddings": mixer.reach,
-            "rope_parameters": {"rope_type": "default", "rope_theta": mixer.rope_base, **part},
+            "rope_parameters": {"rope_type": "default", "rope_theta": mixer.rope_base, **fraction},
             "rms_norm_eps": block.mixer_norm.eps,
             "tie_word_embeddings": model.head is None,
             "pad_token_id": model.embedding.padding_idx,

@@ -38,7 +38,7 @@ class RecurrentGemmaFormat(Format):
         "tie_word_embeddings": True,
         "pad_token_id": 0,
     }
-    own: ClassVar = ("block_types", "rope_parameters", "pad_token_id")
+    unchecked: ClassVar = ("block_types", "rope_parameters", "pad_token_id")
     only: ClassVar = {"hidden_activation": ("gelu_pytorch_tanh",), "attention_dropout": (0.0,)}
     new: ClassVar = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     weights: ClassVar = {
@@ -106,7 +106,9 @@ class RecurrentGemmaFormat(Format):
         return {
             "vocab_size": config["vocab_size"],
             "stack": stack,
-            "embedding_scale": torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item(),  # rounded as there
+            "embedding_scale": torch.tensor(
+                dim**0.5, dtype=torch.bfloat16, device="cpu"
+            ).item(),  # transformers rounds it too
             "logit_cap": config["logits_soft_cap"],
             "tie_embeddings": config["tie_word_embeddings"],
             "padding_idx": padding_of(config),
@@ -171,9 +173,9 @@ class RecurrentGemmaFormat(Format):
                     },
                 }
         if len(heads) > 1:
-            found = " and ".join(map(str, sorted(heads)))
+            numbers = " and ".join(map(str, sorted(heads)))
             raise ConfigError(
-                f"num_heads of the layers is {found}, expected one number: transformers has one for both kinds"
+                f"num_heads of the layers is {numbers}, expected one number: transformers has one for both kinds"
             )
         return {**entries, "num_attention_heads": heads.pop()}
 

@@ -14,11 +14,11 @@ def gathered(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[
     return {**config, "rope_parameters": rope}
 
 
-def checked(found: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def checked(options: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options. Raises ConfigError for another kind of positions and for numbers that are not above 0."""
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"rope_parameters is {found!r}, expected an object of options")
-    rope = {**defaults, **found}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"rope_parameters is {options!r}, expected an object of options")
+    rope = {**defaults, **options}
     if rope["rope_type"] != "default":
         raise ConfigError(f"rope_type is {rope['rope_type']!r}, expected 'default': scanl has no other option")
     for key in ("rope_theta", "partial_rotary_factor"):

@@ -20,7 +20,7 @@ class Patch(ABC):
 
     name: ClassVar[str] = ""  # set by `register`
     modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models, or torch.nn.CLASS
-    before: ClassVar[str] = ""  # what transformers runs without compiled kernels
+    original: ClassVar[str] = ""  # what transformers runs without compiled kernels
     runs: ClassVar[str] = ""  # the ops that run with the patch
     corrects: ClassVar[tuple[str, ...]] = ()  # cases in which the original is wrong
     kernels: ClassVar[tuple[str, ...]] = ()  # functions of the module's file that may be compiled kernels
@@ -135,19 +135,19 @@ def write(
             cache.update_conv_state(rows.back(inputs).mT, index, slot, conv_kernel_size=window)
         elif not layer.has_previous_state[slot]:
             # The cache holds one input more than the convolution needs. The first one is never read.
-            kept = nn.functional.pad(conv.to(inputs.dtype), (1, 0))
-            cache.update_conv_state(kept, index, slot, conv_kernel_size=window)
+            previous = nn.functional.pad(conv.to(inputs.dtype), (1, 0))
+            cache.update_conv_state(previous, index, slot, conv_kernel_size=window)
         elif in_place:
             layer.conv_states[slot][..., 1:].copy_(conv)
         else:
             layer.conv_states[slot] = nn.functional.pad(conv.to(layer.conv_states[slot].dtype), (1, 0))
     if recurrent is not None:
         recurrent, layer = rows.last(recurrent), cache.layers[index]
-        kept = layer.recurrent_states[slot]
-        if kept is None or (kept.is_cuda and in_place):  # a CUDA graph needs the same memory address
+        previous = layer.recurrent_states[slot]
+        if previous is None or (previous.is_cuda and in_place):  # a CUDA graph needs the same memory address
             cache.update_recurrent_state(recurrent, index, slot)
         else:
-            layer.recurrent_states[slot] = recurrent.to(kept.dtype)
+            layer.recurrent_states[slot] = recurrent.to(previous.dtype)
         layer.has_previous_state[slot] = True
 
 

@@ -16,7 +16,7 @@ _GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
 class DeltaRulePatch(CachedPatch):
     """One convolution over queries, keys and values; a memory with the delta rule; a gated norm."""
 
-    before: ClassVar = "chunks in a Python loop"
+    original: ClassVar = "chunks in a Python loop"
     runs: ClassVar = "short_convolution, delta_rule"
     corrects: ClassVar = (
         "packed sequences are kept apart",
@@ -97,8 +97,8 @@ class GatedDeltaNetByKeyPatch(_GatedPatch):
         heads, K, V = module.num_k_heads, module.head_k_dim, module.head_v_dim
         values = module.value_dim // heads
         parts = module.in_proj_qkvz(x).unflatten(-1, (heads, -1)).split([K, K, values, values], -1)
-        q, k, v, z = (part.flatten(-2) for part in parts)
-        b, a = (part.flatten(-2) for part in module.in_proj_ba(x).unflatten(-1, (heads, -1)).chunk(2, -1))
+        q, k, v, z = (piece.flatten(-2) for piece in parts)
+        b, a = (piece.flatten(-2) for piece in module.in_proj_ba(x).unflatten(-1, (heads, -1)).chunk(2, -1))
         inputs, g = torch.cat([q, k, v], -1), _log_decay(module, a)
         o, conv, recurrent = remember(module, inputs, b.sigmoid(), g, (K, V), conv, recurrent, cu_seqlens)
         return module.out_proj(gated(module.norm, o, z)), inputs, conv, recurrent

@@ -16,7 +16,7 @@ class LightningAttentionPatch(Patch):
     """Keeps the state in float32; the original keeps it in the model's dtype."""
 
     modules: ClassVar = ("minimax.MiniMaxLightningAttention",)
-    before: ClassVar = "a Python loop over blocks, and one over the steps after a cached state"
+    original: ClassVar = "a Python loop over blocks, and one over the steps after a cached state"
     runs: ClassVar = "linear_attention"
     corrects: ClassVar = (
         "beam search reorders the states",

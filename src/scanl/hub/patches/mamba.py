@@ -13,7 +13,7 @@ from scanl.ops import selective_scan
 @register("mamba")
 class MambaPatch(CachedPatch):
     modules: ClassVar = ("mamba.MambaMixer", "falcon_mamba.FalconMambaMixer", "jamba.JambaMambaMixer")
-    before: ClassVar = "a Python loop over the steps"
+    original: ClassVar = "a Python loop over the steps"
     runs: ClassVar = "short_convolution, selective_scan"
     corrects: ClassVar = ("a prompt in several pieces keeps its state", "packed sequences are kept apart")
     kernels: ClassVar = ("mamba_selective_scan", "causal_conv1d_fn")
@@ -51,7 +51,7 @@ class MambaHeadsPatch(CachedPatch):
     """Zamba: each head has its own projections to B, C and the step size. All channels of a head use its B and C."""
 
     modules: ClassVar = ("zamba.ZambaMambaMixer",)
-    before: ClassVar = MambaPatch.before
+    original: ClassVar = MambaPatch.original
     runs: ClassVar = MambaPatch.runs
     corrects: ClassVar = MambaPatch.corrects
     kernels: ClassVar = MambaPatch.kernels

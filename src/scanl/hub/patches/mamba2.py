@@ -21,7 +21,7 @@ class Mamba2Patch(CachedPatch):
         "nemotron_h.NemotronHMamba2Mixer",
         "granitemoehybrid.GraniteMoeHybridMambaLayer",
     )
-    before: ClassVar = "matrices over chunks of the steps"
+    original: ClassVar = "matrices over chunks of the steps"
     runs: ClassVar = "short_convolution, linear_attention"
     corrects: ClassVar = (
         "packed sequences are kept apart",

@@ -30,7 +30,7 @@ class RecurrentGemmaPatch(Patch):
     """
 
     modules: ClassVar = ("recurrent_gemma.RecurrentGemmaRecurrentBlock",)
-    before: ClassVar = "a Python loop over the steps"
+    original: ClassVar = "a Python loop over the steps"
     runs: ClassVar = "short_convolution, linear_scan"
     corrects: ClassVar = (
         "a prompt in several pieces keeps its state",
@@ -51,12 +51,12 @@ class RecurrentGemmaPatch(Patch):
         past_key_values: Any = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        found = call.of(module, input_states)
-        if found.mask is None and found.cu_seqlens is None and position_ids.shape[1] > 1:
+        layout = call.of(module, input_states)
+        if layout.mask is None and layout.cu_seqlens is None and position_ids.shape[1] > 1:
             starts = position_ids == 0
             if bool(starts[:, 1:].any()):
-                found = replace(found, cu_seqlens=call.offsets(starts.expand(found.shape)))
-        rows, x = call.Rows.lay(found, input_states)
+                layout = replace(layout, cu_seqlens=call.offsets(starts.expand(layout.shape)))
+        rows, x = call.Rows.lay(layout, input_states)
         cache = past_key_values if use_cache else None
         conv = recurrent = layer = None
         if cache is not None:

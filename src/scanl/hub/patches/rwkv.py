@@ -18,7 +18,7 @@ class State(list[Tensor]):
     """The five state tensors, in a list that `generate` can reorder. Beam search fails with a plain list."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self[:] = [part.index_select(0, beam_idx.to(part.device)) for part in self]
+        self[:] = [tensor.index_select(0, beam_idx.to(tensor.device)) for tensor in self]
 
 
 @register("rwkv")
@@ -26,7 +26,7 @@ class RWKVPatch(Patch):
     """Time mix. state[1]: the last input.   state[2:]: p, z and m of `weighted_average`."""
 
     modules: ClassVar = ("rwkv.RwkvSelfAttention",)
-    before: ClassVar = "a Python loop over the steps"
+    original: ClassVar = "a Python loop over the steps"
     runs: ClassVar = "weighted_average"
     corrects: ClassVar = (*_CORRECTS, "beam search works")
     reads: ClassVar = ("time_shift",)
@@ -36,17 +36,17 @@ class RWKVPatch(Patch):
     def forward(
         module: Any, hidden: Tensor, state: list[Tensor] | None = None, use_cache: bool = False
     ) -> tuple[Tensor, State | None]:
-        rows, x, before = _shifted(module, hidden, state, 1)
-        change = x - before
+        rows, x, previous = _shifted(module, hidden, state, 1)
+        change = x - previous
         k, v, r = (
-            project(torch.addcmul(before, change, mix))
+            project(torch.addcmul(previous, change, mix))
             for project, mix in (
                 (module.key, module.time_mix_key),
                 (module.value, module.time_mix_value),
                 (module.receptance, module.time_mix_receptance),
             )
         )
-        recurrent = None if state is None else torch.stack([part[..., module.layer_id] for part in state[2:]], 1)
+        recurrent = None if state is None else torch.stack([tensor[..., module.layer_id] for tensor in state[2:]], 1)
         if recurrent is not None and rows.packed:
             rows.start_anew(bool((recurrent[:, 1] != 0).any()))
             recurrent = None
@@ -56,8 +56,8 @@ class RWKVPatch(Patch):
         y = rows.back(module.output(r.sigmoid() * average))
         if state is None:
             return y, None
-        for part, last in zip(state[2:], rows.last(recurrent).unbind(1), strict=True):
-            part[..., module.layer_id] = last
+        for tensor, last in zip(state[2:], rows.last(recurrent).unbind(1), strict=True):
+            tensor[..., module.layer_id] = last
         return y, state if isinstance(state, State) else State(state)
 
 
@@ -66,7 +66,7 @@ class RWKVChannelMixPatch(Patch):
     """Channel mix. state[0]: the last input."""
 
     modules: ClassVar = ("rwkv.RwkvFeedForward",)
-    before: ClassVar = "plain PyTorch"
+    original: ClassVar = "plain PyTorch"
     runs: ClassVar = "the same, without padding and across no packed sequence"
     corrects: ClassVar = _CORRECTS
     reads: ClassVar = RWKVPatch.reads
@@ -74,25 +74,27 @@ class RWKVChannelMixPatch(Patch):
 
     @staticmethod
     def forward(module: Any, hidden: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor] | None]:
-        rows, x, before = _shifted(module, hidden, state, 0)
-        change = x - before
-        k = module.key(torch.addcmul(before, change, module.time_mix_key))
-        r = module.receptance(torch.addcmul(before, change, module.time_mix_receptance))
+        rows, x, previous = _shifted(module, hidden, state, 0)
+        change = x - previous
+        k = module.key(torch.addcmul(previous, change, module.time_mix_key))
+        r = module.receptance(torch.addcmul(previous, change, module.time_mix_receptance))
         return rows.back(r.sigmoid() * module.value(F.relu(k).square())), state
 
 
 def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int) -> tuple[call.Rows, Tensor, Tensor]:
     """Return the layout, the tokens in it, and the previous input of each. Write the last input to state[slot]."""
     rows, x = call.Rows.lay(call.of(module, hidden), hidden)
-    kept = None if state is None else state[slot][..., module.layer_id]
+    last_input = None if state is None else state[slot][..., module.layer_id]
     if rows.cu_seqlens is not None:
-        first = None if kept is None or rows.packed else kept[:, None].clone()  # a backward pass needs the old value
-        before, last = token_shift(x, first, cu_seqlens=rows.cu_seqlens)
-        if kept is not None:
-            kept.copy_(rows.last(last)[:, 0])
-    elif kept is None:
-        before = nn.functional.pad(x, (0, 0, 1, -1))
+        first = (
+            None if last_input is None or rows.packed else last_input[:, None].clone()
+        )  # a backward pass needs the old value
+        previous, last = token_shift(x, first, cu_seqlens=rows.cu_seqlens)
+        if last_input is not None:
+            last_input.copy_(rows.last(last)[:, 0])
+    elif last_input is None:
+        previous = nn.functional.pad(x, (0, 0, 1, -1))
     else:
-        before = torch.cat([kept[:, None], x[:, :-1]], 1)
-        kept.copy_(x[:, -1])
-    return rows, x, before
+        previous = torch.cat([last_input[:, None], x[:, :-1]], 1)
+        last_input.copy_(x[:, -1])
+    return rows, x, previous

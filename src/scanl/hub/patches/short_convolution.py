@@ -12,7 +12,7 @@ from scanl.layers.parts.short_convolution import convolve
 @register("gated_convolution")
 class GatedConvolutionPatch(CachedPatch):
     modules: ClassVar = ("lfm2.Lfm2ShortConv", "lfm2_moe.Lfm2MoeShortConv", "lfm3.Lfm3ShortConv")
-    before: ClassVar = "a convolution of transposed copies"
+    original: ClassVar = "a convolution of transposed copies"
     runs: ClassVar = "short_convolution"
     corrects: ClassVar = ("padding adds nothing where projections have biases", "packed sequences are kept apart")
     kernels: ClassVar = ("causal_conv1d_fn",)
@@ -34,7 +34,7 @@ class ResidualConvolutionPatch(CachedPatch):
     """Computes in float32 for any model dtype. A layer has four, each with its own state in the layer's cache."""
 
     modules: ClassVar = ("inkling.InklingShortConvolution", "inkling2.Inkling2ShortConvolution")
-    before: ClassVar = GatedConvolutionPatch.before
+    original: ClassVar = GatedConvolutionPatch.original
     runs: ClassVar = GatedConvolutionPatch.runs
     corrects: ClassVar = ("packed sequences are kept apart",)
     kernels: ClassVar = GatedConvolutionPatch.kernels

@@ -41,7 +41,7 @@ class TorchPatch(Patch):
     A subclass names the op in `scan`. The projected inputs of all steps are one product before it.
     """
 
-    before: ClassVar = "a loop over the steps in C++, with several kernels a step"
+    original: ClassVar = "a loop over the steps in C++, with several kernels a step"
     corrects: ClassVar = ()
 
     @staticmethod
@@ -49,9 +49,9 @@ class TorchPatch(Patch):
     def scan(
         module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
     ) -> tuple[Tensor, States]:
-        """Run one layer in one direction over x (B, T, ·), from the parts of its state, each (B, D).
+        """Run one layer in one direction over x (B, T, ·), from the tensors of its state, (B, D) each.
 
-        weights: of inputs and of the state, then, with biases, those of both.   options: of the op.
+        weights: weight_ih and weight_hh, then bias_ih and bias_hh if the module has biases.   options: of the op.
         """
 
     @classmethod
@@ -67,14 +67,14 @@ class TorchPatch(Patch):
         if isinstance(input, PackedSequence):
             data, batch_sizes, sorted_indices, unsorted_indices = input
             packing = _Packing.of(batch_sizes)
-            given = [_taken(each, sorted_indices) for each in _parts(hx)]
-            y, states = cls._layers(module, data[packing.order][None], given, packing)
+            initial = [_taken(state, sorted_indices) for state in _parts(hx)]
+            y, states = cls._layers(module, data[packing.order][None], initial, packing)
             y = torch.empty_like(y[0]).index_copy(0, packing.order, y[0])
-            states = [_taken(each, unsorted_indices) for each in states]
+            states = [_taken(state, unsorted_indices) for state in states]
             return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), _joined(module, states)
         if input.ndim == 2:
-            y, states = cls._layers(module, input[None], [each[:, None] for each in _parts(hx)])
-            return y[0], _joined(module, [each[:, 0] for each in states])
+            y, states = cls._layers(module, input[None], [state[:, None] for state in _parts(hx)])
+            return y[0], _joined(module, [state[:, 0] for state in states])
         x = input if module.batch_first else input.transpose(0, 1)
         y, states = cls._layers(module, x, list(_parts(hx)))
         # Callers may view what torch returns as it lies in memory, steps first.
@@ -83,11 +83,11 @@ class TorchPatch(Patch):
 
     @classmethod
     def _layers(
-        cls, module: Any, x: Tensor, given: list[Tensor], packing: _Packing | None = None
+        cls, module: Any, x: Tensor, initial: list[Tensor], packing: _Packing | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Run all layers over x (B, T, ·). Return the outputs (B, T, ·) and the last states, (layers, B, D) each.
 
-        given: the first states, in the form of the last ones; none for zeros.
+        initial: the first states, in the form of the last ones; none for zeros.
         """
         cu_seqlens = None if packing is None else packing.cu_seqlens
         directions, last = 2 if module.bidirectional else 1, []
@@ -98,7 +98,7 @@ class TorchPatch(Patch):
             for direction in range(directions):
                 at = layer * directions + direction
                 weights = [getattr(module, name) for name in module._all_weights[at]]
-                state = [each[at] for each in given]
+                state = [tensor[at] for tensor in initial]
                 y, states = cls.scan(module, x, weights, state, reverse=direction == 1, cu_seqlens=cu_seqlens)
                 ys.append(y)
                 last.append(states)
@@ -113,7 +113,7 @@ def _takes(module: Any, input: Any, hx: Any = None) -> bool:
         return False
     # A replica of DataParallel has no parameters, only their copies.
     tensors = [x, *_parts(hx), *(tuple(module.parameters()) or module._flat_weights)]
-    if any(each.device.type != "cpu" or each.dtype != x.dtype for each in tensors if isinstance(each, Tensor)):
+    if any(tensor.device.type != "cpu" or tensor.dtype != x.dtype for tensor in tensors if isinstance(tensor, Tensor)):
         return False
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu") or not x.numel():
         return False
@@ -129,7 +129,7 @@ def _takes(module: Any, input: Any, hx: Any = None) -> bool:
         batch = (int(input.batch_sizes[0]),)
     else:
         batch = () if x.ndim == 2 else (x.shape[0 if module.batch_first else 1],)
-    return all(isinstance(each, Tensor) and each.shape == (rows, *batch, module.hidden_size) for each in _parts(hx))
+    return all(isinstance(state, Tensor) and state.shape == (rows, *batch, module.hidden_size) for state in _parts(hx))
 
 
 def _parts(hx: Any) -> tuple[Any, ...]:
@@ -189,8 +189,8 @@ class LSTMPatch(TorchPatch):
     def scan(
         module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
     ) -> tuple[Tensor, States]:
-        given = torch.stack(state, 1) if state else None
-        y, last = lstm(*LSTM.operands(x, *weights), given, **options)
+        initial = torch.stack(state, 1) if state else None
+        y, last = lstm(*LSTM.operands(x, *weights), initial, **options)
         return y, last.unbind(1)
 
 

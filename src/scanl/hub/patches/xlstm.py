@@ -24,7 +24,7 @@ class XLSTMPatch(Patch):
     """
 
     modules: ClassVar = ("xlstm.xLSTMLayer",)
-    before: ClassVar = "chunks, then a Python loop over the last steps"
+    original: ClassVar = "chunks, then a Python loop over the last steps"
     runs: ClassVar = "linear_attention"
     corrects: ClassVar = ("padding is left out", "packed sequences are kept apart")
     reads: ClassVar = ("mlstm_backend", "multihead_norm")
@@ -43,13 +43,13 @@ class XLSTMPatch(Patch):
         count = sequences(x, rows.cu_seqlens)
         m = i.new_zeros(count, i.shape[-1]) if state is None else widen(state[2][..., 0])
         if x.shape[1] == 1 and rows.cu_seqlens is None:
-            before = m[:, None]
-            now = torch.maximum(log_f + before, i)
+            previous_m = m[:, None]
+            now = torch.maximum(log_f + previous_m, i)
             m = now[:, 0]
         else:
-            now, before, m = stabilizer(i, log_f, m, rows.cu_seqlens)
+            now, previous_m, m = stabilizer(i, log_f, m, rows.cu_seqlens)
         memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
-        q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
+        q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + previous_m - now
         ones = torch.ones_like(v[..., :1])
         if v.shape[1] == 1:  # one call would join and split the states at every token
             y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
@@ -75,7 +75,7 @@ def _projected(module: Any, x: Tensor) -> tuple[Tensor, ...]:
         gates = module.ifgate_preact(x).chunk(2, -1)
     cap = config.gate_soft_cap
     i, f = gates if cap is None else (cap * torch.tanh(gate / cap) for gate in gates)
-    q, k, v = (part.unflatten(-1, (config.num_heads, -1)) for part in (q, k, v))
+    q, k, v = (projection.unflatten(-1, (config.num_heads, -1)) for projection in (q, k, v))
     return q, k, v, o, i, f
 
 
