@@ -89,14 +89,14 @@ def _get(name: str, archives: Sequence[str]) -> int:
             raise ConfigError(f"data: {name} needs no files of a data set")
     if files is None:
         raise nearest("data set", name, {*folders, *sources.names()})
-    given: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for archive in map(Path, archives):
         owner = [package.name for package in files.packages if package.archive == archive.name]
         if not owner or not archive.is_file():
             expected = " or ".join(package.archive for package in files.packages) or "none"
             raise ConfigError(f"data: archive is {archive}, expected a file named {expected} because of {files.name}")
-        given[owner[0]] = archive
-    print(f"{files.name} is in {get(files, given)}")
+        paths[owner[0]] = archive
+    print(f"{files.name} is in {get(files, paths)}")
     return 0
 
 
@@ -112,7 +112,7 @@ def _check(path: Path) -> int:
         if files is None or not issubclass(source, Source):
             continue
         present = len(files.needs) - len(files.missing(str(folder)))
-        named = path.is_dir() or path.name in {Path(found).name for found in _paths(files, folder)}
+        named = path.is_dir() or path.name in {Path(file).name for file in _paths(files, folder)}
         if present and named:
             fitting.append((present / len(files.needs), name))
     if not fitting:
@@ -136,5 +136,5 @@ def _check(path: Path) -> int:
 
 
 def _paths(files: Files, folder: Path) -> list[Path]:
-    found = (files.find(name, str(folder)) for name in (*files.needs, *files.or_needs))
-    return [path for path in found if path is not None]
+    candidates = (files.find(name, str(folder)) for name in (*files.needs, *files.or_needs))
+    return [path for path in candidates if path is not None]

@@ -96,13 +96,13 @@ def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[At]
     """
     with torch.inference_mode():
         generations, results = [], []
-        state, read = None, 0
+        state, position = None, 0
         for mark in marks:
-            while read < mark - 1:
-                places = range(read, min(read + 256, mark - 1))
+            while position < mark - 1:
+                places = range(position, min(position + 256, mark - 1))
                 state = model(torch.from_numpy(text.take(places, mode="wrap").astype("int64"))[None], state)[1]
-                read = places.stop
-            pending = torch.tensor([[int(text[read % len(text)])]])
+                position = places.stop
+            pending = torch.tensor([[int(text[position % len(text)])]])
             generations.append(model.generate(pending, state=state, seed=0))
             _speed(generations[-1], WINDOW)
             results.append(At(mark, [], resident_memory()))
@@ -136,15 +136,17 @@ def draw(folder: RunFolder, report: Report, measured: Sequence[At], compressors:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    loss_axes, speed_axes = figure.subplots(1, 2)
     for (name, bits), style in zip(compressors.items(), ("--", ":"), strict=True):
-        left.axhline(bits, color="#a63603", ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
-    draw_loss(left, read_metrics(folder), report)
-    left.set_title("Training: bits needed for a byte of text")
+        loss_axes.axhline(bits, color="#a63603", ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
+    draw_loss(loss_axes, read_metrics(folder), report)
+    loss_axes.set_title("Training: bits needed for a byte of text")
     contexts = [at.context for at in measured]
     quarters = [statistics.quantiles(at.speeds, n=4) for at in measured]
-    right.fill_between(contexts, [q[0] for q in quarters], [q[2] for q in quarters], alpha=0.2, color="#08519c", lw=0)
-    right.plot(
+    speed_axes.fill_between(
+        contexts, [q[0] for q in quarters], [q[2] for q in quarters], alpha=0.2, color="#08519c", lw=0
+    )
+    speed_axes.plot(
         contexts,
         [at.speed for at in measured],
         "o-",
@@ -153,11 +155,11 @@ def draw(folder: RunFolder, report: Report, measured: Sequence[At], compressors:
     )
     for at, (_, _, upper) in zip(measured, quarters, strict=True):
         memory = f"{at.memory:,.0f} MiB\nof memory"
-        right.annotate(memory, (at.context, upper), (0, 9), textcoords="offset points", ha="center")
-    right.set(xscale="log", xlabel="bytes read before", ylabel="bytes generated per second")
-    right.set_title("Generation: speed and memory")
-    right.set_ylim(0, 1.3 * max(q[2] for q in quarters))
-    right.margins(x=0.15)
-    right.grid(alpha=0.3, which="both")
-    right.legend(frameon=False, loc="lower left")
+        speed_axes.annotate(memory, (at.context, upper), (0, 9), textcoords="offset points", ha="center")
+    speed_axes.set(xscale="log", xlabel="bytes read before", ylabel="bytes generated per second")
+    speed_axes.set_title("Generation: speed and memory")
+    speed_axes.set_ylim(0, 1.3 * max(q[2] for q in quarters))
+    speed_axes.margins(x=0.15)
+    speed_axes.grid(alpha=0.3, which="both")
+    speed_axes.legend(frameon=False, loc="lower left")
     return save_figure(figure, folder.path / "demo.png")

@@ -68,15 +68,15 @@ def run(argv: Sequence[str]) -> int:
 
 def examined(model: Model, source: Source, exam: Exam) -> str:
     """Return a table of the model's scores and the scores to compare with. Several scores have their names above."""
-    found = measures(model, source, exam.examples)
-    rows = {"this model": found}
+    scores = measures(model, source, exam.examples)
+    rows = {"this model": scores}
     rows |= {name: {source.metric: value} for name, value in exam.beside.items()}
     rows |= baselines(source, exam)
     lines = [exam.title]
-    if len(found) > 1:
-        lines.append("  " + " " * 16 + "".join(f"{name:>16}" for name in found))
+    if len(scores) > 1:
+        lines.append("  " + " " * 16 + "".join(f"{name:>16}" for name in scores))
         for name, row in rows.items():
-            cells = (f"{row[score]:{exam.digits}}" if score in row else "" for score in found)
+            cells = (f"{row[score]:{exam.digits}}" if score in row else "" for score in scores)
             lines.append(f"  {name:<16}" + "".join(f"{cell:>16}" for cell in cells))
         return "\n".join(lines)
     return "\n".join([*lines, *(f"  {name:<12}{row[source.metric]:{exam.digits}}" for name, row in rows.items())])

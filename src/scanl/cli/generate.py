@@ -31,8 +31,8 @@ def run(argv: Sequence[str]) -> int:
     """Stream the prompt and its continuation to standard output, or write a signal to a file."""
     args = _parser().parse(argv)
     if (args.run is None) == (args.hub is None):
-        found = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
-        raise ConfigError(f"generate: {found} given, expected exactly one of them; name a run folder, or --hub PATH")
+        problem = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
+        raise ConfigError(f"generate: {problem} given, expected exactly one of them; name a run folder, or --hub PATH")
     if args.hub is None and args.tokens is not None:
         raise ConfigError(
             f"generate: tokens is {args.tokens}, but a run generates bytes or steps; give --bytes or --steps instead"
@@ -92,44 +92,55 @@ def _parser() -> Parser:
         help="file with the prompt; - is the standard input. For a run on recordings, pictures or a table: such a file",
     )
     parser.add_argument(
-        "--prompt-steps", type=int | None, default=None, help="of a signal: read only its first steps; none: all"
+        "--prompt-steps", type=int | None, default=None, help="signals only: steps of the prompt to read (default: all)"
     )
     parser.add_argument(
-        "--bytes", type=int | None, default=None, help="of a text: bytes to generate, 500; 0: until interrupted"
+        "--bytes",
+        type=int | None,
+        default=None,
+        help="text only: bytes to generate (default: 500); 0: until interrupted",
     )
     parser.add_argument(
-        "--tokens", type=int | None, default=None, help="with --hub: tokens to generate, 200; 0: until the text ends"
+        "--tokens",
+        type=int | None,
+        default=None,
+        help="--hub only: tokens to generate (default: 200); 0: until the text ends",
     )
     parser.add_argument(
         "--steps",
         type=int | None,
         default=None,
-        help="of a signal: steps to generate; none: to its usual end, of a table 100",
+        help="signals and tables: steps to generate (default: to the signal's usual end; 100 for a table)",
     )
     parser.add_argument(
         "--freq",
         type=str | None,
         default=None,
-        help="of a table: how far the steps after its end are apart, as pandas says it: h, D, B, ME; none: as before",
+        help="tables only: frequency of the new steps, as pandas names it: h, D, B, ME (default: the table's)",
     )
     parser.add_argument(
         "--out",
         type=str | None,
         default=None,
         metavar="PATH",
-        help="of a signal: file to write; none: sample in the run folder",
+        help="signals and tables: file to write (default: `sample` in the run folder)",
     )
     parser.add_argument(
-        "--temperature", type=float | None, default=None, help="0 takes the likeliest; none: 0.8, for signals 1"
+        "--temperature",
+        type=float | None,
+        default=None,
+        help="0 takes the likeliest token (default: 0.8; 1 for signals and tables)",
     )
-    parser.add_argument("--top-k", type=int | None, default=None, help="choose among the k likeliest")
-    parser.add_argument("--top-p", type=float | None, default=None, help="choose among the likeliest of mass p")
-    parser.add_argument("--seed", type=int | None, default=None, help="the same seed draws the same")
+    parser.add_argument("--top-k", type=int | None, default=None, help="sample from the k likeliest tokens")
+    parser.add_argument(
+        "--top-p", type=float | None, default=None, help="sample from the likeliest tokens of total probability p"
+    )
+    parser.add_argument("--seed", type=int | None, default=None, help="seed of the sampling")
     return parser
 
 
 def _refuse_unused(args: Any, whose: str, *used: str) -> None:
-    """Raise ConfigError for an option that is of another kind of model."""
+    """Raise ConfigError for an option that this kind of model does not read."""
     for name in ("bytes", "steps", "prompt_steps", "out", "freq"):
         if name not in used and getattr(args, name) is not None:
             count = name in ("bytes", "steps")
@@ -138,8 +149,8 @@ def _refuse_unused(args: Any, whose: str, *used: str) -> None:
 
 
 def _sampling(args: Any, temperature: float) -> dict[str, Any]:
-    given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    return given if args.temperature is not None else {**given, "temperature": temperature}
+    options = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    return options if args.temperature is not None else {**options, "temperature": temperature}
 
 
 def _prompt(text: str, file: str | None) -> bytes:
@@ -165,10 +176,10 @@ def _of_run(folder: RunFolder, prompt: bytes, count: int, sampling: dict[str, An
 def _of_signal(folder: RunFolder, signal: Signal, args: Any) -> Path:
     """Write a recording or a picture: what was read of the prompt, and its continuation."""
     prompt = [] if args.prompt_file is None else signal.read(Path(args.prompt_file))[: args.prompt_steps].tolist()
-    left = max(0, signal.steps - len(prompt))
-    steps = left if args.steps is None else args.steps
-    if steps < 1 or (signal.fixed and steps != left):
-        expected = f"the remaining {left} of {signal.steps}" if signal.fixed and left else "at least 1"
+    remaining = max(0, signal.steps - len(prompt))
+    steps = remaining if args.steps is None else args.steps
+    if steps < 1 or (signal.fixed and steps != remaining):
+        expected = f"the remaining {remaining} of {signal.steps}" if signal.fixed and remaining else "at least 1"
         raise ConfigError(
             f"generate: steps is {steps} after {len(prompt)} steps of the prompt, expected {expected}; give other "
             "--steps or --prompt-steps"
@@ -198,15 +209,15 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
             f"generate: {folder.path} was trained to {source.ask}, which does not go step by step, expected a run with "
             "--question generate or --recursive"
         )
-    made = openings(source, args.prompt_file and Path(args.prompt_file), args.prompt_steps, steps, args.freq)
+    prompts = openings(source, args.prompt_file and Path(args.prompt_file), args.prompt_steps, steps, args.freq)
     sampling = {name: value for name, value in _sampling(args, 1.0).items() if not name.startswith("top")}
     numbers = []
-    for number, one in enumerate(made):
-        batch = one.batch.tensors()
-        x, read = columns(batch)
-        steps_read, now = batch.length, dict(read)
+    for number, prompt in enumerate(prompts):
+        batch = prompt.batch.tensors()
+        x, inputs = columns(batch)
+        steps_read, now = batch.length, dict(inputs)
         for name, later in (("future", "following"), ("timespans", "lasting")):
-            known = read[name]
+            known = inputs[name]
             if known is not None:
                 now[name] = known[:, : steps_read + model.horizon]
                 now[later] = iter(known[:, steps_read + 1 :].unbind(1))
@@ -214,12 +225,12 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
         seed = None if args.seed is None else args.seed + number
         drawn = model.generate(x, max_steps=steps, **{**sampling, "seed": seed}, **now)
         numbers.append(torch.cat(list(drawn)).numpy())
-    write_series(path, made, np.stack(numbers), source.targets)
+    write_series(path, prompts, np.stack(numbers), source.targets)
     return path
 
 
-def _out(folder: RunFolder, given: str | None, endings: Sequence[str]) -> Path:
-    path = folder.path / f"sample{endings[0]}" if given is None else Path(given)
+def _out(folder: RunFolder, file: str | None, endings: Sequence[str]) -> Path:
+    path = folder.path / f"sample{endings[0]}" if file is None else Path(file)
     if path.suffix.lower() not in endings:
         raise ConfigError(f"generate: out is {path}, expected a file of {' or '.join(endings)}")
     return path
@@ -231,18 +242,18 @@ def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> Non
 
     folder = locate(path)
     model, tokenizer = load(folder), _tokenizer(folder)
-    read = tokenizer(prompt)["input_ids"]
-    if not read:
-        read = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None][:1]
-    if not read:
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    if not prompt_ids:
+        prompt_ids = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None][:1]
+    if not prompt_ids:
         raise ConfigError("generate: prompt is empty, expected some text because the tokenizer has no token to start")
-    if max(read) >= model.vocab_size:
-        found = f"token {max(read)}, expected less than {model.vocab_size} because of the model"
-        raise CheckpointError(f"generate: the tokenizer of {folder} gives {found}")
-    tokens = map(int, model.generate(torch.tensor([read]), max_new_tokens=count or None, **sampling))
+    if max(prompt_ids) >= model.vocab_size:
+        problem = f"token {max(prompt_ids)}, expected less than {model.vocab_size} because of the model"
+        raise CheckpointError(f"generate: the tokenizer of {folder} gives {problem}")
+    tokens = map(int, model.generate(torch.tensor([prompt_ids]), max_new_tokens=count or None, **sampling))
     until_end = iter(lambda: next(tokens, tokenizer.eos_token_id), tokenizer.eos_token_id)
     write(prompt.encode(errors="surrogateescape"))
-    for text in whole_characters(tokenizer.decode, read, until_end):
+    for text in whole_characters(tokenizer.decode, prompt_ids, until_end):
         write(text.encode())
     write(b"\n")
 
@@ -263,21 +274,21 @@ def _tokenizer(folder: Path) -> Any:
         raise CheckpointError(f"generate: {folder} has no tokenizer that transformers reads: {reason}") from error
 
 
-def whole_characters(decode: Callable[..., str], read: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of `tokens`, which follow the tokens `read`, as soon as its characters are complete.
+def whole_characters(decode: Callable[..., str], prompt: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
+    """Yield the text of `tokens`, which follow the prompt, as soon as its characters are complete.
 
     Each token is decoded together with a few tokens before it, because its text may depend on its neighbours.
     """
-    kept = list(read)[-8:]
-    before = _text(decode, kept)
+    window = list(prompt)[-8:]
+    prefix = _text(decode, window)
     for token in tokens:
-        kept.append(token)
-        text = _text(decode, kept)
+        window.append(token)
+        text = _text(decode, window)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # it stands for an incomplete character
-            yield text[len(before) :]
-            kept = kept[-8:]
-            before = _text(decode, kept)
-    yield _text(decode, kept)[len(before) :]
+            yield text[len(prefix) :]
+            window = window[-8:]
+            prefix = _text(decode, window)
+    yield _text(decode, window)[len(prefix) :]
 
 
 def _text(decode: Callable[..., str], tokens: list[int]) -> str:

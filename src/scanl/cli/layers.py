@@ -175,7 +175,7 @@ def describe_layer(name: str, dim: int) -> str:
         lines.append(_row(row))
         if row[0] == "options":
             meanings = [f"{option.name}: {option.meaning}." for option in options_of(name)]
-            lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings]
+            lines += [textwrap.fill(meaning, 100, **HANGING, break_long_words=False) for meaning in meanings]
     for one in _backends(cls):
         where = "any device" if one.devices is None else ", ".join(one.devices)
         if one.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
@@ -186,7 +186,7 @@ def describe_layer(name: str, dim: int) -> str:
 
 def _about(cls: type[Layer | Preset]) -> list[tuple[str, str]]:
     """Return the parts of a preset's docstring below its first line."""
-    return [("" if i else "about", " ".join(part.split())) for i, part in enumerate(_paragraphs(cls)[1:])]
+    return [("" if i else "about", " ".join(paragraph.split())) for i, paragraph in enumerate(_paragraphs(cls)[1:])]
 
 
 def _reads(layer: Layer) -> list[tuple[str, str]]:
@@ -206,15 +206,15 @@ def show_layer(argv: Sequence[str]) -> int:
     parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` prints them")
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
-    whole = presets.find(args.name) is not None
-    cls = presets.get(args.name) if whole else get(args.name)
+    is_preset = presets.find(args.name) is not None
+    cls = presets.get(args.name) if is_preset else get(args.name)
     if args.dim < 1:
         raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
     print(describe(cls.name, args.dim))
-    layer = Stack(args.dim, len(presets.get(cls.name).layers), cls.name) if whole else build(cls.name, args.dim)
+    layer = Stack(args.dim, len(presets.get(cls.name).layers), cls.name) if is_preset else build(cls.name, args.dim)
     here = [] if layer.bidirectional else [f"{step_time(layer):.2f} ms a step, of one sequence on the CPU"]
-    backends = [] if whole else _backends(get(cls.name))
-    here += [f"{each.name}: package {each.package} is not installed" for each in backends if each.package]
+    backends = [] if is_preset else _backends(get(cls.name))
+    here += [f"{entry.name}: package {entry.package} is not installed" for entry in backends if entry.package]
     for i, line in enumerate(here):
         print(f"{'' if i else 'here':<12}{line}")
     return 0
@@ -271,7 +271,7 @@ def step_cost(layer: Layer | Stack) -> int:
 
     layer = copy.deepcopy(layer).double()  # in float64 rounding does not decide how often a solver iterates
     x, state = torch.zeros(1, 1, layer.dim, dtype=torch.float64), layer.init_state(1)
-    cell = isinstance(layer, Layer) and layer.op in {each.name for each in registry.cells()}
+    cell = isinstance(layer, Layer) and layer.op in {op.name for op in registry.cells()}
     fused = torch.backends.mkldnn.enabled
     try:
         torch.backends.mkldnn.enabled = False  # the counter misses its fused LSTM, and not every machine has it

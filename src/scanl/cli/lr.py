@@ -25,17 +25,19 @@ def run(argv: Sequence[str]) -> int:
         start_from(config.run.init, ready.model)
     from scanl.learning.run.search import save_search, search
 
-    found = search(ready, args.trials)
+    result = search(ready, args.trials)
     print(f"{'rate':>10}  {'mean loss':>10}")
-    every = max(1, len(found.rates) // ROWS)
-    for rate, mean in list(zip(found.rates, found.means, strict=True))[::every]:
+    every = max(1, len(result.rates) // ROWS)
+    for rate, mean in list(zip(result.rates, result.means, strict=True))[::every]:
         print(f"{rate:>10.2e}  {mean:>10.4g}")
-    if found.suggestion is None:
+    if result.suggestion is None:
         print("the loss never falls: no rate is suggested")
     else:
-        print(f"the loss is lowest at {found.lowest:.2g}; a tenth of that is a good start: --lr {found.suggestion:.2g}")
+        print(
+            f"the loss is lowest at {result.lowest:.2g}; a tenth of that is a good start: --lr {result.suggestion:.2g}"
+        )
     if args.picture is not None:
-        save_search(found, Path(args.picture), f"{config.entry.name}: {config.stack.layer}")
+        save_search(result, Path(args.picture), f"{config.entry.name}: {config.stack.layer}")
     return 0
 
 

@@ -18,8 +18,8 @@ class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormat
 class Parser(jsonargparse.ArgumentParser):
     """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage.
 
-    below: returns the text below the options; it is asked for only when the help is printed.
-    words: an option, for the advice about words that stand without one.
+    below: returns the text below the options; called only when the help is printed.
+    words: the option that the message names when an argument has no option.
     """
 
     def __init__(

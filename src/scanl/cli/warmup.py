@@ -113,14 +113,14 @@ def variants(op: Op, sizes: Mapping[str, Any]) -> list[dict[str, tuple[str, ...]
         return not op.backends["triton"].needs(**sizes, **defaults, given=frozenset(axes))
 
     base = {operand.name: operand.choices[0] for operand in op.operands if not operand.optional}
-    full, found = base, [base]
+    full, sets = base, [base]
     for operand in op.operands:
         for axes in operand.choices[0 if operand.optional else 1 :]:
-            found.append(base | {operand.name: axes})
+            sets.append(base | {operand.name: axes})
         if operand.optional and able(more := full | {operand.name: operand.choices[-1]}):
             full = more
-    found = [axes for axes in [*found, full] if axes is base or able(axes)]
-    return [axes for i, axes in enumerate(found) if axes not in found[:i]]
+    sets = [axes for axes in [*sets, full] if axes is base or able(axes)]
+    return [axes for i, axes in enumerate(sets) if axes not in sets[:i]]
 
 
 def _warm_op(

@@ -35,6 +35,6 @@ def decoded(inputs: Tensor, states: Tensor, lags: int, ridge: float = 1e-6) -> T
     s = torch.cat([s[lags:], torch.ones_like(s[lags:, :1])], 1)
     half = len(s) // 2
     penalty = ridge * half * s[:half].square().mean() * torch.eye(s.shape[1], dtype=s.dtype, device=s.device)
-    read = torch.linalg.solve(s[:half].T @ s[:half] + penalty, s[:half].T @ targets[:half])
-    missed = (targets[half:] - s[half:] @ read).square().mean(0)
+    weights = torch.linalg.solve(s[:half].T @ s[:half] + penalty, s[:half].T @ targets[:half])
+    missed = (targets[half:] - s[half:] @ weights).square().mean(0)
     return 1 - missed / targets[half:].var(0, correction=0)
