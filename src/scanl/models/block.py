@@ -45,8 +45,8 @@ def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
 def check_tokens(who: str, name: str, tokens: Any) -> None:
     """Raise ShapeError unless tokens are integers (B, T)."""
     check_tensor(who, name, tokens, "(B, T) of integers")
-    whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
-    if tokens.ndim != 2 or not whole:
+    is_integer = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    if tokens.ndim != 2 or not is_integer:
         raise ShapeError(f"{who}: {name} is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)")
 
 
@@ -152,10 +152,10 @@ class Block(Module):
             more["timespans"] = timespans
         if "residual" in self.mixer.takes:
             more["residual"] = x
-        given = x if self.own_norm else normed(self.mixer_norm, x)
-        y, mixer = self.mixer(given, mixer, cu_seqlens=cu_seqlens, **more)
-        before, x = x, x + self.dropout(y)
+        mixer_input = x if self.own_norm else normed(self.mixer_norm, x)
+        y, mixer = self.mixer(mixer_input, mixer, cu_seqlens=cu_seqlens, **more)
+        residual, x = x, x + self.dropout(y)
         if self.channel is not None and self.channel_norm is not None:
             y, channel = self.channel(normed(self.channel_norm, x), channel, cu_seqlens=cu_seqlens)
-            x = (before if self.two_hop else x) + self.dropout(y)
+            x = (residual if self.two_hop else x) + self.dropout(y)
         return x, BlockState(mixer, () if self.channel is None else channel)

@@ -27,31 +27,31 @@ def distil_model(
     """
     stack = model.stack
     blocks = [cast(Block, block) for block in stack.blocks] if isinstance(stack, Stack) else []
-    made = {i: distil(b.mixer, tolerance=tolerance, largest=largest) for i, b in enumerate(blocks)
+    distilled = {i: distil(b.mixer, tolerance=tolerance, largest=largest) for i, b in enumerate(blocks)
             if isinstance(b.mixer, Hyena)}  # fmt: skip
-    if not made:
+    if not distilled:
         names = [mixer.name for mixer in stack.mixers()]
         raise ConfigError(f"distil_model: layers are {names}, expected a model with hyena")
-    modes = max(layer.state_dim for layer, _ in made.values())
-    first = next(iter(made.values()))[0]
+    modes = max(layer.state_dim for layer, _ in distilled.values())
+    first = next(iter(distilled.values()))[0]
     options = {"state_dim": modes, "order": first.order, "conv_size": first.conv_size}
     config = dict(stack.config)
     layer = config["layer"]
     if isinstance(layer, str | type | Layer):
         config |= {"layer": "laughing_hyena", "layer_options": options}
     else:
-        theirs = {label(part) for part in layer if issubclass(layer_class(part), Hyena)}
-        others = {name: own for name, own in (config["layer_options"] or {}).items() if name not in theirs}
-        pattern = ["laughing_hyena" if label(part) in theirs else part for part in layer]
+        hyena_labels = {label(item) for item in layer if issubclass(layer_class(item), Hyena)}
+        others = {name: value for name, value in (config["layer_options"] or {}).items() if name not in hyena_labels}
+        pattern = ["laughing_hyena" if label(item) in hyena_labels else item for item in layer]
         config |= {"layer": pattern, "layer_options": {**others, "laughing_hyena": options}}
     result = type(model)(**{**model.config, "stack": type(stack)(**config)})
     result = result.to(model.embedding.weight).train(model.training)
     state = {name: value for name, value in model.state_dict().items()
-             if not any(name.startswith(f"stack.blocks.{i}.mixer.") for i in made)}  # fmt: skip
-    for i, (layer, _) in made.items():
+             if not any(name.startswith(f"stack.blocks.{i}.mixer.") for i in distilled)}  # fmt: skip
+    for i, (layer, _) in distilled.items():
         for name, value in layer.state_dict().items():
             if name in ("log_decay", "angle", "residue"):  # layers of fewer modes get further ones of weight 0
                 value = nn.functional.pad(value, (0, 0) * (name == "residue") + (0, modes - layer.state_dim))
             state[f"stack.blocks.{i}.mixer.{name}"] = value
     result.load_state_dict(state)
-    return result, [fit for _, fit in made.values()]
+    return result, [fit for _, fit in distilled.values()]

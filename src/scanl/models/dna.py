@@ -63,8 +63,8 @@ def complements(size: int = VOCABULARY) -> Tensor:
 def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size: int = VOCABULARY) -> LanguageModel:
     """Return HyenaDNA: the next base from up to a million before it, by Hyena.
 
-    A `LanguageModel` of blocks `hyena_dna`, each with an MLP; tokens as of `encode`. Differs: there is no dropout of
-    the embedding.
+    A `LanguageModel` of blocks `hyena_dna`, each with an MLP; tokens as `encode` returns them. Differs: there is no
+    dropout of the embedding.
 
     Args:
         dim: D, width.
@@ -77,7 +77,7 @@ def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size
     large 1m, dim 256, depth 8.
     Source: Nguyen et al., "HyenaDNA: Long-Range Genomic Sequence Modeling at Single Nucleotide Resolution",
     arXiv:2306.15794, sec. 3.
-    Initialisation: linear weights, those of the filters too, and the embedding N(0, 0.02²); the maps into the residual
+    Initialisation: linear weights (the filters' too) and the embedding N(0, 0.02²); the maps into the residual
     stream divided by sqrt(2 L); biases of linear maps 0.
     """
     if max_length < 1:
@@ -101,8 +101,8 @@ def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size
 class StrandModel(Saved):
     """Predict the base at each position of a strand of DNA, from both sides. `caduceus` makes one.
 
-    With `both_strands` the same weights also read the reverse complement, and the logits of its positions are added to
-    those of the opposite positions. So reversing and complementing the strand does the same to the logits. Without
+    With `both_strands` the same weights also read the reverse complement, and the logits of its positions are added at
+    the opposite positions. So reversing and complementing the strand does the same to the logits. Without
     `both_strands`, average the logits of both strands yourself if the strand must not matter.
 
     Initialisation: embedding and head N(0, 0.02²), the head tied to the embedding.
@@ -112,7 +112,7 @@ class StrandModel(Saved):
 
     def __init__(
         self,
-        vocab_size: Annotated[int, at_least(FIRST + len(BASES)), "V; tokens as of `encode`"],
+        vocab_size: Annotated[int, at_least(FIRST + len(BASES)), "V; tokens as `encode` returns them"],
         stack: Annotated[Backbone, "bidirectional layers, of the width of one strand"],
         *,
         both_strands: Annotated[bool, "read the reverse complement too"] = True,
@@ -200,7 +200,7 @@ def caduceus(
 
     Source: Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234,
     sec. 3 and 4. Train it on places whose token is [MASK], 15 % of them.
-    Initialisation: embedding and head as of `StrandModel`, as there; blocks as of `Stack`.
+    Initialisation: embedding and head as in `StrandModel` and its source; blocks as in `Stack`.
     """
     stack = Stack(dim, depth, "caduceus", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
     return StrandModel(vocab_size, stack, both_strands=both_strands, swap_strands=swap_strands)

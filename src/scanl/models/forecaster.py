@@ -45,7 +45,7 @@ class ForecasterState(NamedTuple):
 class Forecast(NamedTuple):
     """A forecast of the next H steps of C targets, in their units and in float64.
 
-    mean: (B, H, C).   quantiles: (B, H, C, Q), at the levels that were asked for.
+    mean: (B, H, C).   quantiles: (B, H, C, Q), at the levels of the call.
     """
 
     mean: Tensor
@@ -80,7 +80,7 @@ class _Read(NamedTuple):
     def packed(self, mask: Tensor) -> "_Read":
         """Return the steps where `mask` is True, packed into one row."""
         spans = None if self.spans is None else pack(self.spans, mask)[0]
-        return _Read(pack(self.y, mask)[0], tuple(pack(part, mask)[0] for part in self.covariates), spans)
+        return _Read(pack(self.y, mask)[0], tuple(pack(covariate, mask)[0] for covariate in self.covariates), spans)
 
 
 class Forecaster(Saved):
@@ -94,7 +94,7 @@ class Forecaster(Saved):
 
     Reversible normalisation (`normalization`): m_t and s_t are the running mean and the root of the running variance of
     the targets up to step t. The forecast from step t is scaled back by the same m_t and s_t. Source: Kim et al.,
-    "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: their statistics are those of the whole
+    "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: they compute the statistics over the whole
     input window. These are causal, so a series gives the same forecasts sample by sample as at once. While few numbers
     are known, the scale of `scales` counts too (`running`). RevIN adds 1e-5 to every variance; here it is added only
     while a series is constant, because in units of `scales` a series may be smaller than that. The affine map of RevIN
@@ -149,13 +149,13 @@ class Forecaster(Saved):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
         weight = self.input.weight
         device, dtype = device or weight.device, dtype or weight.dtype
-        location, scale = (part[: self.targets].to(device) for part in self._standards())
+        location, scale = (values[: self.targets].to(device) for values in self._standards())
         mean = (self.standard.location[: self.targets].to(location) - location) / scale
-        kept = max(0, 0 if self.lags is None else self.lags.lags - 1)
+        lag_steps = max(0, 0 if self.lags is None else self.lags.lags - 1)
         return ForecasterState(
             self.stack.init_state(batch_size, device=device, dtype=dtype),
             nothing_read(mean.repeat(batch_size, 1)),
-            torch.zeros(batch_size, kept, 2 * self.targets, device=device, dtype=torch.float64),
+            torch.zeros(batch_size, lag_steps, 2 * self.targets, device=device, dtype=torch.float64),
         )
 
     def forward(
@@ -178,13 +178,13 @@ class Forecaster(Saved):
         sequences packed over B == 1; `static` then has N rows, and in `future` and `timespans` H steps follow each
         sequence.
         """
-        read = self._columns(x, past, static, future, timespans, cu_seqlens)
+        inputs = self._columns(x, past, static, future, timespans, cu_seqlens)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError("forecaster: mask and cu_seqlens are both given, expected one of them")
             _, cu_seqlens = pack(x, mask)
-            read = read.packed(mask)
-        parameters, location, scale, state = self._read(read, state, cu_seqlens)
+            inputs = inputs.packed(mask)
+        parameters, location, scale, state = self._read(inputs, state, cu_seqlens)
         parameters = self.head.in_units(parameters.double(), location, scale)
         return (parameters if mask is None else unpack(parameters, mask)), state
 
@@ -217,21 +217,21 @@ class Forecaster(Saved):
                 raise ShapeError("forecaster: targets has an infinite number, expected finite ones, and NaN for none")
             if self.head.counts:
                 check_counts("forecaster", "targets", targets)
-        read = self._columns(x, past, static, future, timespans, None)
+        inputs = self._columns(x, past, static, future, timespans, None)
         targets = targets[:, :, : self.ahead]
         after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
-        parameters, location, scale, state = self._read(read, state, None, after)
+        parameters, location, scale, state = self._read(inputs, state, None, after)
         targets, dtype = targets[:, after].double(), parameters.dtype
-        asked = ~targets.isnan()
+        is_target = ~targets.isnan()
         if self.head.counts:
             parameters = self.head.in_units(parameters.double(), location[:, after], scale[:, after])
         else:
             targets = ((targets - location[:, after]) / scale[:, after]).to(dtype)
-        # Numbers that are not asked for are replaced before the loss, because 0 times NaN is NaN in a gradient.
-        losses = self.head.loss(parameters, torch.where(asked, targets, 0))
+        # Missing targets are replaced before the loss, because 0 times NaN is NaN in a gradient.
+        losses = self.head.loss(parameters, torch.where(is_target, targets, 0))
         if self.head.degree:
             losses = losses * (scale[:, after] / scale[:, -1:]).clamp(max=1).to(dtype) ** self.head.degree
-        return (torch.where(asked, losses, 0).sum() / asked.sum().clamp(min=1)).to(dtype), state
+        return (torch.where(is_target, losses, 0).sum() / is_target.sum().clamp(min=1)).to(dtype), state
 
     @torch.no_grad()
     def predict(
@@ -261,11 +261,11 @@ class Forecaster(Saved):
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"forecaster: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
         paths, seed = whole_number("forecaster", "paths", paths, 1), whole_number("forecaster", "seed", seed)
-        wanted = as_levels(levels, self.standard.scale)
-        read = self._columns(x, past, static, future, timespans, None)
-        parameters, state = self._after(read, state)
+        probabilities = as_levels(levels, self.standard.scale)
+        inputs = self._columns(x, past, static, future, timespans, None)
+        parameters, state = self._after(inputs, state)
         if not self.recursive:
-            mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, wanted.to(parameters))
+            mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, probabilities.to(parameters))
             return Forecast(mean, quantiles), state
         paths = 1 if self.distribution == "points" else paths
         generator = torch.Generator(x.device).manual_seed(seed)
@@ -279,12 +279,12 @@ class Forecaster(Saved):
             if step + 1 == self.horizon:
                 break
             known, lasts = (
-                None if part is None else part[:, x.shape[1] + step :][:, :2].repeat_interleave(paths, 0)
-                for part in (future, timespans)
+                None if tensor is None else tensor[:, x.shape[1] + step :][:, :2].repeat_interleave(paths, 0)
+                for tensor in (future, timespans)
             )
             repeated, ahead = self._next(drawn, ahead, constant, known, lasts)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
-        quantiles = drawn.quantile(wanted.to(drawn), dim=1).movedim(0, -1)
+        quantiles = drawn.quantile(probabilities.to(drawn), dim=1).movedim(0, -1)
         return Forecast(drawn.mean(1), quantiles), state
 
     def generate(
@@ -326,21 +326,21 @@ class Forecaster(Saved):
         max_steps = as_limit("generate", "max_steps", max_steps)
         if self.future and following is None and max_steps != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
-        read = self._columns(x, past, static, future, timespans, None)
+        inputs = self._columns(x, past, static, future, timespans, None)
         steps, ones = x.shape[1], None if timespans is None else timespans.new_ones(len(x))
         ahead = None if future is None else future[:, steps]  # of the step that is drawn next
         lasts = None if timespans is None else timespans[:, steps]
         first = True
 
-        def draw(pending: Tensor, before: Any, _: Tensor | None, generator: torch.Generator | None) -> Any:
+        def draw(pending: Tensor, state: Any, _: Tensor | None, generator: torch.Generator | None) -> Any:
             nonlocal first, ahead, lasts
             if first:
-                parameters, after = self._after(read, before)
+                parameters, after = self._after(inputs, state)
             else:
                 known, spans = ahead, lasts
                 ahead = None if following is None else next(following)
                 lasts = ones if lasting is None else next(lasting)
-                parameters, after = self._next(pending, before, static, _both(known, ahead), _both(spans, lasts))
+                parameters, after = self._next(pending, state, static, _both(known, ahead), _both(spans, lasts))
             first = False
             drawn = self.head.sample(parameters, generator, temperature)
             return drawn[:, 0], drawn, after
@@ -388,9 +388,9 @@ class Forecaster(Saved):
     ) -> "_Read":
         """Return what is read at each step, standardised in float64. `_next` gives it one step ahead, not H."""
         sizes = (self.targets, self.past, self.static, self.future)
-        each = zip(*(part.split(sizes) for part in self._standards()), (x, past, static, future), strict=True)
+        groups = zip(*(values.split(sizes) for values in self._standards()), (x, past, static, future), strict=True)
         y, past, static, future = (
-            None if part is None else (part.double() - location) / scale for location, scale, part in each
+            None if values is None else (values.double() - location) / scale for location, scale, values in groups
         )
         assert y is not None
         steps = torch.arange(x.shape[1], device=x.device)
@@ -404,26 +404,26 @@ class Forecaster(Saved):
         if timespans is not None:
             spans = timespans[:, now]
             ahead.append((timespans[:, after].double().cumsum(2) / self.horizon)[..., None])
-        covariates = [part for part in (past, static) if part is not None]
+        covariates = [covariate for covariate in (past, static) if covariate is not None]
         if ahead:
             covariates.append(torch.cat(ahead, -1).flatten(2) if len(ahead) > 1 else ahead[0].flatten(2))
         return _Read(y, tuple(covariates), spans)
 
     def _read(
         self,
-        read: "_Read",
+        inputs: "_Read",
         state: ForecasterState | None,
         cu_seqlens: Tensor | None,
         after: Tensor | slice = slice(None),
     ) -> tuple[Tensor, Tensor, Tensor, ForecasterState]:
         """Return the parameters (B, ·, H, C, P) after some steps in units of the running scale, location and scale
         (B, T, 1, C), and the state."""
-        hidden, lagged, location, scale, state = self._hidden(read, state, cu_seqlens, after)
+        hidden, lagged, location, scale, state = self._hidden(inputs, state, cu_seqlens, after)
         return self._distributions(hidden, lagged), location[:, :, None], scale[:, :, None], state
 
-    def _after(self, read: "_Read", state: ForecasterState | None) -> tuple[Tensor, ForecasterState]:
+    def _after(self, inputs: "_Read", state: ForecasterState | None) -> tuple[Tensor, ForecasterState]:
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
-        hidden, lagged, location, scale, state = self._hidden(read, state, None, slice(-1, None))
+        hidden, lagged, location, scale, state = self._hidden(inputs, state, None, slice(-1, None))
         parameters = self._distributions(hidden, lagged)
         return self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0], state
 
@@ -433,21 +433,21 @@ class Forecaster(Saved):
 
     def _hidden(
         self,
-        read: "_Read",
+        inputs: "_Read",
         state: ForecasterState | None,
         cu_seqlens: Tensor | None,
         after: Tensor | slice,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
         """Return the features of the stack and what the lags add, both after the steps `after`; location and scale of
         the targets at all steps, (B, T, C); and the state."""
-        y, covariates, spans = read
+        y, covariates, spans = inputs
         rows = sequences(y, cu_seqlens)
-        before = self.init_state(rows, device=y.device) if state is None else state
+        first_state = self.init_state(rows, device=y.device) if state is None else state
         with as_widened(y):
-            mean, spread, read_so_far = self._statistics(y, before.running, cu_seqlens)
-            lagged, kept = None, before.lags
+            mean, spread, read_so_far = self._statistics(y, first_state.running, cu_seqlens)
+            lagged, lag_state = None, first_state.lags
             if self.lags is not None:
-                lagged, kept = self.lags(y, mean, spread, before.lags, cu_seqlens, after)
+                lagged, lag_state = self.lags(y, mean, spread, first_state.lags, cu_seqlens, after)
         wide = torch.promote_types(self.input.weight.dtype, torch.float32)
         durations = [] if spans is None else [spans[..., None]]
         hidden, stack = self.stack(
@@ -456,14 +456,20 @@ class Forecaster(Saved):
             cu_seqlens=cu_seqlens,
             timespans=spans if self.stack.timed else None,
         )
-        own, unit = (part[: self.targets] for part in self._standards())
+        location, scale = (values[: self.targets] for values in self._standards())
         lagged = None if lagged is None else lagged.to(wide)
-        return hidden[:, after], lagged, own + unit * mean, unit * spread, ForecasterState(stack, read_so_far, kept)
+        return (
+            hidden[:, after],
+            lagged,
+            location + scale * mean,
+            scale * spread,
+            ForecasterState(stack, read_so_far, lag_state),
+        )
 
-    def _statistics(self, y: Tensor, before: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
+    def _statistics(self, y: Tensor, state: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
         span = None if self.normalization is None else self.normalization.span
-        mean, variance, after = running(y, before, span, cu_seqlens, EPSILON)
+        mean, variance, after = running(y, state, span, cu_seqlens, EPSILON)
         if self.normalization is None:
             return torch.zeros_like(mean), torch.ones_like(mean), after
         if self.head.counts:
@@ -487,19 +493,19 @@ class Forecaster(Saved):
         rows = sequences(x, cu_seqlens)
         batch, steps = x.shape[:2]
         reached = steps + self.horizon * (1 if cu_seqlens is None else rows)
-        for name, part, size, shape in (
+        for name, values, size, shape in (
             ("past", past, self.past, (batch, steps, self.past)),
             ("static", static, self.static, (rows, self.static)),
             ("future", future, self.future, (batch, reached, self.future)),
             ("timespans", timespans, self.timed, (batch, reached)),
         ):
-            if part is not None:
-                check_tensor("forecaster", name, part, str(shape))
-            if part is None and size:
+            if values is not None:
+                check_tensor("forecaster", name, values, str(shape))
+            if values is None and size:
                 raise ShapeError(f"forecaster: {name} is None, expected {shape} because the model was made with {name}")
-            if part is not None and (tuple(part.shape) != shape or (name == "timespans" and not size)):
+            if values is not None and (tuple(values.shape) != shape or (name == "timespans" and not size)):
                 expected = shape if size else "None because the model was made without"
-                raise ShapeError(f"forecaster: {name} has shape {tuple(part.shape)}, expected {expected}")
+                raise ShapeError(f"forecaster: {name} has shape {tuple(values.shape)}, expected {expected}")
         check_timespans("forecaster", None if timespans is None else timespans[:, :steps], x)
         if not torch.compiler.is_compiling():
             self._check_numbers(x, past, static, future)

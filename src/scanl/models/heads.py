@@ -53,7 +53,7 @@ class Head(nn.Linear):
         raise NotImplementedError
 
     def in_units(self, parameters: Tensor, location: Tensor, scale: Tensor) -> Tensor:
-        """Return the parameters of location + scale * y, from those of y (..., P)."""
+        """Return the parameters of location + scale * y. parameters: (..., P), of y."""
         raise NotImplementedError
 
     def mean(self, parameters: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ class Quantiles(Head):
         known, ordered = parameters.new_tensor(LEVELS), parameters.sort(-1).values
         levels = levels.clamp(known[0], known[-1]).expand(*parameters.shape[:-1], levels.shape[-1])
         upper = torch.searchsorted(known, levels.contiguous()).clamp(1, len(LEVELS) - 1)
-        part = (levels - known[upper - 1]) / (known[upper] - known[upper - 1])
-        return ordered.gather(-1, upper - 1).lerp(ordered.gather(-1, upper), part)
+        weight = (levels - known[upper - 1]) / (known[upper] - known[upper - 1])
+        return ordered.gather(-1, upper - 1).lerp(ordered.gather(-1, upper), weight)
 
 
 class _Likelihood(Head):

@@ -130,8 +130,8 @@ class LanguageModel(Saved):
         if mask is not None and not bool(mask.any(1).all()):
             raise ShapeError("generate: mask has a row without a token, expected at least one each")
 
-        def draw(pending: Tensor, before: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
-            logits, after = self.next_logits(pending, before, mask=valid)
+        def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
+            logits, after = self.next_logits(pending, state, mask=valid)
             token = sample(logits, temperature, top_k, top_p, generator)
             return token, token[:, None], after
 

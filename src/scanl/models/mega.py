@@ -27,7 +27,7 @@ def mega(
     A `LanguageModel` of blocks `mega`, each with an `mlp` with SiLU. A LayerNorm stands before both, and after the last
     block. The embedding is multiplied by sqrt(D). Its matrix is the output's matrix, too.
 
-    Differs: there is no dropout. The last norm has gains and biases; those of the released language models have none.
+    Differs: there is no dropout. The last norm has gains and biases; in the released language models it has none.
     The moving average is not cut off after `truncation-length` steps.
 
     Args:
@@ -41,8 +41,8 @@ def mega(
     The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden_dim
     1536, z_dim 128, and that of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
     Source: Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3, and its code.
-    Initialisation as there: linear weights N(0, 0.02²), biases 0; the embedding, and a head of its own, N(0, 1/D);
-    blocks as of `mega`.
+    Initialisation as in its code: linear weights N(0, 0.02²), biases 0; the embedding and a separate head N(0, 1/D);
+    blocks as in `mega`.
     """
     options = {"z_dim": max(1, dim // 8) * 2, "chunk_size": 2048, "position_bias": "rotary"} | dict(layer_options or {})
     stack = Stack(
@@ -65,7 +65,7 @@ class MegalodonStack(Stack):
     Each block has a feed-forward network that reads the LayerNorm of x + y and is added to x, the block's input: the
     two-hop residual.   State: the states of the blocks, then that of the last norm.
 
-    Initialisation: linear weights normal with deviation 1/sqrt(3 fan_in); all else as of `megalodon`.
+    Initialisation: linear weights normal with deviation 1/sqrt(3 fan_in); all else as in `megalodon`.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ def megalodon(
     depth 32, expand 2 with swiglu, num_heads 4, num_groups 64. num_groups and num_heads are options of the layer.
     Source: Ma et al., "Megalodon: Efficient LLM Pretraining and Inference with Unlimited Context Length",
     arXiv:2404.08801, sec. 3, and its code.
-    Initialisation as there: embedding and head normal with deviation 1/sqrt(D), cut off at three deviations; the stack
-    as of `MegalodonStack`.
+    Initialisation as in its code: embedding and head normal with deviation 1/sqrt(D), cut off at three deviations; the
+    stack as in `MegalodonStack`.
     """
     scale = math.sqrt(dim) if scale_embedding else None
     stack = MegalodonStack(dim, depth, **options)

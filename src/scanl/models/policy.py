@@ -68,14 +68,14 @@ class Policy:
         self.model, self.unit = model.eval(), unit
 
     def start(self, target: float | Tensor, batch_size: int = 1) -> PolicyState:
-        """Return the state before an episode. target: the wanted return, a number or one for each episode (B,)."""
+        """Return the state before an episode. target: the return to reach, a number or (B,)."""
         weight = self.model.head.weight
-        wanted = torch.as_tensor(target, dtype=torch.float64, device=weight.device)
-        if wanted.shape not in ((), (batch_size,)):
-            raise ShapeError(f"policy: target has shape {tuple(wanted.shape)}, expected () or ({batch_size},)")
-        before = torch.full((batch_size,), -1, device=weight.device)
+        to_go = torch.as_tensor(target, dtype=torch.float64, device=weight.device)
+        if to_go.shape not in ((), (batch_size,)):
+            raise ShapeError(f"policy: target has shape {tuple(to_go.shape)}, expected () or ({batch_size},)")
+        no_action = torch.full((batch_size,), -1, device=weight.device)
         stack = self.model.init_state(batch_size, device=weight.device)
-        return PolicyState(stack, wanted.expand(batch_size), before)
+        return PolicyState(stack, to_go.expand(batch_size), no_action)
 
     @torch.no_grad()
     def act(
@@ -101,9 +101,9 @@ class Policy:
             )
         weight = self.model.head.weight
         to_go = state.to_go - torch.as_tensor(reward, dtype=torch.float64, device=weight.device)
-        before = F.one_hot(state.action + 1, self.actions + 1)[:, 1:]  # zeros for -1
-        parts = (to_go[:, None] / self.unit, before, observation.reshape(rows, -1))
-        x = torch.cat([part.to(weight) for part in parts], -1)
+        last_action = F.one_hot(state.action + 1, self.actions + 1)[:, 1:]  # zeros for -1
+        parts = (to_go[:, None] / self.unit, last_action, observation.reshape(rows, -1))
+        x = torch.cat([values.to(weight) for values in parts], -1)
         logits, stack = self.model(x[:, None], state.stack)
         action = sample(logits[:, 0], temperature, generator=generator)
         return action, PolicyState(stack, to_go, action)
@@ -127,8 +127,8 @@ class Policy:
         observation, _ = environment.reset(seed=seed)
         state, reward, total, step, over = self.start(target), 0.0, 0.0, 0, False
         while not over and (max_steps is None or step < max_steps):
-            seen = torch.as_tensor(observation, device=device)[None]
-            action, state = self.act(seen, state, reward, temperature=temperature, generator=generator)
+            observations = torch.as_tensor(observation, device=device)[None]
+            action, state = self.act(observations, state, reward, temperature=temperature, generator=generator)
             observation, reward, ended, cut, _ = environment.step(int(action))
             total, step, over = total + float(reward), step + 1, bool(ended or cut)
         return total

@@ -56,9 +56,9 @@ class Pooled(Reader):
         """Return the feature (B, D) of everything read so far, and the state."""
         check_tensor(self._who(), "x", x, "(B, T) of tokens, or (B, T, C) of features")
         rows = sequences(x, cu_seqlens)
-        before = self.init_state(rows) if state is None else state
+        previous = self.init_state(rows) if state is None else state
         y, stack, cu_seqlens = self._hidden(x, None if state is None else state.stack, mask, cu_seqlens, timespans)
-        pooled, count = self._pool(y.to(before.pooled.dtype), before.pooled, before.steps, cu_seqlens)
+        pooled, count = self._pool(y.to(previous.pooled.dtype), previous.pooled, previous.steps, cu_seqlens)
         feature = pooled / count.clamp(min=1)[:, None] if self.pool == "mean" else pooled
         return feature.to(y.dtype), PooledState(stack, pooled, count)
 

@@ -20,7 +20,7 @@ from scanl.models.stack import Backbone
 class Standard(nn.Module):
     """Standardise channels: (x - location) / scale, in float64.
 
-    The numbers are those of the configuration, not weights. They stay in float64 when the model is cast, because a
+    The numbers come from the configuration and are not weights. They stay in float64 when the model is cast, because a
     float32 near 1e8 has no decimals. So cast what is standardised, and not what comes in.
 
     scales: (location, scale) of each channel; None changes nothing.

@@ -73,7 +73,8 @@ class SequenceRegressor(Pooled):
     ) -> tuple[Tensor, PooledState]:
         """Return the mean loss of the numbers targets (B, O), and the state. mask, timespans: as in `forward`.
 
-        Squared errors and pinball losses are in standardised units. A likelihood of counts is of the counts themselves.
+        Squared errors and pinball losses are in standardised units. The likelihood of counts is computed on the counts,
+        not standardised.
         """
         if targets.shape != (len(x), self.outputs):
             raise ShapeError(

@@ -42,30 +42,30 @@ def nothing_read(mean: Tensor) -> Running:
 
 def running(
     x: Tensor,
-    before: Running,
+    previous: Running,
     span: float | None = None,
     cu_seqlens: Tensor | None = None,
     epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor, Running]:
-    """Return mean and variance after each step of x (B, T, C), NaN where missing, (B, T, C) each, and the last ones.
+    """Return mean and variance (B, T, C) after each step of x (B, T, C), NaN where missing, and the last statistics.
 
-    before: those before the first step.   span: how many further numbers take about two thirds of a number's weight;
-    None: its weight stays.   epsilon: ε, added to the variance while the series is constant.
+    previous: the statistics before the first step.   span: how many further numbers take about two thirds of a number's
+    weight; None: its weight stays.   epsilon: ε, added to the variance while the series is constant.
     """
     known = ~x.isnan()
-    count = known.to(before.weight.dtype)
+    count = known.to(previous.weight.dtype)
     x = torch.where(known, x, 0).to(count)
     keep = 1 - count * (0.0 if span is None else 1 / span)
-    weight, weight_last = linear_scan(count, keep, before.weight, cu_seqlens=cu_seqlens)
+    weight, weight_last = linear_scan(count, keep, previous.weight, cu_seqlens=cu_seqlens)
     gain = count / weight.clamp(min=torch.finfo(weight.dtype).tiny)
-    mean, mean_last = linear_scan(gain * x, 1 - gain, before.mean, cu_seqlens=cu_seqlens)
-    off = x - _previous(mean, before.mean, cu_seqlens)
+    mean, mean_last = linear_scan(gain * x, 1 - gain, previous.mean, cu_seqlens=cu_seqlens)
+    off = x - _previous(mean, previous.mean, cu_seqlens)
     added = (1 - gain) * gain * off.square()
-    variance, variance_last = linear_scan(added, 1 - gain, before.variance, cu_seqlens=cu_seqlens)
-    prior, prior_last = linear_scan(torch.zeros_like(count), 1 - count / 2, before.prior, cu_seqlens=cu_seqlens)
+    variance, variance_last = linear_scan(added, 1 - gain, previous.variance, cu_seqlens=cu_seqlens)
+    prior, prior_last = linear_scan(torch.zeros_like(count), 1 - count / 2, previous.prior, cu_seqlens=cu_seqlens)
     rounding = ROUNDINGS * torch.finfo(mean.dtype).eps * mean.abs()
-    whole = (weight * variance + prior) / (weight + prior) + epsilon * (variance <= rounding.square())
-    return mean, whole, Running(weight_last, mean_last, variance_last, prior_last)
+    total = (weight * variance + prior) / (weight + prior) + epsilon * (variance <= rounding.square())
+    return mean, total, Running(weight_last, mean_last, variance_last, prior_last)
 
 
 def _previous(values: Tensor, first: Tensor, cu_seqlens: Tensor | None) -> Tensor:

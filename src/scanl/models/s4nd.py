@@ -21,7 +21,7 @@ from scanl.layers.ssm.s4d import S4DKernel
 
 
 class AxisKernel(S4DKernel):
-    """Systems along one axis: those of `S4DKernel`, and C_back (D, N/2, 2), which reads the same systems backwards."""
+    """Systems along one axis: a `S4DKernel` with C_back (D, N/2, 2), which reads the same systems backwards."""
 
     hints: ClassVar = dict.fromkeys(("log_dt", "log_A_real", "A_imag"), Hint(weight_decay=False, lr="lr"))
 
@@ -36,12 +36,12 @@ class AxisKernel(S4DKernel):
     def forward(self, u: Tensor, axis: int, rate: float, bandlimit: float | None, discretization: str) -> Tensor:
         """Convolve u (B, ..., D) along an axis. rate: how long its steps last."""
         A, C, dt = self.system()
-        kept = None if bandlimit is None else A.imag.abs() * dt[:, None] / (2 * torch.pi) < bandlimit / 2
+        in_band = None if bandlimit is None else A.imag.abs() * dt[:, None] / (2 * torch.pi) < bandlimit / 2
         lines = u.movedim(axis, -2)
         flat = lines.flatten(0, -3)
 
         def run(x: Tensor, C: Tensor) -> Tensor:
-            C = C if kept is None else torch.where(kept, C, 0)
+            C = C if in_band is None else torch.where(in_band, C, 0)
             return diagonal_ssm(x, A, torch.ones_like(A), C, rate * dt, None, discretization=discretization)[0]
 
         y = run(flat, C)
@@ -66,10 +66,10 @@ class S4ND(Module, metaclass=Configured):
 
     Parameters: kernels.(a R + r): C, C_back (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2); D (D); output_linear
     (2D, D). A and Δ have no weight decay.
-    Initialisation: of each kernel as of `s4d`; D N(0, 1); the linear map as in PyTorch.
+    Initialisation: each kernel as in `s4d`; D N(0, 1); the linear map as in PyTorch.
 
     Source: Nguyen et al., "S4ND: Modeling Images and Videos as Multidimensional Signals Using State Spaces",
-    arXiv:2210.06583, sec. 4. Differs: the systems are diagonal, as of S4D; in the released code those of S4 are the
+    arXiv:2210.06583, sec. 4. Differs: the systems are diagonal, as in S4D; in the released code S4's are the
     default.
     """
 

@@ -25,8 +25,8 @@ def distribution(
     probabilities = logits.softmax(-1)
     if top_p is not None and top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
-        before = ordered.cumsum(-1) - ordered  # total probability of all likelier tokens
-        ordered = ordered.masked_fill(before >= top_p, 0)
+        likelier = ordered.cumsum(-1) - ordered  # total probability of all likelier tokens
+        ordered = ordered.masked_fill(likelier >= top_p, 0)
         probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return probabilities

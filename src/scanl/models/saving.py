@@ -22,8 +22,8 @@ WEIGHTS = "model.safetensors"
 
 def class_name(cls: type) -> str:
     """Return the name of a class in files: its own name for a class of scanl, `module:Class` for others."""
-    own = cls.__module__.partition(".")[0] == "scanl"
-    return cls.__name__ if own else f"{cls.__module__}:{cls.__qualname__}"
+    is_ours = cls.__module__.partition(".")[0] == "scanl"
+    return cls.__name__ if is_ours else f"{cls.__module__}:{cls.__qualname__}"
 
 
 class Part:

@@ -142,9 +142,9 @@ class SpaceTimeNet(Saved):
         if not closed_loop:
             return opened
         ahead = self._read_out(self.decoder.forecast(state, future.shape[1])[0], mean)
-        own = _rmse(self.decoder.next_inputs(u)[:, skipped:-1], u[:, skipped + 1 :])
-        return _rmse(ahead, future) + opened + own
+        input_error = _rmse(self.decoder.next_inputs(u)[:, skipped:-1], u[:, skipped + 1 :])
+        return _rmse(ahead, future) + opened + input_error
 
 
-def _rmse(found: Tensor, expected: Tensor) -> Tensor:
-    return (found - expected).square().mean().sqrt()
+def _rmse(forecast: Tensor, expected: Tensor) -> Tensor:
+    return (forecast - expected).square().mean().sqrt()

@@ -113,11 +113,13 @@ class Stack(Backbone):
     ) -> None:
         super().__init__()
         single = isinstance(layer, str | type | Layer)
-        pattern = [part for each in ([layer] if single else layer) for part in _layers_of(each)]
+        pattern = [designation for item in ([layer] if single else layer) for designation in _layers_of(item)]
         if not pattern:
             raise ConfigError("stack: layer is an empty pattern, expected at least one layer")
         options = _options_by_name(pattern, layer_options or {}, single=single and pattern == [layer])
-        mixers = [make_layer(part, dim, options[label(part)]) for part in (pattern * depth)[:depth]]
+        mixers = [
+            make_layer(designation, dim, options[label(designation)]) for designation in (pattern * depth)[:depth]
+        ]
         self.dim = dim
         self.blocks = nn.ModuleList(
             Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps, dropout, own_norm, two_hop)
@@ -173,8 +175,8 @@ class Stack(Backbone):
         """Apply all blocks without the norm after the last."""
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
-        for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):
-            x, after = block(x, before, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
+        for block, previous in zip(self._each(), state or [None] * len(self.blocks), strict=True):
+            x, after = block(x, previous, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
             states.append(after)
         return x, tuple(states)
 
@@ -199,7 +201,7 @@ def _options_by_name(
     known = list(dict.fromkeys(map(label, pattern)))
     if single:
         return {known[0]: dict(options)}
-    by_label = {layers.find(name) or name: each for name, each in options.items()}
+    by_label = {layers.find(name) or name: values for name, values in options.items()}
     for name in by_label:
         if name not in known:
             raise nearest("layer in layer_options", name, known)

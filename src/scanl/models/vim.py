@@ -95,7 +95,7 @@ def vim(
         depth: blocks.
         layer_options: options of `vim`.
 
-    Initialisation: as of `ImageClassifier`, as in the authors' code; the blocks as of `Stack`.
+    Initialisation: as in `ImageClassifier` and the authors' code; the blocks as in `Stack`.
     Source: Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model",
     arXiv:2401.09417, sec. 3, and its code for the place of the token.
     """
