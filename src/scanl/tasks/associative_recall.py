@@ -54,16 +54,16 @@ class AssociativeRecall(Task):
         size = (self.vocab_size - 2) // 2
         values = random.integers(size, 2 * size, (count, size))
         keys = random.integers(0, size, (count, self.length // 2))
-        seen = np.zeros((count, size))
-        np.put_along_axis(seen, keys, 1, axis=1)
-        asked = (seen * (1 + random.random((count, size)))).argmax(1)  # at least 1 where seen, uniform there
+        present = np.zeros((count, size))
+        np.put_along_axis(present, keys, 1, axis=1)
+        queries = (present * (1 + random.random((count, size)))).argmax(1)  # at least 1 where seen, uniform there
         inputs = np.empty((count, self.length + 2), np.int64)
         inputs[:, 0:-2:2] = keys
         inputs[:, 1:-2:2] = np.take_along_axis(values, keys, 1)
         inputs[:, -2] = self.vocab_size - 1
-        inputs[:, -1] = asked
+        inputs[:, -1] = queries
         targets = np.full_like(inputs, IGNORED)
-        targets[:, -1] = values[np.arange(count), asked]
+        targets[:, -1] = values[np.arange(count), queries]
         return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:

@@ -81,10 +81,10 @@ class Task(Entry, ABC):
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
         """Score each wanted answer (n,): 1 or 0 for a token or class, the squared error for a number."""
         if np.issubdtype(targets.dtype, np.floating):
-            asked = ~np.isnan(targets)
-            return (answers[asked].astype(np.float64) - targets[asked]) ** 2
-        asked = targets != IGNORED
-        return (answers[asked] == targets[asked]).astype(np.float64)
+            is_target = ~np.isnan(targets)
+            return (answers[is_target].astype(np.float64) - targets[is_target]) ** 2
+        is_target = targets != IGNORED
+        return (answers[is_target] == targets[is_target]).astype(np.float64)
 
     @property
     def question(self) -> Question:
@@ -101,9 +101,9 @@ class Task(Entry, ABC):
     def open(cls, options: Mapping[str, Any]) -> Source:
         return FreshExamples(build(cls.name, **options["data_options"]), options["seed"], options["eval_examples"])
 
-    def reaches(self, score: float, wanted: float) -> bool:
+    def reaches(self, score: float, threshold: float) -> bool:
         """Whether `score` is at least as good as `wanted`."""
-        return score >= wanted if self.best > self.chance else score <= wanted
+        return score >= threshold if self.best > self.chance else score <= threshold
 
     def __str__(self) -> str:
         """Name the task with all its options: `adding length=500`."""
@@ -154,9 +154,9 @@ class FreshExamples(Source):
         """Do nothing: there is no file to read, and the task has checked its options."""
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
-        whole = self.task.generate(size * world, (self.seed, TRAINING, step))
-        mine = slice(rank * size, (rank + 1) * size)
-        return whole.rows(mine)
+        batch = self.task.generate(size * world, (self.seed, TRAINING, step))
+        rows = slice(rank * size, (rank + 1) * size)
+        return batch.rows(rows)
 
     def digest(self) -> str:
         """Digest of the first example, because other versions of numpy may draw other random numbers."""
@@ -205,14 +205,14 @@ def options(cls: type[Task]) -> list[Any]:
     return [field for field in fields(cls) if field.init]
 
 
-def build(name: str, **given: Any) -> Task:
+def build(name: str, **arguments: Any) -> Task:
     """Make a registered task: `build("adding", length=500)`.
 
     Unknown names and options raise ConfigError with the nearest known one.
     """
     cls = get(name)
     known = [option.name for option in options(cls)]
-    for option in given:
+    for option in arguments:
         if option not in known:
             raise nearest(f"option of {name}", option, known)
-    return cls(**given)
+    return cls(**arguments)

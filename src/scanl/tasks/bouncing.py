@@ -26,13 +26,13 @@ def paths(random: np.random.Generator, count: int, steps: int) -> NDArray[np.int
     """
     position, angle = random.random((count, 2)), random.uniform(0, 2 * np.pi, count)
     velocity = SPEED * np.stack([np.sin(angle), np.cos(angle)], 1)
-    found = []
+    corners = []
     for _ in range(steps):
         position = position + velocity
         velocity = np.where((position < 0) | (position > 1), -velocity, velocity)
         position = position.clip(0, 1)
-        found.append((position * (SIDE - ITEM)).astype(np.int64))
-    return np.stack(found, 1)
+        corners.append((position * (SIDE - ITEM)).astype(np.int64))
+    return np.stack(corners, 1)
 
 
 @published("bouncing_digits")
@@ -40,7 +40,7 @@ def paths(random: np.random.Generator, count: int, steps: int) -> NDArray[np.int
 class BouncingDigits(FreshRows):
     """Bouncing digits: the next frame of two digits that bounce in 64 x 64 pixels.
 
-    20 frames; at each of the first 19 the next one is asked for, and the last 10 are scored. Pixels are in [0, 1].
+    20 frames; at each of the first 19 the target is the next frame, and the last 10 are scored. Pixels are in [0, 1].
     Where items overlap, the brighter pixel counts. Every step has new sequences. Training draws items from the
     training images of the set, measurements from its test images.
 

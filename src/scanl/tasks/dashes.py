@@ -33,24 +33,24 @@ def _box(dash, reach, side):
 
 
 @numba.njit
-def _free(taken, dash, beside, reach):
-    """Return whether the surroundings of a dash meet nothing that is taken, nor those of the dash `beside`."""
-    top, bottom, left, right = _box(dash, reach, len(taken))
+def _free(occupied, dash, beside, reach):
+    """Return whether the surroundings of a dash meet no occupied pixel, and not the surroundings of `beside`."""
+    top, bottom, left, right = _box(dash, reach, len(occupied))
     for row in range(top, bottom):
         for column in range(left, right):
-            both = taken[row, column] or _far(beside, row, column) <= reach**2
+            both = occupied[row, column] or _far(beside, row, column) <= reach**2
             if both and _far(dash, row, column) <= reach**2:
                 return False
     return True
 
 
 @numba.njit
-def _take(taken, near, dash, reach, gap):
-    top, bottom, left, right = _box(dash, reach + gap, len(taken))
+def _take(occupied, near, dash, reach, gap):
+    top, bottom, left, right = _box(dash, reach + gap, len(occupied))
     for row in range(top, bottom):
         for column in range(left, right):
             far = _far(dash, row, column)
-            taken[row, column] |= far <= reach**2
+            occupied[row, column] |= far <= reach**2
             near[row, column] |= far <= (reach + gap) ** 2
 
 
@@ -85,21 +85,21 @@ def _place(dash, row, column, angle, length):
 
 
 @numba.njit
-def _grow(random, path, angles, at, beside, taken, near, gap, length, thickness, continuity):
-    """Add dash `at` to a path, if one fits; then the surroundings of the dash before it are taken.
+def _grow(random, path, angles, at, beside, occupied, near, gap, length, thickness, continuity):
+    """Add dash `at` to a path, if one fits; then the surroundings of the previous dash become occupied.
 
     It turns by δ with a probability proportional to cos²(min(continuity |δ|, π/2)). It begins `gap` pixels from a
     point which the dash before it ends `gap` pixels from.
     """
-    side, reach, before = len(taken), length + gap, angles[at - 1]
-    y, x = path[at - 1, 2] + gap * np.sin(before), path[at - 1, 3] + gap * np.cos(before)
+    side, reach, heading = len(occupied), length + gap, angles[at - 1]
+    y, x = path[at - 1, 2] + gap * np.sin(heading), path[at - 1, 3] + gap * np.cos(heading)
     count = int(2 * np.pi * reach)  # heads about a pixel apart
     sums, total = np.zeros(count), 0.0
     for i in range(count):
         angle = 2 * np.pi * i / count
         row, column = y + reach * np.sin(angle), x + reach * np.cos(angle)
         if min(row, column) >= 0 and max(row, column) <= side - 1 and not near[round(row), round(column)]:
-            turn = abs((angle - before + np.pi) % (2 * np.pi) - np.pi)
+            turn = abs((angle - heading + np.pi) % (2 * np.pi) - np.pi)
             total += np.cos(min(continuity * turn, np.pi / 2)) ** 2
         sums[i] = total
     if total < 1e-4:
@@ -110,8 +110,8 @@ def _grow(random, path, angles, at, beside, taken, near, gap, length, thickness,
             chosen += 1
         angle = 2 * np.pi * chosen / count
         _place(path[at], y + gap * np.sin(angle), x + gap * np.cos(angle), angle, length)
-        if _free(taken, path[at], beside, gap + thickness / 2):
-            _take(taken, near, path[at - 1], gap + thickness / 2, gap)
+        if _free(occupied, path[at], beside, gap + thickness / 2):
+            _take(occupied, near, path[at - 1], gap + thickness / 2, gap)
             angles[at] = angle
             return True
     return False
@@ -124,39 +124,39 @@ def _begin(random, path, angles, row, column, length):
 
 
 @numba.njit
-def _long_paths(random, taken, near, gap, length, thickness, dashes, start, continuity):
+def _long_paths(random, occupied, near, gap, length, thickness, dashes, start, continuity):
     """Return two paths (2, dashes, 4) that grow in turn, from tails that are `start` apart."""
-    side = len(taken)
+    side = len(occupied)
     paths, angles = np.zeros((2, dashes, 4)), np.zeros((2, dashes))
-    border, near_border = np.zeros(taken.shape, np.bool_), np.zeros(taken.shape, np.bool_)
+    border, near_border = np.zeros(occupied.shape, np.bool_), np.zeros(occupied.shape, np.bool_)
     _border(border, 1)
     _border(near_border, 1 + gap)
-    whole = False
-    while not whole:
-        _copy(border, taken)
+    complete = False
+    while not complete:
+        _copy(border, occupied)
         _copy(near_border, near)
         row = 2 * start + (side - 1 - 4 * start) * random.random()
         column = 2 * start + (side - 1 - 4 * start) * random.random()
         between = 2 * np.pi * random.random()
         _begin(random, paths[0], angles[0], row, column, length)
         _begin(random, paths[1], angles[1], row + start * np.sin(between), column + start * np.cos(between), length)
-        whole = True
+        complete = True
         for at in range(1, dashes):
             for n in range(2):
-                if whole:
+                if complete:
                     beside = paths[1 - n, at - 1 + n]
-                    whole = _grow(
-                        random, paths[n], angles[n], at, beside, taken, near, gap, length, thickness, continuity
+                    complete = _grow(
+                        random, paths[n], angles[n], at, beside, occupied, near, gap, length, thickness, continuity
                     )
     for n in range(2):
-        _take(taken, near, paths[n, -1], gap + thickness / 2, gap)
+        _take(occupied, near, paths[n, -1], gap + thickness / 2, gap)
     return paths
 
 
 @numba.njit
-def _distracting_path(random, path, angles, taken, near, gap, length, thickness, continuity):
+def _distracting_path(random, path, angles, occupied, near, gap, length, thickness, continuity):
     """Fill `path` from a random place; return whether it fits."""
-    side = len(taken)
+    side = len(occupied)
     place = int(random.random() * (near.size - near.sum()))  # among the pixels that are free
     row = column = 0
     for at in range(near.size):
@@ -169,12 +169,12 @@ def _distracting_path(random, path, angles, taken, near, gap, length, thickness,
     _begin(random, path, angles, float(row), float(column), length)
     nothing = np.full(4, -1e9)
     inside = min(path[0, 2], path[0, 3]) >= 0 and max(path[0, 2], path[0, 3]) <= side - 1
-    if not inside or not _free(taken, path[0], nothing, gap + thickness / 2):
+    if not inside or not _free(occupied, path[0], nothing, gap + thickness / 2):
         return False
     for at in range(1, len(path)):
-        if not _grow(random, path, angles, at, nothing, taken, near, gap, length, thickness, continuity):
+        if not _grow(random, path, angles, at, nothing, occupied, near, gap, length, thickness, continuity):
             return False
-    _take(taken, near, path[-1], gap + thickness / 2, gap)
+    _take(occupied, near, path[-1], gap + thickness / 2, gap)
     return True
 
 
@@ -193,22 +193,22 @@ def draw_paths(
 ) -> NDArray[np.float64]:
     """Draw two long paths and up to `others` paths of a third of the dashes; return the long ones (2, dashes, 4)."""
     shape = picture.shape
-    taken, near = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    paths = _long_paths(random, taken, near, gap, length, thickness, dashes, start, continuity)
+    occupied, near = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    paths = _long_paths(random, occupied, near, gap, length, thickness, dashes, start, continuity)
     for n in range(2):
         for at in range(dashes):
             _draw(picture, paths[n, at], thickness, brightness)
     path, angles = np.zeros((dashes // 3, 4)), np.zeros(dashes // 3)
-    old_taken, old_near = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    old_occupied, old_near = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for _ in range(others):
         for _ in range(ATTEMPTS):
-            _copy(taken, old_taken)
+            _copy(occupied, old_occupied)
             _copy(near, old_near)
-            if _distracting_path(random, path, angles, taken, near, gap, length, thickness, continuity):
+            if _distracting_path(random, path, angles, occupied, near, gap, length, thickness, continuity):
                 for at in range(len(path)):
                     _draw(picture, path[at], thickness, brightness)
                 break
-            _copy(old_taken, taken)
+            _copy(old_occupied, occupied)
             _copy(old_near, near)
     return paths
 

@@ -20,7 +20,7 @@ MODULUS, PLUS, MINUS, TIMES = 5, 5, 6, 7
 @register("formal_language")
 @dataclass(frozen=True)
 class FormalLanguage(Task):
-    """Formal languages: a property of a whole string, asked for at its last step. T = n steps.
+    """Formal languages: a property of a string; the answer is at its last step. T = n steps.
 
     "even_pairs": bits; the answer is 0 if the pairs 01 and 10 are even in number, else 1.
     "cycle_navigation": steps on a ring of five: 0 stays, 1 goes forward, 2 goes back; the answer is the last position.

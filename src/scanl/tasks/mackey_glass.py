@@ -24,8 +24,8 @@ def euler(history: NDArray[np.float64], start: float, steps: int, fine: int = 10
     x[:late] = history.T
     x[late] = start
     for begin in range(late, len(x) - 1, late):
-        before = x[begin - late : min(begin, len(x) - 1 - late)]  # one delay before each of the next steps
-        for t, gain in enumerate(0.2 * before / (1 + before**10), begin):
+        delayed = x[begin - late : min(begin, len(x) - 1 - late)]  # one delay before each of the next steps
+        for t, gain in enumerate(0.2 * delayed / (1 + delayed**10), begin):
             x[t + 1] = x[t] + (gain - 0.1 * x[t]) / fine
     return x[late::fine].T
 

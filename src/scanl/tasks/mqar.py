@@ -47,11 +47,11 @@ class MQAR(Task):
 
     def check(self) -> None:
         self._require(self.length >= 4 and self.length % 2 == 0, "length", "an even number of at least 4")
-        most = min(self.length // 4, self.vocab_size // 2 - 1)
+        max_pairs = min(self.length // 4, self.vocab_size // 2 - 1)
         because = f"because of length={self.length} and vocab_size={self.vocab_size}"
         even = self.vocab_size >= 4 and self.vocab_size % 2 == 0
         self._require(even, "vocab_size", "an even number of at least 4 because half are keys")
-        self._require(1 <= self.num_pairs <= most, "num_pairs", f"from 1 to {most} {because}")
+        self._require(1 <= self.num_pairs <= max_pairs, "num_pairs", f"from 1 to {max_pairs} {because}")
         self._require(self.power > 0, "power", "above 0")
 
     @property

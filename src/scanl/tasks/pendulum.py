@@ -21,15 +21,15 @@ def swing(angle: NDArray[np.float64], random: np.random.Generator) -> NDArray[np
     A rod of length and mass 1 has d2a/dt2 = (3 g / l) sin a - 0.1 da/dt, with a from the upright position. Its speed
     gets normal noise of standard deviation 0.1 after each 0.01 s. Semi-implicit Euler, 100 steps in 0.01 s.
     """
-    speed, found = np.zeros_like(angle), []
+    speed, angles = np.zeros_like(angle), []
     for _ in range(FRAMES):
         for _ in range(INNER):
             speed = speed + (3 * GRAVITY * np.sin(angle) - FRICTION * speed) * STEP / INNER
             angle = angle + speed * STEP / INNER
         speed = speed + random.normal(0, NOISE, angle.shape)
         angle = angle % (2 * np.pi)
-        found.append(angle)
-    return np.stack(found, 1) - np.pi
+        angles.append(angle)
+    return np.stack(angles, 1) - np.pi
 
 
 def draw(angles: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -39,7 +39,7 @@ def draw(angles: NDArray[np.float64]) -> NDArray[np.uint8]:
     """
     scale = SIDE / CANVAS
     rows, columns = np.mgrid[:SIDE, :SIDE] + 0.5 - SIDE / 2
-    x, y = (part[..., None, None] for part in (np.sin(angles), np.cos(angles)))
+    x, y = (axis[..., None, None] for axis in (np.sin(angles), np.cos(angles)))
     along = np.clip(columns * x + rows * y, 0, REACH * scale)
     distance = np.hypot(columns - along * x, rows - along * y)
     covered = np.clip(WIDTH / 2 * scale + 0.5 - distance, 0, 1)
@@ -109,9 +109,9 @@ class Pendulum(FixedRows):
     def _part(self, random: np.random.Generator, count: int) -> Part:
         angles = swing(random.uniform(0, 2 * np.pi, count), random)
         images = spoil(draw(angles + random.normal(0, 1e-5, angles.shape)), random)
-        seen = np.sort(random.permuted(np.tile(np.arange(FRAMES), (count, 1)), axis=1)[:, : self.observed], axis=1)
+        steps = np.sort(random.permuted(np.tile(np.arange(FRAMES), (count, 1)), axis=1)[:, : self.observed], axis=1)
         rows = np.empty((count, self.observed, SIDE * SIDE + 1), np.float32)
-        rows[..., :-1] = np.take_along_axis(images, seen[..., None, None], 1).reshape(count, self.observed, -1) / 255
-        rows[..., -1] = np.diff(seen, axis=1, prepend=-1)
-        angles = np.take_along_axis(angles, seen, 1)
+        rows[..., :-1] = np.take_along_axis(images, steps[..., None, None], 1).reshape(count, self.observed, -1) / 255
+        rows[..., -1] = np.diff(steps, axis=1, prepend=-1)
+        angles = np.take_along_axis(angles, steps, 1)
         return Part(rows, np.stack([np.sin(angles), np.cos(angles)], 2).astype(np.float32))

@@ -64,8 +64,8 @@ class Phonebook(Task):
                 f"{NAMES[name]}: {''.join(map(str, number))}"
                 for name, number in zip(names[row], numbers[row].tolist(), strict=True)
             ]
-            one, two, asked = (book[place] for place in shown[row])
-            text = np.frombuffer("\n".join([*book, "", one, two, "", asked]).encode(), np.uint8)
+            one, two, query = (book[place] for place in shown[row])
+            text = np.frombuffer("\n".join([*book, "", one, two, "", query]).encode(), np.uint8)
             inputs[row, 1 - len(text) :] = text[:-1]
             targets[row, -DIGITS:] = text[-DIGITS:]
         return Batch(inputs, targets)

@@ -55,19 +55,19 @@ class Segments(Task):
         if self.kind == "retrieve":
             digits = draw_distinct(random, count, DIGITS, PAIRS)
             letters = DIGITS + 1 + draw_distinct(random, count, LETTERS, PAIRS)
-            asked = random.integers(0, PAIRS, (count, 1))
+            query = random.integers(0, PAIRS, (count, 1))
             pairs = np.stack([letters, digits], 2).reshape(count, 2 * PAIRS)
             start = np.full((count, 1), DIGITS)
-            stream = np.hstack([pairs, np.take_along_axis(letters, asked, 1), start])
-            answer = np.take_along_axis(digits, asked, 1)
+            stream = np.hstack([pairs, np.take_along_axis(letters, query, 1), start])
+            answer = np.take_along_axis(digits, query, 1)
         else:
             symbols = random.integers(2, 2 + SYMBOLS, (count, self.length))
             stream = np.hstack([symbols, np.full((count, 1), START)])
             answer = symbols[:, ::-1] if self.kind == "reverse" else np.hstack([symbols, symbols])
-        whole = np.hstack([stream, answer])
-        targets = whole[:, 1:].copy()
+        sequence = np.hstack([stream, answer])
+        targets = sequence[:, 1:].copy()
         targets[:, : stream.shape[1] - 1] = IGNORED
-        return Batch(whole[:, :-1], targets)
+        return Batch(sequence[:, :-1], targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

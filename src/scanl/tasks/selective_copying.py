@@ -65,8 +65,8 @@ class SelectiveCopying(Task):
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)
         for sequence, answer in zip(inputs, answers, strict=True):
-            kept = [token for token in sequence if 0 < token < self.vocab_size - 1]
+            symbols = [token for token in sequence if 0 < token < self.vocab_size - 1]
             steps = [t for t, token in enumerate(sequence) if token == self.vocab_size - 1]
-            for t, token in zip(steps, kept, strict=True):
+            for t, token in zip(steps, symbols, strict=True):
                 answer[t] = token
         return answers

@@ -23,7 +23,7 @@ class TMaze(Task):
     random bits, which are 0 at the first place. The answer is class 0 for up and 1 for down. T = n steps.
 
     In the paper's maze an agent also learns to walk on, from rewards: -0.1 a step, 4 for the right turn, -1 for the
-    other. Here the way is given, and only the turn is asked for, so no reward is needed.
+    other. Here the way is given, and only the turn is the target, so no reward is needed.
 
     Args:
         length: n; 120 to 200 in the paper.

@@ -59,11 +59,11 @@ class WordProblem(Task):
         return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        names = ["".join(each) for each in itertools.permutations("abcde"[: self.things])]
+        names = ["".join(letters) for letters in itertools.permutations("abcde"[: self.things])]
         answers = np.zeros_like(inputs)
         for sequence, answer in zip(inputs.tolist(), answers, strict=True):
-            held = names[0]  # which letter each place leads to
+            permutation = names[0]  # which letter each place leads to
             for t, token in enumerate(sequence):
-                held = held.translate(str.maketrans(names[0], names[token]))
-                answer[t] = names.index(held)
+                permutation = permutation.translate(str.maketrans(names[0], names[token]))
+                answer[t] = names.index(permutation)
         return answers
