@@ -124,9 +124,9 @@ else:
             bound.apply_defaults()
             config = _by_name(bound)
             check(cls, config)
-            made = super().__call__(*args, **{name: kwargs[name] for name in kwargs if name not in cls.added})
-            vars(made).update(config=config, **{name: config[name] for name in cls.added})
-            return made
+            instance = super().__call__(*args, **{name: kwargs[name] for name in kwargs if name not in cls.added})
+            vars(instance).update(config=config, **{name: config[name] for name in cls.added})
+            return instance
 
 
 class Configured(ConfiguredBase):
@@ -192,7 +192,9 @@ def _constructors(cls: type) -> list[Callable[..., None]]:
         if starts and not isinstance(owner, Configured):
             break
         starts.append(start)
-        if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(start).parameters.values()):
+        if not any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(start).parameters.values()
+        ):
             break
     return starts
 
@@ -288,8 +290,8 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
 def _kept(value: Any) -> Any:
     """Return an argument as `config` keeps it: mappings and lists are copied, because the caller may change them."""
     if isinstance(value, dict):
-        return {key: _kept(part) for key, part in value.items()}
-    return [_kept(part) for part in value] if isinstance(value, list) else value
+        return {key: _kept(item) for key, item in value.items()}
+    return [_kept(item) for item in value] if isinstance(value, list) else value
 
 
 def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any], relation: bool) -> str:
@@ -300,7 +302,7 @@ def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any
         if refused or value is None:
             return refused
         ranges = [note for note in notes if isinstance(note, Range) and note.relation == relation]
-        return next((each.explained(name, value, config) for each in ranges if not each.holds(value, config)), "")
+        return next((bound.explained(name, value, config) for bound in ranges if not bound.holds(value, config)), "")
     if get_origin(annotation) in (Union, UnionType):
         arms = get_args(annotation)
         reasons = [_refused(arm, name, value, config, relation) for arm in arms]
@@ -314,7 +316,7 @@ def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any
         return f"{name} is {shown(value)}, expected {described(annotation)}"
     if get_origin(annotation) is Sequence and isinstance(value, Sequence):
         (arm,) = get_args(annotation)
-        parts = (_refused(arm, f"{name}[{i}]", part, config, relation) for i, part in enumerate(value))
+        parts = (_refused(arm, f"{name}[{i}]", item, config, relation) for i, item in enumerate(value))
         return next(filter(None, parts), "")
     return ""
 
@@ -344,11 +346,11 @@ def _is(value: object, annotation: Any) -> bool:
     if not isinstance(value, kind) or (isinstance(value, str) and kind is not str and issubclass(kind, Sequence)):
         return False
     if issubclass(kind, Mapping) and isinstance(value, Mapping) and len(args) == 2:
-        return all(_is(key, args[0]) and _is(part, args[1]) for key, part in value.items())
+        return all(_is(key, args[0]) and _is(item, args[1]) for key, item in value.items())
     if issubclass(kind, tuple) and isinstance(value, tuple) and args and args[-1] is not Ellipsis:
-        return len(value) == len(args) and all(_is(part, arm) for part, arm in zip(value, args, strict=True))
+        return len(value) == len(args) and all(_is(item, arm) for item, arm in zip(value, args, strict=True))
     if issubclass(kind, Sequence) and isinstance(value, Sequence) and args:
-        return all(_is(part, args[0]) for part in value)
+        return all(_is(item, args[0]) for item in value)
     return True
 
 

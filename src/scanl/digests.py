@@ -111,11 +111,11 @@ def _write_digest(file: File, position: int) -> None:
 
 def _digest(file: File, position: int) -> bytes:
     """Return the SHA-256 of all bytes except the digits at `position`."""
-    digest, left = hashlib.sha256(), position
+    digest, remaining = hashlib.sha256(), position
     file.seek(0)
-    while left and (block := file.read(min(left, 2**20))):
+    while remaining and (block := file.read(min(remaining, 2**20))):
         digest.update(block)
-        left -= len(block)
+        remaining -= len(block)
     file.seek(position + DIGITS)
     while block := file.read(2**20):
         digest.update(block)

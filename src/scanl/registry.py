@@ -55,10 +55,10 @@ class Registry(Generic[C]):
 
         def add(cls: Any) -> Any:
             self._load(name)
-            for each in self._family:
-                if name in each._classes:
-                    found = each._classes[name].__name__
-                    raise ConfigError(f"{self._kind} {name!r} is registered twice: {found} and {cls.__name__}")
+            for registry in self._family:
+                if name in registry._classes:
+                    other = registry._classes[name].__name__
+                    raise ConfigError(f"{self._kind} {name!r} is registered twice: {other} and {cls.__name__}")
             cls.name = name
             self._classes[name] = cls
             return cls
@@ -97,22 +97,22 @@ class Registry(Generic[C]):
             self._load(name)
         if name in self._classes:
             return name
-        wanted = folded(name)
-        return next((known for spelling, known in self.spellings() if spelling == wanted), None)
+        key = folded(name)
+        return next((known for spelling, known in self.spellings() if spelling == key), None)
 
     def get(self, name: str) -> type[C]:
         """Return the class of a name. For an unknown name, raises ConfigError with the nearest known one."""
         known = self.find(name)
         if known is not None:
             return self._classes[known]
-        for each in self._family:
-            known = each.find(name)
+        for registry in self._family:
+            known = registry.find(name)
             if known is not None:
-                advice = each._use and "; use " + each._use.format(name=known)
-                raise ConfigError(f"{name!r} is a {each._kind}, expected a {self._kind}{advice}")
+                advice = registry._use and "; use " + registry._use.format(name=known)
+                raise ConfigError(f"{name!r} is a {registry._kind}, expected a {self._kind}{advice}")
         if folded(name) in self._advice:
             raise ConfigError(f"unknown {self._kind} {name!r}; {self._advice[folded(name)]}")
-        raise nearest(self._kind, name, sorted(known for each in self._family for known in each.names()))
+        raise nearest(self._kind, name, sorted(known for registry in self._family for known in registry.names()))
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from scanl.models import Channels, Forecaster, Stack
 class AeonClassifier(Trained, BaseClassifier):
     """Classify series, as a classifier of aeon. X is (n, channels, T), or a list of (channels, t) of unequal length.
 
-    The arguments are those of `SeriesClassifier`. A series that is shorter than the longest of `fit` begins with
+    Args: see `SeriesClassifier`. A series that is shorter than the longest of `fit` begins with
     missing numbers, as in `Table`. A longer series is read whole. Fitted: `model_`, a `SeriesClassifier`.
     """
 
@@ -48,14 +48,14 @@ class AeonClassifier(Trained, BaseClassifier):
 
     @torch.no_grad()
     def _predict_proba(self, X: Any) -> NDArray[np.float32]:
-        found = np.empty((len(X), len(self.classes_)), np.float32)
+        probabilities = np.empty((len(X), len(self.classes_)), np.float32)
         lengths = np.array([max(self.steps_, one.shape[1]) for one in X])
         for steps in np.unique(lengths):
             (places,) = np.nonzero(lengths == steps)
             for some in np.array_split(places, -(-len(places) // ROWS)):
                 rows = torch.from_numpy(_rows([X[place] for place in some], steps))
-                found[some] = self.model_.model_(rows)[0].softmax(-1).numpy()
-        return found
+                probabilities[some] = self.model_.model_(rows)[0].softmax(-1).numpy()
+        return probabilities
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
@@ -130,7 +130,7 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
 
 def _rows(X: Any, steps: int) -> NDArray[np.float64]:
     """Return series (channels, t) as one array (n, steps, channels); shorter ones begin with NaN."""
-    made = np.full((len(X), steps, X[0].shape[0]), np.nan)
-    for place, one in zip(made, X, strict=True):
+    rows = np.full((len(X), steps, X[0].shape[0]), np.nan)
+    for place, one in zip(rows, X, strict=True):
         place[steps - one.shape[1] :] = one.T
-    return made
+    return rows

@@ -23,8 +23,8 @@ def descend(
 ) -> list[float]:
     """Take steps with the gradients of a loss, change the parameters in place, and return the losses.
 
-    parameters: those of the optimizer; only they get a gradient, if they require one.   step_loss: makes the loss of a
-    step (from 0).   clip: largest norm of the gradient.
+    parameters: the optimizer's parameters; only they get a gradient, if they require one.   step_loss: makes the loss
+    of a step (from 0).   clip: largest norm of the gradient.
     Raises DivergenceError when a loss, a gradient or, at the end, a parameter is not finite.
     """
     learnt, losses = [parameter for parameter in parameters if parameter.requires_grad], []

@@ -109,10 +109,10 @@ class _Estimator(Trained, BaseEstimator):
             raise ValueError(f"Found array with dim {x.ndim}, expected (n, T) or (n, T, C)")
         if y is not None:
             self.channels_ = 1 if x.ndim == 2 else x.shape[2]
-        found = 1 if x.ndim == 2 else x.shape[2]
-        if found != self.channels_:
-            raise ValueError(f"X has {found} channels, expected {self.channels_} as in fit")
-        return torch.from_numpy(np.ascontiguousarray(x.reshape(*x.shape[:2], found))), answers
+        channels = 1 if x.ndim == 2 else x.shape[2]
+        if channels != self.channels_:
+            raise ValueError(f"X has {channels} channels, expected {self.channels_} as in fit")
+        return torch.from_numpy(np.ascontiguousarray(x.reshape(*x.shape[:2], channels))), answers
 
     def _stack(self) -> Stack:
         return Stack(self.dim, self.depth, self.layer, **(self.stack_options or {}))
@@ -144,7 +144,7 @@ class _Estimator(Trained, BaseEstimator):
     @torch.no_grad()
     def _outputs(self, X: Any, model: nn.Module) -> Tensor:
         x, _ = self._read(X)
-        return torch.cat([model(part)[0] for part in x.split(ROWS)])
+        return torch.cat([model(rows)[0] for rows in x.split(ROWS)])
 
 
 class SeriesClassifier(ClassifierMixin, _Estimator):
@@ -183,7 +183,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
 class SeriesRegressor(RegressorMixin, _Estimator):
     """Predict one number or several for each series, as an estimator of scikit-learn: `fit`, `predict`.
 
-    The arguments are those of `SeriesClassifier`. The loss is the squared error in units of the numbers' deviation.
+    Args: see `SeriesClassifier`. The loss is the squared error in units of the numbers' deviation.
     Fitted: `model_`, a `SequenceRegressor`.
     """
 
@@ -213,8 +213,8 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         They are computed in float64. In float32 the last bits would depend on how many series are predicted at once,
         and scikit-learn does not allow that.
         """
-        found = self._outputs(X, copy.deepcopy(self._fitted()).double())[..., 0].numpy()
-        return found[:, 0] if self.single_ else found
+        numbers = self._outputs(X, copy.deepcopy(self._fitted()).double())[..., 0].numpy()
+        return numbers[:, 0] if self.single_ else numbers
 
 
 def _refuse_unequal(who: str, X: Any) -> None:

@@ -32,13 +32,13 @@ def measures(model: Model, source: Source, examples: Iterable[Batch], *, chunk: 
     method = answerer(source.question)
     training = model.training
     model.eval()
-    scores = means(part for batch in examples for part in _scores(method, model, batch, chunk))
+    scores = means(score for batch in examples for score in _scores(method, model, batch, chunk))
     model.train(training)
     return _named(source, scores)
 
 
 def baselines(source: Source, exam: Exam) -> dict[str, dict[str, float]]:
-    """Return the scores of the methods of an exam that do not learn, as `measures` returns those of a model."""
+    """Return the baselines' scores in an exam, by method and score, as `measures` returns a model's."""
     return {name: _named(source, scores) for name, scores in answerer(source.question).baselines(exam).items()}
 
 
@@ -53,8 +53,8 @@ def _scores(method: Answerer[Any], model: Model, batch: Batch, chunk: int) -> It
     steps, state, device = batch.length, None, next(model.parameters()).device
     at_once = steps if model.stack.bidirectional else chunk
     for begin in range(0, steps, at_once):
-        part = batch.steps(begin, begin + at_once, targets=method.every_step)
-        outputs, targets, state = method.answers(model, part.tensors(device), state)
+        piece = batch.steps(begin, begin + at_once, targets=method.every_step)
+        outputs, targets, state = method.answers(model, piece.tensors(device), state)
         if method.every_step or begin + at_once >= steps:
             yield method.scores(outputs, targets)
 

@@ -47,15 +47,15 @@ class Ridge:
             self.features, width = features.shape[-1], rows.shape[-1]
             self.mean, self.products = rows.new_zeros(width), rows.new_zeros(width, width)
         elif (features.shape[-1], rows.shape[-1]) != (self.features, len(self.mean)):
-            found, expected = features.shape[-1], self.features
+            channels, expected = features.shape[-1], self.features
             raise ShapeError(
-                f"Ridge: features and targets have {found} and {targets.shape[-1]} channels, expected {expected} and "
-                f"{len(self.mean) - expected} because of the data that were added before"
+                f"Ridge: features and targets have {channels} and {targets.shape[-1]} channels, expected {expected} "
+                f"and {len(self.mean) - expected} because of the data that were added before"
             )
         if len(rows):
             mean, total = rows.mean(0), self.rows + len(rows)
-            centred, apart = rows - mean, mean - self.mean
-            self.products += centred.T @ centred + torch.outer(apart, apart) * (self.rows * len(rows) / total)
+            centered, apart = rows - mean, mean - self.mean
+            self.products += centered.T @ centered + torch.outer(apart, apart) * (self.rows * len(rows) / total)
             self.mean += apart * (len(rows) / total)
             self.rows = total
         return self
@@ -84,7 +84,7 @@ def fit_readout(
     penalty: float = 1e-6,
     washout: int = 0,
 ) -> Ridge:
-    """Set the weight and the bias of `readout`, a part of `model`, to those that fit the targets best.
+    """Fit the weight and the bias of `readout`, a part of `model`, to the targets.
 
     model: called with each x (B, T, D); the inputs of `readout` in this call are the features.   batches: pairs of x
     and the targets (B, T, O) of the readout.   penalty: λ.   washout: how many first steps of each batch to leave out,
@@ -95,17 +95,17 @@ def fit_readout(
         raise ConfigError(f"fit_readout: washout is {washout}, expected at least 0")
     if readout.bias is None:
         raise ConfigError("fit_readout: the readout has no bias, expected one because the data are centred")
-    fit, seen = Ridge(penalty), []
-    hook = readout.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    fit, features = Ridge(penalty), []
+    hook = readout.register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0]))
     try:
         for x, targets in batches:
-            seen.clear()
+            features.clear()
             model(x)
-            if len(seen) != 1:
+            if len(features) != 1:
                 raise ConfigError(
-                    f"fit_readout: the model called the readout {len(seen)} times, expected once for each batch"
+                    f"fit_readout: the model called the readout {len(features)} times, expected once for each batch"
                 )
-            fit.add(seen[0][:, washout:], targets[:, washout:])
+            fit.add(features[0][:, washout:], targets[:, washout:])
     finally:
         hook.remove()
     weight, bias = fit.solve()

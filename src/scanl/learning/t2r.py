@@ -63,20 +63,22 @@ def learn_feature_maps(
     """
     maps, attentions = _mixers(model, T2R), _mixers(teacher, Attention)
     tokens = list(batches)
-    learnt = [part for each in maps for part in (each.phi_weight, each.phi_bias)]
+    learnt = [parameter for layer in maps for parameter in (layer.phi_weight, layer.phi_bias)]
     optimizer = torch.optim.Adam(learnt, lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, len(tokens)))
-    seen: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     handles = [
-        attention.register_forward_hook(lambda _, given, result: seen.append((given[0].detach(), result[0].detach())))
+        attention.register_forward_hook(
+            lambda _, inputs, result: pairs.append((inputs[0].detach(), result[0].detach()))
+        )
         for attention in attentions
     ]
 
     def once(step: int) -> Tensor:
-        seen.clear()
+        pairs.clear()
         with torch.no_grad():
             teacher(tokens[step])
-        parts = [F.mse_loss(each(x)[0], y) / y.square().mean() for each, (x, y) in zip(maps, seen, strict=True)]
+        parts = [F.mse_loss(layer(x)[0], y) / y.square().mean() for layer, (x, y) in zip(maps, pairs, strict=True)]
         return torch.stack(parts).mean()
 
     try:

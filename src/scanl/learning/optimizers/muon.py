@@ -24,22 +24,22 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, lr: float, weight_decay: float) -> None:
-        inside = {id(leaf) for part in model.modules() if isinstance(part, Stack) for leaf in part.parameters()}
+        inside = {id(leaf) for stack in model.modules() if isinstance(stack, Stack) for leaf in stack.parameters()}
         matrices: list[Tensor] = []
         others: list[dict[str, Any]] = []
         for group in param_groups(model):
-            mine = group.keys() == {"params"}  # linear maps without a rate of their own
-            own = [leaf for leaf in group["params"] if mine and leaf.ndim == 2 and id(leaf) in inside]
-            matrices += own
-            rest = [leaf for leaf in group["params"] if not any(leaf is one for one in own)]
-            others += [{**group, "params": rest}] if rest else []
+            plain = group.keys() == {"params"}  # linear maps without a rate of their own
+            leaves = [leaf for leaf in group["params"] if plain and leaf.ndim == 2 and id(leaf) in inside]
+            matrices += leaves
+            remaining = [leaf for leaf in group["params"] if not any(leaf is one for one in leaves)]
+            others += [{**group, "params": remaining}] if remaining else []
         self.parts: list[torch.optim.Optimizer] = []
         if matrices:
             self.parts.append(torch.optim.Muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw"))
         if others:
             self.parts.append(torch.optim.AdamW(others, lr, BETAS, weight_decay=weight_decay, fused=True))
-        self.sizes = [len(part.param_groups) for part in self.parts]
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self.sizes = [len(optimizer.param_groups) for optimizer in self.parts]
+        super().__init__([group for optimizer in self.parts for group in optimizer.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None) -> float | Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]: torch overloads it
@@ -49,7 +49,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         groups = iter(self.param_groups)
-        for part, size in zip(self.parts, self.sizes, strict=True):
-            part.param_groups, part.state = [next(groups) for _ in range(size)], self.state
-            part.step()
+        for inner, size in zip(self.parts, self.sizes, strict=True):
+            inner.param_groups, inner.state = [next(groups) for _ in range(size)], self.state
+            inner.step()
         return loss

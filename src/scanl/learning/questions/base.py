@@ -49,7 +49,7 @@ class Answerer(ABC, Generic[Q]):
     """
 
     every_step: ClassVar[bool] = False  # whether each step has its own target, or the last step alone an answer
-    options: ClassVar[Mapping[str, Option]] = {}  # of its model, besides those of the stack
+    options: ClassVar[Mapping[str, Option]] = {}  # of its model, besides the stack's options
 
     def __init__(self, question: Q) -> None:
         self.question: Any = question
@@ -95,8 +95,7 @@ class Answerer(ABC, Generic[Q]):
         """Write into the folder of a run what shows the answers of the trained model; by default nothing."""
 
     def baselines(self, exam: Exam) -> dict[str, dict[str, float]]:
-        """Return the mean scores of the methods of an exam that do not learn, by their names and those of the
-        scores."""
+        """Return the baselines' mean scores in an exam, by method and score."""
         baselines = {}
         for name, rival in exam.rivals.items():
             pairs = zip(rival, exam.examples, strict=True)
@@ -140,8 +139,8 @@ def mean(losses: Tensor, count: Tensor) -> Tensor:
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     """Return the mean of each score, by name, from the sums and counts of several batches."""
     totals: dict[str, tuple[float, int]] = {}
-    for part in parts:
-        for name, (more, scored) in part.items():
+    for batch_scores in parts:
+        for name, (more, scored) in batch_scores.items():
             total, count = totals.get(name, (0.0, 0))
             totals[name] = total + more, count + scored
     return {name: total / count for name, (total, count) in totals.items()}

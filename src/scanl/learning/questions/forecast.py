@@ -44,13 +44,13 @@ class ForecastAnswerer(Answerer[Forecast]):
         )
 
     def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:
-        x, read = columns(batch)
-        forecast, state = model.predict(x, state, levels=LEVELS, **read)
+        x, options = columns(batch)
+        forecast, state = model.predict(x, state, levels=LEVELS, **options)
         return Answers(forecast.quantiles, batch.targets, state)
 
     def loss(self, model: Forecaster, batch: Batch, state: State = None) -> tuple[Tensor, State]:
-        x, read = columns(batch)
-        return model.loss(x, batch.targets, state, **read)
+        x, options = columns(batch)
+        return model.loss(x, batch.targets, state, **options)
 
     def show(self, model: Forecaster, source: Source, folder: "RunFolder", seed: int) -> None:
         from scanl.learning.run.picture import save_forecast
@@ -58,7 +58,7 @@ class ForecastAnswerer(Answerer[Forecast]):
         save_forecast(folder, cast(SeriesSource, source), model)
 
     def scores(self, outputs: Tensor, targets: Outcomes) -> dict[str, tuple[float, int]]:
-        numbers, units = (part.double().cpu() for part in targets)
+        numbers, units = (tensor.double().cpu() for tensor in targets)
         return super().scores(outputs.double().cpu(), Outcomes(numbers, units))
 
 

@@ -81,8 +81,8 @@ class Keeper(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
-        due = time.monotonic() - self._saved >= pl_module.config.run.save_seconds
-        pl_module.wishes["save"] = trainer.is_global_zero and due
+        overdue = time.monotonic() - self._saved >= pl_module.config.run.save_seconds
+        pl_module.wishes["save"] = trainer.is_global_zero and overdue
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -131,8 +131,8 @@ class Clock(pl.Callback):
         minutes, done = pl_module.config.training.minutes, pl_module.plan.progress(trainer.global_step)
         if minutes is not None and trainer.is_global_zero and len(self._times) > self.FIRST and done < 0.9:
             a_step = (now - self._times[2]) / (len(self._times) - 3)
-            left = max(1, round((60 * minutes - pl_module.seconds) / a_step))
-            pl_module.wishes["steps"] = trainer.global_step + left
+            remaining = max(1, round((60 * minutes - pl_module.seconds) / a_step))
+            pl_module.wishes["steps"] = trainer.global_step + remaining
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -185,8 +185,8 @@ class Recorder(pl.Callback):
         if not trainer.is_global_zero:
             return
         # Steps after the checkpoint run again and write their rows again, so those rows are dropped.
-        kept = b"" if self._written is None else self._written.read(self.folder)
-        self.folder.write_text(self.folder.metrics, kept or ",".join(self.report.columns) + "\n")
+        rows = b"" if self._written is None else self._written.read(self.folder)
+        self.folder.write_text(self.folder.metrics, rows or ",".join(self.report.columns) + "\n")
         self._bar = Progress(trainer.global_step)
         self._since = time.monotonic()
 
@@ -199,8 +199,8 @@ class Recorder(pl.Callback):
         step, config, report = trainer.global_step, pl_module.config, self.report
         last = step >= pl_module.plan.steps
         if config.run.eval_every is None:  # by default ten times in a run
-            before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
-            evaluate = last or now > before
+            previous, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
+            evaluate = last or now > previous
         else:
             evaluate = last or step % config.run.eval_every == 0
         if not (evaluate or step % config.run.log_every == 0):

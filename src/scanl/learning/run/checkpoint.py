@@ -32,19 +32,19 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read what `write_checkpoint` wrote. Raises CheckpointError for a missing, damaged, foreign or incomplete file."""
     try:
-        whole = is_whole_zip(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else {}
+        complete = is_whole_zip(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if complete else {}
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint: {path} does not exist; name a run that has one") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"checkpoint: {path} cannot be read: {' '.join(str(error).split())}") from error
-    if not whole:
+    if not complete:
         raise CheckpointError(
             f"checkpoint: {path} is damaged or cut short, or was not written by `scanl train`: its bytes do not fit "
             "its digest; put back a whole copy, or remove it to start again"
         )
-    lacking = [part for part in PARTS if part not in checkpoint]
-    lacking = lacking or [part for part in OWN_PARTS if part not in checkpoint["scanl"]]
+    lacking = [name for name in PARTS if name not in checkpoint]
+    lacking = lacking or [name for name in OWN_PARTS if name not in checkpoint["scanl"]]
     if lacking:
         raise CheckpointError(
             f"checkpoint: {path} lacks {', '.join(lacking)}; another version of scanl wrote it; resume with that "

@@ -174,12 +174,12 @@ class TrainConfig:
 
         Raises ConfigError for an unknown name.
         """
-        parts: dict[str, dict[str, Any]] = {part.name: {} for part in fields(cls)}
+        parts: dict[str, dict[str, Any]] = {group.name: {} for group in fields(cls)}
         for name, value in options.items():
             if name not in OPTIONS:
                 raise nearest("option of train", name, OPTIONS)
             parts[OPTIONS[name].part][name] = value
-        return cls(**{part: PARTS[part](**values) for part, values in parts.items()})
+        return cls(**{group: PARTS[group](**values) for group, values in parts.items()})
 
     def options(self) -> dict[str, Any]:
         """Return every value by its name on the command line."""
@@ -239,13 +239,13 @@ class TrainConfig:
 
         Raises CheckpointError for an unknown name or a wrong type, and ConfigError as `check` does.
         """
-        parts = [part.name for part in fields(cls)]
+        parts = [group.name for group in fields(cls)]
         if not isinstance(values, dict):
             raise CheckpointError(f"run: {path} is no configuration of a training run: it is {values!r}; put it back")
-        for name, part in values.items():
-            if not isinstance(part, dict):
+        for name, group in values.items():
+            if not isinstance(group, dict):
                 raise CheckpointError(
-                    f"run: {path} is no configuration of a training run: {name} is {part!r}, expected the options "
+                    f"run: {path} is no configuration of a training run: {name} is {group!r}, expected the options "
                     f"of one of the parts {', '.join(parts)}"
                 )
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
@@ -269,10 +269,10 @@ class TrainConfig:
         for name in PARTS:
             if not isinstance(values[name], jsonargparse.Namespace):
                 raise ConfigError(f"train: {name} is {values[name]}, expected options by name")
-        return cls(**{name: part(**vars(values[name])) for name, part in PARTS.items()})
+        return cls(**{name: group(**vars(values[name])) for name, group in PARTS.items()})
 
 
-PARTS: dict[str, Any] = {part.name: part.default_factory for part in fields(TrainConfig)}
+PARTS: dict[str, Any] = {group.name: group.default_factory for group in fields(TrainConfig)}
 
 
 class Option(NamedTuple):
@@ -285,11 +285,11 @@ class Option(NamedTuple):
 
 
 def _options() -> Iterator[tuple[str, Option]]:
-    for part, cls in PARTS.items():
+    for group, cls in PARTS.items():
         for name, hint in get_type_hints(cls, include_extras=True).items():
             kind, *notes = get_args(hint)
             (meaning,) = (note for note in notes if isinstance(note, str))
-            yield name, Option(part, kind, meaning, tuple(note for note in notes if isinstance(note, Range)))
+            yield name, Option(group, kind, meaning, tuple(note for note in notes if isinstance(note, Range)))
 
 
 OPTIONS = dict(_options())
@@ -368,10 +368,10 @@ def check_resumable(
     The path of the data may differ. where: origin of `config` for the message, and what to do.
     """
     free = {"data", "devices", "batch_size", "strategy", "accelerator", "save_seconds", "out", "tensorboard"}
-    before, now = config.options(), wanted.options()
-    pairs = {name: (before[name], now[name]) for name in OPTIONS if name not in free}
+    stored, now = config.options(), wanted.options()
+    pairs = {name: (stored[name], now[name]) for name in OPTIONS if name not in free}
     pairs["data"] = config.entry.name, wanted.entry.name
-    pairs["batch_size * devices"] = tuple(o["batch_size"] * o["devices"] for o in (before, now))
+    pairs["batch_size * devices"] = tuple(o["batch_size"] * o["devices"] for o in (stored, now))
     for name, (old, new) in pairs.items():
         if old != new:
             expected = "none" if old is None else old

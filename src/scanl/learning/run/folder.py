@@ -132,15 +132,15 @@ class RunFolder:
 
 
 def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model, config: TrainConfig) -> None:
-    """Raise CheckpointError unless the names and shapes of the tensors are those of the model."""
+    """Raise CheckpointError unless the tensors have the model's names and shapes."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if shapes == expected:
         return
-    wanted = config.stack
+    stack = config.stack
     odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
     raise CheckpointError(
-        f"run: {source} does not fit config.yaml, which describes {wanted.layer} of dim {wanted.dim} and depth "
-        f"{wanted.depth}: {odd[0]} is {shapes.get(odd[0], 'missing')}, expected {expected.get(odd[0], 'nothing')}; "
+        f"run: {source} does not fit config.yaml, which describes {stack.layer} of dim {stack.dim} and depth "
+        f"{stack.depth}: {odd[0]} is {shapes.get(odd[0], 'missing')}, expected {expected.get(odd[0], 'nothing')}; "
         "put back the config.yaml or the weights, so that they are of one run"
     )
 

@@ -31,8 +31,8 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
     if not folder.metrics.exists():
         return []
     try:
-        whole, newline, _ = folder.metrics.read_text(encoding="utf-8").rpartition("\n")
-        rows = list(csv.DictReader(io.StringIO(whole + newline), strict=True))
+        complete_lines, newline, _ = folder.metrics.read_text(encoding="utf-8").rpartition("\n")
+        rows = list(csv.DictReader(io.StringIO(complete_lines + newline), strict=True))
         for row in rows:
             int(row["step"])
             for number in row.values():

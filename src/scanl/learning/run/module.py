@@ -56,8 +56,8 @@ class Learning(pl.LightningModule):
         if self.config.source.carry_state:
             self.learner = self.algorithm.init(self.model, size)
         if self.restored is not None:
-            mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
-            self.learner = map_leaves(lambda like: next(mine).to(like), self.learner)
+            rows = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
+            self.learner = map_leaves(lambda like: next(rows).to(like), self.learner)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.read %= self.config.training.accumulate
@@ -154,30 +154,30 @@ class Learning(pl.LightningModule):
         """Gather the rows of all processes, as raw bytes because gloo supports neither bool nor complex tensors."""
         if self.trainer.world_size == 1:
             return leaf
-        mine = leaf.contiguous().flatten().view(torch.uint8)
-        parts = [torch.empty_like(mine) for _ in range(self.trainer.world_size)]
-        torch.distributed.all_gather(parts, mine)
-        return torch.cat([part.view(leaf.dtype).view(leaf.shape) for part in parts])
+        data = leaf.contiguous().flatten().view(torch.uint8)
+        parts = [torch.empty_like(data) for _ in range(self.trainer.world_size)]
+        torch.distributed.all_gather(parts, data)
+        return torch.cat([piece.view(leaf.dtype).view(leaf.shape) for piece in parts])
 
     @torch.no_grad()
     def _first_not_finite(self, batch: Any) -> str:
         """Run the forward pass again and name the first module whose output is not finite."""
-        found: list[str] = []
+        names: list[str] = []
 
         def watch(name: str, module: nn.Module) -> Any:
             def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                if not found and any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
-                    found.append(f"{name} ({type(module).__name__})")
+                if not names and any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
+                    names.append(f"{name} ({type(module).__name__})")
 
             return module.register_forward_hook(hook)
 
         layers = [module for module in self.model.modules() if isinstance(module, Layer)]
-        read = {module for layer in layers for module in layer.read_modules()}  # a layer refuses hooks on these
-        hooks = [watch(name, module) for name, module in self.model.named_modules() if name and module not in read]
+        internal = {module for layer in layers for module in layer.read_modules()}  # a layer refuses hooks on these
+        hooks = [watch(name, module) for name, module in self.model.named_modules() if name and module not in internal]
         self._update(batch)
         for hook in hooks:
             hook.remove()
-        return found[0] if found else "the loss itself"
+        return names[0] if names else "the loss itself"
 
     def _give_up(self, what: str, where: str) -> None:
         raise DivergenceError(

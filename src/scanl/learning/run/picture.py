@@ -23,8 +23,8 @@ def draw_loss(axes: Any, rows: Rows, report: Report) -> None:
     axes.plot(*_curve(rows, report.bits), lw=1, color="#9ecae1", label="data it learns from")
     unseen = "sample of data it has never seen"
     axes.plot(*_curve(rows, report.measured), "o-", ms=4, color="#08519c", label=unseen)
-    wanted = "more" if report.higher_is_better else "less"
-    axes.set(xlabel="training step", ylabel=f"{report.metric} ({wanted} is better)")
+    direction = "more" if report.higher_is_better else "less"
+    axes.set(xlabel="training step", ylabel=f"{report.metric} ({direction} is better)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -47,19 +47,19 @@ def draw_score(loss: Any, score: Any, rows: Rows, report: Report) -> None:
 
 def _curve(rows: Rows, column: str) -> tuple[list[int], list[float]]:
     """Return the steps at which a column has a value, and the values."""
-    found = [(int(row["step"]), float(row[column])) for row in rows if row[column] != ""]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(int(row["step"]), float(row[column])) for row in rows if row[column] != ""]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: Report) -> Path:
     """Write loss.png: one plot if loss and measurements are comparable, else two side by side."""
     from matplotlib.figure import Figure
 
-    width, left = (10, 1.15) if report.bits is None else (7, 0.8)  # inches
+    width, margin = (10, 1.15) if report.bits is None else (7, 0.8)  # inches
     height = 4.2
     figure = Figure(figsize=(width, height))
     # Margins of our own: a layout of matplotlib draws all of it twice, which takes longer than some steps of training.
-    figure.subplots_adjust(left / width, 0.55 / height, 1 - 0.15 / width, 1 - 0.45 / height, wspace=0.25)
+    figure.subplots_adjust(margin / width, 0.55 / height, 1 - 0.15 / width, 1 - 0.45 / height, wspace=0.25)
     if report.bits is None:
         loss, score = figure.subplots(1, 2)
         draw_score(loss, score, rows, report)

@@ -77,10 +77,10 @@ class Search(Learning):
         return loss
 
     def configure_optimizers(self) -> Any:
-        made = super().configure_optimizers()
+        optimizers = super().configure_optimizers()
         named = [group.get("lr") for group in param_groups(self.model)]
-        self.own = dict(zip(map(id, made["optimizer"].param_groups), named, strict=True))
-        return made
+        self.own = dict(zip(map(id, optimizers["optimizer"].param_groups), named, strict=True))
+        return optimizers
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])  # the finder has given this rate to every group

@@ -72,8 +72,10 @@ def planned(run: Run) -> int | None:
     if not folder.checkpoint.exists():
         return None
     stored = read_checkpoint(folder.checkpoint)
-    before = TrainConfig.from_values(stored["scanl"]["config"], folder.checkpoint)
-    check_resumable(before, run.config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run")
+    stored_config = TrainConfig.from_values(stored["scanl"]["config"], folder.checkpoint)
+    check_resumable(
+        stored_config, run.config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run"
+    )
     shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
     check_tensors(folder.checkpoint, shapes, run.model, run.config)
     if stored["scanl"]["corpus"] != run.source.digest():
