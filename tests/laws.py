@@ -206,8 +206,9 @@ def numbers(op: Op, operands: Mapping[str, Any], options: Mapping[str, Any]) -> 
 
 def moved(value: Tensor, by: float, generator: torch.Generator) -> Tensor:
     """Change every number at random by a relative amount of at most `by`."""
-    part = torch.rand(value.shape, generator=generator, dtype=value.real.dtype if value.is_complex() else value.dtype)
-    return (value * (1 + by * (2 * part - 1))).to(value.dtype)
+    dtype = value.real.dtype if value.is_complex() else value.dtype
+    uniform = torch.rand(value.shape, generator=generator, dtype=dtype, device="cpu").to(value.device)
+    return (value * (1 + by * (2 * uniform - 1))).to(value.dtype)
 
 
 def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
@@ -281,7 +282,7 @@ def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Te
 
         def made(value: Tensor, real: bool = name in op.real) -> Tensor:
             if dtype.is_complex and not real:
-                phase = torch.linspace(0, 3, value.numel(), dtype=torch.float64).view(value.shape)
+                phase = torch.linspace(0, 3, value.numel(), dtype=torch.float64, device=value.device).view(value.shape)
                 value = torch.complex(value, phase) if (value <= 0).all() else torch.polar(value.abs(), phase)
             return value.to(dtype.to_real() if real else dtype)
 
@@ -299,7 +300,7 @@ def wide(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _cotangent(value: Tensor) -> Tensor:
     """Return a fixed cotangent for every element. For complex values each has its own phase, so both parts count."""
-    at = torch.linspace(-1, 1, value.numel(), dtype=torch.float64).view(value.shape)
+    at = torch.linspace(-1, 1, value.numel(), dtype=torch.float64, device=value.device).view(value.shape)
     return (torch.complex(at.cos(), at.sin()) if value.is_complex() else at.cos()).to(value.dtype)
 
 

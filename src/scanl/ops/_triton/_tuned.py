@@ -43,13 +43,31 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
     key: the flags that define a kind; a kernel may lack some of them.   restored: arguments that the kernel changes in
     place; they are restored between measurements.
     """
-    options = {"prune_configs_by": {"early_config_prune": _worth_measuring}, "cache_results": True}
+    options: dict[str, Any] = {"prune_configs_by": {"early_config_prune": _worth_measuring}, "cache_results": True}
+    if restored:
+        options |= _restoring(restored)
 
     def decorate(kernel: Any) -> Any:
         own = [name for name in key if name in kernel.arg_names]
-        return triton.autotune(configs[:1] if INTERPRETED else configs, own, restore_value=restored, **options)(kernel)
+        return triton.autotune(configs[:1] if INTERPRETED else configs, own, **options)(kernel)
 
     return decorate
+
+
+def _restoring(names: Sequence[str]) -> dict[str, Any]:
+    """Return hooks that restore arguments between measurements. `restore_value` fails where one is None, up to 3.6."""
+    copies: dict[str, Any] = {}
+
+    def before(arguments: dict[str, Any], reset_only: bool = False) -> None:
+        if not reset_only:
+            copies.update({name: arguments[name].clone() for name in names if arguments[name] is not None})
+
+    def after(arguments: dict[str, Any], exception: BaseException | None) -> None:
+        for name, copy in copies.items():
+            arguments[name].copy_(copy)
+        copies.clear()
+
+    return {"pre_hook": before, "post_hook": after}
 
 
 def block(width: int, limit: int) -> int:
