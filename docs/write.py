@@ -1,15 +1,20 @@
-"""Write what comes from the code into the pages of docs/ and into the stubs of packages: `make docs`.
+"""Write what comes from the code and from measurements into docs/, and the stubs of packages: `make docs`.
 
-docs/layers.md as a whole, the table of each page in TABLES, and the public names of each package in PACKAGES.
+docs/layers.md comes from the code alone. The other pages that are written are templates of Jinja, docs/templates/*.md:
+what stands there in braces is filled from the rows of benchmarks/results, and from the registries. The stubs have the
+public names of each package in PACKAGES.
 """
 
+import csv
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a solver may iterate once more
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scanl import faces
 from scanl.cli import accelerate, algorithms, data, layers, ops
@@ -18,14 +23,17 @@ from scanl.layers.registry import channel_mixers
 from scanl.learning.algorithms import algorithms as learning
 
 DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
 TABLES: dict[str, Callable[[], str]] = {
-    "data.md": data.table,
-    "hub.md": accelerate.table,
-    "learning_online.md": algorithms.table,
-    "ops.md": ops.table,
+    "algorithms": algorithms.table,
+    "data": data.table,
+    "patches": accelerate.table,
+    "backends": ops.table,
 }
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
+
+Rows = Sequence[dict[str, str]]
 
 
 def stubs() -> dict[Path, str]:
@@ -40,21 +48,110 @@ def stubs() -> dict[Path, str]:
 
 
 def pages() -> dict[Path, str]:
-    """Each page that has something from the code, as it should read."""
-    written = {DOCS / "layers.md": layers.page()}
-    for name, table in TABLES.items():
-        text = (DOCS / name).read_text(encoding="utf-8")
-        written[DOCS / name] = with_table(text, table())
-    return written
+    """Return the text of each page that comes from the code or is filled from results."""
+    made = environment()
+    filled = {DOCS / name: made.get_template(name).render() for name in sorted(made.list_templates())}
+    return {DOCS / "layers.md": layers.page(), **filled}
 
 
-def with_table(text: str, table: str) -> str:
-    """The text with its table of the same header replaced."""
-    header = table.splitlines()[0]
-    text, count = re.subn(rf"^{re.escape(header)}\n(?:\|.*\n)*", lambda _: f"{table}\n", text, flags=re.MULTILINE)
-    assert count == 1, f"{count} tables begin with {header}"
-    return text
+def environment() -> Environment:
+    """Return what a template knows: `table`, `rows`, and filters of rows, groups of rows and numbers."""
+    made = Environment(
+        loader=FileSystemLoader(DOCS / "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+    )
+    made.globals |= {"rows": rows, "table": lambda name: TABLES[name]()}
+    made.filters |= {each.__name__: each for each in FILTERS}
+    return made
 
+
+def rows(name: str, **key: str) -> Rows:
+    """Return the rows of benchmarks/results/NAME.csv that have these values."""
+    with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return of(list(csv.DictReader(file)), **key)
+
+
+def of(rows: Rows, **key: str) -> Rows:
+    return [row for row in rows if all(row[name] == str(value) for name, value in key.items())]
+
+
+def by(rows: Rows, *names: str) -> list[Rows]:
+    """Return the rows in groups of equal values, in the order in which the groups begin."""
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return list(groups.values())
+
+
+def values(rows: Rows, name: str) -> list[str]:
+    """Return the values of a column without repetition, in their order."""
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def _numbers(rows: Rows, name: str) -> list[float]:
+    return [float(row[name]) for row in rows if row[name]]
+
+
+def _shown(value: float | None, form: str | None) -> float | str | None:
+    return value if form is None else "" if value is None else format(value, form)
+
+
+def mean(rows: Rows, name: str, form: str | None = None) -> float | str | None:
+    """Return the mean of a column as text, or as a number without `form`; empty cells do not count."""
+    return _shown(fmean(numbers) if (numbers := _numbers(rows, name)) else None, form)
+
+
+def least(rows: Rows, name: str, form: str | None = None) -> float | str | None:
+    return _shown(min(_numbers(rows, name), default=None), form)
+
+
+def most(rows: Rows, name: str, form: str | None = None) -> float | str | None:
+    return _shown(max(_numbers(rows, name), default=None), form)
+
+
+def span(rows: Rows, name: str, form: str | None = None, word: str = "to") -> str:
+    """Return the least and the largest value of a column: `2 to 5`, or one number if they read the same.
+
+    Without `form` they read as the file has them.
+    """
+    ends = [row[name] for row in sorted((row for row in rows if row[name]), key=lambda row: float(row[name]))]
+    ends = [end if form is None else format(float(end), form) for end in (ends[:1] + ends[-1:])]
+    return f" {word} ".join(dict.fromkeys(ends))
+
+
+def total(rows: Rows, name: str, form: str) -> str:
+    return format(sum(_numbers(rows, name)), form)
+
+
+def best(rows: Rows, name: str, *names: str) -> Rows:
+    """Return of each group of rows the one with the largest value."""
+    return [max(group, key=lambda row: float(row[name])) for group in by(rows, *names)]
+
+
+def ascending(rows: Rows, name: str) -> Rows:
+    return sorted(rows, key=lambda row: float(row[name]))
+
+
+def lowest(groups: Sequence[Rows], name: str) -> Rows:
+    """Return the group of rows with the lowest mean."""
+    return min(groups, key=lambda rows: fmean(_numbers(rows, name)))
+
+
+def number(value: str | float, form: str) -> str:
+    """Return a cell in a format; an empty one is empty."""
+    if value == "":
+        return ""
+    return format(int(value) if form.endswith("d") else float(value), form)
+
+
+def code(name: str) -> str:
+    """Return the name of a layer or a source as code, and other names as they are."""
+    return f"`{name}`" if name.islower() and " " not in name else name
+
+
+FILTERS = (of, by, values, mean, least, most, span, total, best, ascending, lowest, number, code)
 
 if __name__ == "__main__":
     for path, text in {**stubs(), **pages()}.items():

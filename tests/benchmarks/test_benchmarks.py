@@ -14,14 +14,14 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import beside
 import cells
-import evidence_results
 import gpu
+import harness
 import mackey_glass
-import recall
 import run
 import seen_to_learn
 import slow_corners
 import tasks
+from quality import learn, recall
 from scanl import cli, layers
 from scanl.layers import state as states
 from scanl.learning import TrainConfig
@@ -234,38 +234,30 @@ def test_the_reservoir_is_not_worse_than_that_of_reservoirpy(beside, held, monke
     assert not mackey_glass.run(mackey_glass.Sizes(), 0.15)
 
 
-def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch, capfd):
-    """The best learning rate of a memory counts; a second setting has a section and a picture of its own."""
-    monkeypatch.setattr(evidence_results, "RESULTS", tmp_path)
-    monkeypatch.setattr(recall, "DOCS", tmp_path)
+def test_recall_continues_where_it_stopped_and_draws_each_setting(tmp_path, monkeypatch, capfd):
+    """The best learning rate of a memory counts; a second setting has a picture of its own."""
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "DOCS", tmp_path)
     monkeypatch.setattr(recall, "SCORED", 8)
 
     def called(*options):
-        small = "--length 8 --vocabulary 16 --widths 8 --steps 1 --before 1 2 --only gla mamba"
+        small = "gla mamba --length 8 --vocabulary 16 --widths 8 --steps 1 --before 1 2"
         monkeypatch.setattr(sys, "argv", ["recall.py", *small.split(), *options])
         recall.main()
-        return capfd.readouterr().out.splitlines()
+        return [line for line in capfd.readouterr().out.splitlines() if line.startswith("layer ")]
 
     assert len(called("--pairs", "2", "--rates", "1e-2")) == 2
     assert len(called("--pairs", "2", "--rates", "1e-2", "1e-3")) == 2
+    assert len(called("--pairs", "2", "--rates", "1e-2", "--again")) == 2
     assert len(called("--pairs", "1", "--rates", "1e-2")) == 2
-    rows = evidence_results.Results("recall").rows
-    for row, accuracy in zip(rows, ("0.25", "0.5", "0.75", "0.5", "1", "0"), strict=True):
+    rows = harness.Results("recall").rows
+    assert int(rows[0]["state"]) == sum(leaf.numel() for _, leaf in state_leaves("gla"))
+    for row, accuracy in zip(rows, ("0.25", "0.5", "0.75", "0.5", "0", "0", "1", "0"), strict=True):
         row["accuracy"] = accuracy
-    recall.write(rows, tmp_path, {("2", "8", "16", "1 2", "1"): "What was seen.\n"})
-    page = (tmp_path / "recall.md").read_text(encoding="utf-8")
-    two, one = page.split("\n## ")[1:]
-    assert two.startswith("2 pairs in 8 tokens\n")
-    before = "1 steps on 4 pairs in 16 tokens, then 2 steps on 2 pairs in 8 tokens, then 1 steps, learning rates"
-    words = two.replace("\n", " ")
-    assert before in words
-    state = sum(leaf.numel() for _, leaf in state_leaves("gla"))
-    assert f"| `gla` | 8 | {state} | 0.75 |" in two
-    assert "learning rates 0.001, 0.01, of which the best counts. 4 runs" in words
-    assert two.endswith("What was seen.\n")
-    assert "| `mamba` | 8 |" in one
+    two, one = recall.settings(rows).values()
+    assert {row["layer"]: row["accuracy"] for row in two} == {"gla": "0.75", "mamba": "0.5"}
+    assert {row["pairs"] for row in one} == {"1"}
     for setting in ("2_8_16_1_2_1", "1_8_16_1_2_1"):
-        assert f"(recall_{setting}.png)" in page
         assert (tmp_path / f"recall_{setting}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -285,10 +277,10 @@ def test_learning_goes_through_the_stages_in_their_order(monkeypatch):
             lambda step, size, batch=batch: read.append(batch(step, size)[0].shape) or batch(step, size),
         )
         stages.append((source, config))
-    optimize = evidence_results.optimize
-    monkeypatch.setattr(evidence_results, "optimize", lambda *given: planned.append(given[1:4]) or optimize(*given))
+    optimize = learn.optimize
+    monkeypatch.setattr(learn, "optimize", lambda *given: planned.append(given[1:4]) or optimize(*given))
     source, config = stages[-1]
-    evidence_results.learn(seeded_model(config, source.question), *stages)
+    learn.learn(seeded_model(config, source.question), *stages)
     assert read == [(3, 4), (3, 4), (5, 8)]
     assert planned == [(3, 1e-3, 0)]
 

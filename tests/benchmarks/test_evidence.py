@@ -1,5 +1,6 @@
-"""The tables of evidence: their runs on small files, what is kept of them, and the page that is made of it."""
+"""The tables of evidence: their runs on small files, and the rows that they write."""
 
+import argparse
 import itertools
 import signal
 import sys
@@ -14,21 +15,17 @@ import published
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
 pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import evidence
-import evidence_classify
-import evidence_forecast
-import evidence_long
-import evidence_page
-import evidence_results
+import harness
+from quality import classify, forecast, long_sequences
 from scanl.data import sources
 from scanl.data.files import folders
 from scanl.learning.questions.forecast import ForecastAnswerer
 
-AUTOREGRESSION = evidence_forecast._autoregression
+AUTOREGRESSION = forecast._autoregression
 
 
 SHORTER = {
-    "mnist": {}, "layers": {}, "cifar10": {"data_options": {"aside": 4}},
+    "mnist": {}, "image_layers": {}, "cifar10": {"data_options": {"aside": 4}},
     "listops": {"data_options": {"length": 30, "least": 5}},
     "enwik8": {"sequence_length": 16, "eval_bytes": 64},
     "imdb": {"data_options": {"max_length": 20, "aside": 1}},
@@ -38,8 +35,8 @@ EASIER = [
     {"data_options": {"length": 20, "least": 4}, "steps": 2},
 ]
 SMALL = {
-    "mnist": {"permuted": {"data": ["mnist"], "data_options": {**evidence_long.PERMUTED, "aside": 4}}},
-    "layers": {"Fashion-MNIST": {"data": ["fashion_mnist"], "data_options": {"aside": 4}}},
+    "mnist": {"permuted": {"data": ["mnist"], "data_options": {**long_sequences.PERMUTED, "aside": 4}}},
+    "image_layers": {"Fashion-MNIST": {"data": ["fashion_mnist"], "data_options": {"aside": 4}}},
 }
 
 
@@ -62,94 +59,77 @@ def tables(tmp_path, monkeypatch):
         monkeypatch.setattr(folders[name], "sha256", {})
         monkeypatch.setattr(folders[name], "counts", {})
     monkeypatch.setenv("SCANL_DATA", str(tmp_path / "data"))
-    (tmp_path / "docs").mkdir()
-    monkeypatch.setattr(evidence_results, "RESULTS", tmp_path)
-    monkeypatch.setattr(evidence_classify, "RESULTS", tmp_path)
-    monkeypatch.setattr(evidence_page, "DOCS", tmp_path / "docs")
-    monkeypatch.setattr(evidence_classify, "PROBLEMS", ("Small",))
-    monkeypatch.setattr(evidence_classify, "IRREGULAR", ("Small",))
-    monkeypatch.setattr(evidence_classify, "DROPPED", (0.5,))
-    monkeypatch.setattr(evidence_classify, "LAYERS", ("lru",))
-    monkeypatch.setattr(evidence_classify, "TIMED", {"lru": {}, "gru": {}})
-    monkeypatch.setattr(evidence_classify, "_minirocket", lambda name: {"accuracy": 1.0, "minutes": 0.0})
-    monkeypatch.setattr(evidence_classify, "RARE_STEPS", 1)
-    monkeypatch.setitem(evidence_classify.RECIPE, "steps", 1)
-    monkeypatch.setitem(evidence_classify.DIGITS, "steps", 1)
-    monkeypatch.setattr(evidence_long, "RESULTS", tmp_path)
-    monkeypatch.setattr(evidence_long, "IMAGES", SMALL)
-    monkeypatch.setattr(evidence_long, "EASIER", {("listops", "lru"): EASIER})
-    for table, runs in evidence_long.RUNS.items():
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "DOCS", tmp_path / "docs")
+    monkeypatch.setattr(classify, "PROBLEMS", ("Small",))
+    monkeypatch.setattr(classify, "IRREGULAR", ("Small",))
+    monkeypatch.setattr(classify, "DROPPED", (0.5,))
+    monkeypatch.setattr(classify, "LAYERS", ("lru",))
+    monkeypatch.setattr(classify, "TIMED", {"lru": {}, "gru": {}})
+    monkeypatch.setattr(classify, "_minirocket", lambda name: {"accuracy": 1.0, "minutes": 0.0})
+    monkeypatch.setattr(classify, "RARE_STEPS", 1)
+    monkeypatch.setitem(classify.RECIPE, "steps", 1)
+    monkeypatch.setitem(classify.DIGITS, "steps", 1)
+    monkeypatch.setattr(long_sequences, "IMAGES", SMALL)
+    monkeypatch.setattr(long_sequences, "EASIER", {("listops", "lru"): EASIER})
+    for table, runs in long_sequences.RUNS.items():
         first = {"layer_options": {}, **next(iter(runs.values()))}
         short = {**first, "layer": "lru", "dim": 8, "minutes": None, "steps": 1, "batch_size": 2}
         short |= SHORTER[table]
-        monkeypatch.setitem(evidence_long.RUNS, table, {"lru": short})
-    monkeypatch.setattr(evidence_forecast, "READ", 20)
-    monkeypatch.setattr(evidence_forecast, "HORIZONS", (4,))
-    monkeypatch.setattr(evidence_forecast, "STEPS", {4: 1})
-    monkeypatch.setattr(evidence_forecast, "LINEAR_STEPS", 2)
-    monkeypatch.setattr(evidence_forecast, "LONG", {**evidence_forecast.LONG, "sequence_length": 20, "lags": 20})
-    monkeypatch.setattr(evidence_forecast, "LAYERS", {"lru": {}})
-    monkeypatch.setattr(evidence_forecast, "ALONE", ("lru alone",))
-    monkeypatch.setattr(evidence_forecast, "SERIES", ("hourly_electricity",))
-    monkeypatch.setattr(evidence_forecast, "INTERVALS", {"lru": {}})
-    monkeypatch.setattr(evidence_forecast, "DAY", {**evidence_forecast.DAY, "steps": 1, "horizon": 4, "lags": 6})
-    monkeypatch.setattr(evidence_forecast, "_autoregression", lambda source, exam: {"CRPS": 1.0})
+        monkeypatch.setitem(long_sequences.RUNS, table, {"lru": short})
+    monkeypatch.setattr(forecast, "READ", 20)
+    monkeypatch.setattr(forecast, "HORIZONS", (4,))
+    monkeypatch.setattr(forecast, "STEPS", {4: 1})
+    monkeypatch.setattr(forecast, "LINEAR_STEPS", 2)
+    monkeypatch.setattr(forecast, "LONG", {**forecast.LONG, "sequence_length": 20, "lags": 20})
+    monkeypatch.setattr(forecast, "LAYERS", {"lru": {}})
+    monkeypatch.setattr(forecast, "ALONE", ("lru alone",))
+    monkeypatch.setattr(forecast, "SERIES", ("hourly_electricity",))
+    monkeypatch.setattr(forecast, "INTERVALS", {"lru": {}})
+    monkeypatch.setattr(forecast, "DAY", {**forecast.DAY, "steps": 1, "horizon": 4, "lags": 6})
+    monkeypatch.setattr(forecast, "_autoregression", lambda source, exam: {"CRPS": 1.0})
     return tmp_path
 
 
+ONCE = argparse.Namespace(seeds=1, quick=False, again=False, device="cpu")
 ROWS = {
-    "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 2, "layers": 2, "cifar10": 2,
+    "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 2, "image_layers": 2, "cifar10": 2,
     "imdb": 2, "enwik8": 5, "listops": 2,
 }  # fmt: skip
 
 
-def test_tables_go_on_where_they_stopped_and_make_a_page(tables, monkeypatch):
-    for name in evidence.TABLES:
-        path = tables / f"{name}.csv"
-        for seeds in ("1", "2"):
-            before = path.read_text().splitlines() if path.exists() else []
-            monkeypatch.setattr(sys, "argv", ["evidence.py", name, "--seeds", seeds])
-            evidence.main()
-            after = path.read_text().splitlines()
-            assert after[: len(before)] == before, "a kept run is not run again"
-        rows = evidence_results.Results(name).rows
-        assert len(rows) == ROWS[name]
-        for row in rows:
-            numbers = [row.get(score) or "nan" for score in ("MSE", "CRPS", "accuracy", "bits per byte")]
-            assert sum(np.isfinite(float(number)) for number in numbers) == 1, row
-    monkeypatch.setattr(sys, "argv", ["evidence.py", "write"])
-    evidence.main()
-    page = (tables / "docs" / "evidence.md").read_text()
-    for told in (
-        "| `lru` | permuted |",
-        "| `lru` | Fashion-MNIST |",
-        "| xz -9 |",
-        "Coloured images",
-        "by bytes",
-        "ListOps",
-        "| linear map |",
-        "| lru, together |",
-        "| timespans |",
-        "| AR |",
-        "Spoken digits",
-        "0.375 / 0.399",
-    ):
-        assert told in page
+def test_tables_go_on_where_they_stopped(tables, monkeypatch):
+    for program in (forecast, classify, long_sequences):
+        for name in program.TABLES:
+            path = tables / f"{name}.csv"
+            for seeds in ("1", "2"):
+                before = path.read_text().splitlines() if path.exists() else []
+                monkeypatch.setattr(sys, "argv", [program.__name__, name, "--seeds", seeds])
+                program.main()
+                after = path.read_text().splitlines()
+                assert after[: len(before)] == before, "a recorded run is not run again"
+            rows = harness.Results(name).rows
+            assert len(rows) == ROWS[name]
+            for row in rows:
+                numbers = [row.get(score) or "nan" for score in ("MSE", "CRPS", "accuracy", "bits per byte")]
+                assert sum(np.isfinite(float(number)) for number in numbers) == 1, row
+                assert row["machine"] == harness.machine()
+                assert "torch" in row["versions"]
     assert (tables / "docs" / "evidence_irregular.png").stat().st_size > 1000
 
 
 def test_series_are_folded_from_their_end():
     x = np.arange(14.0, dtype=np.float32).reshape(1, 7, 2)
-    found = evidence_classify.folded(x, 3)
+    found = classify.folded(x, 3)
     assert found.shape == (1, 3, 6)
     np.testing.assert_array_equal(found[0, 1:].ravel(), x[0, 1:].ravel())
     np.testing.assert_array_equal(np.isnan(found[0, 0]), [True] * 4 + [False] * 2)
-    np.testing.assert_array_equal(evidence_classify.folded(x, 7), x)
+    np.testing.assert_array_equal(classify.folded(x, 7), x)
 
 
 def test_durations_are_those_since_the_sample_before():
     x = np.broadcast_to(np.arange(40.0, dtype=np.float32)[:, None], (3, 40, 1))
-    kept, spans = evidence_classify.thinned(x, 0.7, np.random.default_rng(0))
+    kept, spans = classify.thinned(x, 0.7, np.random.default_rng(0))
     assert kept.shape == (3, 12, 1)
     assert (kept[:, 0] == 0).all()
     np.testing.assert_allclose(np.diff(kept[..., 0]) * 0.3, spans[:, 1:], rtol=1e-5)
@@ -158,7 +138,7 @@ def test_durations_are_those_since_the_sample_before():
 def test_copies_keep_what_is_missing():
     x = np.random.default_rng(0).normal(size=(2, 9, 2)).astype(np.float32)
     x[0, 6:] = np.nan
-    found = evidence_classify.varied(x, 2, np.random.default_rng(1))
+    found = classify.varied(x, 2, np.random.default_rng(1))
     np.testing.assert_array_equal(found[:2], x)
     np.testing.assert_array_equal(np.isnan(found), np.tile(np.isnan(x), (3, 1, 1)))
     assert not np.allclose(found[2:4], x, equal_nan=True)
@@ -168,7 +148,7 @@ def test_forecasts_of_an_autoregression_are_those_of_statsmodels(tables, monkeyp
     pytest.importorskip("statsmodels", reason="statsmodels is not installed")
     from statsmodels.tsa.ar_model import AutoReg
 
-    monkeypatch.setattr(evidence_forecast, "DAY", {**evidence_forecast.DAY, "horizon": 4, "lags": 3})
+    monkeypatch.setattr(forecast, "DAY", {**forecast.DAY, "horizon": 4, "lags": 3})
     source = sources.get("hourly_electricity")(horizon=4, sequence_length=20)
     seen = {}
     monkeypatch.setattr(ForecastAnswerer, "scores", lambda self, q, t: seen.update(q=q, t=t) or {"CRPS": (0.0, 1)})
@@ -192,18 +172,18 @@ def test_probabilities_of_counts_by_hand():
     first = (2 + 2 / 256) / 6
     second = (2 + first) / 3
     train, test = (np.frombuffer(text, np.uint8) for text in (b"abab", b"ab"))
-    found = evidence_long.counted(train, test, 2)
+    found = long_sequences.counted(train, test, 2)
     np.testing.assert_allclose(found, -(np.log2(first) + np.log2(second)) / 2)
     # xy occurs nowhere: both bytes by D = 2 of N + D = 6
-    unknown = evidence_long.counted(train, np.frombuffer(b"xy", np.uint8), 3)
+    unknown = long_sequences.counted(train, np.frombuffer(b"xy", np.uint8), 3)
     np.testing.assert_allclose(unknown, -np.log2(2 / 256 / 6))
 
 
 def test_an_interrupted_run_goes_on(tables, monkeypatch):
     """A run that a signal ended leaves no row; the same command goes on from its checkpoint."""
-    options = {**evidence_long.RUNS["listops"]["lru"], "steps": 6, "eval_every": 2}
-    monkeypatch.setitem(evidence_long.RUNS, "listops", {"lru": options})
-    learn = evidence_long.train
+    options = {**long_sequences.RUNS["listops"]["lru"], "steps": 6, "eval_every": 2}
+    monkeypatch.setitem(long_sequences.RUNS, "listops", {"lru": options})
+    learn = long_sequences.train
 
     def interrupted(run, steps):
         batch = run.source.batch
@@ -218,20 +198,20 @@ def test_an_interrupted_run_goes_on(tables, monkeypatch):
             return learn(run, steps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evidence_long, "train", interrupted)
+        patch.setattr(long_sequences, "train", interrupted)
         with pytest.raises(SystemExit, match="130"):
-            evidence_long.listops(1)
+            long_sequences.runs("listops", ONCE)
     assert not (tables / "listops.csv").exists()
     begun = []
-    monkeypatch.setattr(evidence_long, "train", lambda *given: begun.append(given[-1]) or learn(*given))
-    evidence_long.listops(1)
+    monkeypatch.setattr(long_sequences, "train", lambda *given: begun.append(given[-1]) or learn(*given))
+    long_sequences.runs("listops", ONCE)
     assert begun == [1, 2, 6], "the plans of the checkpoints"
-    assert evidence_results.Results("listops").has(model="lru", seed=0, steps=1 + 2 + 6)
+    assert harness.Results("listops").has(model="lru", seed=0, steps=1 + 2 + 6)
 
 
 def test_a_run_starts_from_the_weights_of_the_easier_one(tables, monkeypatch):
     begun, ended = [], []
-    learn = evidence_long.train
+    learn = long_sequences.train
 
     def seen(run, steps):
         begun.append({name: value.clone() for name, value in run.model.state_dict().items()})
@@ -239,8 +219,8 @@ def test_a_run_starts_from_the_weights_of_the_easier_one(tables, monkeypatch):
         ended.append(outcome.model.state_dict())
         return outcome
 
-    monkeypatch.setattr(evidence_long, "train", seen)
-    evidence_long.listops(1)
+    monkeypatch.setattr(long_sequences, "train", seen)
+    long_sequences.runs("listops", ONCE)
     assert len(begun) == 3
     for before, after in itertools.pairwise([*zip(begun, ended, strict=True)]):
         for name, value in before[1].items():

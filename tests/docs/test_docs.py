@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
 from scanl.ops import registry
 
@@ -19,16 +20,42 @@ def _text(path: Path) -> str:
 def test_pages_are_the_registries(write):
     """docs/layers.md, and the tables of ops and of patches."""
     pages = write.pages()
-    assert [path.name for path in pages] == ["layers.md", "data.md", "hub.md", "ops.md"]
+    assert [path.name for path in pages] == [
+        "layers.md",
+        *sorted(path.name for path in (ROOT / "docs" / "templates").iterdir()),
+    ]
     stale = [path.name for path, text in pages.items() if _text(path) != text]
     assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
 
 
-def test_a_table_replaces_the_one_of_its_header(write):
-    old, new = "a\n\n| x |\n|---|\n| 1 |\n\n| y |\n", "| x |\n|---|\n| 2 |\n| 3 |"
-    assert write.with_table(old, new) == "a\n\n| x |\n|---|\n| 2 |\n| 3 |\n\n| y |\n"
-    with pytest.raises(AssertionError, match="0 tables begin with"):
-        write.with_table("| y |\n", new)
+ROWS = [
+    {"layer": "gru", "seed": "0", "ratio": "7.0", "minutes": ""},
+    {"layer": "gru", "seed": "1", "ratio": "10", "minutes": "2"},
+    {"layer": "LRU", "seed": "0", "ratio": "9.04", "minutes": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ('{{ rows|of(seed=1)|mean("ratio", ".1f") }}', "10.0"),
+        ('{{ rows|mean("minutes", ".1f") }}{{ rows|of(seed=0)|mean("minutes", ".1f") }}', "2.0"),
+        ('{{ rows|span("ratio") }}, {{ rows[2:]|span("ratio") }}', "7.0 to 10, 9.04"),
+        ('{{ rows|span("ratio", ".0f", "and") }}, {{ rows[2:]|span("ratio", ".1f") }}', "7 and 10, 9.0"),
+        ('{% for of in rows|by("layer") %}{{ of[0].layer|code }}{{ of|length }}{% endfor %}', "`gru`2LRU1"),
+        ('{{ rows|best("ratio", "layer")|ascending("ratio")|values("ratio")|join(" ") }}', "9.04 10"),
+        ('{{ rows|by("seed")|lowest("ratio")|values("seed") }}', "['0']"),
+        ('{{ rows|least("ratio", "g") }}{{ rows|most("ratio", "g") }}{{ rows|total("ratio", "g") }}', "71026.04"),
+        ('{{ "12000"|number(",d") }}{{ ""|number(",d") }}{{ "0.5"|number(".0%") }}', "12,00050%"),
+    ],
+)
+def test_what_a_template_prints_of_rows(template, text, write):
+    assert write.environment().from_string(template).render(rows=ROWS) == text
+
+
+def test_a_template_that_names_no_value_is_refused(write):
+    with pytest.raises(UndefinedError, match="'dict object' has no attribute 'lost'"):
+        write.environment().from_string("{{ rows[0].lost }}").render(rows=ROWS)
 
 
 def test_first_block_of_the_readme_is_short():
@@ -79,7 +106,7 @@ def test_design_has_every_folder():
 def test_every_op_is_explained(write):
     """Each op of the table of backends stands in the text above it, too; a layer's cell is explained by the layer."""
     above = _text(ROOT / "docs" / "ops.md").split("## Choosing a backend")[0]
-    ops = {row.split("`")[1] for row in write.TABLES["ops.md"]().splitlines()[2:]}
+    ops = {row.split("`")[1] for row in write.TABLES["backends"]().splitlines()[2:]}
     ops -= {cell.name for cell in registry.cells()}
     assert len(ops) > 10
     assert not [op for op in ops if not re.search(rf"`{op}[`(]", above)]

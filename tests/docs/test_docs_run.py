@@ -112,7 +112,7 @@ def parse_benchmark(words: list[str], monkeypatch) -> None:
         patched.setattr(sys, "argv", words[1:])
         patched.delenv("TRITON_INTERPRET", raising=False)
         with pytest.raises(Parsed):
-            __import__(script.stem).main()
+            importlib.import_module(".".join(script.relative_to(ROOT / "benchmarks").with_suffix("").parts)).main()
 
 
 def try_command(words: list[str], monkeypatch) -> None:
@@ -271,7 +271,7 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         helps[name] = set(re.findall(r"--[\w-]+", capfd.readouterr().out))
-    of_benchmarks = {option for path in (ROOT / "benchmarks").glob("*.py") for option in _options(path)}
+    of_benchmarks = {option for path in (ROOT / "benchmarks").rglob("*.py") for option in _options(path)}
     tried = 0
     for page in PAGES:
         for span in spans(page):
@@ -284,7 +284,7 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
                 try_command(words, monkeypatch)
             elif program == "python" and words[1:2] and words[1].startswith("benchmarks/"):
                 parse_benchmark([word.replace("NAME", "mqar-gated_deltanet") for word in words], monkeypatch)
-            elif re.fullmatch(r"benchmarks/\w+\.py", program):
+            elif re.fullmatch(r"benchmarks/[\w/]+\.py", program):
                 assert (ROOT / program).is_file(), (page, span)
             elif program.startswith("--"):
                 assert _stem(program) in of_benchmarks.union(*helps.values()), (page, span)
@@ -298,7 +298,9 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
 
 ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts processes
     "ahead_of_time": "tests/benchmarks/test_ahead_of_time.py",
-    "evidence": "tests/benchmarks/test_evidence.py",
+    "classify": "tests/benchmarks/test_evidence.py",
+    "forecast": "tests/benchmarks/test_evidence.py",
+    "long_sequences": "tests/benchmarks/test_evidence.py",
     "gpu": "tests/benchmarks/test_benchmarks.py",
     "run": "tests/benchmarks/test_benchmarks.py",
     "slow_corners": "tests/benchmarks/test_benchmarks.py",
@@ -420,7 +422,7 @@ def test_small_benchmarks_run(name, tmp_path, monkeypatch, capsys):
 
 
 def test_every_benchmark_of_the_pages_runs():
-    named = set(re.findall(r"benchmarks/(\w+)\.py", "\n".join(PAGES.values())))
+    named = set(re.findall(r"benchmarks/(?:\w+/)?(\w+)\.py", "\n".join(PAGES.values())))
     here = {"primitives", "cells", "forecast_stream", "hub", "rnn", "tasks", "seen_to_learn", *SMALL}
     assert named <= here | ELSEWHERE.keys()
     for name, test in ELSEWHERE.items():

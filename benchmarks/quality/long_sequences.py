@@ -1,13 +1,17 @@
-"""Evidence of long sequences: images pixel by pixel, reviews by bytes, Wikipedia by bytes, and ListOps.
+"""Train on long sequences: images pixel by pixel, reviews by bytes, Wikipedia by bytes, and ListOps.
 
-A run is one of the library's own, with a budget of minutes. It leaves its folder in benchmarks/results/evidence/runs,
-and goes on from the last checkpoint there when it was interrupted. The weights are those that are best on a validation
-part of the training part; the test part is measured once, at the end.
+    python benchmarks/quality/long_sequences.py mnist [--seeds 2]     # NAME: a table of docs/evidence.md
+
+A run is one of the library's own, with a budget of minutes. It has its folder in benchmarks/results/runs, and continues
+from the last checkpoint there when it was interrupted. The weights are those that are best on a validation part of the
+training part; the test part is measured once, at the end. The data lie where `scanl data get NAME` puts them.
 """
 
+import argparse
 import gzip
 import lzma
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evidence_results import RESULTS, Results
 from scanl.cli.train import start_from
 from scanl.data import sources
 from scanl.learning import RunFolder, TrainConfig
@@ -27,12 +30,15 @@ from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.run import Run
 from scanl.learning.run.train import Outcome, planned, train
 
+sys.path.append(str(Path(__file__).parents[1]))
+from harness import Results, parse, parser
+
 Options = Mapping[str, Any]
 
 PERMUTED = {"order": "bit_reversal"}  # as S4, S5 and LRU have it
 IMAGES: dict[str, dict[str, Options]] = {  # what the models of a table read
     "mnist": {"MNIST": {"data": ["mnist"]}, "permuted": {"data": ["mnist"], "data_options": PERMUTED}},
-    "layers": {"MNIST": {"data": ["mnist"]}, "Fashion-MNIST": {"data": ["fashion_mnist"]}},
+    "image_layers": {"MNIST": {"data": ["mnist"]}, "Fashion-MNIST": {"data": ["fashion_mnist"]}},
 }
 PIXELS: Options = {
     "dim": 64, "depth": 2, "channel_mixer": "none", "batch_size": 50, "eval_examples": 1000, "patience": 10,
@@ -43,7 +49,7 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
         "s5": {**PIXELS, "layer": "s5", "lr": 4e-3, "minutes": 57.0},
         "gru": {**PIXELS, "layer": "gru", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}, "minutes": 57.0},
     },
-    "layers": {
+    "image_layers": {
         "s5": {**SHORT, "layer": "s5", "lr": 4e-3},
         "gru": {**SHORT, "layer": "gru", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}},
         "lru": {**SHORT, "layer": "lru", "lr": 4e-3, "layer_options": {"r_min": 0.9, "max_phase": math.pi / 10}},
@@ -92,44 +98,21 @@ EASIER: dict[tuple[str, str], list[Options]] = {
 }
 
 
-def mnist(seeds: int) -> None:
-    """Accuracy on the test part of images that are read pixel by pixel, after nearly an hour."""
-    _images("mnist", seeds)
+def images(table: str, options: argparse.Namespace) -> None:
+    """Accuracy on the test part of images that are read pixel by pixel."""
+    results = Results(table, options)
+    for seed in range(options.seeds):
+        for layer, own in RUNS[table].items():
+            for kind, source in IMAGES[table].items():
+                if not results.has(images=kind, model=layer, seed=seed):
+                    path = results.folder / "runs" / f"{table}-{kind}-{layer}-{seed}"
+                    found = _run(path, _short({**own, **source}, options), seed)
+                    results.add(images=kind, model=layer, seed=seed, **found)
 
 
-def layers(seeds: int) -> None:
-    """Accuracy on the test part of images that are read pixel by pixel: eight layers, a quarter of an hour each."""
-    _images("layers", seeds)
-
-
-def _images(table: str, seeds: int) -> None:
-    results = Results(table)
-    for seed in range(seeds):
-        for layer, options in RUNS[table].items():
-            for images, source in IMAGES[table].items():
-                if not results.has(images=images, model=layer, seed=seed):
-                    found = _run(f"{table}-{images}-{layer}-{seed}", {**options, **source}, seed)
-                    results.add({"images": images, "model": layer, "seed": seed, **found})
-
-
-def cifar10(seeds: int) -> None:
-    """Accuracy on the test part of coloured images that are read pixel by pixel."""
-    _each("cifar10", seeds)
-
-
-def imdb(seeds: int) -> None:
-    """Accuracy on the test part of reviews of films, which are read byte by byte."""
-    _each("imdb", seeds)
-
-
-def listops(seeds: int) -> None:
-    """Accuracy on fresh rows of ListOps, generated with the published lengths."""
-    _each("listops", seeds)
-
-
-def enwik8(seeds: int) -> None:
+def enwik8(table: str, options: argparse.Namespace) -> None:
     """Bits per byte of the last five million bytes of enwik8: layers, two compressors and counts of five bytes."""
-    results, (train_part, _, test) = Results("enwik8"), sources.get("enwik8")().texts
+    results, (train_part, _, test) = Results(table, options), sources.get("enwik8")().texts
     text = test.tobytes()
     others: dict[str, Callable[[], float]] = {
         "gzip -9": lambda: 8 * len(gzip.compress(text, 9)) / len(text),
@@ -141,28 +124,33 @@ def enwik8(seeds: int) -> None:
             begin = time.perf_counter()
             bits = measure()
             minutes = (time.perf_counter() - begin) / 60
-            results.add({"model": who, "seed": 0, "bits per byte": bits, "minutes": minutes})
-    _each("enwik8", seeds)
+            results.add(**{"model": who, "seed": 0, "bits per byte": bits, "minutes": minutes})
+    runs(table, options)
 
 
-def _each(table: str, seeds: int) -> None:
-    results = Results(table)
-    for seed in range(seeds):
-        for who, options in RUNS[table].items():
+def runs(table: str, options: argparse.Namespace) -> None:
+    """The score on the test part: of coloured images, of reviews, of Wikipedia, or of fresh rows of ListOps."""
+    results = Results(table, options)
+    for seed in range(options.seeds):
+        for who, own in RUNS[table].items():
             if not results.has(model=who, seed=seed):
-                found = _run(f"{table}-{who}-{seed}", options, seed, EASIER.get((table, who), ()))
-                results.add({"model": who, "seed": seed, **found})
+                path = results.folder / "runs" / f"{table}-{who}-{seed}"
+                easier = [_short(stage, options) for stage in EASIER.get((table, who), ())]
+                results.add(model=who, seed=seed, **_run(path, _short(own, options), seed, easier))
 
 
-def _run(name: str, options: Options, seed: int, easier: Sequence[Options] = ()) -> dict[str, Any]:
-    """Train, or go on with a run that was interrupted, and measure the model on the test part.
+def _short(own: Options, options: argparse.Namespace) -> Options:
+    return {**own, "minutes": 0.1} if options.quick else own
+
+
+def _run(path: Path, options: Options, seed: int, easier: Sequence[Options] = ()) -> dict[str, Any]:
+    """Train, or continue a run that was interrupted, and measure the model on the test part.
 
     easier: what each stage before has in place of the options. Minutes and steps are those of all stages.
     """
-    path, minutes, processor, steps = RESULTS / "runs" / name, 0.0, 0.0, 0
-    init = None
+    minutes, processor, steps, init = 0.0, 0.0, 0, None
     for number, stage in enumerate(easier):
-        own = str(path.with_name(f"{name}-easier-{number}"))
+        own = str(path.with_name(f"{path.name}-easier-{number}"))
         folder, outcome, seconds = _trained(TrainConfig.of(**{**options, **stage}, seed=seed, out=own, init=init))
         minutes, processor, steps = minutes + _seconds(folder) / 60, processor + seconds / 60, steps + outcome.step
         init = own
@@ -242,3 +230,20 @@ def _found(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> NDArray[np.i
     """Return the index of each asked number among the sorted known ones, or -1."""
     place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
     return np.where(known[place] == asked, place, -1)
+
+
+TABLES: dict[str, Callable[[str, argparse.Namespace], None]] = {
+    **dict.fromkeys(IMAGES, images), "cifar10": runs, "imdb": runs, "enwik8": enwik8, "listops": runs,
+}  # fmt: skip
+
+
+def main() -> None:
+    made = parser(__doc__, TABLES)
+    made.add_argument("--seeds", type=int, default=1, help="runs of each model, with the seeds 0, 1, ...")
+    options = parse(made)
+    for name in options.names:
+        TABLES[name](name, options)
+
+
+if __name__ == "__main__":
+    main()

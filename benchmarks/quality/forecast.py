@@ -1,6 +1,15 @@
-"""Evidence of forecasts: ETTh1 by the published protocol, and intervals for Beijing's air and hourly electricity."""
+"""Train forecasters: ETTh1 by the published protocol, and intervals for Beijing's air and hourly electricity.
 
+    python benchmarks/quality/forecast.py [etth1] [intervals] [--seeds 3]
+
+Needs `pip install -e '.[series,sklearn]'`, and for `intervals` statsmodels. The data lie where `scanl data get NAME`
+puts them.
+"""
+
+import argparse
+import sys
 import time
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -10,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evidence_results import Results, learn
 from scanl.data.base import LEVELS, Exam
 from scanl.data.forecasts import LongHorizon, PublishedSeries
 from scanl.data.questions import Forecast
@@ -21,6 +29,10 @@ from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.config import seeded_model
 from scanl.models import Forecaster
+
+sys.path.append(str(Path(__file__).parents[1]))
+from harness import Results, parse, parser
+from quality.learn import learn
 
 HORIZONS = (96, 192, 336, 720)
 READ = 336  # rows that a forecast of ETTh1 reads
@@ -61,19 +73,20 @@ class DLinear(nn.Module):
         return (self.trend(trend) + self.rest(x - trend)).transpose(1, 2)
 
 
-def etth1(seeds: int) -> None:
+def etth1(options: argparse.Namespace) -> None:
     """Mean squared and absolute errors of ETTh1 at four horizons: layers, DLinear, the linear map, the naive."""
-    results = Results("etth1")
-    for seed in range(seeds):
+    results = Results("etth1", options)
+    for seed in range(options.seeds):
         for who in ("seasonal naive", "linear map", *LAYERS, "DLinear", *ALONE):
             for horizon in HORIZONS[:1] if who in ALONE else HORIZONS:
                 done = results.has(model=who, horizon=horizon, seed=seed)
                 if not done and (who != "seasonal naive" or seed == 0):
-                    results.add({"model": who, "horizon": horizon, "seed": seed, **_long(who, horizon, seed)})
+                    found = _long(who, horizon, seed, options.quick)
+                    results.add(model=who, horizon=horizon, seed=seed, **found)
 
 
-def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
-    steps = STEPS[horizon]
+def _long(who: str, horizon: int, seed: int, quick: bool) -> dict[str, Any]:
+    steps = 2 if quick else STEPS[horizon]
     layer = "lru" if who in ("seasonal naive", "DLinear", "linear map") else who.removesuffix(" alone")
     given = {**LONG, **SHARED, "layer_options": LAYERS[layer], **({"lags": 0} if who in ALONE else {})}
     config = TrainConfig.of(**given, layer=layer, horizon=horizon, steps=steps, seed=seed)
@@ -85,7 +98,7 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
         naive = baselines(source, source.exam())["seasonal naive"]
         return {"MSE": naive["MSE"], "MAE": naive["MAE"]}
     if who == "DLinear":
-        return _dlinear(source, horizon, seed)
+        return _dlinear(source, horizon, seed, 2 if quick else LINEAR_STEPS)
     if who == "linear map":  # what the layer adds is switched off, and is not learnt
         assert model.lags is not None
         model.requires_grad_(False)
@@ -98,14 +111,14 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
     return {"MSE": found["MSE"], "MAE": found["MAE"], "minutes": minutes, "steps": steps, "parameters": parameters}
 
 
-def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
+def _dlinear(source: LongHorizon, horizon: int, seed: int, steps: int) -> dict[str, Any]:
     """Train DLinear on the same windows, and measure it on the same forecasts."""
     assert isinstance(source.question, Forecast)
     scales = torch.tensor(source.question.scales)
     location, scale = scales.unbind(1)
     source.origins = 1
     torch.manual_seed(seed)
-    model, steps = DLinear(READ, horizon), LINEAR_STEPS
+    model = DLinear(READ, horizon)
 
     def loss(step: int) -> Tensor:
         batch = source.batch(step, 32).tensors()
@@ -136,19 +149,20 @@ DAY: dict[str, Any] = {
 INTERVALS: dict[str, dict[str, Any]] = {"lru": {}, "gru": {}}
 
 
-def intervals(seeds: int) -> None:
+def intervals(options: argparse.Namespace) -> None:
     """CRPS, MASE and coverage of forecasts of a day: layers, an autoregression of statsmodels, the naive."""
-    results = Results("intervals")
+    results = Results("intervals", options)
     for name in SERIES:
         for who in ("seasonal naive", "AR", *INTERVALS):
-            for seed in range(seeds if who in INTERVALS else 1):
+            for seed in range(options.seeds if who in INTERVALS else 1):
                 if not results.has(series=name, model=who, seed=seed):
-                    results.add({"series": name, "model": who, "seed": seed, **_interval(name, who, seed)})
+                    results.add(series=name, model=who, seed=seed, **_interval(name, who, seed, options.quick))
 
 
-def _interval(name: str, who: str, seed: int) -> dict[str, Any]:
+def _interval(name: str, who: str, seed: int, quick: bool) -> dict[str, Any]:
     layer = who if who in INTERVALS else "lru"
-    config = TrainConfig.of(**DAY, data=[name], layer=layer, layer_options=INTERVALS[layer], seed=seed)
+    day = {**DAY, "steps": 2} if quick else DAY
+    config = TrainConfig.of(**day, data=[name], layer=layer, layer_options=INTERVALS[layer], seed=seed)
     source = config.open_source()
     assert isinstance(source, PublishedSeries)
     exam = source.exam()
@@ -199,3 +213,18 @@ def _autoregression(source: PublishedSeries, exam: Exam) -> dict[str, Any]:
         quantiles = torch.from_numpy(points[..., None] + widths.T[:, :, None] * normal)
         parts.append(answerer(source.question).scores(quantiles, batch.tensors().targets))
     return {**means(parts), "minutes": minutes}
+
+
+TABLES = {"etth1": etth1, "intervals": intervals}
+
+
+def main() -> None:
+    made = parser(__doc__, TABLES)
+    made.add_argument("--seeds", type=int, default=1, help="runs of each model, with the seeds 0, 1, ...")
+    options = parse(made)
+    for name in options.names:
+        TABLES[name](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,16 @@
-"""Evidence of classes: problems of the UCR and UEA archives beside MiniRocket, spoken digits, and irregular times."""
+"""Train classifiers: problems of the UCR and UEA archives beside MiniRocket, spoken digits, and irregular times.
 
+    python benchmarks/quality/classify.py [ucr] [digits] [irregular] [--seeds 3]
+
+Needs `pip install -e '.[series,sklearn]'`, and for `ucr` also aeon. The data lie where `scanl data get NAME` puts them.
+"""
+
+import argparse
+import sys
 import time
 import zlib
+from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,18 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from evidence_results import RESULTS, Results, learn
 from scanl.data.files import folders
 from scanl.data.readers import ts
 from scanl.learning import TrainConfig
 from scanl.learning.estimators import SeriesClassifier, optimize
 from scanl.learning.evaluation import measures
 from scanl.learning.run.config import seeded_model
-from scanl.models import (
-    Features,
-    SequenceClassifier,
-    Stack,
-)
+from scanl.models import Features, SequenceClassifier, Stack
+
+sys.path.append(str(Path(__file__).parents[1]))
+from harness import Panel, Results, parse, parser, picture
+from quality.learn import learn
 
 Numbers = NDArray[np.float32]
 
@@ -80,42 +88,43 @@ def varied(x: Numbers, copies: int, draw: np.random.Generator) -> Numbers:
     return np.concatenate(found)
 
 
-def ucr(seeds: int) -> None:
+def ucr(options: argparse.Namespace) -> None:
     """Accuracy on the test part of problems of the archive: layers with one recipe, and MiniRocket."""
-    results = Results("ucr")
+    results, seeds = Results("ucr", options), options.seeds
     for name in PROBLEMS:
         data = problem(name)
         if not results.has(problem=name, model="MiniRocket"):
-            results.add({"problem": name, "model": "MiniRocket", "seed": 0, **_minirocket(name)})
+            results.add(problem=name, model="MiniRocket", seed=0, **_minirocket(name))
         for layer in LAYERS:
             for seed in range(seeds):
                 if not results.has(problem=name, model=layer, seed=seed):
-                    results.add({"problem": name, "model": layer, "seed": seed, **_classified(name, data, layer, seed)})
-            together = f"mean of {seeds}"
-            if seeds > 1 and not results.has(problem=name, model=layer, seed=together):
-                found = np.mean([np.load(_kept(name, layer, seed)) for seed in range(seeds)], 0)
+                    found = _classified(_kept(results, name, layer, seed), data, layer, seed, options.quick)
+                    results.add(problem=name, model=layer, seed=seed, **found)
+            together = {"problem": name, "model": f"{layer}, together", "seed": f"mean of {seeds}"}
+            if seeds > 1 and not results.has(**together):
+                found = np.mean([np.load(_kept(results, name, layer, seed)) for seed in range(seeds)], 0)
                 accuracy = (np.unique(data.classes)[found.argmax(1)] == data.answers).mean()
-                results.add({"problem": name, "model": layer, "seed": together, "accuracy": float(accuracy)})
+                results.add(**together, accuracy=float(accuracy))
 
 
-def _classified(name: str, data: Data, layer: str, seed: int) -> dict[str, Any]:
+def _classified(path: Path, data: Data, layer: str, seed: int, quick: bool) -> dict[str, Any]:
+    recipe = {**RECIPE, "steps": 2} if quick else RECIPE
     begin = time.perf_counter()
-    draw = np.random.default_rng((seed, zlib.crc32(name.encode())))
+    draw = np.random.default_rng((seed, zlib.crc32(path.name.partition("-")[0].encode())))
     x = folded(varied(data.train, COPIES, draw), STEPS)
-    model = SeriesClassifier(layer, stack_options=STACK, random_state=seed, **RECIPE).fit(
+    model = SeriesClassifier(layer, stack_options=STACK, random_state=seed, **recipe).fit(
         x, np.tile(data.classes, COPIES + 1)
     )
     minutes = (time.perf_counter() - begin) / 60
     found = model.predict_proba(folded(data.test, STEPS))
-    path = _kept(name, layer, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, found)
     accuracy = float((model.classes_[found.argmax(1)] == data.answers).mean())
-    return {"accuracy": accuracy, "minutes": minutes, "steps": RECIPE["steps"]}
+    return {"accuracy": accuracy, "minutes": minutes, "steps": recipe["steps"]}
 
 
-def _kept(name: str, layer: str, seed: int) -> Any:
-    return RESULTS / "ucr" / f"{name}-{layer}-{seed}.npy"
+def _kept(results: Results, name: str, layer: str, seed: int) -> Path:
+    return results.folder / "ucr" / f"{name}-{layer}-{seed}.npy"
 
 
 def _minirocket(name: str) -> dict[str, Any]:
@@ -135,18 +144,19 @@ def _minirocket(name: str) -> dict[str, Any]:
 DIGITS = {"dim": 64, "depth": 2, "dropout": 0.2, "lr": 5e-3, "batch_size": 32, "steps": 600}
 
 
-def digits(seeds: int) -> None:
+def digits(options: argparse.Namespace) -> None:
     """Accuracy on the test part of spoken digits."""
-    results = Results("digits")
-    for seed in range(seeds):
+    results = Results("digits", options)
+    recipe = {**DIGITS, "steps": 2} if options.quick else DIGITS
+    for seed in range(options.seeds):
         for layer in LAYERS:
             if not results.has(model=layer, seed=seed):
-                config = TrainConfig.of(data=["spoken_digits"], layer=layer, seed=seed, **DIGITS)
+                config = TrainConfig.of(data=["spoken_digits"], layer=layer, seed=seed, **recipe)
                 source = config.open_source()
                 model = seeded_model(config, source.question)
                 minutes = learn(model, (source, config))
                 found = measures(model, source, source.exam().examples)
-                results.add({"model": layer, "seed": seed, **found, "minutes": minutes, "steps": DIGITS["steps"]})
+                results.add(model=layer, seed=seed, **found, minutes=minutes, steps=recipe["steps"])
 
 
 IRREGULAR = ("ItalyPowerDemand", "GunPoint")
@@ -157,10 +167,10 @@ RARE: dict[str, Any] = {"dim": 32, "depth": 1, "dropout": 0.1}
 RARE_STEPS = 100
 
 
-def irregular(seeds: int) -> None:
+def irregular(options: argparse.Namespace) -> None:
     """Accuracy where some of the samples are dropped at random: layers with the durations, and without."""
-    results = Results("irregular")
-    for seed in range(seeds):
+    results = Results("irregular", options)
+    for seed in range(options.seeds):
         for name in IRREGULAR:
             for dropped in DROPPED:
                 data = problem(name)
@@ -168,7 +178,9 @@ def irregular(seeds: int) -> None:
                     for told in TOLD[: 2 if layer == "gru" else 3]:
                         key = {"problem": name, "dropped": dropped, "model": layer, "told": told, "seed": seed}
                         if not results.has(**key):
-                            results.add({**key, **_rare(data, dropped, layer, told, seed)})
+                            steps = 2 if options.quick else RARE_STEPS
+                            results.add(**key, **_rare(data, dropped, layer, told, seed, steps))
+    _draw(results)
 
 
 def thinned(x: Numbers, dropped: float, draw: np.random.Generator) -> tuple[Numbers, Numbers]:
@@ -182,7 +194,7 @@ def thinned(x: Numbers, dropped: float, draw: np.random.Generator) -> tuple[Numb
     return np.nan_to_num(np.take_along_axis(x, places[..., None], 1)), spans.astype(np.float32)
 
 
-def _rare(data: Data, dropped: float, layer: str, told: str, seed: int) -> dict[str, Any]:
+def _rare(data: Data, dropped: float, layer: str, told: str, seed: int, steps: int) -> dict[str, Any]:
     draw = np.random.default_rng((seed, round(100 * dropped)))
     x, spans = thinned(data.train, dropped, draw)
     asked, also = thinned(data.test, dropped, draw)
@@ -201,9 +213,42 @@ def _rare(data: Data, dropped: float, layer: str, told: str, seed: int) -> dict[
         return F.cross_entropy(model(inputs[rows], timespans=lasts)[0], classes[rows])
 
     begin = time.perf_counter()
-    optimize(model, RARE_STEPS, 1e-2, seed, once)
+    optimize(model, steps, 1e-2, seed, once)
     minutes = (time.perf_counter() - begin) / 60
     with torch.no_grad():
         lasts = torch.from_numpy(also) if told == "timespans" else None
         found = model(torch.from_numpy(asked), timespans=lasts)[0].argmax(-1).numpy()
-    return {"accuracy": float((names[found] == data.answers).mean()), "minutes": minutes, "steps": RARE_STEPS}
+    return {"accuracy": float((names[found] == data.answers).mean()), "minutes": minutes, "steps": steps}
+
+
+def _draw(results: Results) -> None:
+    """Draw the accuracy against the part of the samples that was dropped."""
+    means: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
+    for row in results.rows:
+        line = means.setdefault((row["problem"], row["model"]), {}).setdefault(row["told"], {})
+        line.setdefault(float(row["dropped"]), []).append(float(row["accuracy"]))
+    panels = [
+        Panel(
+            f"{problem}: {layer}",
+            "part dropped",
+            "accuracy",
+            {told: [(part, fmean(of)) for part, of in points.items()] for told, points in lines.items()},
+        )
+        for (problem, layer), lines in means.items()
+    ]
+    picture(results.pictures / "evidence_irregular.png", panels, columns=len(TIMED))
+
+
+TABLES = {"ucr": ucr, "digits": digits, "irregular": irregular}
+
+
+def main() -> None:
+    made = parser(__doc__, TABLES)
+    made.add_argument("--seeds", type=int, default=1, help="runs of each model, with the seeds 0, 1, ...")
+    options = parse(made)
+    for name in options.names:
+        TABLES[name](options)
+
+
+if __name__ == "__main__":
+    main()
