@@ -24,6 +24,7 @@ from scanl.ops import backend, registry
 from scanl.ops.registry import Backend
 
 BODIES = "Bodies and wrappers of other layers"
+FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 INTRODUCTION = f"""\
@@ -151,14 +152,15 @@ def describe_preset(name: str, dim: int) -> str:
 def describe_layer(name: str, dim: int) -> str:
     """Describe a layer, built with its default options."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # how many iterations a solver takes depends on the weights
+        torch.manual_seed(0)  # how many steps an ODE solver takes depends on the weights
         cls, layer = get(name), build(name, dim)
     parameters = sum(p.numel() for p in layer.parameters())
     state = step = "none: it reads the whole sequence"
     if not layer.bidirectional:
         carried = "" if cls.state is None else "; ".join(["", *state_rows(cls.state)])
         state = f"{state_size(layer):,} floats a sequence at dim {dim}{carried}"
-        step = f"{step_cost(layer):,} multiplications by matrices at dim {dim}"
+        counted = " for each evaluation of its map" if layer.op == FIXED_POINT else ""
+        step = f"{step_cost(layer):,} multiplications by matrices at dim {dim}{counted}"
     rows = [
         ("equation", cls.equation),
         ("source", cls.source),
@@ -266,11 +268,16 @@ def _without_op(layer: Layer) -> str:
 
 @torch.no_grad()
 def step_cost(layer: Layer | Stack) -> int:
-    """Count the multiplications in matrix products for one token of one sequence, from the empty state."""
+    """Count the multiplications in matrix products for one token of one sequence, from the empty state.
+
+    A layer that iterates evaluates its map once: how often it iterates depends on the numbers, and on the processor.
+    """
     from torch.utils.flop_counter import FlopCounterMode  # imports triton: too slow for `scanl list`
 
-    layer = copy.deepcopy(layer).double()  # in float64 rounding does not decide how often a solver iterates
-    x, state = torch.zeros(1, 1, layer.dim, dtype=torch.float64), layer.init_state(1)
+    # On the meta device a map is evaluated once. In float64 rounding does not decide how often an ODE solver steps.
+    device = "meta" if isinstance(layer, Layer) and layer.op == FIXED_POINT else "cpu"
+    layer = copy.deepcopy(layer).to(device, torch.float64)
+    x, state = torch.zeros(1, 1, layer.dim, device=device, dtype=torch.float64), layer.init_state(1)
     cell = isinstance(layer, Layer) and layer.op in {op.name for op in registry.cells()}
     fused = torch.backends.mkldnn.enabled
     try:
