@@ -106,7 +106,7 @@ class Leaky(Layer):
     def init_state(self, batch_size, *, device=None, dtype=None):
         return {"h": self._zeros(batch_size, self.dim, device=device, dtype=dtype)}
 
-    def forward(self, x: Tensor, state=None, *, cu_seqlens: Tensor | None = None):
+    def run(self, x: Tensor, state, cu_seqlens: Tensor | None):
         state = self._begin(x, state, cu_seqlens)
         h, outputs = state["h"], []
         for step in self.into(x).unbind(1):

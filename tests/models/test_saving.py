@@ -55,7 +55,7 @@ class Leaky(Layer):
     def init_state(self, batch_size, *, device=None, dtype=None):
         return self._zeros(batch_size, self.dim, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, state=None, *, cu_seqlens: Tensor | None = None):
+    def run(self, x: Tensor, state, cu_seqlens: Tensor | None):
         h, outputs = self._begin(x, state, cu_seqlens), []
         for step in self.into(x).unbind(1):
             h = self.decay * h + step

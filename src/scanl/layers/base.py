@@ -1,5 +1,6 @@
 """The base class of layers."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
@@ -36,7 +37,7 @@ TAKES = {
     "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
     "residual": "(B, T, D), what y is added to; x itself, unless a norm stands before the layer",
 }
-
+ALWAYS = {"self", "x", "state", "cu_seqlens"}  # what every layer takes
 
 if TYPE_CHECKING:
     Result_co = TypeVar("Result_co", covariant=True)
@@ -69,7 +70,7 @@ class Layer(Module, metaclass=Configured):
     own_path: ClassVar[bool] = False  # for a preset: its options run other code, so all layer tests run on it
     residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
-    takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `forward`, among `TAKES`
+    takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `run`, among `TAKES`; set for each subclass
     added: ClassVar[Mapping[str, Any]] = {}  # options of every subclass beside its own: name -> annotation
     state: ClassVar[Form | None] = None  # what the layer carries from step to step; None: `init_state` is overridden
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
@@ -88,9 +89,10 @@ class Layer(Module, metaclass=Configured):
         cls.preset_of, cls.preset_options, cls.own_path = None, {}, vars(cls).get("own_path", False)
         if cls.state is not None:
             declare(cls.state)
-        for argument in cls.takes:
-            if argument not in TAKES:
-                raise nearest(f"argument in takes of {cls.__name__}", argument, TAKES)
+        for argument in inspect.signature(cls.run).parameters.keys() - ALWAYS - TAKES.keys():
+            raise nearest(f"argument of run of {cls.__name__}", argument, TAKES)
+        called = cls.run if cls.forward is Layer.forward else cls.forward
+        cls.takes = frozenset(TAKES.keys() & inspect.signature(called).parameters.keys())
         cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
         cls.reads = {path: kind for base in reversed(cls.__mro__) for path, kind in vars(base).get("reads", {}).items()}
 
@@ -241,11 +243,8 @@ class Layer(Module, metaclass=Configured):
                 check_read(who, self, path, kind)
 
     def _begin(self, x: Tensor, state: S | None, cu_seqlens: Tensor | None) -> S:
-        """Check the input, and return the state before its first step: `state`, or the initial one if it is None."""
-        self._check(x, state, cu_seqlens)
-        if state is None:
-            state = cast(S, self.init_state(sequences(x, cu_seqlens)))
-        return state
+        """Return the state before the first step of x: `state`, or the initial one if it is None."""
+        return cast(S, self.init_state(sequences(x, cu_seqlens))) if state is None else state
 
     def _state_form(self) -> State:
         """Return an initial state of one row on the meta device; None if the layer does not know its form."""

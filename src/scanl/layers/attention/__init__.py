@@ -1,9 +1,6 @@
 """Softmax attention, for hybrids."""
 
-from typing import TYPE_CHECKING
-
 from scanl.faces import face
 from scanl.layers.registry import classes
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = face(__name__, classes)
+__getattr__, __dir__ = face(__name__, classes)

@@ -116,8 +116,7 @@ class PaTHAttention(Layer):
     Parameters as in flash-linear-attention: q_proj, o_proj (D, D); k_proj, v_proj (G K, D); w_proj.0 (rank, D),
     w_proj.1 (G K, rank), or w_proj (G K, D); w_conv1d (G K, 1, W); bt_proj (G, D) with a bias; maybe_q_norm,
     maybe_k_norm (K) for the norms.
-    Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch and
-    in fla's layers. (fla's models draw it from N(0, 0.02²).)
+    Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch.
     """
 
     id = "S-path"

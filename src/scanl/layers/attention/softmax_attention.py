@@ -54,12 +54,9 @@ class SoftmaxAttention(Layer):
         super().__init__()
         if head_dim is None and dim % num_heads:
             self._refuse("num_heads", num_heads, f"a divisor of dim={dim} without head_dim")
-        self.dim = dim
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.dim, self.num_heads, self.num_kv_heads = dim, num_heads, num_kv_heads
         self.head_dim = head_dim or dim // num_heads
-        self.reach = reach
-        self.rope_base = rope_base
+        self.reach, self.rope_base = reach, rope_base
         self.rotated = int(self.head_dim * rope_fraction)
         if self.rotated % 2:
             self._refuse("rope_fraction", rope_fraction, f"an even number of channels of head_dim={self.head_dim}")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.depth import fall, steps
+from scanl.layers.parts.depth import channel_shares, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import RWKV4, mix
 from scanl.layers.rwkv.rwkv6 import RWKV6
@@ -59,7 +59,7 @@ class RWKV4ChannelMix(ChannelMix):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             for mu in (self.time_mix_key, self.time_mix_receptance):
-                mu.copy_(steps(self.dim) ** fall(index, len(layers)))
+                mu.copy_(channel_shares(self.dim) ** remaining_depth(index, len(layers)))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
@@ -105,7 +105,7 @@ class RWKV6ChannelMix(ChannelMix):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             for mu in (self.time_maa_k, self.time_maa_r):
-                mu.copy_(1 - steps(self.dim) ** fall(index, len(layers)) ** 3)
+                mu.copy_(1 - channel_shares(self.dim) ** remaining_depth(index, len(layers)) ** 3)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
@@ -142,7 +142,7 @@ class RWKV7ChannelMix(ChannelMix):
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
-            self.x_k.copy_(1 - steps(self.dim) ** (fall(index, len(layers)) ** 4))
+            self.x_k.copy_(1 - channel_shares(self.dim) ** (remaining_depth(index, len(layers)) ** 4))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         before, state = token_shift(x, state, cu_seqlens=cu_seqlens)

@@ -1,6 +1,6 @@
 """Attention with bounded-memory control: softmax attention over a few slots, each a weighted mean of all tokens."""
 
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import linear_attention, linear_scan
-from scanl.ops.offsets import sequences
 
 
 class ABCState(NamedTuple):
@@ -70,9 +69,9 @@ class ABC(Layer):
         self.dim, self.num_heads, self.num_slots, self.clamp = dim, num_heads, num_slots, clamp
         self.rope_base = rope_base
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
-        self.q_proj, self.k_proj = nn.Linear(dim, key, bias=False), nn.Linear(dim, key, bias=False)
-        self.v_proj = nn.Linear(dim, value, bias=False)
-        self.s_proj = nn.Linear(dim, num_heads * num_slots, bias=False)
+        self.q_proj, self.k_proj, self.v_proj, self.s_proj = (
+            nn.Linear(dim, width, bias=False) for width in (key, key, value, num_heads * num_slots)
+        )
         self.g_proj = nn.Linear(dim, value, bias=False) if output_gate else None
         self.g_norm = GatedRMSNorm(self.head_v_dim, norm_eps)
         self.o_proj = nn.Linear(value, dim, bias=False)
@@ -81,7 +80,7 @@ class ABC(Layer):
                 nn.init.normal_(module.weight, std=0.02)
 
     def run(self, x: Tensor, state: ABCState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ABCState]:
-        keys, values, weights, read = state or cast(ABCState, self.init_state(sequences(x, cu_seqlens)))
+        keys, values, weights, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj, self.s_proj)
         q, k, v, s = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)

@@ -11,7 +11,6 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.memory.relit import Eta, GatedOuterProducts, HeadDim, expand
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_scan
-from scanl.ops.offsets import sequences
 
 
 class AReLiTState(NamedTuple):
@@ -61,7 +60,7 @@ class AReLiT(GatedOuterProducts):
         self.rank, self.eps = rank, eps
 
     def run(self, x: Tensor, state: AReLiTState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, AReLiTState]:
-        keys, values, normalizer, read = state or self.init_state(sequences(x, cu_seqlens))
+        keys, values, normalizer, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         k, q, v, beta, gamma, p1, p2, p3 = self._project(x)
         q, beta, gamma = expand(q.relu(), p2.relu()), beta.sigmoid(), expand(gamma.sigmoid(), p3.sigmoid())

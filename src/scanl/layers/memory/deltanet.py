@@ -25,8 +25,7 @@ class DeltaNet(QueryKeyValue):
 
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); b_proj (H, D);
     q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); o_norm.weight (V); o_proj (D, H V).
-    Initialisation: linear weights N(0, 0.02²), the convolutions as in PyTorch and
-    in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
+    Initialisation: linear weights N(0, 0.02²), the convolutions as in PyTorch.
     """
 
     id = "S-deltanet"

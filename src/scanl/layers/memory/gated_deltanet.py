@@ -18,7 +18,7 @@ class GatedDeltaNet(DeltaMemory):
     g_proj (H V, D); a_proj (H, D); b_proj (n H, D); q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); A_log,
     dt_bias (H), without weight decay; o_norm.weight (V); o_proj (D, H V).
     Initialisation: A_log = ln U(0, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], linear weights N(0, 0.02²),
-    the convolutions as in PyTorch and in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
+    the convolutions as in PyTorch.
     """
 
     id = "S-deltanet"

@@ -23,8 +23,7 @@ class GLA(QueryKeyValue):
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); gk_proj.0 (rank, D);
     gk_proj.1 (H K, rank) with a bias; with convolutions q_conv1d, k_conv1d, v_conv1d, weight (width, 1, W);
     g_norm_swish_gate.weight (V), or g_norm.weight if there is no output gate; o_proj (D, H V).
-    Initialisation: linear weights Xavier uniform of gain 2^(-2.5), biases 0, the convolutions as in PyTorch and
-    in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
+    Initialisation: linear weights Xavier uniform of gain 2^(-2.5), biases 0, the convolutions as in PyTorch.
     """
 
     id = "S-gla"

@@ -59,9 +59,9 @@ class GSA(Layer):
         self.dim, self.num_heads, self.num_slots = dim, num_heads, num_slots
         self.gate_logit_normalizer = gate_logit_normalizer
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
-        self.q_proj, self.k_proj = nn.Linear(dim, key, bias=False), nn.Linear(dim, key, bias=False)
-        self.v_proj = nn.Linear(dim, value, bias=False)
-        self.f_proj = nn.Linear(dim, num_heads * num_slots, bias=False)
+        self.q_proj, self.k_proj, self.v_proj, self.f_proj = (
+            nn.Linear(dim, width, bias=False) for width in (key, key, value, num_heads * num_slots)
+        )
         self.g_norm = GatedRMSNorm(value, norm_eps)
         self.o_proj = nn.Linear(value, dim, bias=False)
         for module in self.children():

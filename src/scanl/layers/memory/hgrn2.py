@@ -19,9 +19,7 @@ from scanl.ops import linear_attention
 class HGRN2(LowerBounded):
     """HGRN2: outer products expand the state of HGRN. The key is the input gate, which is one minus the forget gate.
 
-    The lower bound γ of the forget gate rises with depth. In a stack of L such layers, layer l has
-    γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of Γ (L, D) over depth. So γ^1 = 0, and initially γ^l = (l-1)/L. The
-    lowest layer owns Γ as `gamma`. Outside a stack γ = 0.
+    The lower bound γ of the forget gate rises with depth, see `LowerBounded`.
 
     As in flash-linear-attention, o is divided by sqrt(K) before the norm, of which only the norm's ε takes notice. The
     paper does not divide it.

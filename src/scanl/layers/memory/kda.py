@@ -23,8 +23,7 @@ class KDA(DeltaMemory):
     Parameters as in flash-linear-attention: those of `gated_deltanet` without a_proj; f_proj.0 (V, D), f_proj.1 (H K,
     V); g_proj.0 (V, D), g_proj.1 (H V, V) with a bias; A_log (H), dt_bias (H K), without weight decay.
     Initialisation: A_log = ln U(1, 16), or 0 for safe_gate; softplus(dt_bias) log-uniform in [0.001, 0.1]; linear
-    weights N(0, 0.02²), their bias 0; the convolutions as in PyTorch and
-    in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
+    weights N(0, 0.02²), their bias 0; the convolutions as in PyTorch.
     """
 
     id = "S-kda"

@@ -1,6 +1,6 @@
 """Linear attention: an inner product of features replaces the exponential kernel of softmax attention."""
 
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention, noncausal_linear_attention
-from scanl.ops.offsets import sequences
 
 MANY = 256  # features of a head; up to there a kernel of `linear_attention` costs less than scores of pairs of steps
 
@@ -111,7 +110,7 @@ class LinearAttention(Layer):
     def run(
         self, x: Tensor, state: LinearAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LinearAttentionState]:
-        S, read = state or cast(LinearAttentionState, self.init_state(sequences(x, cu_seqlens)))
+        S, read = self._begin(x, state, cu_seqlens)
         steps = None
         if self.positional:
             steps, read = positions(read, x.shape[1], cu_seqlens)

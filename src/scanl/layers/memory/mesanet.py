@@ -43,8 +43,7 @@ class MesaNet(QueryKeyValue):
     o_norm.weight (K); o_proj (D, H K).
     Differs: the iterations start from 0. A step whose residual is the rounding error of its query is solved: a further
     iteration does not change it. The released code instead adds 1e-5 to its divisors and makes all iterations.
-    Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch and
-    in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
+    Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch.
     """
 
     id = "S-mesanet"

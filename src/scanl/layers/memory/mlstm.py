@@ -17,7 +17,6 @@ from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution
-from scanl.ops.offsets import sequences
 
 
 class MLSTMCell(Module):
@@ -107,7 +106,7 @@ class MLSTM(Layer):
         nn.init.normal_(self.proj_down.weight, std=2 / len(layers) / math.sqrt(self.dim))
 
     def run(self, x: Tensor, state: MLSTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MLSTMState]:
-        memory, m, window = state or self.init_state(sequences(x, cu_seqlens))
+        memory, m, window = self._begin(x, state, cu_seqlens)
         inner, z = self.proj_up(x).chunk(2, -1)
         conv, window = self.conv1d(inner, window, cu_seqlens=cu_seqlens)
         conv = F.silu(conv)

@@ -14,7 +14,6 @@ from scanl.layers.base import Layer, soft_cap
 from scanl.layers.initial_state import Axes
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.parts.norm import HeadNorm
-from scanl.ops.offsets import sequences
 
 
 class MLSTMLargeState(NamedTuple):
@@ -81,7 +80,7 @@ class MLSTMLarge(Layer):
     def run(
         self, x: Tensor, state: MLSTMLargeState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, MLSTMLargeState]:
-        memory, m = state or self.init_state(sequences(x, cu_seqlens))
+        memory, m = self._begin(x, state, cu_seqlens)
         q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)) for part in (self.q, self.k, self.v))
         i, f = (soft_cap(gate(x), self.gate_soft_cap) for gate in (self.igate_preact, self.fgate_preact))
         h, memory, m = remember(q, k, v, i, F.logsigmoid(f), memory, m, cu_seqlens, self.eps)

@@ -37,10 +37,9 @@ def momentum_delta_cell(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, state: T
 
 cases(
     momentum_delta_cell,
+    "K=3 V=4",
     "gates has shape (2, 5, 3), expected (B, T, 4) with B=2 from q, T=5 from q",
     gates=Tensor.sigmoid,
-    K=3,
-    V=4,
 )
 
 

@@ -1,6 +1,6 @@
 """NormAttention, the block of TransNormer's higher layers: linear attention with a norm in place of the denominator."""
 
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention
 from scanl.ops.feature_maps import elu_plus_one
-from scanl.ops.offsets import sequences
 
 _ACTIVATIONS = {"elu": F.elu, "elu_plus_one": elu_plus_one}
 
@@ -65,7 +64,7 @@ class NormAttention(Layer):
     def run(
         self, x: Tensor, state: NormAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, NormAttentionState]:
-        recurrent, read = state or cast(NormAttentionState, self.init_state(sequences(x, cu_seqlens)))
+        recurrent, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)

@@ -36,7 +36,7 @@ def rdn_cell(
     return o, torch.cat([memory, o[:, :, None]], 2)
 
 
-cases(rdn_cell, "r_vb has shape (2, 3, 3), expected (H, K, J) with H=2 from q, K=3 from q, J=4 from vb", H=2, J=4, K=3)
+cases(rdn_cell, "H=2 J=4 K=3", "r_vb has shape (2, 3, 3), expected (H, K, J) with H=2 from q, K=3 from q, J=4 from vb")
 
 
 @registry.register("rdn")

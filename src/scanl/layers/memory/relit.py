@@ -39,13 +39,11 @@ def gated_outer_product_cell(q, k, g, v, b, state):
 
 cases(
     gated_outer_product_cell,
+    "H=2 K=3 V=4",
     "b has shape (2, 5, 2, 3), expected (B, T, H, V)",
     "state has shape (2, 2, 4), expected (B, H, V, K)",
     g=Tensor.sigmoid,
     b=Tensor.sigmoid,
-    H=2,
-    K=3,
-    V=4,
 )
 
 
@@ -66,12 +64,7 @@ Eta = Annotated[int, at_least(1), "η, factor of the expansion"]
 
 
 class GatedOuterProducts(Layer):
-    """Base class of `relit` and `arelit`: expanded keys and gates.
-
-    Parameters as in the released code: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together;
-    linear_p1p2p3 (.., D); project (D, H K); all with biases.
-    Initialisation: each map orthogonal of gain sqrt(2), biases 0.
-    """
+    """Base class of `relit` and `arelit`: expanded keys and gates."""
 
     residual_out = "project"
     expansions: ClassVar[int]  # vectors of η numbers that linear_p1p2p3 gives for each head

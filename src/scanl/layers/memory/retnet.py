@@ -1,6 +1,6 @@
 """Multi-scale retention, the token mixer of RetNet."""
 
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.ops import linear_attention
 from scanl.ops.fused.rms_norm import rms_norm
-from scanl.ops.offsets import sequences
 
 
 class RetNetState(NamedTuple):
@@ -67,7 +66,7 @@ class RetNet(Layer):
         nn.init.xavier_uniform_(self.out_proj.weight, gain=2**-1)
 
     def run(self, x: Tensor, state: RetNetState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RetNetState]:
-        recurrent, read = state or cast(RetNetState, self.init_state(sequences(x, cu_seqlens)))
+        recurrent, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         exponents = torch.arange(self.key_dim // 2, device=x.device, dtype=torch.float64)
         angles = 10000.0 ** (-exponents / max(1, self.key_dim // 2 - 1))  # from 1 to 1/10000

@@ -15,12 +15,10 @@ from scanl.ops.cell import cell
 
 @cell(
     "x: B T H K, w: H K J, state: B H K J -> B T H K",
-    equation="(y_t, q_t, k_t, b_t) = W_{t-1}^T x_t,  W_t = W_{t-1} + f(k_t) (sigmoid(b_t) * W_{t-1}^T (f(q_t) - "
-    "f(k_t)))^T,  "
-    "f = softmax",
+    equation="(y_t, q_t, k_t, b_t) = W_{t-1}^T x_t,  f = softmax,  "
+    "W_t = W_{t-1} + f(k_t) (sigmoid(b_t) * W_{t-1}^T (f(q_t) - f(k_t)))^T",
     source='Irie, Schlag, Csordas and Schmidhuber, "A Modern Self-Referential Weight Matrix That Learns to Modify '
-    'Itself", '
-    "arXiv:2202.05780, eq. (5) to (8), as in the authors' program",
+    "Itself\", arXiv:2202.05780, eq. (5) to (8), as in the authors' program",
 )
 def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Read y, then let the matrix change itself.
@@ -37,7 +35,7 @@ def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return y, state + k[..., None] * change[:, :, None]
 
 
-cases(srwm_cell, "w has shape (2, 4, 13), expected (H, K, J) with H=2 from x", H=2, J=13, K=3)
+cases(srwm_cell, "H=2 J=13 K=3", "w has shape (2, 4, 13), expected (H, K, J) with H=2 from x")
 
 
 @registry.register("srwm")

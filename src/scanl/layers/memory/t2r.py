@@ -1,7 +1,7 @@
 """T2R: linear attention with a learned feature map, into which a softmax transformer is converted."""
 
 import math
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import normalized_linear_attention
-from scanl.ops.offsets import sequences
 
 
 class T2RState(NamedTuple):
@@ -72,7 +71,7 @@ class T2R(SoftmaxAttention):
     def run(  # type: ignore[override]
         self, x: Tensor, state: T2RState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, T2RState]:
-        recurrent, read = state or cast(T2RState, self.init_state(sequences(x, cu_seqlens)))
+        recurrent, read = self._begin(x, state, cu_seqlens)
         places, steps = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (-1, self.head_dim)) for project in projections)

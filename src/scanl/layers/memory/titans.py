@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
+from scanl.layers.initial_state import initial
 from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.parts.query_key_value import QueryKeyValue, Windows
+from scanl.layers.parts.query_key_value import WINDOWS, QueryKeyValue, Windows
 from scanl.layers.state import Device, DType
 from scanl.ops._chunks import between, leading
 from scanl.ops._frame.opaque import opaque
@@ -163,7 +164,7 @@ class Titans(QueryKeyValue):
         matrices = [widen(getattr(self, f"M{index + 1}")) for index in range(self.depth)]
         start = tuple(matrix.to(like) + like.view(-1, 1, 1, 1) for matrix in matrices)  # a copy for each row
         momentum = tuple(torch.zeros_like(matrix) for matrix in start)
-        windows = self._init_windows(batch_size, device, dtype)
+        windows = initial(self, WINDOWS, batch_size, device, dtype)
         return TitansState(Learned(start, start, momentum, torch.zeros_like(like, dtype=torch.int64)), windows)
 
     def run(self, x: Tensor, state: TitansState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TitansState]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,11 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.depth import rise
+from scanl.layers.parts.depth import relative_depth
 from scanl.layers.parts.lrpe import LRPE
 from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention
-from scanl.ops.offsets import sequences
 
 
 class TransNormerState(NamedTuple):
@@ -73,7 +72,7 @@ class TransNormerLLM(Layer):
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        self.rate = 1 - rise(index, len(layers)) + 1e-5
+        self.rate = 1 - relative_depth(index, len(layers)) + 1e-5
         if self.positioned is None and index:
             self.lrpe = None
 
@@ -85,7 +84,7 @@ class TransNormerLLM(Layer):
     def run(
         self, x: Tensor, state: TransNormerState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, TransNormerState]:
-        recurrent, read = state or cast(TransNormerState, self.init_state(sequences(x, cu_seqlens)))
+        recurrent, read = self._begin(x, state, cu_seqlens)
         q, k, v, u = self.qkvu_proj(x).chunk(4, -1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (F.silu(q), F.silu(k), v))
         if self.lrpe is not None:

@@ -1,7 +1,6 @@
 """Base class of layers that are one cell in continuous time, and matrices that are skew-symmetric in part."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 class TimedCell(CellBase):
     """Layer that runs a cell over the whole sequence. A subclass sets `cell` and defines `operands`."""
 
-    takes: ClassVar = frozenset({"timespans"})
-
     def operands(self, x: Tensor, spans: Tensor) -> Sequence[Tensor | None]:
         """Return the operands of the cell, without the state. spans: how long each step lasts, (B, T, 1)."""
         raise NotImplementedError
@@ -25,7 +22,7 @@ class TimedCell(CellBase):
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        h, last = self._scan(x, durations(self._who(), timespans, x), state, cu_seqlens)
+        h, last = self._scan(x, durations(timespans, x), state, cu_seqlens)
         return self.output(h.to(x.dtype)), last
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

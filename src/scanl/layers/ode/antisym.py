@@ -32,10 +32,10 @@ def antisym_cell(x, dt, w, gate, state):
 
 cases(
     antisym_cell,
+    "D=3",
     "w has shape (2, 3), expected (D, D) with D=3 from x",
     "gate has shape (5, 3), expected (B, T, D)",
     dt=Tensor.abs,
-    D=3,
 )
 
 

@@ -1,7 +1,7 @@
 """Closed-form continuous-time network."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -129,9 +129,6 @@ class CfC(TimedCell):
             return [given, spans, w, None, None, heads, bias, *after]
         further = [torch.stack([each.weight for each in deep]), torch.stack([each.bias for each in deep])]
         return [given, spans, w, *further, heads, bias, *after]
-
-    def options(self) -> dict[str, Any]:
-        return {"variant": self.variant, "activation": self.activation}
 
     def output(self, h: Tensor) -> Tensor:
         return self.fc(h)

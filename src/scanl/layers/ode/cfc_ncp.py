@@ -66,15 +66,10 @@ def cfc_ncp_cell(
 
 cases(
     cfc_ncp_cell,
+    "C=2 G=4 I=3 M=1 P=5 Q=3",
     "motor_bias has shape (4, 2), expected (G, M) with G=4",
     "state has shape (2, 1, 5), expected (B, S, N) with",
     dt=Tensor.abs,
-    C=2,
-    G=4,
-    I=3,
-    M=1,
-    P=5,
-    Q=3,
 )
 
 
@@ -113,7 +108,6 @@ class CfCNCP(TimedCell):
     cell = cfc_ncp_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
     state: ClassVar = Axes("num_states, width", "h of inter, command and motor neurons; with a mixed memory h and c")
-    sample: ClassVar = {}
 
     def __init__(
         self,
@@ -142,6 +136,3 @@ class CfCNCP(TimedCell):
         time = torch.cat([each.time() for each in maps], 1) if self.variant == "pure" else None
         memory = [None, None] if self.lstm is None else self.lstm.operands(x)
         return [given, spans, inter, *above[0], *above[1], time, *memory]
-
-    def options(self) -> dict[str, str]:
-        return {"variant": self.variant}

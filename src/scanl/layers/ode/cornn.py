@@ -34,11 +34,11 @@ def cornn_cell(x, dt, w, state, *, gamma: float = 2.7, epsilon: float = 4.7, imp
 
 cases(
     cornn_cell,
+    "D=3",
     "w has shape (1, 3, 3), expected (2, D, D) with D=3 from x",
     "state has shape (2, 3), expected (B, 2, D)",
     options=[{"implicit": True}],
     dt=Tensor.abs,
-    D=3,
 )
 
 

@@ -32,12 +32,12 @@ def ctrnn_cell(
 
 cases(
     ctrnn_cell,
+    "D=3",
     "dt has shape (2, 5), expected (B, T, 1)",
     "u has shape (2, 3), expected (D, D) with D=3 from x",
     options=[{"substeps": 2}],
     dt=lambda dt: dt.abs() / 4,
     rate=Tensor.abs,
-    D=3,
 )
 
 
@@ -89,9 +89,6 @@ class CTRNN(TimedCell):
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         return [F.linear(x, self.weight_ih, self.bias), self.dt * spans, 1 / self.time_constant(), self.weight_hh]
-
-    def options(self) -> dict[str, int]:
-        return {"substeps": self.substeps}
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.weight_hh is not None:

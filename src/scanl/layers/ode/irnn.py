@@ -29,14 +29,14 @@ def irnn_cell(
     *,
     alpha: float = 1.0,
     activation: str = "relu",
-    start: str = "state",
+    init: str = "state",
     twice: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Move towards the equilibrium by K rounds. x: W x + b.   dt: how long they last.   eta: their step sizes.
 
     twice: φ(U (U (h + h_{t-1}) + x)) instead of φ(U (h + h_{t-1}) + x).
     """
-    h = state if start == "state" else torch.zeros_like(state)
+    h = state if init == "state" else torch.zeros_like(state)
     for size in eta.unbind(0):
         both = h + state
         inner = x + both @ u.T
@@ -46,12 +46,11 @@ def irnn_cell(
 
 cases(
     irnn_cell,
+    "D=3 K=2",
     "eta has shape (2, 3), expected (K,)",
     "u has shape (2, 3), expected (D, D)",
     dt=Tensor.abs,
     eta=lambda eta: eta / 4,
-    D=3,
-    K=2,
 )
 
 
@@ -92,6 +91,7 @@ class IRNN(TimedCell):
     ) -> None:
         super().__init__()
         self.dim, self.alpha, self.activation, self.init, self.rank = dim, alpha, activation, init, rank
+        self.twice = rank is not None
         self.W = nn.Linear(dim, dim)
         if rank is None:
             self.U = nn.Linear(dim, dim, bias=False)
@@ -109,7 +109,3 @@ class IRNN(TimedCell):
             return self.U.weight
         v2, v = widen(self.V2), widen(self.V)
         return (torch.eye(self.dim, dtype=v.dtype, device=v.device) + v2 @ v).T
-
-    def options(self) -> dict[str, float | str | bool]:
-        options = {"alpha": self.alpha, "activation": self.activation, "start": self.init}
-        return {**options, "twice": self.rank is not None}

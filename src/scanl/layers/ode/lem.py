@@ -37,10 +37,10 @@ def lem_cell(x, dt, u, w, state):
 
 cases(
     lem_cell,
+    "D=3",
     "u has shape (2, 3, 3), expected (3, D, D) with D=3 from x",
     "x has shape (2, 5, 3, 3), expected (B, T, 4, D)",
     dt=Tensor.abs,
-    D=3,
 )
 
 

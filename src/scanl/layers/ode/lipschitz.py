@@ -37,11 +37,11 @@ def lipschitz_cell(x, dt, a, w, gate, state, *, midpoint: bool = False):
 
 cases(
     lipschitz_cell,
+    "D=3",
     "a has shape (2, 3), expected (D, D) with D=3 from x",
     "dt has shape (2, 4, 1), expected (B, T, 1)",
     options=[{"midpoint": True}],
     dt=lambda dt: dt.abs() / 2,
-    D=3,
 )
 
 

@@ -46,6 +46,7 @@ def ltc_cell(
 
 cases(
     ltc_cell,
+    "N=3",
     "leak has shape (2, 3), expected (3, N) with N=3 from x",
     "leak is missing, expected a tensor (3, N)",
     options=[{"substeps": 2}],
@@ -53,7 +54,6 @@ cases(
     dt=Tensor.abs,
     synapse=Tensor.abs,
     leak=Tensor.abs,
-    N=3,
 )
 
 
@@ -157,9 +157,6 @@ class LTC(TimedCell):
         w, g = positive(own.w) * own.sparsity_mask, positive(own.gleak)
         synapse = torch.stack([own.sigma, own.mu, w, w * own.erev])
         return [sensed, spans / self.substeps, synapse, torch.stack([positive(own.cm), g, g * own.vleak])]
-
-    def options(self) -> dict[str, int]:
-        return {"substeps": self.substeps}
 
     def output(self, h: Tensor) -> Tensor:
         return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b

@@ -30,12 +30,12 @@ def ltc_fused_cell(
 
 cases(
     ltc_fused_cell,
+    "D=3",
     "rate has shape (2,), expected (D,) with D=3",
     "a has shape (1,), expected (D,) with D=3",
     options=[{"substeps": 2}],
     dt=Tensor.abs,
     rate=Tensor.abs,
-    D=3,
 )
 
 
@@ -67,6 +67,3 @@ class LTCFused(TimedCell):
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         return [self.input_map(x), spans / self.substeps, self.recurrent_map.weight, torch.exp(-self.log_tau), self.A]
-
-    def options(self) -> dict[str, int]:
-        return {"substeps": self.substeps}

@@ -47,12 +47,11 @@ def neuralode_cell(
 
 cases(
     neuralode_cell,
+    "D=3 U=4",
     "last has shape (4, 3), expected (D, U) with D=3 from first",
     "last_bias is missing, expected a tensor (D,)",
     options=[{"method": method, "substeps": 2} for method in METHODS],
     dt=Tensor.abs,
-    D=3,
-    U=4,
 )
 
 
@@ -108,9 +107,6 @@ class NeuralODE(TimedCell):
 
     def _drive(self, x: Tensor) -> Tensor:
         return F.linear(x, self.func.first.weight[:, self.dim :], self.func.first.bias)
-
-    def options(self) -> dict[str, Any]:
-        return {"method": self.method, "substeps": self.substeps}
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.method in METHODS:

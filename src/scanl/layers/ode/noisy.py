@@ -31,10 +31,10 @@ def noisy_cell(x, dt, a, w, noise, state):
 
 cases(
     noisy_cell,
+    "D=3",
     "dt has shape (2, 5, 1), expected (B, T, D) with",
     "w is missing, expected a tensor (D, D)",
     dt=lambda dt: dt.abs() / 2,
-    D=3,
 )
 
 

@@ -44,14 +44,11 @@ def nwm_cell(x, dt, w, rates, state):
 
 cases(
     nwm_cell,
+    "K=3 L=3 P=3 Q=4",
     "w has shape (3, 3), expected (2, K, L)",
     "rates has shape (1,), expected (2,)",
     dt=lambda dt: dt.abs() / 2,
     rates=Tensor.abs,
-    K=3,
-    L=3,
-    P=3,
-    Q=4,
 )
 
 

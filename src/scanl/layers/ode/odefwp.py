@@ -1,6 +1,6 @@
 """Continuous-time fast weight programmer: a learning rule as a differential equation of a matrix of weights."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +55,12 @@ def odefwp_cell(
 
 cases(
     odefwp_cell,
+    "H=2 K=3 V=4",
     "beta has shape (2, 5), expected (B, T, H)",
     "k has shape (2, 5, 2, 4), expected (B, T, H, K) with B=2",
     options=[{}, {"variant": "oja", "method": "euler", "substeps": 2}],
     beta=Tensor.abs,
     dt=lambda dt: dt.abs() / 2,
-    H=2,
-    K=3,
-    V=4,
 )
 
 
@@ -140,9 +138,6 @@ class ODEFWP(TimedCell):
         k = k if self.variant == "oja" else k.softmax(-1)
         v = v if self.variant == "delta" else v.tanh()
         return [q, k, v, beta[..., 0].sigmoid(), spans]
-
-    def options(self) -> dict[str, Any]:
-        return {"variant": self.variant, "method": self.method, "substeps": self.substeps}
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_proj(h.flatten(-2))

@@ -1,6 +1,6 @@
 """ODE-RNN: the state follows an ordinary differential equation between the inputs, which enter through a GRU."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,11 @@ def odernn_cell(
 
 cases(
     odernn_cell,
+    "D=3 L=1 U=4",
     "u_bias has shape (3, 4), expected (3, D) with D=3 from x",
     "first has shape (3, 5), expected (U, D) with U=4 from first_bias",
     options=[{"substeps": 2}],
     dt=Tensor.abs,
-    D=3,
-    L=1,
-    U=4,
 )
 
 
@@ -100,6 +98,3 @@ class ODERNN(TimedCell):
         gates = F.linear(x, gru.weight_ih, gru.bias_ih).unflatten(-1, (3, -1))
         recurrent = [gru.weight_hh.unflatten(0, (3, -1)), gru.bias_hh.unflatten(0, (3, -1))]
         return [gates, spans, *recurrent, self.ode_func.first.bias, *self.ode_func.operands()]
-
-    def options(self) -> dict[str, Any]:
-        return {"method": self.method, "substeps": self.substeps}

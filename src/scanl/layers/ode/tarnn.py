@@ -53,12 +53,11 @@ def tarnn_cell(
 
 cases(
     tarnn_cell,
+    "D=4 K=2",
     "u has shape (3, 4, 3), expected (3, D, D) with D=4 from x",
     "dt has shape (2, 5), expected (B, T, 1)",
     dt=Tensor.abs,
     rate=lambda rate: rate / 4,
-    D=4,
-    K=2,
 )
 
 
@@ -86,7 +85,6 @@ class TARNN(SolvedLayer):
     )
     source = SOURCE
     op = "tarnn_cell"
-    takes: ClassVar = frozenset({"timespans"})
     state: ClassVar = TARNNState
     sample: ClassVar = {"substeps": 2}
 
@@ -121,7 +119,7 @@ class TARNN(SolvedLayer):
     def run(
         self, x: Tensor, state: TARNNState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, TARNNState]:
-        spans = durations(self._who(), timespans, x)
+        spans = durations(timespans, x)
         h, shift = state or (None, None)
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         bias = F.pad(torch.cat([self.b1, self.bg]), (0, self.dim))

@@ -33,12 +33,12 @@ def unicornn_cell(x, dt, w, c, state, *, alpha: float = 30.65):
 
 cases(
     unicornn_cell,
+    "D=3",
     "w has shape (2,), expected (D,) with D=3 from x",
     "c is missing, expected a tensor (D,)",
     options=[{"alpha": 2.0}],
     dt=lambda dt: dt.abs() / 4,
     c=Tensor.sigmoid,
-    D=3,
 )
 
 
@@ -78,6 +78,3 @@ class UnICORNN(TimedCell):
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         return [self.fc(x), self.dt * spans, self.weight_hh, self.c_.sigmoid()]
-
-    def options(self) -> dict[str, float]:
-        return {"alpha": self.alpha}

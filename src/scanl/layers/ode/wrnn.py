@@ -37,13 +37,11 @@ def wrnn_cell(x, w, state, *, activation: str = "relu"):
 
 cases(
     wrnn_cell,
+    "C=2 K=3 N=4",
     "w has shape (1, 2, 3), expected (C, C, K) with C=2 from x",
     "state has shape (2, 4), expected (B, C, N)",
     options=[{"activation": "tanh"}],
     w=lambda w: w / 2,
-    C=2,
-    K=3,
-    N=4,
 )
 
 
@@ -99,9 +97,6 @@ class WaveRNN(CellLayer):
         assert self.Wy.bias is not None
         drive = self.Wx(x).unflatten(-1, (self.num_channels, self.width))
         return [drive + self.Wy.bias[:, None], self.Wy.weight]
-
-    def options(self) -> dict[str, str]:
-        return {"activation": self.activation}
 
     def output(self, h: Tensor) -> Tensor:
         return self.readout(h.flatten(2))

@@ -17,23 +17,24 @@ Change = Callable[[Tensor], Tensor]
 WRONG = re.compile(r"(\w+) (?:has shape (?P<shape>\([\d, ]*\))|has (?P<axis>\w+)=(?P<size>\d+)|is missing), expected")
 
 
-def cases(cell: Cell, *messages: str, options: Sequence[Mapping[str, Any]] = ({},), **declared: int | Change) -> None:
+def cases(
+    cell: Cell, sizes: str, *messages: str, options: Sequence[Mapping[str, Any]] = ({},), **changes: Change
+) -> None:
     """Declare the samples and the errors of a cell.
 
+    sizes: of the axes, "D=3 K=2". An optional operand of which an axis has no size is absent.
     messages: of the errors, such as "w has shape (2, 3), expected (D, D)": the named operand has this shape.
     options: for each of them there are two samples, a batch, and packed sequences without optional operands.
-    declared: the size of each axis, and for an operand what makes it from normal numbers. An optional operand of which
-    an axis has no size is absent.
+    changes: what makes an operand from normal numbers, by its name.
     """
-    sizes = {axis: size for axis, size in declared.items() if isinstance(size, int)}
-    changes = {name: change for name, change in declared.items() if callable(change)}
+    known = {axis: int(size) for axis, size in (pair.split("=") for pair in sizes.split())}
 
     def samples() -> Iterator[Sample]:
         for chosen in options:
             draw = Draws()
 
             def drawn(batch: int, steps: int, rows: int, draw: Draws = draw) -> dict[str, Tensor]:
-                shapes = _shapes(cell, {**sizes, "B": batch, "T": steps}, rows)
+                shapes = _shapes(cell, {**known, "B": batch, "T": steps}, rows)
                 if rows != batch:
                     shapes = {one.name: shapes[one.name] for one in cell.operands if not one.optional}
                 return {name: changes.get(name, Tensor.clone)(draw(*shape)) for name, shape in shapes.items()}
@@ -46,7 +47,7 @@ def cases(cell: Cell, *messages: str, options: Sequence[Mapping[str, Any]] = ({}
             mistake = WRONG.match(message)
             assert mistake is not None, message
             name, (shape, axis, size) = mistake[1], mistake.group("shape", "axis", "size")
-            shapes = _shapes(cell, {**sizes, "B": 2, "T": 5, **({axis: int(size)} if axis else {})}, 2)
+            shapes = _shapes(cell, {**known, "B": 2, "T": 5, **({axis: int(size)} if axis else {})}, 2)
             optional = {one.name for one in cell.operands if one.optional} | {cell.state}
             operands = {key: torch.zeros(shapes[key]) for key in shapes if key == name or key not in optional}
             if shape is not None:

@@ -35,7 +35,6 @@ class CellBase(SolvedLayer):
     """
 
     state: ClassVar = Axes("dim")
-    sample: ClassVar = {}
     cell: ClassVar[Cell]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -46,8 +45,8 @@ class CellBase(SolvedLayer):
             cls.source = vars(cls).get("source", cls.cell.source)
 
     def options(self) -> Mapping[str, Any]:
-        """Return the options of the cell."""
-        return {}
+        """Return the options of the cell: the layer's attributes of these names."""
+        return {name: getattr(self, name) for name in self.cell.options}
 
     def output(self, h: Tensor) -> Tensor:
         """Map the output of the cell to y (B, T, dim)."""

@@ -21,11 +21,7 @@ ExpandHead = Annotated[options.Expand, "V, channels of a value, as a multiple of
 class DeltaMemory(QueryKeyValue):
     """Base class: projections, convolutions, write strengths, decays, and the norm and gate of the output.
 
-    Parameters as in flash-linear-attention: q_proj (num_heads K, D); k_proj (n num_heads K, D); v_proj (n H V, D);
-    g_proj (H V, D); a_proj (H, D); b_proj (n H, D); q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); A_log,
-    dt_bias (H), without weight decay; o_norm.weight (V); o_proj (D, H V).
-    Initialisation: A_log = ln U(0, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], linear weights N(0, 0.02²),
-    the convolutions as in PyTorch and in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
+    Parameters and initialisation: see `GatedDeltaNet`.
     """
 
     op = "delta_rule"

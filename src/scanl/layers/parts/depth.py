@@ -4,21 +4,21 @@ import torch
 from torch import Tensor
 
 
-def rise(layer: int, layers: int) -> float:
+def relative_depth(layer: int, layers: int) -> float:
     """Return the relative depth of a layer: 0 in the lowest, 1 in the highest."""
     return layer / max(layers - 1, 1)
 
 
-def fall(layer: int, layers: int) -> float:
+def remaining_depth(layer: int, layers: int) -> float:
     """Return 1 - layer/layers: 1 in the lowest layer, 1/layers in the highest."""
     return 1 - layer / layers
 
 
-def steps(width: int) -> Tensor:
+def channel_shares(width: int) -> Tensor:
     """Return j / width for each channel j: from 0 to just below 1."""
     return torch.arange(width) / width
 
 
-def whole(width: int) -> Tensor:
+def channel_ramp(width: int) -> Tensor:
     """Return j / (width - 1) for each channel j: from 0 to 1."""
     return torch.arange(width) / max(width - 1, 1)

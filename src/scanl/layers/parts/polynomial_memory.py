@@ -35,11 +35,10 @@ def memory_cell(u, a, b, state):
 
 cases(
     memory_cell,
+    "C=2 N=3",
     "b has shape (2,), expected (N,) with N=3 from a",
     "state has shape (2, 3), expected (B, C, N)",
     a=lambda a: a / 2,
-    C=2,
-    N=3,
 )
 
 

@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes, Each
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.state import Device, DType
 
 Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution, (B, W-1, width)
-
-
-LastInputs: TypeAlias = Annotated[Windows, Each("windows", "the last inputs of the convolutions")]
+WINDOWS = Each("windows", "the last inputs of the convolutions")
+LastInputs: TypeAlias = Annotated[Windows, WINDOWS]
 
 
 class MemoryState(NamedTuple):
@@ -28,7 +25,8 @@ class MemoryState(NamedTuple):
 class QueryKeyValue(Layer):
     """Base class: projections to queries, keys and values, each with a short convolution or without.
 
-    Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
+    Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d. Its layers draw the
+    convolutions as PyTorch does, and so do these; its models draw them from N(0, 0.02²).
     """
 
     memory: tuple[int, ...]  # H, K, V of the state; a layer may have another shape
@@ -47,12 +45,6 @@ class QueryKeyValue(Layer):
             for width in widths
         )
         self.windows = [] if conv_size is None else [(conv_size - 1, width) for width in widths]
-
-    def _init_windows(self, batch_size: int, device: Device, dtype: DType) -> Windows:
-        return tuple(
-            self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
-            for shape in self.windows
-        )
 
     def _read(
         self,

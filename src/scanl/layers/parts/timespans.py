@@ -14,14 +14,13 @@ def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
     if not isinstance(timespans, Tensor):
         raise ShapeError(f"{who}: timespans is a {type(timespans).__name__}, expected a tensor {shape} because of x")
     if not timespans.is_floating_point() or timespans.shape != shape:
-        found = f"{timespans.dtype} {tuple(timespans.shape)}"
-        raise ShapeError(f"{who}: timespans is {found}, expected a floating dtype and {shape} because of x")
+        kind = f"{timespans.dtype} {tuple(timespans.shape)}"
+        raise ShapeError(f"{who}: timespans is {kind}, expected a floating dtype and {shape} because of x")
     if timespans.device != x.device:
         raise ShapeError(f"{who}: timespans is on {timespans.device}, expected {x.device} because of x")
 
 
-def durations(who: str, timespans: Tensor | None, x: Tensor) -> Tensor:
-    """Check timespans, and return how long each step of x lasts, (B, T, 1) in float32 or wider; 1 without timespans."""
-    check_timespans(who, timespans, x)
+def durations(timespans: Tensor | None, x: Tensor) -> Tensor:
+    """Return how long each step of x lasts, (B, T, 1) in float32 or wider; 1 without timespans."""
     spans = x.new_ones(x.shape[:2]) if timespans is None else timespans
     return spans.to(torch.promote_types(x.dtype, torch.float32))[..., None]

@@ -53,7 +53,7 @@ class TorchCell(SolvedLayer):
 
     cell: ClassVar[Cell]
     gates: ClassVar[int]
-    sample: ClassVar = {}
+    kernel: str  # the name of PyTorch's, one of `KERNELS`
 
     def __init__(self, dim: int, bias: bool, width: int) -> None:
         super().__init__()
@@ -78,10 +78,6 @@ class TorchCell(SolvedLayer):
         """Return whether the cell is faster."""
         return x.device.type == "cpu"
 
-    def _kernel(self) -> str:
-        """Name of PyTorch's kernel, one of `KERNELS`."""
-        raise NotImplementedError
-
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         rows = sequences(x, cu_seqlens)
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
@@ -98,7 +94,7 @@ class TorchCell(SolvedLayer):
                 y, last = self.run_cell(self.cell, *operands, given, cu_seqlens=cu_seqlens, **self._options())
             return y.to(x.dtype), [last] if len(before) == 1 else list(last.unbind(1))
         if cu_seqlens is None:
-            y, *after = _whole(self._kernel(), wide, before, weights, self.bias, self.training)
+            y, *after = _whole(self.kernel, wide, before, weights, self.bias, self.training)
             return y.to(x.dtype), [each[0] for each in after]
         # The kernel takes the first step of every sequence, then the second, and so on. Sequences are sorted by length,
         # longest first, and none is empty.
@@ -112,6 +108,6 @@ class TorchCell(SolvedLayer):
         given = _given([each[order] for each in before])
         options = self.bias, 1, 0.0, self.training, False  # biases, layers, dropout, training, bidirectional
         with as_widened(x):
-            y, *after = KERNELS[self._kernel()](wide[0, steps], batch_sizes, given, weights, *options)
+            y, *after = KERNELS[self.kernel](wide[0, steps], batch_sizes, given, weights, *options)
         after = [old.index_copy(0, order, new[0]) for old, new in zip(before, after, strict=True)]
         return y[steps.argsort()][None].to(x.dtype), after

@@ -47,7 +47,7 @@ class Elman(TorchCell):
         ] = None,
     ) -> None:
         super().__init__(dim, bias, dim if width is None else width)
-        self.activation = activation
+        self.activation, self.kernel = activation, f"rnn_{activation}"
         self.readout = None if width is None else nn.Linear(width, dim)
         if init == "orthogonal":
             nn.init.orthogonal_(self.weight_hh_l0)
@@ -62,9 +62,6 @@ class Elman(TorchCell):
 
     def _options(self) -> Mapping[str, Any]:
         return {"nonlinearity": self.activation}
-
-    def _kernel(self) -> str:
-        return f"rnn_{self.activation}"
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         y, (h,) = self._scan(x, state, cu_seqlens)

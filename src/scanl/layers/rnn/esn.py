@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from scanl.configured import above, at_least, between
 from scanl.layers import options, registry
-from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
-from scanl.layers.parts.cell_layer import SolvedLayer
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
 
 EQUATION = "s_t = (1 - alpha) s_{t-1} + alpha tanh(W s_{t-1} + W_in x_t + b)"
@@ -37,15 +36,15 @@ def esn_cell(x: Tensor, w: Tensor, state: Tensor, *, leak: float = 1.0) -> tuple
 
 cases(
     esn_cell,
+    "E=5",
     "w is missing, expected a tensor (E, E)",
     "w has shape (3, 4), expected (E, E) with E=5 from x",
     options=[{"leak": 0.3}],
-    E=5,
 )
 
 
 @registry.register("esn")
-class ESN(SolvedLayer):
+class ESN(CellLayer):
     """Echo state network: a sparse random reservoir and a linear readout.
 
     The reservoir is not trained. `scanl.learning.readout.fit_readout` fits the readout by ridge regression; gradient
@@ -59,8 +58,7 @@ class ESN(SolvedLayer):
     id = "S-esn"
     aliases = ("echo_state_network",)
     equation = f"{EQUATION},  y_t = C s_t + d"
-    source = SOURCE
-    op = "esn_cell"
+    cell = esn_cell
     state: ClassVar = Axes("width")
     sample: ClassVar = {"width": 20, "connectivity": 0.3, "input_connectivity": 0.5}
     residual_out = "readout"
@@ -91,11 +89,11 @@ class ESN(SolvedLayer):
         self.register_buffer("bias", bias_scaling * _signs(width))
         self.readout = nn.Linear(width, dim)
 
-    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = widen(F.linear(x, self.Win, self.bias))
-        with as_widened(x):
-            s, last = self.run_cell(esn_cell, given, self.W, state, leak=self.leak, cu_seqlens=cu_seqlens)
-        return self.readout(s.to(x.dtype)), last
+    def operands(self, x: Tensor) -> list[Tensor]:
+        return [F.linear(x, self.Win, self.bias), self.W]
+
+    def output(self, h: Tensor) -> Tensor:
+        return self.readout(h)
 
 
 def _spectral_radius(W: Tensor) -> float:

@@ -31,7 +31,7 @@ class GRU(TorchCell):
         "chrono start: Tallec and Ollivier, arXiv:1804.11188"
     )
     op = "gru"
-    cell, gates = gru, 3
+    cell, gates, kernel = gru, 3, "gru"
     state: ClassVar = Axes("width")
 
     def __init__(
@@ -53,9 +53,6 @@ class GRU(TorchCell):
         b, recurrent = biases or (None, None)
         x = F.linear(x, w, b).unflatten(-1, (3, -1))
         return x, u.unflatten(0, (3, -1)), None if recurrent is None else recurrent.unflatten(0, (3, -1))
-
-    def _kernel(self) -> str:
-        return "gru"
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         y, (h,) = self._scan(x, state, cu_seqlens)

@@ -17,10 +17,8 @@ from scanl.ops import linear_scan
 class HGRN(LowerBounded):
     """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
 
-    The bound rises with depth. In a stack of L such layers, layer l has γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of
-    Γ (L, D) over depth. So γ^1 = 0, and initially γ^l = (l-1)/L. The lowest layer owns Γ as `gamma`. Outside a stack
-    γ = 0.
-    The SiLU gate multiplies after the norm, as in the released code; the paper norms the gated state.
+    The bound γ rises with depth, see `LowerBounded`. The SiLU gate multiplies after the norm, as in the released code;
+    the paper norms the gated state.
 
     Parameters as in the released code: input_proj (2D, D) for c = SiLU(.), real and imaginary parts adjacent;
     lambda_proj (D, D); theta (1, 1, D); gate (2D, D); norm (2D); out_proj (D, 2D).
@@ -39,7 +37,6 @@ class HGRN(LowerBounded):
     )
     op = "linear_scan"
     state: ClassVar = Axes("dim", dtype=torch.complex64)
-    sample: ClassVar = {}
     residual_out = "out_proj"
 
     def __init__(self, dim: options.Dim, bias: options.Bias = True) -> None:

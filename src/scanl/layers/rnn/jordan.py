@@ -7,21 +7,21 @@ from torch import Tensor, nn
 
 from scanl.configured import at_least, below, one_of
 from scanl.layers import options, registry
-from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
-from scanl.layers.parts.cell_layer import SolvedLayer
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
 
-EQUATION = "s_t = tanh(A u_t + B x_t + b),  y_t = phi(C s_t + d),  u_{t+1} = alpha u_t + y_t"
-SOURCE = (
-    'Jordan, "Serial Order: A Parallel Distributed Processing Approach", ICS report 8604, 1986; reprinted in Advances '
-    "in Psychology 121, 1997"
-)
 ACTIVATIONS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "identity": lambda raw: raw}
 
 
-@cell("x: B T E, a: E D, c: D E, d: D, state: B D -> B T D", equation=EQUATION, source=SOURCE)
+@cell(
+    "x: B T E, a: E D, c: D E, d: D, state: B D -> B T D",
+    equation="s_t = tanh(A u_t + B x_t + b),  y_t = phi(C s_t + d),  u_{t+1} = alpha u_t + y_t",
+    source='Jordan, "Serial Order: A Parallel Distributed Processing Approach", ICS report 8604, 1986; reprinted in '
+    "Advances "
+    "in Psychology 121, 1997",
+)
 def jordan_cell(
     x: Tensor, a: Tensor, c: Tensor, d: Tensor, state: Tensor, *, alpha: float = 0.0, activation: str = "tanh"
 ) -> tuple[Tensor, Tensor]:
@@ -37,16 +37,15 @@ def jordan_cell(
 
 cases(
     jordan_cell,
+    "D=3 E=5",
     "c has shape (5, 3), expected (D, E) with D=3 from a, E=5 from x",
     "a has shape (3, 5), expected (E, D) with E=5 from x",
     options=[{"alpha": 0.5, "activation": "sigmoid"}],
-    D=3,
-    E=5,
 )
 
 
 @registry.register("jordan")
-class Jordan(SolvedLayer):
+class Jordan(CellLayer):
     """Jordan network: the output is fed back, one to one, and not the hidden units.
 
     Parameters: A (E, D); B (E, D) and C (D, E), each with a bias.
@@ -54,9 +53,7 @@ class Jordan(SolvedLayer):
     """
 
     id = "S-jordan"
-    equation = EQUATION
-    source = SOURCE
-    op = "jordan_cell"
+    cell = jordan_cell
     state: ClassVar = Axes("dim", "u")
     reads: ClassVar = {"C": nn.Linear}
     sample: ClassVar = {"hidden_dim": 9, "alpha": 0.4}
@@ -80,11 +77,5 @@ class Jordan(SolvedLayer):
         nn.init.zeros_(self.B.bias)
         nn.init.zeros_(self.C.bias)
 
-    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        weights = self.A, self.C.weight, self.C.bias
-        given = widen(self.B(x))
-        with as_widened(x):
-            y, last = self.run_cell(
-                jordan_cell, given, *weights, state, alpha=self.alpha, activation=self.activation, cu_seqlens=cu_seqlens
-            )
-        return y.to(x.dtype), last
+    def operands(self, x: Tensor) -> list[Tensor]:
+        return [self.B(x), self.A, self.C.weight, self.C.bias]

@@ -8,44 +8,41 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
-from scanl.layers.parts.cell_layer import SolvedLayer
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
-
-SOURCE = 'Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (4)'
 
 
 @cell(
     "x: B T D, u: D D, norm: 2 D, state: B D -> B T D",
     equation="h_t = phi(LN(x_t + U h_{t-1}))",
-    source=SOURCE,
+    source='Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (4)',
 )
 def layernorm_elman_cell(
-    x: Tensor, u: Tensor, norm: Tensor, state: Tensor, *, activation: str = "tanh", eps: float = 1e-5
+    x: Tensor, u: Tensor, norm: Tensor, state: Tensor, *, activation: str = "tanh", norm_eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Step h = φ(LN(x + U h)).
 
     x: the projected input, (B, T, D).   u: recurrent weights.   norm: gain and bias of the norm.
-    activation: φ, "tanh" or "relu".   eps: ε of the norm.   state: h.
+    activation: φ, "tanh" or "relu".   norm_eps: ε of the norm.   state: h.
     """
-    normed = F.layer_norm(x + state @ u.T, x.shape[1:], norm[0], norm[1], eps)
+    normed = F.layer_norm(x + state @ u.T, x.shape[1:], norm[0], norm[1], norm_eps)
     h = normed.tanh() if activation == "tanh" else normed.relu()
     return h, h
 
 
 cases(
     layernorm_elman_cell,
+    "D=5",
     "u has shape (3, 4), expected (D, D) with D=5 from x",
     "norm is missing, expected a tensor (2, D)",
     options=[{"activation": "relu"}],
-    D=5,
 )
 
 
 @registry.register("layernorm_elman")
-class LayerNormElman(SolvedLayer):
+class LayerNormElman(CellLayer):
     """Elman network that normalises the sum of input and recurrent part, so the scale of W and U has no effect.
 
     Parameters: weight_ih, weight_hh (D, D); layernorm.weight and layernorm.bias (D).
@@ -54,8 +51,7 @@ class LayerNormElman(SolvedLayer):
 
     id = "S-layernorm"
     equation = "h_t = phi(LN(W x_t + U h_{t-1}))"
-    source = SOURCE
-    op = "layernorm_elman_cell"
+    cell = layernorm_elman_cell
     state: ClassVar = Axes("dim")
     reads: ClassVar = {"layernorm": nn.LayerNorm}
 
@@ -72,12 +68,6 @@ class LayerNormElman(SolvedLayer):
         self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
         self.layernorm = nn.LayerNorm(dim, norm_eps)
 
-    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = widen(F.linear(x, self.weight_ih))
+    def operands(self, x: Tensor) -> list[Tensor]:
         norm = torch.stack([self.layernorm.weight, self.layernorm.bias])
-        with as_widened(x):
-            y, last = self.run_cell(
-                layernorm_elman_cell, given, self.weight_hh, norm, state,
-                activation=self.activation, eps=self.norm_eps, cu_seqlens=cu_seqlens,
-            )  # fmt: skip
-        return y.to(x.dtype), last
+        return [F.linear(x, self.weight_ih), self.weight_hh, norm]

@@ -8,24 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
-from scanl.layers.parts.cell_layer import SolvedLayer
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
-
-EQUATION = (
-    "i, f, g, o = LN_i(W x_t) + LN_h(U h_{t-1}),  c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  "
-    "h_t = sigmoid(o) * tanh(LN_c(c_t))"
-)
-SOURCE = 'Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (20) to (22)'
 
 
 @cell(
     "x: B T 4 D, u: 4 D D, norm_h: 2 4 D, norm_c: 2 D, state: B 2 D -> B T D",
-    equation=EQUATION,
-    source=SOURCE,
+    equation="i, f, g, o = LN_i(W x_t) + LN_h(U h_{t-1}),  c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  "
+    "h_t = sigmoid(o) * tanh(LN_c(c_t))",
+    source='Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (20) to (22)',
 )
 def layernorm_lstm_cell(
     x: Tensor,
@@ -35,33 +29,33 @@ def layernorm_lstm_cell(
     state: Tensor,
     *,
     carry_normed: bool = False,
-    eps: float = 1e-5,
+    norm_eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """Step an LSTM that normalises what the state gives to all gates together, and the memory before it is read.
 
     x: the normalised input of i, f, g and o, (B, T, 4, D).   u: recurrent weights.   norm_h, norm_c: gain and bias of
-    the two norms.   carry_normed: the next step gets the normalised c.   eps: ε of both norms.   state: h and c.
+    the two norms.   carry_normed: the next step gets the normalised c.   norm_eps: ε of both norms.   state: h and c.
     """
     h, c = state.unbind(1)
-    recurrent = F.layer_norm(torch.einsum("bd,ged->bge", h, u), x.shape[1:], norm_h[0], norm_h[1], eps)
+    recurrent = F.layer_norm(torch.einsum("bd,ged->bge", h, u), x.shape[1:], norm_h[0], norm_h[1], norm_eps)
     i, f, g, o = (x + recurrent).unbind(1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    normed = F.layer_norm(c, c.shape[1:], norm_c[0], norm_c[1], eps)
+    normed = F.layer_norm(c, c.shape[1:], norm_c[0], norm_c[1], norm_eps)
     h = o.sigmoid() * normed.tanh()
     return h, torch.stack([h, normed if carry_normed else c], 1)
 
 
 cases(
     layernorm_lstm_cell,
+    "D=5",
     "norm_h is missing, expected a tensor (2, 4, D)",
     "norm_c has shape (2, 4), expected (2, D) with D=5 from x",
     options=[{"carry_normed": True}],
-    D=5,
 )
 
 
 @registry.register("layernorm_lstm")
-class LayerNormLSTM(SolvedLayer):
+class LayerNormLSTM(CellLayer):
     """LSTM with three layer norms: over the input's part of all gates, over the state's part, and over c.
 
     Parameters as in PyTorch's LayerNormLSTMCell (benchmarks/fastrnns), gates in the order i, f, g, o: weight_ih,
@@ -70,9 +64,7 @@ class LayerNormLSTM(SolvedLayer):
     """
 
     id = "S-layernorm"
-    equation = EQUATION
-    source = SOURCE
-    op = "layernorm_lstm_cell"
+    cell = layernorm_lstm_cell
     state: ClassVar = Axes("2, dim", "h and c")
     reads: ClassVar = {"layernorm_h": nn.LayerNorm, "layernorm_c": nn.LayerNorm}
 
@@ -97,16 +89,7 @@ class LayerNormLSTM(SolvedLayer):
         biases = self.layernorm_i.bias, self.layernorm_h.bias
         init_memory(biases, slice(dim, 2 * dim), slice(0, dim), forget_bias, t_max)
 
-    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        gates = widen(self.layernorm_i(F.linear(x, self.weight_ih))).unflatten(-1, (4, -1))
-        u, norm_h, norm_c = (
-            self.weight_hh.unflatten(0, (4, -1)),
-            torch.stack([self.layernorm_h.weight, self.layernorm_h.bias]).unflatten(1, (4, -1)),
-            torch.stack([self.layernorm_c.weight, self.layernorm_c.bias]),
-        )
-        with as_widened(x):
-            y, last = self.run_cell(
-                layernorm_lstm_cell, gates, u, norm_h, norm_c, state,
-                carry_normed=self.carry_normed, eps=self.norm_eps, cu_seqlens=cu_seqlens,
-            )  # fmt: skip
-        return y.to(x.dtype), last
+    def operands(self, x: Tensor) -> list[Tensor]:
+        gates = self.layernorm_i(F.linear(x, self.weight_ih)).unflatten(-1, (4, -1))
+        norm_h, norm_c = (torch.stack([norm.weight, norm.bias]) for norm in (self.layernorm_h, self.layernorm_c))
+        return [gates, self.weight_hh.unflatten(0, (4, -1)), norm_h.unflatten(1, (4, -1)), norm_c]

@@ -33,7 +33,7 @@ class LSTM(TorchCell):
         'Hochreiter and Schmidhuber, "Long short-term memory", Neural Computation 9, 1997; forget gate: Gers, '
         "Schmidhuber and Cummins, 2000; chrono start: Tallec and Ollivier, arXiv:1804.11188"
     )
-    cell, gates = lstm, 4
+    cell, gates, kernel = lstm, 4, "lstm"
     state: ClassVar = LSTMState
 
     def __init__(
@@ -55,9 +55,6 @@ class LSTM(TorchCell):
 
     def _runs_cell(self, x: Tensor, cu_seqlens: Tensor | None) -> bool:
         return cu_seqlens is not None and cu_seqlens.shape[0] > 2 and super()._runs_cell(x, cu_seqlens)
-
-    def _kernel(self) -> str:
-        return "lstm"
 
     def run(self, x: Tensor, state: LSTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LSTMState]:
         y, (h, c) = self._scan(x, state, cu_seqlens)

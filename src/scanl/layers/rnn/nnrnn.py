@@ -1,7 +1,7 @@
 """Non-normal network: its recurrent matrix is given by a Schur form, of rotations and a strictly triangular part."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ class NonNormalRNN(CellLayer):
         'expressivity with transient dynamics", arXiv:1905.12080'
     )
     cell = ornn_cell
-    sample: ClassVar = {}
 
     def __init__(
         self,

@@ -7,28 +7,22 @@ from torch import Tensor, nn
 
 from scanl.configured import divides
 from scanl.layers import options, registry
-from scanl.layers.base import as_widened, widen
+from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
-from scanl.layers.parts.cell_layer import SolvedLayer
+from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
-
-EQUATION = (
-    "c_t = (f_t * w_t + F_t - w_t) * c_{t-1} + (i_t * w_t + I_t - w_t) * tanh(z_t),  w_t = F_t * I_t,  "
-    "F_t = cumsum(softmax(.)),  I_t = 1 - cumsum(softmax(.)),  h_t = o_t * tanh(c_t)"
-)
-SOURCE = (
-    'Shen, Tan, Sordoni and Courville, "Ordered Neurons: Integrating Tree Structures into Recurrent Neural Networks", '
-    "arXiv:1810.09536, eq. (6) to (14)"
-)
 
 
 @cell(
     "x: B T 4 D, m: B T 2 N, u: 4 D D, v: 2 N D, state: B 2 D -> B T D",
     divides={"N": "D"},
-    equation=EQUATION,
-    source=SOURCE,
+    equation="c_t = (f_t * w_t + F_t - w_t) * c_{t-1} + (i_t * w_t + I_t - w_t) * tanh(z_t),  w_t = F_t * I_t,  "
+    "F_t = cumsum(softmax(.)),  I_t = 1 - cumsum(softmax(.)),  h_t = o_t * tanh(c_t)",
+    source='Shen, Tan, Sordoni and Courville, "Ordered Neurons: Integrating Tree Structures into Recurrent Neural '
+    'Networks", '
+    "arXiv:1810.09536, eq. (6) to (14)",
 )
 def onlstm_cell(x: Tensor, m: Tensor, u: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Step an LSTM whose D neurons are ordered: N master gates cut the order in a part to keep and one to write.
@@ -50,16 +44,15 @@ def onlstm_cell(x: Tensor, m: Tensor, u: Tensor, v: Tensor, state: Tensor) -> tu
 
 cases(
     onlstm_cell,
+    "D=6 N=3",
     "v has shape (4, 6, 6), expected (2, N, D) with N=3 from m",
     "m has N=4, expected a divisor of D=6 from x",
     "v is missing, expected a tensor (2, N, D)",
-    D=6,
-    N=3,
 )
 
 
 @registry.register("onlstm")
-class ONLSTM(SolvedLayer):
+class ONLSTM(CellLayer):
     """Ordered-neuron LSTM: neurons late in the order keep their content for longer, so a hierarchy can emerge.
 
     Differs: drop-connect of the recurrent weights is omitted, as dropout is in every layer.
@@ -71,9 +64,7 @@ class ONLSTM(SolvedLayer):
 
     id = "S-onlstm"
     aliases = ("ordered_neurons",)
-    equation = EQUATION
-    source = SOURCE
-    op = "onlstm_cell"
+    cell = onlstm_cell
     state: ClassVar = Axes("2, dim", "h and c")
     reads: ClassVar = {"hh": nn.Linear}
     excused: ClassVar = {"default_sizes_are_in_proportion": "its two master gates add to eight matrices"}
@@ -100,16 +91,9 @@ class ONLSTM(SolvedLayer):
         write, keep = (slice(self.masters + gate * dim, self.masters + (gate + 1) * dim) for gate in (2, 3))
         init_memory((self.hh.bias, into.bias), keep, write, forget_bias, t_max)
 
-    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def operands(self, x: Tensor) -> list[Tensor]:
         sizes = [self.masters, 4 * self.dim]
         m, gates = (widen(self.ih(x)) + self.hh.bias).split(sizes, -1)
         v, u = self.hh.weight.split(sizes)
-        m, gates, v, u = (
-            m.unflatten(-1, (2, -1)),
-            gates.unflatten(-1, (4, -1)),
-            v.unflatten(0, (2, -1)),
-            u.unflatten(0, (4, -1)),
-        )
-        with as_widened(x):
-            y, last = self.run_cell(onlstm_cell, gates, m, u, v, state, cu_seqlens=cu_seqlens)
-        return y.to(x.dtype), last
+        inputs = [gates.unflatten(-1, (4, -1)), m.unflatten(-1, (2, -1))]
+        return [*inputs, u.unflatten(0, (4, -1)), v.unflatten(0, (2, -1))]

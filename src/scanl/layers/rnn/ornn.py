@@ -37,11 +37,11 @@ def ornn_cell(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, T
 
 cases(
     ornn_cell,
+    "D=3",
     "w has shape (2, 3), expected (D, D) with D=3 from x",
     "b is missing, expected a tensor (D,)",
     w=lambda w: w / 2,
     b=lambda b: b / 4,
-    D=3,
 )
 
 

@@ -14,7 +14,7 @@ from scanl.layers.initial_state import Axes, Of
 from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.parts.depth import rise, whole
+from scanl.layers.parts.depth import channel_ramp, relative_depth
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
 from scanl.ops import slstm
@@ -90,7 +90,7 @@ class SLSTM(SolvedLayer):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             _, bias = self.slstm_cell.kernel_and_bias()
-            bias[1] = 5 - 12 * whole(self.head_dim) ** (0.3 + 1.3 * rise(index, len(layers)))
+            bias[1] = 5 - 12 * channel_ramp(self.head_dim) ** (0.3 + 1.3 * relative_depth(index, len(layers)))
 
     def run(self, x: Tensor, state: SLSTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, SLSTMState]:
         recurrent, conv = state or (None, None)

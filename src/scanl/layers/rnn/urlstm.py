@@ -40,9 +40,9 @@ def urlstm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 cases(
     urlstm_cell,
+    "D=3",
     "w has shape (3, 3, 3), expected (4, D, D) with D=3 from x",
     "state has shape (2, 3), expected (B, 2, D)",
-    D=3,
 )
 
 

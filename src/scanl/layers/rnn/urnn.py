@@ -38,11 +38,11 @@ def urnn_cell(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, T
 
 cases(
     urnn_cell,
+    "N=3",
     "w has shape (1, 3, 3), expected (2, N, N) with N=3 from x",
     "b is missing, expected a tensor (N,)",
     w=lambda w: w / 2,
     b=lambda b: b / 4,
-    N=3,
 )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.depth import fall, rise, steps, whole
+from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.ops import weighted_average
 
@@ -61,12 +61,10 @@ class RWKV4(Layer):
         self.dim, self.width = dim, size
         self.time_decay = nn.Parameter(torch.empty(size))
         self.time_first = nn.Parameter(math.log(0.3) + 0.5 * ((torch.arange(size) + 1) % 3 - 1))
-        self.time_mix_key = nn.Parameter(torch.empty(1, 1, dim))
-        self.time_mix_value = nn.Parameter(torch.empty(1, 1, dim))
-        self.time_mix_receptance = nn.Parameter(torch.empty(1, 1, dim))
-        self.key = nn.Linear(dim, size, bias=False)
-        self.value = nn.Linear(dim, size, bias=False)
-        self.receptance = nn.Linear(dim, size, bias=False)
+        self.time_mix_key, self.time_mix_value, self.time_mix_receptance = (
+            nn.Parameter(torch.empty(1, 1, dim)) for _ in range(3)
+        )
+        self.key, self.value, self.receptance = (nn.Linear(dim, size, bias=False) for _ in range(3))
         self.output = nn.Linear(size, dim, bias=False)
         for linear in (self.key, self.receptance, self.output):
             nn.init.zeros_(linear.weight)
@@ -74,10 +72,10 @@ class RWKV4(Layer):
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        a, c = rise(index, len(layers)), fall(index, len(layers))
-        fraction = steps(self.dim)
+        a, c = relative_depth(index, len(layers)), remaining_depth(index, len(layers))
+        fraction = channel_shares(self.dim)
         with torch.no_grad():
-            self.time_decay.copy_(-5 + 8 * whole(self.width) ** (0.7 + 1.3 * a))
+            self.time_decay.copy_(-5 + 8 * channel_ramp(self.width) ** (0.7 + 1.3 * a))
             self.time_mix_key.copy_(fraction**c)
             self.time_mix_value.copy_(fraction**c + 0.3 * a)
             self.time_mix_receptance.copy_(fraction ** (0.5 * c))

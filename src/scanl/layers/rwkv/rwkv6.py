@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.parts.depth import fall, rise, steps, whole
+from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import linear_attention
@@ -72,11 +72,9 @@ class RWKV6(MatrixTimeMix):
         self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))
         self.time_decay_w2 = nn.Parameter(torch.empty(decay_rank, dim).uniform_(-0.01, 0.01))
         self.time_faaaa = nn.Parameter(torch.empty(dim // head_dim, head_dim))
-        self.receptance = nn.Linear(dim, dim, bias=False)
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.gate = nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.receptance, self.key, self.value, self.gate, self.output = (
+            nn.Linear(dim, dim, bias=False) for _ in range(5)
+        )
         for linear, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
             nn.init.orthogonal_(linear.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
@@ -84,8 +82,8 @@ class RWKV6(MatrixTimeMix):
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        a, c = rise(index, len(layers)), fall(index, len(layers))
-        fraction, height = steps(self.dim), whole(self.dim)
+        a, c = relative_depth(index, len(layers)), remaining_depth(index, len(layers))
+        fraction, height = channel_shares(self.dim), channel_ramp(self.dim)
         starts = dict.fromkeys("xwk", fraction**c)
         starts |= {"v": fraction**c + 0.3 * a} | dict.fromkeys("rg", fraction ** (0.5 * c))
         zigzag = 0.1 * ((torch.arange(self.dim) + 1) % 3 - 1)

@@ -12,7 +12,7 @@ from scanl.configured import divides
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.parts.depth import fall, rise, steps, whole
+from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import dplr_scan
@@ -53,7 +53,6 @@ class RWKV7(MatrixTimeMix):
     op = "dplr_scan"
     sample: ClassVar = {"head_dim": 4, "decay_rank": 3, "a_rank": 3, "v_rank": 3, "gate_rank": 5}
     residual_out = "output"
-    takes: ClassVar = frozenset({"memo"})
 
     # Only in layers above the lowest.
     v0: nn.Parameter | None
@@ -74,7 +73,7 @@ class RWKV7(MatrixTimeMix):
         self.v_rank = v_rank or _rank(1.7, dim)
         for name in ("v0", "v1", "v2"):
             self.register_parameter(name, None)
-        linear, zigzag = whole(dim) - 0.5, self._zigzag()
+        linear, zigzag = channel_ramp(dim) - 0.5, self._zigzag()
         for name in SHIFTS:
             setattr(self, f"x_{name}", nn.Parameter(torch.empty(1, 1, dim)))
         self.w0 = nn.Parameter(torch.empty(1, 1, dim))
@@ -85,10 +84,7 @@ class RWKV7(MatrixTimeMix):
         self.k_k = nn.Parameter((0.71 - 0.1 * linear).view(1, 1, dim))
         self.k_a = nn.Parameter(torch.full((1, 1, dim), 1.02))
         self.r_k = nn.Parameter(torch.full((dim // head_dim, head_dim), -0.04))
-        self.receptance = nn.Linear(dim, dim, bias=False)
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.receptance, self.key, self.value, self.output = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         for projection, limit in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
             nn.init.uniform_(projection.weight, -limit / math.sqrt(dim), limit / math.sqrt(dim))
         self.ln_x = nn.GroupNorm(dim // head_dim, dim, eps=64e-5)
@@ -100,13 +96,15 @@ class RWKV7(MatrixTimeMix):
         return z * z.abs()
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        speed = 1 + rise(index, len(layers)) ** 0.3
+        speed = 1 + relative_depth(index, len(layers)) ** 0.3
         with torch.no_grad():
             for name, exponent in SHIFTS.items():
-                getattr(self, f"x_{name}").copy_(1 - steps(self.dim) ** (exponent * fall(index, len(layers))))
-            self.w0.copy_(-6 + 6 * whole(self.dim) ** speed + 0.5 + 2.5 * self._zigzag())
+                getattr(self, f"x_{name}").copy_(
+                    1 - channel_shares(self.dim) ** (exponent * remaining_depth(index, len(layers)))
+                )
+            self.w0.copy_(-6 + 6 * channel_ramp(self.dim) ** speed + 0.5 + 2.5 * self._zigzag())
         if any(isinstance(lower, RWKV7) for lower in layers[:index]):
-            self.v0 = nn.Parameter((0.73 - 0.4 * (whole(self.dim) - 0.5)).view(1, 1, self.dim))
+            self.v0 = nn.Parameter((0.73 - 0.4 * (channel_ramp(self.dim) - 0.5)).view(1, 1, self.dim))
             self.v1, self.v2 = _factors(self.dim, self.v_rank)
 
     def run(

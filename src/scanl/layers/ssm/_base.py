@@ -29,7 +29,7 @@ class Systems(Protocol):
 class DiagonalLayer(Layer):
     """y = W GELU(K * x + D x) + b, with K the kernels of diagonal systems.
 
-    A subclass makes `kernel`, calls `_end`, and runs `_run`.
+    A subclass makes `kernel` and calls `_end`.
     Its options have `state_dim`, N complex numbers for each channel.
     """
 
@@ -46,7 +46,7 @@ class DiagonalLayer(Layer):
         self.D = nn.Parameter(torch.randn(1, self.dim))
         self.output_linear = nn.Linear(self.dim, self.dim)
 
-    def _run(
+    def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u = widen(x)

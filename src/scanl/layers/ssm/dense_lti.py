@@ -35,11 +35,11 @@ def dense_lti_cell(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]
 
 cases(
     dense_lti_cell,
+    "E=3",
     "a has shape (3, 4), expected (E, E) with E=3 from x",
     "state has shape (2, 4), expected (B, E)",
     "a is missing, expected a tensor (E, E)",
     a=lambda a: a / 2,
-    E=3,
 )
 
 

@@ -80,4 +80,4 @@ class DLR(DiagonalLayer):
         self._end()
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._run(x, state, cu_seqlens)
+        return super().run(x, state, cu_seqlens)

@@ -113,7 +113,6 @@ class DSS(DiagonalLayer):
         "s_t = exp(Delta lambda) * s_{t-1} + (exp(Delta lambda) - 1)/lambda * u_t,  y = W GELU(Re(w s) + D * u) + b"
     )
     source = SOURCE + "prop. 1 and eq. (8), and its code"
-    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 3}
 
     def __init__(
@@ -135,11 +134,6 @@ class DSS(DiagonalLayer):
         self.dim, self.state_dim, self.lr = dim, state_dim, lr
         self.kernel = DSSKernel(dim, state_dim, max_length, init, sep_dt_re_im, dt_min, dt_max)
         self._end()
-
-    def run(
-        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self._run(x, state, cu_seqlens, timespans)
 
 
 @registry.preset("dss_softmax", max_length=1024)

@@ -59,7 +59,6 @@ class GSS(Layer):
     op = "linear_scan"
     state: ClassVar = Axes("width, state_dim", dtype=torch.complex64)
     excused: ClassVar = BY_CONVOLUTION
-    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 3, "width": 4, "expand": 2}
     hints: ClassVar = dict.fromkeys(
         ("dss.Lambda_real", "dss.Lambda_imag", "dss.C_real", "dss.C_imag"), Hint(weight_decay=False, lr="lr")

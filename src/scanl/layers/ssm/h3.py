@@ -131,15 +131,9 @@ class H3(Layer):
         lr: Annotated[options.LearningRate, "learning rate of the systems; None for the optimizer's"] = None,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.state_dim = state_dim
-        self.head_dim = head_dim
-        self.num_heads = dim // head_dim
-        self.discretization = discretization
-        self.lr = lr
-        self.q_proj = nn.Linear(dim, dim)
-        self.k_proj = nn.Linear(dim, dim)
-        self.v_proj = nn.Linear(dim, dim)
+        self.dim, self.state_dim, self.discretization, self.lr = dim, state_dim, discretization, lr
+        self.num_heads, self.head_dim = dim // head_dim, head_dim
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim) for _ in range(3))
         self.ssm_k_kernel = Wrapped(ShiftKernel(dim, state_dim))
         self.ssm_k_D = nn.Parameter(torch.randn(dim))
         self.kernel = Wrapped(H3Kernel(self.num_heads, state_dim, init, dt_min, dt_max))

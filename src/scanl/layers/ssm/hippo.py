@@ -21,11 +21,10 @@ from scanl.layers.parts.polynomial_memory import (
     memory_cell,
     transition,
 )
-from scanl.layers.parts.timespans import durations
+from scanl.layers.parts.timespans import check_timespans, durations
 from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.cell import cell
-from scanl.ops.offsets import sequences
 
 BLOCK = 16  # steps
 
@@ -61,11 +60,10 @@ def varying_memory_cell(u, a, b, state):
 
 cases(
     varying_memory_cell,
+    "C=2 N=3",
     "b has shape (2, 5, 2), expected (B, T, N)",
     "state has shape (2, 3), expected (B, C, N)",
     a=lambda a: a / 2,
-    C=2,
-    N=3,
 )
 
 
@@ -111,7 +109,6 @@ class HiPPO(Layer):
     source = SOURCE + ", theorems 1 and 2, sec. 2.4"
     op = "varying_memory_cell"
     state: ClassVar = HiPPOState
-    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 4}
 
     A: Tensor
@@ -146,8 +143,14 @@ class HiPPO(Layer):
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPOState]:
         """Return c of every step, (B, T, D, N), in float32 or wider, and the state after the last one."""
-        state = self._begin(x, state, cu_seqlens)
-        spans = durations(self._who(), timespans, x)
+        self._check(x, state, cu_seqlens)
+        check_timespans(self._who(), timespans, x)
+        return self._memory(x, self._begin(x, state, cu_seqlens), cu_seqlens, timespans)
+
+    def _memory(
+        self, x: Tensor, state: HiPPOState, cu_seqlens: Tensor | None, timespans: Tensor | None
+    ) -> tuple[Tensor, HiPPOState]:
+        spans = durations(timespans, x)
         before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
         u = widen(x)
         with as_widened(x):
@@ -170,7 +173,7 @@ class HiPPO(Layer):
     def run(
         self, x: Tensor, state: HiPPOState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, HiPPOState]:
-        before = self.init_state(sequences(x, cu_seqlens)) if state is None else state
+        before = self._begin(x, state, cu_seqlens)
         closed = self.measure == "legs" and self.discretization == "zoh" and not torch.compiler.is_compiling()
         if not closed or x.shape[1] < BLOCK or (cu_seqlens is not None and timespans is not None):
             return self._stepwise(x, before, cu_seqlens, timespans)
@@ -178,7 +181,7 @@ class HiPPO(Layer):
             y, last = each_alone(lambda x, row: self.run(x, row, None), x, before, cu_seqlens)
             return y, cast(HiPPOState, last)
         steps = x.shape[1] // BLOCK * BLOCK
-        spans = durations(self._who(), timespans, x)
+        spans = durations(timespans, x)
         start, elapsed = time_before(before.elapsed, spans[:, :steps], None)
         if suspected(start, spans):  # times that are not finite would reach earlier steps
             return self._stepwise(x, before, cu_seqlens, timespans)
@@ -194,7 +197,7 @@ class HiPPO(Layer):
     def _stepwise(
         self, x: Tensor, state: HiPPOState, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, HiPPOState]:
-        c, last = self.memory(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
+        c, last = self._memory(x, state, cu_seqlens, timespans)
         return (c * widen(self.C)).sum(-1).to(x.dtype), last
 
     def _in_blocks(self, u: Tensor, start: Tensor, spans: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

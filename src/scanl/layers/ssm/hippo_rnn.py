@@ -17,7 +17,6 @@ from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, trans
 from scanl.layers.parts.timespans import durations
 from scanl.layers.ssm.hippo import Elapsed, time_before
 from scanl.ops.cell import Cell, cell
-from scanl.ops.offsets import sequences
 
 MEASURES = ("legs", "legt", "lagt")
 STEP = 0.01  # of legt and lagt, in units of their time, as in the released code
@@ -82,14 +81,12 @@ def hippo_rnn_cell(x, g, f, before, span, degrees, w_f, w_s, w_g, state):
 
 cases(
     hippo_rnn_cell,
+    "D=3 N=4 S=7",
     "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x",
     "w_s has shape (4, 3), expected (D, N) with D=3 from x, N=4 from degrees",
     before=lambda before: before.abs() + 0.1,
     span=Tensor.abs,
     degrees=lambda n: torch.arange(len(n), dtype=n.dtype),
-    D=3,
-    N=4,
-    S=7,
 )
 
 
@@ -114,12 +111,10 @@ def hippo_rnn_window_cell(x, g, f, a, b, w_f, w_s, w_g, state):
 
 cases(
     hippo_rnn_window_cell,
+    "D=3 N=4 S=7",
     "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x",
     "w_s has shape (4, 4), expected (D, N) with D=3 from x, N=4 from a",
     a=lambda a: a / 2,
-    D=3,
-    N=4,
-    S=7,
 )
 
 
@@ -149,7 +144,6 @@ class HiPPORNN(SolvedLayer):
     op = "hippo_rnn_cell"
     state: ClassVar = HiPPORNNState
     reads: ClassVar = {"W_uxh": nn.Linear, "W_hxm": nn.Linear, "W_g": nn.Linear}
-    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 4, "max_length": 3}
 
     def __init__(
@@ -186,8 +180,8 @@ class HiPPORNN(SolvedLayer):
     def run(
         self, x: Tensor, state: HiPPORNNState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, HiPPORNNState]:
-        s_c, start = self.init_state(sequences(x, cu_seqlens)) if state is None else state
-        spans = durations(self._who(), timespans, x)
+        s_c, start = self._begin(x, state, cu_seqlens)
+        spans = durations(timespans, x)
         before, elapsed = time_before(start, spans, cu_seqlens)
         cell, memory = self._system(before, None if timespans is None else spans[..., 0])
         w_fx, w_fs = self.W_uxh.weight.split(self.dim, 1)

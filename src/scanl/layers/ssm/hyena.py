@@ -21,8 +21,22 @@ class HyenaState(NamedTuple):
     long: Annotated[Tensor, Axes("order - 1, max_length - 1, dim", "the last inputs of each long filter")]
 
 
+class ShortFiltered(Layer):
+    """Base class of the Hyena layers: the projections, and the short filter after the first."""
+
+    reads: ClassVar = {"short_filter": nn.Conv1d}
+    excused: ClassVar = BY_CONVOLUTION
+    residual_out = "out_proj"
+
+    def _make_projections(self, dim: int, order: int, conv_size: int) -> None:
+        self.dim, self.order, self.conv_size, width = dim, order, conv_size, (order + 1) * dim
+        self.in_proj = nn.Linear(dim, width)
+        self.out_proj = nn.Linear(dim, dim)
+        self.short_filter = nn.Conv1d(width, width, conv_size, groups=width, padding=conv_size - 1)
+
+
 @registry.register("hyena")
-class Hyena(Layer):
+class Hyena(ShortFiltered):
     """Hyena operator: a short convolution, then products and long convolutions in turn.
 
     The paper counts N long convolutions. As in the released code there are N - 1, with a product before and after each.
@@ -46,11 +60,8 @@ class Hyena(Layer):
         'Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, eq. (4) to (7)'
     )
     op = None
-    reads: ClassVar = {"short_filter": nn.Conv1d}
-    excused: ClassVar = BY_CONVOLUTION
     state: ClassVar = HyenaState
     sample: ClassVar = {"max_length": 5, "order": 3, "hidden_dim": 4, "depth": 1}
-    residual_out = "out_proj"
     hints: ClassVar = {
         "filter_fn.implicit_filter": Hint(weight_decay=False, lr="lr"),
         "filter_fn.pos_emb.z": Hint(weight_decay=False, lr=1e-5),
@@ -74,11 +85,8 @@ class Hyena(Layer):
         lr: Annotated[options.LearningRate, "learning rate of the network; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        self.dim, self.max_length, self.order, self.conv_size, self.lr = dim, max_length, order, conv_size, lr
-        width = (order + 1) * dim
-        self.in_proj = nn.Linear(dim, width)
-        self.out_proj = nn.Linear(dim, dim)
-        self.short_filter = nn.Conv1d(width, width, conv_size, groups=width, padding=conv_size - 1)
+        self._make_projections(dim, order, conv_size)
+        self.max_length, self.lr = max_length, lr
         self.filter_fn = HyenaFilter((order - 1) * dim, emb_dim, hidden_dim, max_length, frequency, depth, shift)
 
     def run(self, x: Tensor, state: HyenaState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, HyenaState]:

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
-from scanl.layers.base import Hint, Layer, widen
+from scanl.layers.base import Hint, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.ssm.hyena import Hyena
+from scanl.layers.ssm.hyena import Hyena, ShortFiltered
 
 SPARE = 8  # directions of the search for singular vectors beyond those that are needed
 ROUNDS = 4  # of that search
@@ -26,7 +25,7 @@ class LaughingHyenaState(NamedTuple):
 
 
 @registry.register("laughing_hyena")
-class LaughingHyena(Layer):
+class LaughingHyena(ShortFiltered):
     """Laughing Hyena: products and long convolutions in turn, as `hyena`, with filters of M complex modes.
 
     A filter is the response of a diagonal recurrence, so a step costs O(M D), and the length of sequences has no limit.
@@ -46,11 +45,8 @@ class LaughingHyena(Layer):
         "arXiv:2310.18780, sec. 3"
     )
     op = "linear_scan"
-    reads: ClassVar = {"short_filter": nn.Conv1d}
-    excused: ClassVar = BY_CONVOLUTION
     state: ClassVar = LaughingHyenaState
     sample: ClassVar = {"state_dim": 3, "order": 3}
-    residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("log_decay", "angle", "residue"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(
@@ -62,11 +58,8 @@ class LaughingHyena(Layer):
         lr: Annotated[options.LearningRate, "learning rate of the modes; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        self.dim, self.state_dim, self.order, self.conv_size, self.lr = dim, state_dim, order, conv_size, lr
-        width, sizes = (order + 1) * dim, (order - 1, dim, state_dim)
-        self.in_proj = nn.Linear(dim, width)
-        self.out_proj = nn.Linear(dim, dim)
-        self.short_filter = nn.Conv1d(width, width, conv_size, groups=width, padding=conv_size - 1)
+        self._make_projections(dim, order, conv_size)
+        self.state_dim, self.lr, sizes = state_dim, lr, (order - 1, dim, state_dim)
         self.log_decay = nn.Parameter(torch.empty(sizes).uniform_(-6.907755, 0.0))
         self.angle = nn.Parameter(torch.empty(sizes).uniform_(0.0, torch.pi))
         self.residue = nn.Parameter(torch.randn(*sizes, 2) * (0.5 / state_dim) ** 0.5)

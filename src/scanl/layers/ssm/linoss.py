@@ -40,13 +40,13 @@ def linoss_cell(x, span, a, dt, state, *, implicit: bool = True):
 
 cases(
     linoss_cell,
+    "E=4",
     "a has shape (2,), expected (E,) with E=4 from x",
     "state has shape (2, 4), expected (B, 2, E)",
     options=[{"implicit": True}, {"implicit": False}],
     span=Tensor.abs,
     a=Tensor.abs,
     dt=Tensor.sigmoid,
-    E=4,
 )
 
 
@@ -105,7 +105,7 @@ class LinOSS(TimedCell):
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        y, last = self._scan(x, durations(self._who(), timespans, x), state, cu_seqlens)
+        y, last = self._scan(x, durations(timespans, x), state, cu_seqlens)
         out_of = torch.cat([self.C[..., 0], -self.C[..., 1]], 1)
         # jax.nn.gelu, which the authors' program uses, is the approximation by tanh.
         g = F.gelu(torch.addcmul(y.to(x.dtype) @ out_of.t(), x, self.D), approximate="tanh")

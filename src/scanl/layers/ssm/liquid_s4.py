@@ -4,7 +4,7 @@ r"""Liquid-S4: a diagonal state space model whose transition depends on the inpu
 """
 
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.ssm.s4d import GatedDiagonalLayer
 from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
-from scanl.ops.offsets import sequences
 from scanl.ops.ssm_kernels import powers
 
 EQUATION = "s^p_t = A s^p_{t-1} + B x_t s^{p-1}_{t-1},  s^0 = 1,  y_t = 2 Re sum_p C s^p_t"
@@ -62,18 +61,17 @@ class LiquidS4(GatedDiagonalLayer):
             int | None, at_least(1), "P, largest number of inputs in a product; None for the recurrence itself"
         ] = 2,
         init: options.DiagonalInit = "legs",
-        dt_min: options.StepMin = 0.001,
-        dt_max: options.StepMax = 0.1,
+        *,
         discretization: options.Discretization = "bilinear",
-        lr: options.LearningRate = 1e-3,
+        **system: Any,
     ) -> None:
-        super().__init__(dim, state_dim, init, dt_min, dt_max, discretization, lr)
+        super().__init__(dim, state_dim, init, discretization=discretization, **system)
         self.degree = degree
 
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        before: Tensor = self.init_state(sequences(x, cu_seqlens)) if state is None else state
+        before: Tensor = self._begin(x, state, cu_seqlens)
         A, C, dt = self.kernel.system()
         a, b = discretized(A, torch.ones_like(A), dt, self.discretization, timespans)
         u, before = widen(x), before.to(a.dtype)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.configured import above
 from scanl.layers import options, registry
-from scanl.layers.base import as_widened, widen
+from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellBase
@@ -42,12 +42,10 @@ def lmu_cell(x, u, a, b, e, w, state):
 
 cases(
     lmu_cell,
+    "D=3 N=4 S=7",
     "b has shape (2,), expected (N,) with N=4 from a",
     "w has shape (3, 5), expected (D, S) with D=3 from x, S=7 from e",
     a=lambda a: a / 2,
-    D=3,
-    N=4,
-    S=7,
 )
 
 
@@ -68,11 +66,7 @@ def timed_lmu_cell(x, u, a, b, e, w, state):
     return h, torch.cat([h, m], 1)
 
 
-cases(timed_lmu_cell, "b has shape (2, 5, 2), expected (B, T, N)", a=lambda a: a / 2, D=3, N=4, S=7)
-
-
-Theta = Annotated[float, above(0), "θ, length of the window in steps"]
-Polynomials = Annotated[options.StateDim, "N, Legendre polynomials"]
+cases(timed_lmu_cell, "D=3 N=4 S=7", "b has shape (2, 5, 2), expected (B, T, N)", a=lambda a: a / 2)
 
 
 def window_memory(size: int) -> tuple[Tensor, Tensor]:
@@ -87,25 +81,40 @@ def window_memory(size: int) -> tuple[Tensor, Tensor]:
     return units[:, None] * A / units, units * B
 
 
-def held_memory(size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return Ā (N, N) and B̄ (N, 1) of `window_memory` for an input that is held over a step, in the default dtype."""
-    A, B = discretize_dense(*window_memory(size), 1 / theta)
-    real = torch.get_default_dtype()
-    return A.to(real), B[:, None].to(real)
+class LegendreMemory(Layer):
+    """Layer with the memory of a window. Its discrete form for steps of one unit is in the buffers A and B."""
 
+    sample: ClassVar = {"state_dim": 5, "theta": 6.0}
 
-def timed_memory(size: int, theta: float, timespans: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Ā (B, T, N, N) and B̄ (B, T, N) of `window_memory` for an input that is held for timespans (B, T).
+    A: Tensor
+    B: Tensor
 
-    like: has the dtype and the device of the result.
-    """
-    A, B = (each.to(like.device) for each in window_memory(size))
-    a, b = discretize_dense(A, B, timespans.double() / theta)
-    return a.to(like.dtype), b.to(like.dtype)
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim, "N, Legendre polynomials"] = 256,
+        theta: Annotated[float, above(0), "θ, length of the window in steps"] = 784.0,
+    ) -> None:
+        super().__init__()
+        self.dim, self.state_dim, self.theta = dim, state_dim, theta
+        A, B = discretize_dense(*window_memory(state_dim), 1 / theta)
+        self.register_buffer("A", A.to(torch.get_default_dtype()))
+        self.register_buffer("B", B[:, None].to(torch.get_default_dtype()))
+        self._make_maps()
+
+    def _make_maps(self) -> None:
+        """Make the parameters."""
+        raise NotImplementedError
+
+    def _timed_memory(self, timespans: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Ā (B, T, N, N) and B̄ (B, T, N) for an input held for timespans (B, T), in the dtype of `like`."""
+        A, B = (matrix.to(like.device) for matrix in window_memory(self.state_dim))
+        a, b = discretize_dense(A, B, timespans.double() / self.theta)
+        return a.to(like.dtype), b.to(like.dtype)
 
 
 @registry.register("lmu")
-class LMU(CellBase):
+class LMU(LegendreMemory, CellBase):
     """LMU: a recurrent network that writes one number a step to a memory of the last θ steps, and reads all of it.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
@@ -126,28 +135,13 @@ class LMU(CellBase):
     source = SOURCE + "eq. (4), (6) and (7)"
     cell = lmu_cell
     state: ClassVar = Axes("dim + state_dim", "h, then m")
-    takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"state_dim": 5, "theta": 6.0}
 
-    A: Tensor
-    B: Tensor
-
-    def __init__(
-        self,
-        dim: options.Dim,
-        state_dim: Polynomials = 256,
-        theta: Theta = 784.0,
-    ) -> None:
-        super().__init__()
-        self.dim, self.state_dim, self.theta = dim, state_dim, theta
-        A, B = held_memory(state_dim, theta)
-        self.register_buffer("A", A)
-        self.register_buffer("B", B)
-        limit = math.sqrt(3 / dim)
+    def _make_maps(self) -> None:
+        dim, limit = self.dim, math.sqrt(3 / self.dim)
         self.e_x, self.e_h = (nn.Parameter(limit * (2 * torch.rand(1, dim) - 1)) for _ in range(2))
-        self.e_m = nn.Parameter(torch.zeros(1, state_dim))
+        self.e_m = nn.Parameter(torch.zeros(1, self.state_dim))
         self.W_x, self.W_h, self.W_m = (
-            nn.Parameter(nn.init.xavier_normal_(torch.empty(dim, width))) for width in (dim, dim, state_dim)
+            nn.Parameter(nn.init.xavier_normal_(torch.empty(dim, width))) for width in (dim, dim, self.state_dim)
         )
 
     def run(
@@ -158,8 +152,8 @@ class LMU(CellBase):
         if timespans is None:
             h, last = self._run(x, [*drive, self.A, self.B[:, 0], *reads], state, cu_seqlens)
         else:
-            system = timed_memory(self.state_dim, self.theta, timespans, widen(x))
-            operands = [widen(each) for each in (*drive, *system, *reads)]
+            system = self._timed_memory(timespans, widen(x))
+            operands = map(widen, (*drive, *system, *reads))
             with as_widened(x):
                 h, last = self.run_cell(timed_lmu_cell, *operands, state, cu_seqlens=cu_seqlens)
         return h.to(x.dtype), last

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import options, registry
-from scanl.layers.base import Layer, as_widened, widen
+from scanl.layers import registry
+from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.polynomial_memory import memory_cell
 from scanl.layers.ssm.hippo import varying_memory_cell
-from scanl.layers.ssm.lmu import Polynomials, Theta, held_memory, timed_memory
+from scanl.layers.ssm.lmu import LegendreMemory
 
 
 @registry.register("lmu_parallel")
-class LMUParallel(Layer):
+class LMUParallel(LegendreMemory):
     """Parallel LMU: the number written to the memory depends on the input alone, so the recurrence is linear.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
@@ -31,25 +31,10 @@ class LMUParallel(Layer):
     source = 'Chilkuri and Eliasmith, "Parallelizing Legendre Memory Unit Training", arXiv:2102.11417, eq. (18) to (20)'
     op = "memory_cell"
     state: ClassVar = Axes("1, state_dim")
-    takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"state_dim": 5, "theta": 6.0}
 
-    A: Tensor
-    B: Tensor
-
-    def __init__(
-        self,
-        dim: options.Dim,
-        state_dim: Polynomials = 256,
-        theta: Theta = 784.0,
-    ) -> None:
-        super().__init__()
-        self.dim, self.state_dim, self.theta = dim, state_dim, theta
-        A, B = held_memory(state_dim, theta)
-        self.register_buffer("A", A)
-        self.register_buffer("B", B)
-        self.W_u = nn.Linear(dim, 1)
-        self.W_h = nn.Linear(state_dim + dim, dim)
+    def _make_maps(self) -> None:
+        self.W_u = nn.Linear(self.dim, 1)
+        self.W_h = nn.Linear(self.state_dim + self.dim, self.dim)
 
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
@@ -57,7 +42,7 @@ class LMUParallel(Layer):
         u = widen(self.W_u(x).relu())
         with as_widened(x):
             if timespans is not None:
-                varying = timed_memory(self.state_dim, self.theta, timespans, u)
+                varying = self._timed_memory(timespans, u)
                 m, last = varying_memory_cell(u, *varying, state, cu_seqlens=cu_seqlens)
             else:
                 m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)

@@ -37,7 +37,6 @@ class LRU(Layer):
     )
     op = "linear_scan"
     state: ClassVar = Axes("state_dim", dtype=torch.complex64)
-    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 6}
 
     def __init__(

@@ -49,7 +49,6 @@ class LSSL(Layer):
     )
     op = None
     state: ClassVar = Axes("dim, state_dim")
-    takes: ClassVar = frozenset({"timespans"})
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"state_dim": 4, "learn": 1}
     hints: ClassVar = {

@@ -20,6 +20,9 @@ class MambaState(NamedTuple):
     ssm: Annotated[Tensor, Axes("width, state_dim", "h")]
 
 
+System = tuple[nn.Conv1d, nn.Linear, nn.Linear, Tensor, Tensor]  # conv1d, x_proj, dt_proj, A_log and D
+
+
 class StepProjection(nn.Linear):
     """The linear map to the step sizes, whose result is in float32 or wider."""
 
@@ -52,7 +55,6 @@ class Mamba(Layer):
     )
     op = "selective_scan"
     reads: ClassVar = {"conv1d": nn.Conv1d}
-    takes: ClassVar = frozenset({"timespans"})
     state: ClassVar = MambaState
     sample: ClassVar = {"state_dim": 3, "rank": 2}
     residual_out = "out_proj"
@@ -109,24 +111,20 @@ class Mamba(Layer):
         self, u: Tensor, z: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, MambaState]:
         """Return what lies between the two projections, and the state. u: main branch, z: gate."""
-        parts = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
-        return self._select(u, z, *parts, state, cu_seqlens, timespans)
+        system = self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D
+        return self._select(u, z, system, state, cu_seqlens, timespans)
 
     def _select(
         self,
         u: Tensor,
         z: Tensor,
-        conv1d: nn.Conv1d,
-        x_proj: nn.Linear,
-        dt_proj: nn.Linear,
-        A_log: Tensor,
-        D: Tensor,
+        system: System,
         state: MambaState | None,
         cu_seqlens: Tensor | None,
         timespans: Tensor | None,
     ) -> tuple[Tensor, MambaState]:
-        """Do the same by these parts."""
-        conv, ssm = state or (None, None)
+        """Do the same by the modules and parameters of a system."""
+        (conv1d, x_proj, dt_proj, A_log, D), (conv, ssm) = system, state or (None, None)
         u, conv = convolve(conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
         low, B, C = x_proj(u).split([self.rank, self.state_dim, self.state_dim], -1)
         if self.norm_eps is not None:

@@ -19,7 +19,6 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention, linear_scan
 from scanl.ops._frame.dispatch import transforming
-from scanl.ops.offsets import sequences
 
 PIECE = 64  # steps that a layer with several inputs takes at a time, so that its keys stay in the caches
 
@@ -107,7 +106,7 @@ class Mamba3(Layer):
         self.out_proj = nn.Linear(width, dim, bias=False)
 
     def run(self, x: Tensor, state: Mamba3State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Mamba3State]:
-        before = self.init_state(sequences(x, cu_seqlens)) if state is None else state
+        before = self._begin(x, state, cu_seqlens)
         parts = self.in_proj(x).split(self.widths, -1)
         at_once = cu_seqlens is not None or torch.compiler.is_compiling() or transforming()
         if self.rank == 1 or at_once or x.shape[1] <= PIECE:

@@ -15,7 +15,6 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.parts.block_diagonal import block_diagonal
 from scanl.ops import linear_scan
 from scanl.ops.fused.rglru_gates import rglru_gates
-from scanl.ops.offsets import sequences
 
 
 class BlockDiagonalLinear(Module):
@@ -77,7 +76,7 @@ class RGLRU(Layer):
             rho.reciprocal_().sub_(1).log_()  # softplus(Λ) = -ln ρ  <=>  Λ = ln(1/ρ - 1)
 
     def run(self, x: Tensor, state: RGLRUState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RGLRUState]:
-        recurrent, fresh = self.init_state(sequences(x, cu_seqlens)) if state is None else state
+        recurrent, fresh = self._begin(x, state, cu_seqlens)
         log_decay = -8 * F.softplus(widen(self.a_param))
         fresh = fresh.to(log_decay.dtype)
         steps = torch.arange(x.shape[1], device=x.device)

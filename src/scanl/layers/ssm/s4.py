@@ -93,7 +93,6 @@ class S4(Layer):
     )
     op = None
     state: ClassVar = Axes("dim, state_dim // 2", dtype=torch.complex64)
-    takes: ClassVar = frozenset({"timespans"})
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"state_dim": 4}
     hints: ClassVar = {
@@ -109,9 +108,7 @@ class S4(Layer):
         lr: Annotated[options.LearningRate, "learning rate of Λ, P, B and Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.state_dim = state_dim
-        self.lr = lr
+        self.dim, self.state_dim, self.lr = dim, state_dim, lr
         self.layer = Convolution(LowRankKernel(dim, state_dim, dt_min, dt_max), dim)
         self.output_linear = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GLU(-1))
 

@@ -46,7 +46,6 @@ class GatedDiagonalLayer(Layer):
     """Diagonal systems with the parameters of S4D, GELU and a gated linear map: S4D and its kin. Abstract."""
 
     op = "linear_scan"
-    takes: ClassVar = frozenset({"timespans"})
     state: ClassVar = Axes("dim, state_dim // 2", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 4}
     hints: ClassVar = dict.fromkeys(
@@ -54,7 +53,14 @@ class GatedDiagonalLayer(Layer):
     )
 
     def __init__(
-        self, dim: int, state_dim: int, init: str, dt_min: float, dt_max: float, discretization: str, lr: float | None
+        self,
+        dim: options.Dim,
+        state_dim: options.EvenStateDim = 64,
+        init: options.DiagonalInit = "lin",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        discretization: options.Discretization = "zoh",
+        lr: options.LearningRate = 1e-3,
     ) -> None:
         super().__init__()
         self.dim, self.state_dim, self.discretization, self.lr = dim, state_dim, discretization, lr
@@ -89,18 +95,6 @@ class S4D(GatedDiagonalLayer):
         "arXiv:2206.11893, eq. (2) to (9)"
     )
     excused: ClassVar = BY_CONVOLUTION
-
-    def __init__(
-        self,
-        dim: options.Dim,
-        state_dim: options.EvenStateDim = 64,
-        init: options.DiagonalInit = "lin",
-        dt_min: options.StepMin = 0.001,
-        dt_max: options.StepMax = 0.1,
-        discretization: options.Discretization = "zoh",
-        lr: options.LearningRate = 1e-3,
-    ) -> None:
-        super().__init__(dim, state_dim, init, dt_min, dt_max, discretization, lr)
 
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None

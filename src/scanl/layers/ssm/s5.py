@@ -18,12 +18,6 @@ from scanl.ops import discretize, linear_scan
 INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
 ACTIVATIONS = ("full_glu", "half_glu1", "half_glu2", "gelu", "none")
 
-Blocks = Annotated[int, at_least(1), "J, HiPPO-LegS blocks on the diagonal of the initial matrix"]
-ConjSym = Annotated[
-    bool, "one eigenvalue of each conjugate pair, P = state_dim/2; otherwise P = state_dim, and y = Re(C s)"
-]
-Init = Annotated[options.Init, one_of(INITS), 'C: "trunc_standard_normal", "lecun_normal" or "complex_normal"']
-ClipEigs = Annotated[bool, "clip Re Λ to at most -1e-4"]
 Activation = Annotated[
     options.Activation,
     one_of(ACTIVATIONS),
@@ -33,28 +27,32 @@ Activation = Annotated[
 
 
 class MIMODiagonal(Layer):
-    """One complex diagonal recurrence for all channels: B x in, C s out, then an activation. See `S5` for the options.
+    """One complex diagonal recurrence for all channels: B x in, C s out, then an activation.
 
-    A subclass says how long a step is in `_discrete`.
+    A subclass says how long a step is in `_make_steps` and `_discrete`.
     """
 
     op = "linear_scan"
     state: ClassVar = Axes("modes", dtype=torch.complex64)
-    takes: ClassVar = frozenset({"timespans"})
     hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(
         self,
-        *,
-        dim: int,
-        state_dim: int | None,
-        blocks: int,
-        conj_sym: bool,
-        init: str,
-        discretization: str,
-        clip_eigs: bool,
-        activation: str,
-        lr: float | None,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "real numbers in the state; by default D"] = None,
+        blocks: Annotated[int, at_least(1), "J, HiPPO-LegS blocks on the diagonal of the initial matrix"] = 1,
+        conj_sym: Annotated[
+            bool, "one eigenvalue of each conjugate pair, P = state_dim/2; otherwise P = state_dim, and y = Re(C s)"
+        ] = True,
+        init: Annotated[
+            options.Init, one_of(INITS), 'C: "trunc_standard_normal", "lecun_normal" or "complex_normal"'
+        ] = "trunc_standard_normal",
+        discretization: options.Discretization = "zoh",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        clip_eigs: Annotated[bool, "clip Re Λ to at most -1e-4"] = False,
+        activation: Activation = "half_glu1",
+        lr: Annotated[options.LearningRate, "learning rate of Λ, B and Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
         size, unit = state_dim or dim, blocks * (1 + conj_sym)
@@ -62,10 +60,8 @@ class MIMODiagonal(Layer):
             self._refuse("state_dim", size, f"a multiple of {unit} because of blocks={blocks} and conj_sym={conj_sym}")
         self.dim, self.lr = dim, lr
         self.state_dim, self.modes = size, size // (1 + conj_sym)
-        self.conj_sym = conj_sym
-        self.discretization = discretization
-        self.clip_eigs = clip_eigs
-        self.activation = activation
+        self.conj_sym, self.clip_eigs = conj_sym, clip_eigs
+        self.discretization, self.activation = discretization, activation
         block = diagonal_legs(size // blocks)
         kept = self.modes // blocks
         V = torch.block_diag(*[block.V[:, :kept]] * blocks)
@@ -83,6 +79,7 @@ class MIMODiagonal(Layer):
         self.D = nn.Parameter(torch.randn(dim))
         self.out1 = nn.Linear(dim, dim) if activation == "full_glu" else None
         self.out2 = nn.Linear(dim, dim) if "glu" in activation else None
+        self._make_steps(dt_min, dt_max)
 
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
@@ -102,6 +99,10 @@ class MIMODiagonal(Layer):
         """Return Λ (P)."""
         real = widen(self.Lambda_re)
         return torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
+
+    def _make_steps(self, dt_min: float, dt_max: float) -> None:
+        """Make the parameters of the steps' length, initially between dt_min and dt_max."""
+        raise NotImplementedError
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what the state and what B x are multiplied by: (P), or (B, T, P)."""
@@ -144,31 +145,7 @@ class S5(MIMODiagonal):
     sample: ClassVar = {"state_dim": 8, "blocks": 2}
     hints: ClassVar = {"log_step": Hint(weight_decay=False, lr="lr")}
 
-    def __init__(
-        self,
-        dim: options.Dim,
-        state_dim: Annotated[options.StateDim | None, "real numbers in the state; by default D"] = None,
-        blocks: Blocks = 1,
-        conj_sym: ConjSym = True,
-        init: Init = "trunc_standard_normal",
-        discretization: options.Discretization = "zoh",
-        dt_min: options.StepMin = 0.001,
-        dt_max: options.StepMax = 0.1,
-        clip_eigs: ClipEigs = False,
-        activation: Activation = "half_glu1",
-        lr: Annotated[options.LearningRate, "learning rate of Λ, B and Δ; None for the optimizer's"] = 1e-3,
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            state_dim=state_dim,
-            blocks=blocks,
-            conj_sym=conj_sym,
-            init=init,
-            discretization=discretization,
-            clip_eigs=clip_eigs,
-            activation=activation,
-            lr=lr,
-        )
+    def _make_steps(self, dt_min: float, dt_max: float) -> None:
         self.log_step = nn.Parameter(log_uniform(self.modes, dt_min, dt_max)[:, None])
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """S7: S5 whose steps depend on the input."""
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from scanl.layers import options, registry
 from scanl.layers.base import Hint, widen
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.layers.parts.timespans import durations
-from scanl.layers.ssm.s5 import Activation, Blocks, ClipEigs, ConjSym, Init, MIMODiagonal
+from scanl.layers.ssm.s5 import Activation, MIMODiagonal
 from scanl.ops import discretize
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
@@ -53,40 +53,27 @@ class S7(MIMODiagonal):
         self,
         dim: options.Dim,
         state_dim: Annotated[options.StateDim | None, "real numbers in the state; by default D"] = None,
-        blocks: Blocks = 1,
-        conj_sym: ConjSym = True,
-        init: Init = "trunc_standard_normal",
+        *,
         discretization: Annotated[
             str, one_of((*DISCRETIZATIONS, "async")), '"zoh", "bilinear", "dirac"; or "async", for events'
         ] = "zoh",
-        dt_min: Annotated[options.StepMin, "lower end of the range of the initial Δ at x = 0"] = 0.001,
-        dt_max: Annotated[options.StepMax, "upper end of this range"] = 0.1,
-        clip_eigs: ClipEigs = False,
         activation: Activation = "half_glu2",
-        lr: Annotated[options.LearningRate, "learning rate of Λ and B; None for the optimizer's"] = 1e-3,
         stable: Annotated[bool, "Λ = -1/(w² + 1/2) with w = Lambda_re + i Lambda_im; not with clip_eigs"] = False,
+        **system: Any,
     ) -> None:
-        if stable and clip_eigs:
-            self._refuse("clip_eigs", clip_eigs, "False because stable is True")
-        super().__init__(
-            dim=dim,
-            state_dim=state_dim,
-            blocks=blocks,
-            conj_sym=conj_sym,
-            init=init,
-            discretization=discretization,
-            clip_eigs=clip_eigs,
-            activation=activation,
-            lr=lr,
-        )
+        if stable and system.get("clip_eigs"):
+            self._refuse("clip_eigs", True, "False because stable is True")
+        super().__init__(dim, state_dim, discretization=discretization, activation=activation, **system)
         self.stable = stable
         if stable:
             with torch.no_grad():
                 w = torch.sqrt(-1 / torch.complex(self.Lambda_re, self.Lambda_im) - 0.5)
                 self.Lambda_re.copy_(w.real)
                 self.Lambda_im.copy_(w.imag)
-        self.step_size = nn.Linear(dim, self.modes)
-        limit = 1 / math.sqrt(-(-dim // 16))
+
+    def _make_steps(self, dt_min: float, dt_max: float) -> None:
+        self.step_size = nn.Linear(self.dim, self.modes)
+        limit = 1 / math.sqrt(-(-self.dim // 16))
         with torch.no_grad():
             self.step_size.weight.uniform_(-limit, limit)
             self.step_size.bias.copy_(time_step_bias(self.modes, dt_min, dt_max))
@@ -97,7 +84,7 @@ class S7(MIMODiagonal):
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         one = F.softplus(widen(self.step_size(x)))
-        held, events = one * durations(self._who(), timespans, x), self.discretization == "async"
+        held, events = one * durations(timespans, x), self.discretization == "async"
         method = "zoh" if events else self.discretization
         a, b = discretize(Lambda, torch.ones_like(Lambda), held.flatten(0, 1), method)
         if events:

@@ -15,7 +15,6 @@ from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.s4 import S4
 from scanl.layers.state import State, cat, index, map_leaves
-from scanl.ops.offsets import sequences
 
 PHASE = "which steps a slow tier takes depends on the position in the pool, a number in the state"
 
@@ -65,7 +64,7 @@ class Tier(Layer):
             self.up = nn.Linear(slow.dim, self.pool * dim)
 
     def run(self, x: Tensor, state: TierState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TierState]:
-        before = cast(TierState, self.init_state(sequences(x, cu_seqlens)) if state is None else state)
+        before = self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None:
             return each_alone(self, x, before, cu_seqlens)
         return self._run(x, before)

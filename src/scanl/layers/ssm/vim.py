@@ -52,8 +52,8 @@ class BiMamba(Mamba):
         self, u: Tensor, z: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, MambaState]:
         y, state = super()._read(u, z, state, cu_seqlens, timespans)
-        back = (self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b)
+        back = self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b
         branches = (turned(u, cu_seqlens), turned(z, cu_seqlens))
         spans = None if timespans is None else turned(timespans, cu_seqlens)
-        y = y + turned(self._select(*branches, *back, None, cu_seqlens, spans)[0], cu_seqlens)
+        y = y + turned(self._select(*branches, back, None, cu_seqlens, spans)[0], cu_seqlens)
         return y / 2 if self.divide_out else y, state
