@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from by_hand import DIM, T, assert_uniform, convolve, layer_norm, sigmoid, silu
 from scanl.layers import Bidirectional, LinearRNN, MultiScale
 from scanl.layers.parts.short_convolution import ShortConvolution
-from tests.layers.ssm.test_ssm import lru
+from tests.layers.ssm.test_lru import lru
 
 
 def linear_rnn(layer, xs):

@@ -1,44 +1,37 @@
-"""Every layer is its equation: each family's file writes its layers' equations out, step by step, in float64."""
-
-import importlib
-from pathlib import Path
+"""Every layer is its equation: each layer's file writes its equation out, step by step, in float64."""
 
 import pytest
 import torch
 
 from by_hand import DIM, T, shaken
+from layer_files import declared
 from scanl import layers
 from scanl.layers import state as states
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
-TESTS = Path(__file__).parents[1]
-FAMILIES = [
-    importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
-    for path in sorted((TESTS / "layers").rglob("test_*.py"))
-    if path != Path(__file__) and "\nEQUATIONS = {" in path.read_text("utf-8")
-]
-EQUATIONS = {name: case for family in FAMILIES for name, case in family.EQUATIONS.items()}
+FILES = declared("EQUATIONS")
+CASES = {name: case for cases in FILES for name, case in cases.items()}
 
 
 def test_every_layer_has_its_equation():
     """The first word of a case's name is the layer's."""
-    assert len(EQUATIONS) == sum(len(family.EQUATIONS) for family in FAMILIES)
-    assert not [name for name in layers.names() if not any(f"{case}_".startswith(f"{name}_") for case in EQUATIONS)]
+    assert len(CASES) == sum(map(len, FILES))
+    assert not [name for name in layers.names() if not any(f"{case}_".startswith(f"{name}_") for case in CASES)]
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", CASES)
 def test_layer_is_its_equation(name):
-    make, equation = EQUATIONS[name]
+    make, equation = CASES[name]
     layer, x = shaken(make(), 0.3), torch.randn(1, T, DIM)
     torch.testing.assert_close(layer(x)[0][0], torch.stack(equation(layer, list(x[0]))))
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_variant_streams_and_packs(name):
-    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(1, T, DIM)
+    layer, x = shaken(CASES[name][0]()), torch.randn(1, T, DIM)
     whole, last = layer(x)
     if not layer.bidirectional:
         state, ys = layer.init_state(1), []
@@ -53,10 +46,10 @@ def test_every_variant_streams_and_packs(name):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_variant_has_the_gradients_of_its_output(name):
     torch.manual_seed(1)
-    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 4, DIM, requires_grad=True)
+    layer, x = shaken(CASES[name][0]()), torch.randn(2, 4, DIM, requires_grad=True)
     reason = layer.excused.get("gradients_are_the_derivatives_and_reach_every_parameter")
     if reason is not None:
         pytest.skip(f"{name}: {reason}")

@@ -1,4 +1,4 @@
-"""EcoFormer: against its equation step by step, and its codes against those of the authors' program."""
+"""EcoFormer: its equation step by step, how it starts, and what only it knows."""
 
 import math
 
@@ -14,6 +14,7 @@ CODES = (
     *("++-+--", "--++--", "--+---", "-++-++", "++-++-", "++--++", "++++-+"),
     *("---+--", "--+--+", "----+-", "++-+++", "++-+++", "--++--", "--+-+-"),
 )
+
 FUNCTION = [-6.0046225, -4.6671839, -2.3352432, 4.5692396, 9.4777718]
 
 
@@ -36,14 +37,14 @@ def ecoformer(layer, x):
     return ys
 
 
-EQUATIONS = {
-    "ecoformer": (lambda: layers.build("ecoformer", DIM, num_heads=2, num_bits=5, num_anchors=4, bias=True), ecoformer),
-}
-
-
 def tokens() -> torch.Tensor:
     g = torch.arange(56.0).view(1, 14, 4)
     return torch.sin(1.3 * g) + torch.cos(0.37 * g * g)
+
+
+EQUATIONS = {
+    "ecoformer": (lambda: layers.build("ecoformer", DIM, num_heads=2, num_bits=5, num_anchors=4, bias=True), ecoformer),
+}
 
 
 def test_learned_codes_are_those_of_the_authors_program():

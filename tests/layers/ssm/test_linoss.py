@@ -1,4 +1,4 @@
-"""Linear oscillators: the layer against its 2 x 2 systems, how it starts, and what happens to their energy."""
+"""LinOSS: its equation step by step, how it starts, and what only it knows."""
 
 import math
 

@@ -1,14 +1,13 @@
-"""SaShiMi: the network of several resolutions, step by step, at every phase of its pools."""
+"""Sashimi: its equation step by step, and what only it knows."""
 
 import pytest
 import torch
 
 from by_hand import DIM, gelu, layer_norm, linear, shaken
-from scanl import models
 from scanl.errors import ConfigError
 from scanl.layers import Sashimi
 from scanl.layers import state as states
-from tests.layers.ssm.test_ssm import s4
+from tests.layers.ssm.equations import s4
 
 
 def blocks(tier, xs):
@@ -38,7 +37,9 @@ def sashimi(layer, xs):
     return [layer_norm(y, layer.norm) for y in tier_of(layer.tier, xs)]
 
 
-EQUATIONS = {"sashimi": (lambda: Sashimi(DIM, (2,), 2, 1, 1, 2), sashimi)}
+EQUATIONS = {
+    "sashimi": (lambda: Sashimi(DIM, (2,), 2, 1, 1, 2), sashimi),
+}
 
 
 @pytest.mark.usefixtures("double")
@@ -58,16 +59,6 @@ def test_two_pools_at_every_phase():
     early, late = layer(x[:1, :5])[1], layer(x[1:, :9])[1]
     y, _ = layer(torch.stack([x[0, 5:15], x[1, 9:19]]), states.cat([early, late]))
     torch.testing.assert_close(y, torch.stack([whole[0, 5:15], whole[1, 9:19]]))
-
-
-def test_the_model_generates_what_it_reads():
-    torch.manual_seed(0)
-    model = models.sashimi(11, 8, pool=(2,), depth=1, state_dim=4).eval()
-    made = torch.stack(list(model.generate(torch.tensor([[3]]), max_new_tokens=12, temperature=0)), 1)
-    with torch.no_grad():
-        logits, _ = model(torch.cat([torch.tensor([[3]]), made], 1))
-    assert torch.equal(logits[:, :-1].argmax(-1), made)
-    assert model.stack.dim == 8
 
 
 def test_wrong_options():
