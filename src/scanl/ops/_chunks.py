@@ -22,9 +22,9 @@ def joined(x: Tensor, steps: int) -> Tensor:
     return x.reshape(x.shape[0], -1, x.shape[3] * x.shape[4], x.shape[5])[:, :steps]
 
 
-def leading(g: Tensor, before: bool) -> Tensor:
-    """Sum from the chunk's first step to each step. If `before`, exclude that step."""
-    if before:
+def leading(g: Tensor, exclusive: bool) -> Tensor:
+    """Sum from the chunk's first step to each step. If `exclusive`, leave out that step."""
+    if exclusive:
         g = torch.nn.functional.pad(g, (0, 0, 1, -1))
     return g.cumsum(-2)
 
@@ -34,20 +34,20 @@ def trailing(g: Tensor) -> Tensor:
     return torch.nn.functional.pad(g.flip(-2), (0, 0, 1, -1)).cumsum(-2).flip(-2)
 
 
-def between(g: Tensor, before: bool) -> Tensor:
-    """At (..., i, j, ·), sum over steps j < s <= i (s < i if `before`). The sum is 0 where there is no such step."""
+def between(g: Tensor, exclusive: bool) -> Tensor:
+    """At (..., i, j, ·), sum over steps j < s <= i (s < i if `exclusive`). The sum is 0 where there is no such step."""
     size = g.shape[-2]
     later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)
     sums = torch.where(later, g.unsqueeze(-2), 0).cumsum(-3)
-    return torch.nn.functional.pad(sums, (0, 0, 0, 0, 1, -1)) if before else sums
+    return torch.nn.functional.pad(sums, (0, 0, 0, 0, 1, -1)) if exclusive else sums
 
 
-def scores(q: Tensor, k: Tensor, g: Tensor | None, before: bool) -> Tensor:
-    """At (..., i, j), multiply q_i by k_j, decayed in between; 0 where j > i (j >= i if `before`)."""
+def scores(q: Tensor, k: Tensor, g: Tensor | None, exclusive: bool) -> Tensor:
+    """At (..., i, j), multiply q_i by k_j, decayed in between; 0 where j > i (j >= i if `exclusive`)."""
     if g is None:
         inside = q @ k.mT
     elif g.shape[-1] == 1:
-        inside = q @ k.mT * between(g, before)[..., 0].exp()
+        inside = q @ k.mT * between(g, exclusive)[..., 0].exp()
     else:
-        inside = (q.unsqueeze(-2) * k.unsqueeze(-3) * between(g, before).exp()).sum(-1)
-    return inside.tril(-1 if before else 0)
+        inside = (q.unsqueeze(-2) * k.unsqueeze(-3) * between(g, exclusive).exp()).sum(-1)
+    return inside.tril(-1 if exclusive else 0)

@@ -97,9 +97,9 @@ class Newton:
         states = state.new_zeros(batch, steps, *state.shape[1:])
         iteration, reached = 0, None
         while True:
-            before = previous(states, state.detach(), starts)
+            previous_states = previous(states, state.detach(), starts)
             with torch.no_grad():
-                value = f(before).view_as(states)
+                value = f(previous_states).view_as(states)
             residual = _residual(states, value)
             if reached is not None and not residual < reached[1]:
                 states, residual = reached
@@ -110,7 +110,7 @@ class Newton:
                     break
                 reached = states, residual  # one more: residuals add up over many steps
             self._give_up(states, value, residual, tolerance, iteration)
-            new = states + _Linear(*linearise(before), states.shape, starts).solve(value - states)
+            new = states + _Linear(*linearise(previous_states), states.shape, starts).solve(value - states)
             bound = REACH * value.abs().nan_to_num(0, 0, 0).max()
             states = torch.where(new.abs() <= bound, new, torch.where(torch.isfinite(value), value, 0))
             iteration += 1
@@ -229,31 +229,31 @@ class _Linear:
         return out.view_as(b)
 
 
-def products(f: Callable[[Tensor], Tensor], before: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def products(f: Callable[[Tensor], Tensor], states: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Linearise any f by vector-Jacobian products: a product for each number of the state.
 
     If J consists of the blocks of `places`, the product of its Kᵀ with signs v over the channels, times v, is the same
     for all v; then a product for each variable and each of a few v is enough.
     """
-    before = before.detach().requires_grad_()
+    states = states.detach().requires_grad_()
     with torch.enable_grad():
-        out = f(before)
-    size = before[0].numel()
-    index = torch.arange(size, device=before.device)
+        out = f(states)
+    size = states[0].numel()
+    index = torch.arange(size, device=states.device)
 
     def pull(weights: Tensor) -> Tensor:
         """Return Jᵀ times the same weights (E,) in every row, (B·T, E)."""
         if not out.requires_grad:  # f does not use its state
-            return torch.zeros_like(before).flatten(1)
+            return torch.zeros_like(states).flatten(1)
         cotangent = weights.to(out.dtype).view(out.shape[1:]).expand(out.shape)
-        (gradient,) = torch.autograd.grad(out, before, cotangent, retain_graph=True, materialize_grads=True)
+        (gradient,) = torch.autograd.grad(out, states, cotangent, retain_graph=True, materialize_grads=True)
         return gradient.flatten(1)
 
     if places is None:
         return torch.stack([pull(index == k) for k in index.tolist()], 1), None
     channels, rows = places.shape[1], []
-    for own in places:
-        chosen = torch.zeros_like(index).index_fill(0, own, 1)
+    for variables in places:
+        chosen = torch.zeros_like(index).index_fill(0, variables, 1)
         gradient = pull(chosen)
         for bit in range(max(channels - 1, 0).bit_length()):
             signs = torch.ones_like(index)
@@ -261,7 +261,7 @@ def products(f: Callable[[Tensor], Tensor], before: Tensor, places: Tensor | Non
             if not torch.equal(signs * pull(signs * chosen), gradient):
                 gradient = gradient.clone()
                 for c in range(channels):
-                    gradient[:, places[:, c]] = pull(index == own[c])[:, places[:, c]]
+                    gradient[:, places[:, c]] = pull(index == variables[c])[:, places[:, c]]
                 break
         rows.append(gradient[:, places])  # (B·T, K, C)
     return torch.stack(rows, 1).permute(0, 3, 1, 2), places

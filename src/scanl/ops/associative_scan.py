@@ -63,17 +63,17 @@ def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: in
     if leaves[0].shape[axes[0]] < 2:
         return pytree.tree_unflatten([leaf.clone() for leaf in leaves], structure)
 
-    def join(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-        result = combine(pytree.tree_unflatten(left, structure), pytree.tree_unflatten(right, structure))
+    def join(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+        result = combine(pytree.tree_unflatten(first, structure), pytree.tree_unflatten(second, structure))
         try:
             joined = structure.flatten_up_to(result)  # a dict with its keys in another order has the same structure
         except ValueError:
             joined = []
-        if len(joined) == len(left) and all(map(_alike, joined, left)):
+        if len(joined) == len(first) and all(map(_alike, joined, first)):
             return joined
         raise ShapeError(
             f"associative_scan: combine returns {_outline(result)}, expected what it was given, "
-            f"{_outline(pytree.tree_unflatten(left, structure))}"
+            f"{_outline(pytree.tree_unflatten(first, structure))}"
         )
 
     if reverse:
@@ -96,12 +96,12 @@ def _scan(
 
     pairs = _scan(join, join(every_second(leaves, 0, steps - 1), every_second(leaves, 1, steps)), axes)
     between = (steps - 1) // 2
-    rest = [leaf.narrow(i, 0, 1) for leaf, i in zip(leaves, axes, strict=True)]
+    evens = [leaf.narrow(i, 0, 1) for leaf, i in zip(leaves, axes, strict=True)]
     if between:
-        before = [pair.narrow(i, 0, between) for pair, i in zip(pairs, axes, strict=True)]
-        after = join(before, every_second(leaves, 2, steps))
-        rest = [torch.cat(both, i) for both, i in zip(zip(rest, after, strict=True), axes, strict=True)]
-    return [_interleave(even, odd, i) for even, odd, i in zip(rest, pairs, axes, strict=True)]
+        previous = [pair.narrow(i, 0, between) for pair, i in zip(pairs, axes, strict=True)]
+        after = join(previous, every_second(leaves, 2, steps))
+        evens = [torch.cat(both, i) for both, i in zip(zip(evens, after, strict=True), axes, strict=True)]
+    return [_interleave(even, odd, i) for even, odd, i in zip(evens, pairs, axes, strict=True)]
 
 
 def _in_fewest_rounds(
@@ -112,9 +112,9 @@ def _in_fewest_rounds(
         if not places:
             break
         second = torch.tensor(places, device=leaves[0].device)
-        left = [leaf.index_select(i, (second & -half) - 1) for leaf, i in zip(leaves, axes, strict=True)]
-        right = [leaf.index_select(i, second) for leaf, i in zip(leaves, axes, strict=True)]
-        joined = join(left, right)
+        lhs = [leaf.index_select(i, (second & -half) - 1) for leaf, i in zip(leaves, axes, strict=True)]
+        rhs = [leaf.index_select(i, second) for leaf, i in zip(leaves, axes, strict=True)]
+        joined = join(lhs, rhs)
         leaves = [leaf.index_copy(i, second, new) for leaf, i, new in zip(leaves, axes, joined, strict=True)]
     return leaves
 

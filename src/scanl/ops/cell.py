@@ -136,7 +136,7 @@ class Cell(Op[..., Any]):
         """Return a state as the step has it: copies, because torch lets nobody change several views in place."""
         if self.fields is None:
             return last
-        return self.fields.kind(*[part.clone() for part in self.fields.unpack(last, sizes)])
+        return self.fields.kind(*[tensor.clone() for tensor in self.fields.unpack(last, sizes)])
 
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
         """Return the loop over time. Its signature is that of the step with `state=None` and the keywords of `Call`."""
@@ -159,22 +159,22 @@ class Cell(Op[..., Any]):
             return operands[0].new_zeros(self.output_shape(sizes)) + operands[0].sum(), state  # in the graph
 
         declared = inspect.signature(step)
-        own = list(declared.parameters.values())
-        state = max(i for i, one in enumerate(own) if one.kind is one.POSITIONAL_OR_KEYWORD)
-        if own[state].annotation is not inspect.Parameter.empty:
-            own[state] = own[state].replace(annotation=own[state].annotation | None)
+        parameters = list(declared.parameters.values())
+        state = max(i for i, one in enumerate(parameters) if one.kind is one.POSITIONAL_OR_KEYWORD)
+        if parameters[state].annotation is not inspect.Parameter.empty:
+            parameters[state] = parameters[state].replace(annotation=parameters[state].annotation | None)
         for i in range(state, -1, -1):  # the state, and the optional operands just before it, may be left out
-            if i < state and type(None) not in get_args(own[i].annotation):
+            if i < state and type(None) not in get_args(parameters[i].annotation):
                 break
-            own[i] = own[i].replace(default=None)
+            parameters[i] = parameters[i].replace(default=None)
         call = [inspect.Parameter("call", inspect.Parameter.VAR_KEYWORD, annotation=Call)]
-        loop.__signature__ = declared.replace(parameters=own + call)  # pyright: ignore[reportAttributeAccessIssue]
+        loop.__signature__ = declared.replace(parameters=parameters + call)  # pyright: ignore[reportAttributeAccessIssue]
         return loop
 
     def _kernels(
         self, backend: str, sizes: Mapping[str, Any], options: Mapping[str, Any], present: frozenset[str]
     ) -> Any:
-        """Return the kernels for these options and operands, traced when first asked for. Raises Unsupported."""
+        """Return the kernels for these options and operands, traced at the first call. Raises Unsupported."""
         from scanl.ops._cells.compiled import generate
 
         # the hint of a symbolic size is its size in the call that is traced
@@ -234,9 +234,11 @@ class Cell(Op[..., Any]):
 
     def _backward(self, backend: str, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
         count = len(self.names)
-        y, kept, reverse, cu_seqlens, *options = args[count:]
+        y, residuals, reverse, cu_seqlens, *options = args[count:]
         compiled, present, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
-        return compiled.backward(dy, dlast, present, y, kept, compiled.sizes(sizes), reverse, cu_seqlens, self.name)
+        return compiled.backward(
+            dy, dlast, present, y, residuals, compiled.sizes(sizes), reverse, cu_seqlens, self.name
+        )
 
     def _numbers(
         self, backend: str, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
@@ -290,7 +292,7 @@ class Cell(Op[..., Any]):
         a state of E; "quasi_newton", with the blocks of J_t that couple the variables of one channel, K E numbers a
         step. Axes of the state that are numbers count its K variables, and letters its channels: `state: B 2 D` has
         blocks 2 x 2. Where a cell treats each channel by itself, both methods are the same.
-        args, more: operands and options, as of a call, with `reverse` and `cu_seqlens`.
+        args, more: operands and options, as in a call, with `reverse` and `cu_seqlens`.
         tolerance, max_iterations: as in `nonlinear_scan`.
 
         Returns the outputs and the last state, as a call does. `.convergence` of the pair has the iterations, the
@@ -375,16 +377,16 @@ class Cell(Op[..., Any]):
         rows = {name: fixed[name] for name in timed}
         constants = None
 
-        def linearise(before: Tensor) -> tuple[Tensor, Tensor | None]:
+        def linearise(states: Tensor) -> tuple[Tensor, Tensor | None]:
             nonlocal constants
             if jacobian is None:
                 values = [fixed.get(name) for name in self.names[:-1]]
-                return products(lambda s: self._step(*values, s, **options)[1], before, None if full else places)
-            constants = constants or jacobian.constants({**fixed, "state": before})
-            return jacobian({**rows, "state": before}, constants, full=full)
+                return products(lambda s: self._step(*values, s, **options)[1], states, None if full else places)
+            constants = constants or jacobian.constants({**fixed, "state": states})
+            return jacobian({**rows, "state": states}, constants, full=full)
 
         s, convergence = newton.solve(
-            lambda before: self._step(*operands, before, **options)[1], state, steps, linearise, starts
+            lambda states: self._step(*operands, states, **options)[1], state, steps, linearise, starts
         )
         y, _ = self._step(*operands, previous(s, state, starts), **options)
         return y.unflatten(0, s.shape[:2]), s, convergence
@@ -405,16 +407,16 @@ class Cell(Op[..., Any]):
         places: Tensor,
         dtype: torch.dtype,
     ) -> Any:
-        """Return the `Jacobian` for operands of these sizes, traced when first asked for; None if it cannot be."""
+        """Return the `Jacobian` for operands of these sizes, traced at the first call; None if it cannot be traced."""
         from scanl.ops._cells.jacobian import Jacobian
         from scanl.ops._cells.trace import Unsupported
 
-        own = {name: sizes[name] for name in self.axes if name in sizes}
-        shapes, output = self._shapes(own, present)
-        key = (dtype, *shapes.values(), *own.values(), *options.values())
+        axis_sizes = {name: sizes[name] for name in self.axes if name in sizes}
+        shapes, output = self._shapes(axis_sizes, present)
+        key = (dtype, *shapes.values(), *axis_sizes.values(), *options.values())
         if key not in self._jacobians:
             try:
-                self._jacobians[key] = Jacobian(self._step, shapes, output, own, options, places, dtype)
+                self._jacobians[key] = Jacobian(self._step, shapes, output, axis_sizes, options, places, dtype)
             except (Unsupported, RuntimeError, ValueError):
                 self._jacobians[key] = None
         return self._jacobians[key]
@@ -424,7 +426,7 @@ def cell(declaration: str, **declared: Any) -> Callable[[Step], Cell]:
     """Declare the decorated step as a cell and register it; `declared` as in `OpSpec`, with `equation` and `source`."""
 
     def register(step: Step) -> Cell:
-        REGISTRY[step.__name__] = made = Cell(step, declaration, **declared)
-        return made
+        REGISTRY[step.__name__] = new_cell = Cell(step, declaration, **declared)
+        return new_cell
 
     return register

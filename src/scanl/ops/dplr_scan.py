@@ -67,10 +67,10 @@ def dplr_scan(
     rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):
-        read = torch.einsum("bhk,bhkv->bhv", b[:, t], S)
+        readout = torch.einsum("bhk,bhkv->bhv", b[:, t], S)
         if rows is not None:
             S = rows[:, t].exp().unsqueeze(-1) * S
-        S = S + a[:, t].unsqueeze(-1) * read.unsqueeze(-2) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        S = S + a[:, t].unsqueeze(-1) * readout.unsqueeze(-2) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
         os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
     return torch.stack(os, 1) if os else v.clone(), S
 

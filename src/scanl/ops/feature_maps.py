@@ -231,9 +231,9 @@ def random_projection(
 ) -> Tensor:
     """Draw W for the random maps: (features, dim), every row distributed as N(0, I).
 
-    orthogonal: rows are orthogonal in blocks of `dim`, with lengths drawn separately, distributed like those of
-    Gaussian vectors. This lowers the variance of the maps and keeps their mean. Choromanski et al., arXiv:2009.14794,
-    section 2.4. If False, rows are independent.
+    orthogonal: rows are orthogonal in blocks of `dim`, with lengths drawn separately, distributed like the lengths
+    of Gaussian vectors. This lowers the variance of the maps and keeps their mean. Choromanski et al.,
+    arXiv:2009.14794, section 2.4. If False, rows are independent.
     generator: the random generator, on its own device; the CPU's global one if None. Every dtype gets the same numbers,
     to rounding.
 
@@ -270,20 +270,20 @@ def _pairs(x: Tensor, different: float, same: float, *, lower: bool = False) -> 
     x = torch.nn.functional.pad(x, (1, 0), value=1.0) if lower else x
     i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
     weights = torch.full_like(i, different, dtype=x.dtype).masked_fill(i == j, same).masked_fill(i + j < lower, 1)
-    left, right = (torch.nn.functional.one_hot(index, x.shape[-1]).mT.to(x.dtype) for index in (i, j))
-    return (x @ left) * (x @ (right * weights))
+    lhs, rhs = (torch.nn.functional.one_hot(index, x.shape[-1]).mT.to(x.dtype) for index in (i, j))
+    return (x @ lhs) * (x @ (rhs * weights))
 
 
 def _monomials(x: Tensor, degree: int) -> Tensor:
     """Return the monomials of this degree, each times the root of the number of ways to order its factors.
 
-    Those whose first factor is x_i are x_i times the last monomials of one degree less: those of x_i, x_{i+1}, ...
+    Monomials whose first factor is x_i are x_i times the last monomials of one degree less, in x_i, x_{i+1}, ...
     """
     width = x.shape[-1]
     product, sizes = x, list(range(width, 0, -1))  # sizes: how many monomials have no factor before x_i
     for _ in range(degree - 1):
-        many = product.shape[-1]
-        product = torch.cat([x[..., i : i + 1] * product[..., many - size :] for i, size in enumerate(sizes)], -1)
+        count = product.shape[-1]
+        product = torch.cat([x[..., i : i + 1] * product[..., count - size :] for i, size in enumerate(sizes)], -1)
         sizes = [sum(sizes[i:]) for i in range(width)]
     factors = torch.combinations(torch.arange(width), degree, with_replacement=True)
     counts = torch.nn.functional.one_hot(factors, width).sum(1).double()

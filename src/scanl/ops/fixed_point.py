@@ -173,7 +173,7 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
     """
     moves: list[Tensor] = []
     changes: list[Tensor] = []
-    before: tuple[Tensor, Tensor, Tensor] | None = None
+    last_step: tuple[Tensor, Tensor, Tensor] | None = None
     slow: Tensor | None = None
 
     def mixed(r: Tensor, ds: Tensor, dr: Tensor) -> Tensor:
@@ -187,25 +187,25 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
         return -(weights.to(r.dtype) * (ds + damping * dr)).sum(1)
 
     def step(s: Tensor, r: Tensor) -> Tensor:
-        nonlocal before, slow
+        nonlocal last_step, slow
         size = r.norm(dim=1)
-        if before is not None:
+        if last_step is not None:
             # If a row's residual grew tenfold, its history is misleading: set it to zero, so it gets no weight.
             # Smaller growth is normal where f does not contract: f multiplies what the combination left.
-            misled = (size > 10 * before[2])[:, None]
+            misled = (size > 10 * last_step[2])[:, None]
             if misled.any():
-                moves[:], changes[:] = ([torch.where(misled, 0, d) for d in kept] for kept in (moves, changes))
-            moves.append(torch.where(misled, 0, s - before[0]))
-            changes.append(torch.where(misled, 0, r - before[1]))
+                moves[:], changes[:] = ([torch.where(misled, 0, d) for d in items] for items in (moves, changes))
+            moves.append(torch.where(misled, 0, s - last_step[0]))
+            changes.append(torch.where(misled, 0, r - last_step[1]))
             del moves[:-history], changes[:-history]
-            now = size > before[2] / 2
+            now = size > last_step[2] / 2
             slow = now if slow is None else slow | now
-        before = s, r, size
+        last_step = s, r, size
         plain = s + damping * r
         if slow is None or not slow.any():
             return plain
         rows = (slow & (size > 0)).nonzero()[:, 0]  # a row without a residual is solved
-        ds, dr = (torch.stack([d[rows] for d in kept], 1) for kept in (moves, changes))
+        ds, dr = (torch.stack([d[rows] for d in items], 1) for items in (moves, changes))
         return plain.index_add(0, rows, mixed(r[rows], ds, dr))
 
     return step
@@ -215,15 +215,15 @@ def _broyden(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]
     """Step to s - H r. H approximates the inverse Jacobian of f(s) - s: -damping I plus an outer product per step."""
     us: list[Tensor] = []
     vs: list[Tensor] = []
-    before: tuple[Tensor, Tensor] | None = None
+    last_step: tuple[Tensor, Tensor] | None = None
 
-    def times(left: list[Tensor], right: list[Tensor], y: Tensor) -> Tensor:
-        return sum(((v * y).sum(1, keepdim=True) * u for u, v in zip(left, right, strict=True)), -damping * y)
+    def times(lhs: list[Tensor], rhs: list[Tensor], y: Tensor) -> Tensor:
+        return sum(((v * y).sum(1, keepdim=True) * u for u, v in zip(lhs, rhs, strict=True)), -damping * y)
 
     def step(s: Tensor, r: Tensor) -> Tensor:
-        nonlocal before
-        if before is not None:
-            ds, dr = s - before[0], r - before[1]
+        nonlocal last_step
+        if last_step is not None:
+            ds, dr = s - last_step[0], r - last_step[1]
             if len(us) == history:
                 us.clear()
                 vs.clear()
@@ -231,7 +231,7 @@ def _broyden(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]
             slope = (ds * moved).sum(1, keepdim=True)
             us.append(torch.where(slope != 0, (ds - moved) / slope, 0))
             vs.append(v)
-        before = s, r
+        last_step = s, r
         return s - times(us, vs, r)
 
     return step
@@ -308,9 +308,9 @@ def _implicit(x: Tensor, w: Tensor, state: Tensor | None = None, **call: Unpack[
     assert state is not None  # zeros where the caller gave None
     s, ys = state, []
     for t in range(x.shape[1]):
-        before = s
+        previous = s
         for _ in range(100):
-            s = (before + torch.tanh(s @ w)) / 2 + x[:, t]
+            s = (previous + torch.tanh(s @ w)) / 2 + x[:, t]
         ys.append(s)
     return torch.stack(ys, 1) if ys else x.clone(), s
 
@@ -328,8 +328,8 @@ def _by_equilibria(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]
     tolerance, s, ys = torch.finfo(x.dtype).eps, state, []
     for x_t in x.unbind(1):
 
-        def step(s: Tensor, x_t: Tensor, before: Tensor = s) -> Tensor:
-            return (before + torch.tanh(s @ w)) / 2 + x_t
+        def step(s: Tensor, x_t: Tensor, previous: Tensor = s) -> Tensor:
+            return (previous + torch.tanh(s @ w)) / 2 + x_t
 
         s = fixed_point(step, x_t, tolerance=tolerance, method="iteration").state
         ys.append(s)

@@ -78,14 +78,14 @@ def linear_attention(
     rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):
-        before, write = S, k[:, t, :, :, None] * v[:, t, :, None, :]
+        previous_S, write = S, k[:, t, :, :, None] * v[:, t, :, None, :]
         if rows is not None:
             S = rows[:, t].exp().unsqueeze(-1) * S
         if gv is not None:
             S = S * gv[:, t].exp().unsqueeze(-2)
         S = S + write
-        read = S if u is None else before + u.unsqueeze(-1) * write
-        os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], read))
+        visible = S if u is None else previous_S + u.unsqueeze(-1) * write
+        os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], visible))
     return torch.stack(os, 1) if os else v.clone(), S
 
 

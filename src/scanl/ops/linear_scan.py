@@ -145,8 +145,8 @@ def _second(forward, inputs, results, cotangents, reverse, cu_seqlens):
     """
     _, _, a, y, state = inputs
     delta, (u, w, z) = results[0], cotangents
-    before = _before(y, state, reverse, cu_seqlens)
-    lam, last = forward(u + w * before, a, z, reverse, cu_seqlens)
+    previous = _before(y, state, reverse, cu_seqlens)
+    lam, last = forward(u + w * previous, a, z, reverse, cu_seqlens)
     to_a = _before(lam, z, reverse, cu_seqlens).conj() * delta
     to_before = w.conj() * delta
     to_y = _before(to_before, torch.zeros_like(state), not reverse, cu_seqlens)

@@ -121,47 +121,47 @@ def _parallel(
     x: Tensor, kernel: Tensor, state: LongConvolutionState | None, *, bias: Tensor | None
 ) -> tuple[Tensor, LongConvolutionState]:
     """Compute the piece with one transform, or in tiles if it is short."""
-    position, due, levels = (0, None, ()) if state is None else _at_one_position(state, kernel)
-    y, last = _advance(x, kernel, position, due, levels)
+    position, partial, levels = (0, None, ()) if state is None else _at_one_position(state, kernel)
+    y, last = _advance(x, kernel, position, partial, levels)
     return y if bias is None else y + bias * x, last
 
 
 def _advance(
-    x: Tensor, kernel: Tensor, position: int, due: Tensor | None, levels: tuple[Tensor, ...]
+    x: Tensor, kernel: Tensor, position: int, partial: Tensor | None, levels: tuple[Tensor, ...]
 ) -> tuple[Tensor, LongConvolutionState]:
-    """Return the outputs of the steps x, and the state after them. due is None if there was no step before x."""
+    """Return the outputs of the steps x, and the state after them. partial is None if there was no step before x."""
     batch, steps, _ = x.shape
     depth = _depth(kernel.shape[1])
     block = 1 << depth
     # From P/4 steps on, one transform over the whole piece costs no more than its tiles do.
     if 4 * steps >= block and steps > 1:
         y = _onto(x, kernel, 0, steps + block)
-        if due is not None:
-            owed = _settle(kernel, position, due, levels)
+        if partial is not None:
+            owed = _settle(kernel, position, partial, levels)
             y = y + F.pad(owed, (0, 0, 0, steps))
         # Copy the partial sums, so that the state does not keep all of y in memory.
-        due, levels = _deal(y[:, steps:].clone())
-        return y[:, :steps].contiguous(), _state(0, due, levels)
+        partial, levels = _deal(y[:, steps:].clone())
+        return y[:, :steps].contiguous(), _state(0, partial, levels)
 
-    if due is None:
-        due, levels = _deal(x.new_zeros(batch, block, x.shape[2]))
+    if partial is None:
+        partial, levels = _deal(x.new_zeros(batch, block, x.shape[2]))
     done, ys = 0, []
     while done < steps:
         # Take the longest aligned run of inputs, 2^low of them. The levels below `low` hold their partial sums.
         low = min((steps - done).bit_length() - 1, _zeros(position, depth))
         new = x[:, done : done + (1 << low)]
-        ys.append(torch.cat([due, *levels[:low]], 1) + _onto(new, kernel, 0, 1 << low))
+        ys.append(torch.cat([partial, *levels[:low]], 1) + _onto(new, kernel, 0, 1 << low))
         high = low + _zeros(~(position >> low), depth - low)
         tile = torch.cat([*levels[low:high][::-1], new], 1)
         owed = _onto(tile, kernel, 1 << high, 1 << high)
         if high < depth:
-            due, fresh = _deal(levels[high] + owed)
+            partial, fresh = _deal(levels[high] + owed)
             levels = (*fresh, tile, *levels[high + 1 :])
         else:
-            due, levels = _deal(owed)
+            partial, levels = _deal(owed)
         position = (position + (1 << low)) % block
         done += 1 << low
-    return torch.cat(ys, 1) if ys else x, _state(position, due, levels)
+    return torch.cat(ys, 1) if ys else x, _state(position, partial, levels)
 
 
 def _onto(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
@@ -243,18 +243,18 @@ class _Product(torch.autograd.Function):
         return to_x, to_kernel, None
 
 
-def _settle(kernel: Tensor, position: int, due: Tensor, levels: tuple[Tensor, ...]) -> Tensor:
+def _settle(kernel: Tensor, position: int, partial: Tensor, levels: tuple[Tensor, ...]) -> Tensor:
     """Compute all remaining tiles. Return the partial sums of the next P outputs, (B, P, D): a state at position 0."""
     block = 1 << len(levels)
     sums = [level for i, level in enumerate(levels) if not position >> i & 1]
-    owed = F.pad(torch.cat([due, *sums], 1), (0, 0, 0, position))
+    owed = F.pad(torch.cat([partial, *sums], 1), (0, 0, 0, position))
     for i, tile in enumerate(levels):
         if position >> i & 1:
             # The tile of these inputs already served the outputs up to 2^(i+1) steps after its start.
             start, width = position >> (i + 1) << (i + 1), 1 << i
             late = _onto(tile, kernel, 2 * width, block - width)
-            before = start + 2 * width - position
-            owed = owed + F.pad(late, (0, 0, before, position - start - width))
+            padding = start + 2 * width - position
+            owed = owed + F.pad(late, (0, 0, padding, position - start - width))
     return owed
 
 
@@ -274,8 +274,8 @@ def _at_one_position(state: LongConvolutionState, kernel: Tensor) -> tuple[int, 
     return 0, *_deal(torch.cat(owed))
 
 
-def _state(position: int, due: Tensor, levels: tuple[Tensor, ...]) -> LongConvolutionState:
-    return LongConvolutionState(torch.full((due.shape[0],), position, device=due.device), due, levels)
+def _state(position: int, partial: Tensor, levels: tuple[Tensor, ...]) -> LongConvolutionState:
+    return LongConvolutionState(torch.full((partial.shape[0],), position, device=partial.device), partial, levels)
 
 
 def _rows(state: LongConvolutionState, rows: slice) -> LongConvolutionState:

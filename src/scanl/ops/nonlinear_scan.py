@@ -64,7 +64,7 @@ def nonlinear_scan(
     not fit; ConfigError for an option out of range.
 
     Gradients flow to x, the state and everything the cell closes over. They equal backpropagation through time.
-    Second derivatives are exact with "sequential"; the Newton methods raise RuntimeError when asked for them.
+    Second derivatives are exact with "sequential"; the Newton methods raise RuntimeError for them.
 
     >>> x = torch.tensor([[[1.0], [3.0], [2.0]]], dtype=torch.float64)
     >>> result = nonlinear_scan(lambda s, x: torch.relu(x - s), x, method="newton")
@@ -93,10 +93,10 @@ def nonlinear_scan(
         places = None if method == "newton" else every[None]
         fixed = rows.detach()
         y, convergence = newton.solve(
-            lambda before: cell(before, rows),
+            lambda states: cell(states, rows),
             state,
             steps,
-            lambda before: products(lambda s: cell(s, fixed), before, places),
+            lambda states: products(lambda s: cell(s, fixed), states, places),
         )
     return Trajectory(y.flip(1) if reverse else y, y[:, -1], convergence)
 

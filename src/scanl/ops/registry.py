@@ -40,7 +40,7 @@ def declared() -> list[Op]:
 
 
 def cells() -> list[Cell]:
-    """Return the cells. Those of layers are registered when the layers are imported: `scanl.layers.names()`."""
+    """Return the cells. The layers' cells are registered when the layers are imported: `scanl.layers.names()`."""
     return [op for _, op in sorted(REGISTRY.items()) if isinstance(op, Cell)]
 
 

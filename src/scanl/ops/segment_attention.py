@@ -123,7 +123,7 @@ def segment_attention(
     options that do not fit.
 
     Time and memory are O(T W). Blocks of about W queries go through torch's scaled_dot_product_attention; on a CPU half
-    precision is computed in float32. torch's fused kernels raise when asked for second derivatives. Under
+    precision is computed in float32. torch's fused kernels raise for second derivatives. Under
     torch.nn.attention.sdpa_kernel(SDPBackend.MATH) all derivatives exist.
 
     >>> q = torch.zeros(1, 4, 1, 1)  # scores of zero: the mean of what is seen
@@ -140,17 +140,19 @@ def segment_attention(
     keys, values, position = memory
     scale, shared, ys = scale_of(q, scale), q.shape[2] // max(1, k.shape[2]), []
     for t in range(q.shape[1]):
-        read = torch.ones_like(position, dtype=torch.bool) if mask is None else mask[:, t]
-        written = (torch.arange(window, device=q.device) == (position % window)[:, None]) & read[:, None]
+        valid = torch.ones_like(position, dtype=torch.bool) if mask is None else mask[:, t]
+        written = (torch.arange(window, device=q.device) == (position % window)[:, None]) & valid[:, None]
         keys = torch.where(written[:, :, None, None], k[:, t : t + 1], keys)
         values = torch.where(written[:, :, None, None], v[:, t : t + 1], values)
-        position = position + read
-        seen = ((_held(position, window) >= 0) | ~read[:, None])[:, :, None]  # a padded row sees all: output is unused
+        position = position + valid
+        visible = ((_held(position, window) >= 0) | ~valid[:, None])[
+            :, :, None
+        ]  # a padded row sees all: output is unused
         query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q[:, t], keys, values))
         scores = scale * torch.einsum("bhk,bwhk->bwh", query, key.repeat_interleave(shared, 2))
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(1)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(1)
         y = torch.einsum("bwh,bwhv->bhv", weights, value.repeat_interleave(shared, 2)).to(q.dtype)
-        ys.append(torch.where(read[:, None, None], y, 0))
+        ys.append(torch.where(valid[:, None, None], y, 0))
     y = torch.stack(ys, 1) if ys else (q.sum() + v.sum()).expand(*q.shape[:3], v.shape[3])
     return y, SegmentMemory(keys, values, position)
 
@@ -169,39 +171,39 @@ def _parallel(
     reverse: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, SegmentMemory]:
-    """Attend in blocks of about W queries, each over its own keys and those of the block before."""
+    """Attend in blocks of about W queries, each over its own keys and the keys of the previous block."""
     batch, steps = q.shape[:2]
     if reverse:
         packed = None if cu_seqlens is None else steps - cu_seqlens.flip(0)
         q, k, v, mask = q.flip(1), k.flip(1), v.flip(1), None if mask is None else mask.flip(1)
-        turned = memory if memory is None or packed is None else SegmentMemory(*(part.flip(0) for part in memory))
+        turned = memory if memory is None or packed is None else SegmentMemory(*(tensor.flip(0) for tensor in memory))
         options: dict[str, Any] = {"window": window, "scale": scale, "overwrite": overwrite}
         y, after = _parallel(q, k, v, mask=mask, memory=turned, reverse=False, cu_seqlens=packed, **options)
-        return y.flip(1), after if packed is None else SegmentMemory(*(part.flip(0) for part in after))
+        return y.flip(1), after if packed is None else SegmentMemory(*(tensor.flip(0) for tensor in after))
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    before = memory or init_memory(rows, window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
+    previous = memory or init_memory(rows, window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
     if cu_seqlens is not None and (memory is not None or not torch.compiler.is_compiling()):
-        return _each_alone(q, k, v, before, memory is None, window, scale, cu_seqlens)
+        return _each_alone(q, k, v, previous, memory is None, window, scale, cu_seqlens)
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long()
         start = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=steps)
         y = _attend_finite(q, k, v, None, window, scale, start)
-        return y, _read(before, k, v, cu_seqlens[:-1], cu_seqlens.diff(), window)
+        return y, _read(previous, k, v, cu_seqlens[:-1], cu_seqlens.diff(), window)
     if mask is not None:
         # Padding may hold anything. A NaN in it would survive a weight of zero, so replace it by zeros.
         q, k, v = (torch.where(mask[:, :, None, None], x, 0) for x in (q, k, v))
     if steps == 1:
-        y, after = _step(q, k, v, before, window, scale, mask, overwrite)
+        y, after = _step(q, k, v, previous, window, scale, mask, overwrite)
     elif mask is None:
         y = _attend_finite(q, k, v, memory, window, scale)
         first = steps * torch.arange(batch, device=q.device)
-        after = _read(before, k, v, first, torch.full_like(first, steps), window)
+        after = _read(previous, k, v, first, torch.full_like(first, steps), window)
     else:
         # Move padding to the right, where no unpadded query sees it.
         order = mask.int().argsort(dim=1, descending=True, stable=True)[:, :, None, None]
         q, k, v = (x.take_along_dim(order, 1) for x in (q, k, v))
         y = _attend_finite(q, k, v, memory, window, scale).take_along_dim(order.argsort(1), 1)
-        after = _read(before, k, v, steps * torch.arange(batch, device=q.device), mask.sum(1), window)
+        after = _read(previous, k, v, steps * torch.arange(batch, device=q.device), mask.sum(1), window)
     return (y if mask is None else torch.where(mask[:, :, None, None], y, 0)), after
 
 
@@ -221,8 +223,8 @@ def _read(memory: SegmentMemory, k: Tensor, v: Tensor, first: Tensor, lengths: T
     index = (first[:, None] + index.clamp_min(0)).clamp_max(k.shape[0] * k.shape[1] - 1)
 
     def ring(old: Tensor, tokens: Tensor) -> Tensor:
-        read = tokens.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *tokens.shape[2:])
-        return torch.where(new, read, old)
+        gathered = tokens.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *tokens.shape[2:])
+        return torch.where(new, gathered, old)
 
     return SegmentMemory(ring(memory.keys, k), ring(memory.values, v), position)
 
@@ -239,21 +241,21 @@ def _step(
 ) -> tuple[Tensor, SegmentMemory]:
     """Process one token: it replaces the token that leaves the window; the query attends to the ring unsorted."""
     slot = memory.position % window
-    read = torch.ones_like(slot, dtype=torch.bool) if mask is None else mask[:, 0]
+    valid = torch.ones_like(slot, dtype=torch.bool) if mask is None else mask[:, 0]
     if overwrite:
         row = torch.arange(len(slot), device=slot.device)
         for old, token in ((memory.keys, k), (memory.values, v)):
-            old[row, slot] = torch.where(read[:, None, None], token[:, 0], old[row, slot])
+            old[row, slot] = torch.where(valid[:, None, None], token[:, 0], old[row, slot])
         keys, values = memory.keys, memory.values
     else:
-        written = (torch.arange(window, device=slot.device) == slot[:, None]) & read[:, None]
+        written = (torch.arange(window, device=slot.device) == slot[:, None]) & valid[:, None]
         keys, values = (
             torch.where(written[:, :, None, None], new, old) for old, new in zip(memory, (k, v), strict=False)
         )
-    position = memory.position + read
+    position = memory.position + valid
     # A padded row that has read nothing sees the empty slots, since a softmax over nothing is undefined.
-    seen = (_held(position, window) >= 0) | (position == 0)[:, None]
-    y = _softmax(_wide(q), _wide(keys), _wide(values), seen[:, None], scale).to(q.dtype)
+    visible = (_held(position, window) >= 0) | (position == 0)[:, None]
+    y = _softmax(_wide(q), _wide(keys), _wide(values), visible[:, None], scale).to(q.dtype)
     if suspected(q):
         y = y * _of_queries(q)
     return y, SegmentMemory(keys, values, position)
@@ -280,10 +282,10 @@ def _attend_finite(
     fault = faulty(v) | faulty(k).any(-1, keepdim=True)
     latest = torch.where(fault, t[:, None, None], -window).cummax(1).values
     if memory is not None:
-        held = _held(memory.position, window)
+        positions = _held(memory.position, window)
         fault = faulty(memory.values) | faulty(memory.keys).any(-1, keepdim=True)
-        fault = fault & (held >= 0)[:, :, None, None]
-        age = (held - memory.position[:, None])[:, :, None, None]
+        fault = fault & (positions >= 0)[:, :, None, None]
+        age = (positions - memory.position[:, None])[:, :, None, None]
         latest = torch.maximum(latest, torch.where(fault, age, -window).amax(1, keepdim=True))
         memory = SegmentMemory(replaced(memory.keys), replaced(memory.values), memory.position)
     first = t - window if start is None else torch.maximum(t - window, start - 1)
@@ -321,16 +323,16 @@ def _attend(
     t = torch.arange(steps, device=q.device)
     block = max(window - 1, _BLOCK)
     if steps <= 2 * block:
-        seen = _band(t, t, window)
+        visible = _band(t, t, window)
         if start is not None:
-            seen = seen & (t >= start[:, None])
-        seen = seen[None]
+            visible = visible & (t >= start[:, None])
+        visible = visible[None]
         if memory is not None:
-            held = _held(memory.position, window)[:, None]
-            past = (held >= 0) & (held > memory.position[:, None, None] + t[:, None] - window)
-            seen = torch.cat([past, seen.expand(batch, -1, -1)], 2)
+            positions = _held(memory.position, window)[:, None]
+            past = (positions >= 0) & (positions > memory.position[:, None, None] + t[:, None] - window)
+            visible = torch.cat([past, visible.expand(batch, -1, -1)], 2)
             k, v = (torch.cat([old.to(x.dtype), x], 1) for old, x in zip(memory, (k, v), strict=False))
-        return _softmax(q, k, v, seen, scale).to(dtype)
+        return _softmax(q, k, v, visible, scale).to(dtype)
     # The first block sees the memory. Every other block sees itself and the block before it; they run in one call.
     begin = slice(0, block)
     y = _attend(q[:, begin], k[:, begin], v[:, begin], memory, window, scale, None if start is None else start[begin])
@@ -338,14 +340,14 @@ def _attend(
     q, k, v = (pad(x, (0, 0, 0, 0, 0, blocks * block - steps)).unflatten(1, (blocks, block)) for x in (q, k, v))
     k, v = (torch.cat([x[:, :-1], x[:, 1:]], 2).flatten(0, 1) for x in (k, v))
     t = torch.arange(2 * block, device=q.device)
-    seen = _band(t[block:], t, window)[None]
+    visible = _band(t[block:], t, window)[None]
     if start is not None:
         start = pad(start, (0, blocks * block - steps)).unflatten(0, (blocks, block))[1:]
         offset = block * torch.arange(blocks - 1, device=q.device)
-        seen = seen & (t + offset[:, None, None] >= start[:, :, None])
-    rest = _softmax(q[:, 1:].flatten(0, 1), k, v, seen, scale)
-    rest = rest.unflatten(0, (batch, blocks - 1)).flatten(1, 2)[:, : steps - block]
-    return torch.cat([y, rest], 1).to(dtype)
+        visible = visible & (t + offset[:, None, None] >= start[:, :, None])
+    later = _softmax(q[:, 1:].flatten(0, 1), k, v, visible, scale)
+    later = later.unflatten(0, (batch, blocks - 1)).flatten(1, 2)[:, : steps - block]
+    return torch.cat([y, later], 1).to(dtype)
 
 
 def _band(queries: Tensor, keys: Tensor, window: int) -> Tensor:
@@ -354,15 +356,15 @@ def _band(queries: Tensor, keys: Tensor, window: int) -> Tensor:
     return (age >= 0) & (age < window)
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> Tensor:
-    """Attend from q (B, C, H, K) to k (B, S, G, K) where `seen` (B or 1, C, S).
+def _softmax(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None) -> Tensor:
+    """Attend from q (B, C, H, K) to k (B, S, G, K) where `visible` (B or 1, C, S).
 
     Query heads that use the same key head are treated as more queries of that head.
     """
     length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // max(1, k.shape[2])
     q = q.unflatten(2, (heads, shared)).transpose(1, 2).flatten(2, 3)
-    seen = seen.repeat_interleave(shared, 1)[:, None]
-    y = scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=seen, scale=scale)
+    visible = visible.repeat_interleave(shared, 1)[:, None]
+    y = scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, scale=scale)
     return y.unflatten(2, (length, shared)).transpose(1, 2).flatten(2, 3)
 
 
@@ -385,7 +387,7 @@ def _each_alone(
     bounds = offsets(cu_seqlens, q.shape[1], "segment_attention")
     parts = []
     for n, (i, j) in enumerate(itertools.pairwise(bounds)):
-        alone = None if fresh else SegmentMemory(*(part[n : n + 1] for part in memory))
+        alone = None if fresh else SegmentMemory(*(tensor[n : n + 1] for tensor in memory))
         more: dict[str, Any] = {"window": window, "scale": scale, "overwrite": False, "reverse": False}
         one = _parallel(q[:, i:j], k[:, i:j], v[:, i:j], mask=None, memory=alone, cu_seqlens=None, **more)
         parts.append(one)
@@ -393,7 +395,7 @@ def _each_alone(
         return _attend(q, k, v, None, window, scale), memory
     memories = [after for _, after in parts]
     return torch.cat([y for y, _ in parts], 1), SegmentMemory(
-        *(torch.cat(part) for part in zip(*memories, strict=True))
+        *(torch.cat(tensors) for tensors in zip(*memories, strict=True))
     )
 
 
@@ -408,9 +410,9 @@ def _samples() -> Iterator[Sample]:
     def memory(batch: int, window: int, shared: int, key: int, value: int) -> SegmentMemory:
         """Return a memory whose rows have read different numbers of tokens, unless there is only one row."""
         position = torch.arange(batch) * window // 2 + 1
-        held = (_held(position, window) >= 0)[:, :, None, None]
+        occupied = (_held(position, window) >= 0)[:, :, None, None]
         return SegmentMemory(
-            draw(batch, window, shared, key) * held, draw(batch, window, shared, value) * held, position
+            draw(batch, window, shared, key) * occupied, draw(batch, window, shared, value) * occupied, position
         )
 
     yield Sample({**some(2, 7, 2, 2, 3, 4), "memory": memory(2, 3, 2, 3, 4)}, {"window": 3})

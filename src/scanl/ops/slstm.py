@@ -65,9 +65,9 @@ def slstm(
     """
     h, c, n, m = state.unbind(1)
     i, f, z, o = (x + torch.einsum("ghok,bhk->bgho", r, h)).unbind(1)
-    kept = m + FORGET[forget](f)
-    m = torch.where(n == 0, i, torch.maximum(i, kept))
-    i, f = torch.exp(i - m), torch.exp((kept - m).clamp(max=0))
+    log_forget = m + FORGET[forget](f)
+    m = torch.where(n == 0, i, torch.maximum(i, log_forget))
+    i, f = torch.exp(i - m), torch.exp((log_forget - m).clamp(max=0))
     c, n = f * c + i * torch.tanh(z), f * n + i
     h = torch.sigmoid(o) * c / n
     return h, torch.stack([h, c, n, m], 1)

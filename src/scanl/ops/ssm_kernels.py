@@ -117,9 +117,9 @@ def ssm_kernel_dplr(
     if length == 0:
         return lam.new_zeros(lam.shape[0], 0, dtype=dtype)
     tilde = c - _times_power(c, _bilinear(lam, p, q, step), length)
-    left = torch.cat([tilde[None], q.conj()]).movedim(0, 1)
-    right = torch.cat([b[None], p]).movedim(0, 1)
-    pairs = left[:, :, None] * right[:, None]  # (D, 1+R, 1+R, N)
+    lhs = torch.cat([tilde[None], q.conj()]).movedim(0, 1)
+    rhs = torch.cat([b[None], p]).movedim(0, 1)
+    pairs = lhs[:, :, None] * rhs[:, None]  # (D, 1+R, 1+R, N)
     pairs = pairs.flatten(1, 2).to(torch.complex128)
     angles = torch.arange(length // 2 + 1, device=lam.device, dtype=torch.float64) * (-2 * math.pi / length)
     spectrum = []
@@ -128,7 +128,7 @@ def ssm_kernel_dplr(
         omega = torch.polar(torch.ones_like(some), some)
         h = (1 + omega) / 2
         terms = step[:, None, None] / ((1 - omega) - h * (step[:, None] * lam)[..., None])
-        rho = (pairs @ terms).unflatten(1, left.shape[1:2] * 2)
+        rho = (pairs @ terms).unflatten(1, lhs.shape[1:2] * 2)
         spectrum.append(rho[:, 0, 0] - _low_rank(rho, h))
     return torch.fft.irfft(torch.cat(spectrum, 1), length).to(dtype)
 

@@ -100,13 +100,13 @@ def weighted_average(
     (p, z, m), os = state.unbind(1), []
     decays = torch.zeros_like(k) if decay is None else decay.expand(k.shape)
     for t in range(k.shape[1]):
-        before = p, z, m
+        previous = p, z, m
         old, new, m = _weights(m + decays[:, t], k[:, t])
         p, z = old * p + new * v[:, t], old * z + new
         if bonus is None:
             os.append(_ratio(p, z))
         else:
-            os.append(_read(*before, bonus + k[:, t], v[:, t]))
+            os.append(_read(*previous, bonus + k[:, t], v[:, t]))
     return torch.stack(os, 1) if os else v.clone(), torch.stack([p, z, m], 1)
 
 
@@ -120,9 +120,9 @@ def _read(p: Tensor, z: Tensor, m: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _ratio(old * p + new * v, old * z + new)
 
 
-def _join(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _join(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Join two consecutive pieces of time. A piece is its log decay c and its p, z and m."""
-    (c1, p1, z1, m1), (c2, p2, z2, m2) = left, right
+    (c1, p1, z1, m1), (c2, p2, z2, m2) = first, second
     old, new, m = _weights(m1 + c2, m2)
     return c1 + c2, old * p1 + new * p2, old * z1 + new * z2, m
 
@@ -131,7 +131,7 @@ def _scan(
     k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return p, z and m: the initial state, then the state after every step; in reverse the initial state is last."""
-    p, z, m = (part.unsqueeze(1) for part in state.unbind(1))
+    p, z, m = (tensor.unsqueeze(1) for tensor in state.unbind(1))
     decays = torch.zeros_like(k) if decay is None else decay.expand(k.shape)
     start, steps = (torch.zeros_like(m), p, z, m), (decays, v, torch.ones_like(v), k)
     pairs = zip(steps, start, strict=True) if reverse else zip(start, steps, strict=True)
@@ -184,13 +184,13 @@ def noncausal_weighted_average(
     if decay is None and bonus is None:
         m = torch.maximum(k.amax(1), start[:, 2]) if k.shape[1] else start[:, 2]
         finite = torch.where(m == -torch.inf, 0, m)
-        weights, before = (k - finite.unsqueeze(1)).exp(), (start[:, 2] - finite).exp()
-        p, z = (weights * v).sum(1) + before * start[:, 0], weights.sum(1) + before * start[:, 1]
+        weights, start_weight = (k - finite.unsqueeze(1)).exp(), (start[:, 2] - finite).exp()
+        p, z = (weights * v).sum(1) + start_weight * start[:, 0], weights.sum(1) + start_weight * start[:, 1]
         return _ratio(p, z).to(dtype).unsqueeze(1).expand(k.shape).contiguous(), torch.stack([p, z, m], 1)
     w = torch.zeros_like(k) if decay is None else decay.to(wide).expand(k.shape)
     past, future = _scan(k, v, w, start), _scan(k, v, w, _empty(zeros), reverse=True)
-    last = torch.stack([part[:, -1] for part in past], 1)
-    (p1, z1, m1), (p2, z2, m2) = (part[:, :-1] for part in past), (part[:, 1:] for part in future)
+    last = torch.stack([values[:, -1] for values in past], 1)
+    (p1, z1, m1), (p2, z2, m2) = (values[:, :-1] for values in past), (values[:, 1:] for values in future)
     if bonus is None:
         m1, m2, bonus = m1 + w, m2 + w, k.new_zeros(())
     old, new, m = _weights(m1, m2)

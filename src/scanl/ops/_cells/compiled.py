@@ -19,7 +19,7 @@ from scanl.ops._cells.sizes import Axes, choices
 from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
 from scanl.ops._cells.values import Sizes, Values
 
-AFTER, BEFORE = "states after", "states before"  # the steps; no operand has such a name
+AFTER, BEFORE = "states after", "states before"  # the steps; no operand can have these names
 MOST = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
 LENGTH = 4096  # steps over which this is counted
 
@@ -71,7 +71,7 @@ class States:
 
 
 class Compiled:
-    """The kernels of a cell for certain options and given operands; a subclass writes and runs those of a device.
+    """The kernels of a cell for certain options and operands; a subclass writes and runs the kernels of a device.
 
     frugal: store no products with matrices, but compute all of them again in the backward pass. Otherwise as many are
     stored as `MOST` allows if all axes have the same size.
@@ -160,12 +160,12 @@ class Compiled:
         assert carried is not None
         roots.append(Root("dstate", carried))
         todo = [ref.node for name, ref in traced.gradients.items() if ref is not None and not ref.node.batched]
-        seen: set[Node] = set()
+        visited: set[Node] = set()
         while todo:
             node = todo.pop()
-            if node in seen:
+            if node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             if node.kind == "total":
                 name = f"t{node.index}"
                 self._sums[name] = _numbers(node.args[0])
@@ -211,8 +211,8 @@ class Compiled:
         inputs, state = sum(sizes[self._size(n)] for n in self.timed), sizes[self.state]
         written = sum(sizes[numbers] for numbers in self._rows.values()) + sizes[self.y]
         passing = sum(sizes[numbers] for numbers in self._factors.values()) * min(self.window(sizes) / LENGTH, 1)
-        taken = inputs + sizes[self.y] + written + passing + (0 if self.y_is_state else state)
-        return MOST * (inputs + sizes[self.y] + state) - taken
+        required = inputs + sizes[self.y] + written + passing + (0 if self.y_is_state else state)
+        return MOST * (inputs + sizes[self.y] + state) - required
 
     def window(self, sizes: Sizes) -> int:
         """Return for how many steps at a time the backward pass stores factors of products."""
@@ -228,10 +228,10 @@ class Compiled:
     # --- calls
 
     def sizes(self, sizes: Mapping[str, int]) -> Sizes:
-        own = {name: sizes[name] for name in self.axes.traced}
-        if not all(isinstance(size, int) for size in own.values()):
-            return Sizes(self.axes, own)  # symbolic sizes have no hash
-        return self._sizes.setdefault(tuple(own.values()), Sizes(self.axes, own))
+        traced_sizes = {name: sizes[name] for name in self.axes.traced}
+        if not all(isinstance(size, int) for size in traced_sizes.values()):
+            return Sizes(self.axes, traced_sizes)  # symbolic sizes have no hash
+        return self._sizes.setdefault(tuple(traced_sizes.values()), Sizes(self.axes, traced_sizes))
 
     def kept_numbers(self, sizes: Sizes) -> int:
         """Return how many numbers the forward pass keeps of every step: the state, unless the output is the state, and
@@ -314,12 +314,12 @@ class OfTorch(Values):
             self._memory[node] = sums[at : at + size]
             at += size
 
-    def _rows(self, rows: Tensor, part: Ref | None) -> Tensor:
+    def _rows(self, rows: Tensor, view: Ref | None) -> Tensor:
         """Return a part of every row."""
-        if part is None:
+        if view is None:
             return rows
-        shape, strides = self.sizes.all(part.shape), self.sizes.all(part.strides)
-        offset = rows.storage_offset() + self.sizes[part.offset]
+        shape, strides = self.sizes.all(view.shape), self.sizes.all(view.strides)
+        offset = rows.storage_offset() + self.sizes[view.offset]
         return rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), offset)
 
 

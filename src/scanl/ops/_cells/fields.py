@@ -32,7 +32,7 @@ class Fields:
 
     def derived(self) -> dict[str, Callable[[Mapping[str, Any]], int]]:
         """Return how the size of the axis `JOINED` follows from the others."""
-        return {JOINED: lambda sizes: sum(prod(shape(part, sizes)) for part in self.parts)} if self.parts else {}
+        return {JOINED: lambda sizes: sum(prod(shape(axes, sizes)) for axes in self.parts)} if self.parts else {}
 
     def pack(self, state: Sequence[Tensor]) -> Tensor:
         return torch.stack(tuple(state), 1) if self.stacked else torch.cat([value.flatten(1) for value in state], 1)
@@ -40,9 +40,9 @@ class Fields:
     def unpack(self, packed: Tensor, sizes: Mapping[str, Any]) -> Any:
         if self.stacked:
             return self.kind(*packed.unbind(1))
-        shapes = [shape(part, sizes) for part in self.parts]
+        shapes = [shape(axes, sizes) for axes in self.parts]
         joined = packed.split([prod(shape) for shape in shapes], 1)
-        return self.kind(*[value.reshape(value.shape[0], *own) for value, own in zip(joined, shapes, strict=True)])
+        return self.kind(*[value.reshape(value.shape[0], *size) for value, size in zip(joined, shapes, strict=True)])
 
     def check(self, who: str, state: Any, rows: Any, sizes: Mapping[str, Any]) -> None:
         """Raise ShapeError unless the state has these fields for `rows` sequences."""
@@ -76,14 +76,14 @@ def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | No
     axes = {key.partition(".")[2]: tuple(value.split()) for key, value in declared.items() if "." in key}
     if not axes:
         return declaration, None
-    *rest, last = dict.fromkeys(key.partition(".")[0] for key in declared)
+    *others, last = dict.fromkeys(key.partition(".")[0] for key in declared)
     kind = inspect.get_annotations(step, eval_str=True).get(last)
     if getattr(kind, "_fields", None) != tuple(axes) or any(f"{last}.{key}" not in declared for key in axes):
         raise ConfigError(
             f"{step.__name__}: the annotation of {last} is {getattr(kind, '__name__', kind)}, expected a NamedTuple "
             f"with the fields {', '.join(axes)} because of the declaration"
         )
-    known = {axis for key in rest for axis in declared[key].split()}
+    known = {axis for key in others for axis in declared[key].split()}
     for key, of in axes.items():
         for axis in of:
             if axis not in known and not axis.isdigit():
@@ -91,5 +91,8 @@ def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | No
                     f"{step.__name__}: {last}.{key} has the axis {axis}, expected one that another operand has, too"
                 )
     assert kind is not None
-    made = Fields(kind, axes)
-    return f"{', '.join(f'{key}: {declared[key]}' for key in rest)}, {last}: {made.declared()} -> {output}", made
+    state_fields = Fields(kind, axes)
+    return (
+        f"{', '.join(f'{key}: {declared[key]}' for key in others)}, {last}: {state_fields.declared()} -> {output}",
+        state_fields,
+    )

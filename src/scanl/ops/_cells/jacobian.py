@@ -4,7 +4,7 @@ Every operation of the traced step runs once, on all rows. Beside a value goes i
 directions, numbers of a row). There are two forms of it:
 
 - *by channel*: every number depends on the state in one channel only. The directions are the variables of a channel,
-  and `channels` names the channel of each number. The state itself is of this form.
+  and `channels` names the channel of each number. The state itself has this form.
 - *dense*: the directions are all numbers of the state.
 
 A derivative that is the same in every row, such as that of a product of the state with a matrix, has one row. Views and
@@ -66,9 +66,9 @@ class Jacobian:
         if any(node.kind in ("total", "outer") for node in self._nodes):
             raise Unsupported("a sum over the batch")
         self._free: dict[Node, list[Node]] = {node: [] for node in self._nodes}  # what a node is the last to read
-        for read, by in {ref.node: node for node in self._nodes for ref in _reads(node)}.items():
-            if read is not self._last.node:
-                self._free[by].append(read)
+        for source, reader in {ref.node: node for node in self._nodes for ref in _reads(node)}.items():
+            if source is not self._last.node:
+                self._free[reader].append(source)
         self._widest = max(node.size for node in (*self._nodes, self._state))
         self._directions = places.numel()  # of the widest derivative; fewer, once it is known to be by channel
 
@@ -85,14 +85,16 @@ class Jacobian:
         exact = False
         while start < count:
             size = max(64, BUDGET // (self._directions * self._widest))
-            part = {name: value[start : start + size] for name, value in rows.items()}
-            derivative = _Pass(part, constants, places, self._state).run(self._nodes, self._free, self._last)
+            chunk = {name: value[start : start + size] for name, value in rows.items()}
+            derivative = _Pass(chunk, constants, places, self._state).run(self._nodes, self._free, self._last)
             if derivative.channels is not None:
                 self._directions = len(places)
-                own = derivative.channels[places]
-                exact = bool(((own == torch.arange(places.shape[1], device=own.device)) | (own < 0)).all())
+                channels = derivative.channels[places]
+                exact = bool(
+                    ((channels == torch.arange(places.shape[1], device=channels.device)) | (channels < 0)).all()
+                )
             jacobian = _dense(derivative, places).mT if full and not exact else _blocks(derivative, places)
-            parts.append(jacobian.expand(len(part["state"]), *jacobian.shape[1:]))
+            parts.append(jacobian.expand(len(chunk["state"]), *jacobian.shape[1:]))
             start += size
         return torch.cat(parts), None if full and not exact else places
 
@@ -110,12 +112,12 @@ def _dense(derivative: Derivative, places: Tensor) -> Tensor:
 
 
 def _blocks(derivative: Derivative, places: Tensor) -> Tensor:
-    """Return the blocks (rows, C, K, K) on the diagonal: variables of the next state by those of the state."""
+    """Return the blocks (rows, C, K, K) on the diagonal: variables of the next state by variables of the state."""
     if derivative.channels is None:
         blocks = derivative.rows[:, places[:, None], places[None]]
     else:
-        own = derivative.channels[places] == torch.arange(places.shape[1], device=places.device)
-        blocks = torch.where(own, derivative.rows[:, :, places], 0)
+        diagonal = derivative.channels[places] == torch.arange(places.shape[1], device=places.device)
+        blocks = torch.where(diagonal, derivative.rows[:, :, places], 0)
     return blocks.permute(0, 3, 2, 1)
 
 
@@ -232,15 +234,15 @@ class _Pass:
         return self.like.device if isinstance(value, torch.device) else value
 
     def _product(self, node: Node) -> None:
-        left, right = node.args
-        matrix, derivative = self.constants.view(right), self._derivative(left)
-        value = _times(self._value(left), matrix, len(left.shape))
+        lhs, rhs = node.args
+        matrix, derivative = self.constants.view(rhs), self._derivative(lhs)
+        value = _times(self._value(lhs), matrix, len(lhs.shape))
         if derivative is not None:
-            by_row = derivative.channels is not None and matrix.ndim == 2 and len(left.shape) == 1
+            by_row = derivative.channels is not None and matrix.ndim == 2 and len(lhs.shape) == 1
             rows = (
                 self._spread(derivative, matrix)
                 if by_row
-                else _times(_dense(derivative, self.places), matrix, len(left.shape))
+                else _times(_dense(derivative, self.places), matrix, len(lhs.shape))
             )
             derivative = Derivative(rows, None)
         self._keep(node, value, derivative, node.what)
@@ -325,7 +327,7 @@ def _at(memory: Tensor, ref: Ref) -> Tensor:
 
 
 def _with_layout(value: Tensor, ref: Ref) -> Tensor:
-    """Lay out the last axes of a value, which are those of `ref`, as one axis of memory."""
+    """Lay out the last axes of a value, which are the axes of `ref`, as one axis of memory."""
     lead = value.ndim - len(ref.shape)
     order = sorted(range(len(ref.shape)), key=lambda axis: -ref.strides[axis])
     if order != list(range(len(order))):
@@ -333,11 +335,11 @@ def _with_layout(value: Tensor, ref: Ref) -> Tensor:
     return value.reshape(*value.shape[:lead], prod(ref.shape))
 
 
-def _times(left: Tensor, matrix: Tensor, axes: int) -> Tensor:
+def _times(value: Tensor, matrix: Tensor, axes: int) -> Tensor:
     """Multiply (..., columns), (..., rows, columns), each perhaps with groups before, with ([groups,] columns, out).
 
     axes: how many axes the left factor has besides `...`.
     """
     if matrix.ndim == 3 and axes == 2:
-        return torch.einsum("...gk,gkm->...gm", left, matrix)
-    return left @ matrix
+        return torch.einsum("...gk,gkm->...gm", value, matrix)
+    return value @ matrix

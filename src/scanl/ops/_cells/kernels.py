@@ -46,41 +46,41 @@ class OnCpu(Compiled):
         y = empty(tuple(y_shape), first.dtype)
         last = values["state"].clone(memory_format=torch.contiguous_format)
         numbers = self.kept_numbers(sizes) if keep else 0
-        kept = empty((*first.shape[:2], numbers), first.dtype)
+        residuals = empty((*first.shape[:2], numbers), first.dtype)
         torchs = OfTorch(self, values, sizes)
         units, head = self._head(self._forward_plan, ranges, first, reverse, sizes)
         slots = self.module.forward.pack(
-            **head, state=last, kept=kept if numbers else None, history=0,
+            **head, state=last, kept=residuals if numbers else None, history=0,
             pitch=0, **self._values(torchs, self._forward_plan, first), out_y=y,
             **{f"in_{n}": rows(values[n]) for n in self.timed},
         )  # fmt: skip
         self.module.forward.run(first.dtype, slots, units, _work(first, y, sizes[self.state]))
-        return y, last, kept
+        return y, last, residuals
 
     def backward(
-        self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, kept: Tensor, sizes: Sizes,
+        self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, residuals: Tensor, sizes: Sizes,
         reverse: bool, cu_seqlens: Tensor | None, name: str,
     ) -> list[Tensor]:  # fmt: skip
         first = values[self.timed[0]]
-        if kept.shape[-1] != self.kept_numbers(sizes):
-            y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
+        if residuals.shape[-1] != self.kept_numbers(sizes):
+            y, _, residuals = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
         batch, steps = first.shape[:2]
         results = {n: empty((batch, steps, sizes[numbers]), first.dtype) for n, numbers in self._rows.items()}
         window = self.window(sizes) if self._factors and cu_seqlens is None else max(steps, 1)
         factors = {
             n: empty((batch * min(window, steps), sizes[numbers]), first.dtype) for n, numbers in self._factors.items()
         }
-        states = States(y if self.y_is_state else kept, sizes[self.state], values["state"], reverse, cu_seqlens)
+        states = States(y if self.y_is_state else residuals, sizes[self.state], values["state"], reverse, cu_seqlens)
         torchs = OfTorch(self, values, sizes)
         torchs.start({**results, "y": y}, states)
         carry = dlast.clone(memory_format=torch.contiguous_format)
-        history = y.contiguous() if self.y_is_state else kept
+        history = y.contiguous() if self.y_is_state else residuals
         ranges = sequences(first, cu_seqlens, name)
         units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
         added = sum(sizes[numbers] for numbers in self._sums.values())
         sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
         call = {
-            **head, "kept": kept, "history": history, "pitch": history[0, 0].numel() if history.numel() else 0,
+            **head, "kept": residuals, "history": history, "pitch": history[0, 0].numel() if history.numel() else 0,
             **self._values(torchs, self._backward_plan, first),
             **{f"out_{n}": value for n, value in (results | factors).items()},
             "carry": carry, "sums": sums, **{f"in_{n}": rows(values[n]) for n in self.timed}, "in_dy": rows(dy),

@@ -57,8 +57,8 @@ class Root(NamedTuple):
 
 def squeezed(ref: Ref, like: Sequence[int] | None = None) -> Ref:
     """Return the view without the axes that have size 1 in `like` (its own shape if None)."""
-    kept = [i for i, size in enumerate(ref.shape if like is None else like) if size != 1]
-    return Ref(ref.node, ref.offset, tuple(ref.shape[i] for i in kept), tuple(ref.strides[i] for i in kept))
+    axes = [i for i, size in enumerate(ref.shape if like is None else like) if size != 1]
+    return Ref(ref.node, ref.offset, tuple(ref.shape[i] for i in axes), tuple(ref.strides[i] for i in axes))
 
 
 class Plan:
@@ -111,12 +111,12 @@ class Plan:
                 views += [store.value for store in item.stores if isinstance(store.value, Ref)]
                 views += [Ref(self.traced.last.node, s.offset, item.shape, s.strides) for s in item.stores]
         lanes = sizes.pop()
-        own = all(
+        separate = all(
             ref.strides[-1] == 1 and all(by % lanes == 0 for by in (ref.offset, *ref.strides[:-1]))
             for ref in views
             if ref.node.batched
         )
-        return 0 if sizes or not own else lanes
+        return 0 if sizes or not separate else lanes
 
     def buffer(self, node: Node) -> str:
         """Return the name of the buffer that holds a node."""
@@ -189,9 +189,9 @@ class Plan:
             if isinstance(item, Loop) and item.shape == shape:
                 return item, at
         items.append(Loop(shape))
-        made = items[-1]
-        assert isinstance(made, Loop)
-        return made, len(items) - 1
+        loop = items[-1]
+        assert isinstance(loop, Loop)
+        return loop, len(items) - 1
 
     def _store(self, level: int, shape: tuple[int, ...], store: Store, earliest: int) -> int:
         value = store.value
@@ -236,13 +236,13 @@ class Plan:
 
     def _left(self, node: Node, level: int) -> Ref:
         """Return the left factor in memory that a product can read: scratch or what is carried, its last axis whole."""
-        left: Ref = node.args[0]
+        lhs: Ref = node.args[0]
         carried = "dlast" if self.backward else "state"
-        if (left.node in self._level or left.node.what == carried) and left.strides[-1] == 1:
-            return left
+        if (lhs.node in self._level or lhs.node.what == carried) and lhs.strides[-1] == 1:
+            return lhs
         index = len(self.traced.nodes)
-        copy = Node("elementwise", 0, 1, "{0}", (left,), left.node.dtype, index, left)
-        copy.size, copy.whole = math.prod(left.shape), Ref(copy, 0, left.shape, contiguous(left.shape))
+        copy = Node("elementwise", 0, 1, "{0}", (lhs,), lhs.node.dtype, index, lhs)
+        copy.size, copy.whole = math.prod(lhs.shape), Ref(copy, 0, lhs.shape, contiguous(lhs.shape))
         self.traced.nodes.append(copy)
         self._level[copy] = level
         self._place(copy, None)
@@ -250,23 +250,23 @@ class Plan:
 
     def _materialise(self) -> None:
         """Store in scratch what is read from memory."""
-        read: set[Node] = {ref.node for ref in self.lefts.values()}
+        sources: set[Node] = {ref.node for ref in self.lefts.values()}
         for segment in self.segments:
             for item in segment.items:
                 if isinstance(item, Reduce):
-                    read.add(item.node.args[0].node)
+                    sources.add(item.node.args[0].node)
                     continue
                 for node in item.nodes:
                     views = (squeezed(arg, node.whole.shape) for arg in node.args if isinstance(arg, Ref))
-                    read.update(ref.node for ref in views if not item.holds(ref))
+                    sources.update(ref.node for ref in views if not item.holds(ref))
                 values = (store.value for store in item.stores if isinstance(store.value, Ref))
-                read.update(ref.node for ref in values if not item.holds(ref))
+                sources.update(ref.node for ref in values if not item.holds(ref))
         for segment in self.segments:
             for item in segment.items:
                 if isinstance(item, Reduce):
                     continue
                 for node in item.nodes:
-                    if node in read:
+                    if node in sources:
                         target = squeezed(node.whole)
                         item.stores.append(Store(self.buffer(node), 0, target.strides, target))
                         self.scratch.append(node)

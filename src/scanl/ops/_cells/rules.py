@@ -134,13 +134,13 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
         shape, dtype = list(parts[0].shape), _promoted(parts)
         if name == "cat":
-            shape[dim] = sum(part.shape[dim] for part in parts)
+            shape[dim] = sum(tensor.shape[dim] for tensor in parts)
         else:
             shape.insert(dim % (len(shape) + 1), len(parts))
     if shape is None:
         return None
-    made = torch.empty(shape, dtype=dtype, device="meta")
-    return (made, made.new_empty(0)) if name == "log_sigmoid_forward" else made
+    out = torch.empty(shape, dtype=dtype, device="meta")
+    return (out, out.new_empty(0)) if name == "log_sigmoid_forward" else out
 
 
 def _dtype(name: str, args: Sequence[Any]) -> torch.dtype:
@@ -157,9 +157,9 @@ def _dtype(name: str, args: Sequence[Any]) -> torch.dtype:
 
 def _promoted(values: Sequence[Any]) -> torch.dtype:
     """Return the dtype that torch promotes some values to."""
-    first, *rest = values
+    first, *others = values
     dtype, wide = torch.result_type(first, first), isinstance(first, Tensor) and first.ndim > 0
-    for value in rest:
+    for value in others:
         dtype = torch.result_type(torch.empty((0,) * wide, dtype=dtype, device="meta"), value)
         wide = wide or (isinstance(value, Tensor) and value.ndim > 0)
     return dtype
@@ -232,9 +232,9 @@ def _pad(out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> list[P
     """A negative number takes away instead: the gradient of what is added."""
     inside = out
     for i in range(len(pad) // 2):
-        dim, (before, after) = x.ndim - 1 - i, pad[2 * i : 2 * i + 2]
-        x = x.narrow(dim, max(-before, 0), x.shape[dim] - max(-before, 0) - max(-after, 0))
-        inside = inside.narrow(dim, max(before, 0), x.shape[dim])
+        dim, (begin, end) = x.ndim - 1 - i, pad[2 * i : 2 * i + 2]
+        x = x.narrow(dim, max(-begin, 0), x.shape[dim] - max(-begin, 0) - max(-end, 0))
+        inside = inside.narrow(dim, max(begin, 0), x.shape[dim])
     if inside.shape == out.shape:
         return [(out, x)]
     return [(out, float(value)), *([(inside, x)] if x.numel() else [])]

@@ -12,7 +12,7 @@ from math import prod
 from types import MappingProxyType
 
 _BATCHES = (1009, 1109)  # the size of the batch in the two traces
-# Those of the first trace, then those of the second. The two of an axis differ by twice a prime above 200, another one
+# The sizes of the first trace, then of the second. The two of an axis differ by twice a prime above 200, another one
 # for each axis. So if a multiple of one axis is near a multiple of another in both traces, it is not as near in both.
 _PRIMES = (1013, 1093, 1201, 1301, 1373, 1487, 1571, 1697, 2251, 1607, 1823, 2683, 2347, 1933, 2029, 2179)
 _TYPICAL = 128  # channels
@@ -49,13 +49,13 @@ class Axes:
         for name, parts in sums.items():
             self.traced |= self._joined(name, self.traced)
             for count in range(2, len(parts) + 1):
-                number = sum(_size(part, self.traced) for part in parts[:count])
+                number = sum(_size(factors, self.traced) for factors in parts[:count])
                 if number > _LARGEST:
-                    self._known[number] = " + ".join(" * ".join(part) or "1" for part in parts[:count])
+                    self._known[number] = " + ".join(" * ".join(factors) or "1" for factors in parts[:count])
         self.expression = functools.cache(self._expression)
 
     def _joined(self, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {name: sum(_size(part, sizes) for part in self.sums[name])}
+        return {name: sum(_size(factors, sizes) for factors in self.sums[name])}
 
     def fits(self, sizes: Mapping[str, int]) -> bool:
         """Whether kernels for these axes can run with other sizes."""
@@ -84,22 +84,22 @@ class Axes:
                 product = prod(self.traced[axis] for axis in axes)
                 for count in range(1, 17):
                     for sign in (1, -1):
-                        rest = self._term(number - sign * count * product)
-                        if rest is not None:
-                            many = " * ".join([*([str(count)] if count > 1 else []), *axes])
-                            return f"{rest} {'+' if sign > 0 else '-'} {many}"
+                        remainder = self._term(number - sign * count * product)
+                        if remainder is not None:
+                            term = " * ".join([*([str(count)] if count > 1 else []), *axes])
+                            return f"{remainder} {'+' if sign > 0 else '-'} {term}"
         raise ValueError(f"{number} is no expression of the axes {', '.join(self.free)}")
 
     def _term(self, number: int) -> str | None:
         """Return a number that is a constant or a product of axes with a rational factor; None for another number."""
-        rest, axes = abs(number), []
-        if rest == 0:
+        remainder, axes = abs(number), []
+        if remainder == 0:
             return "0"
         for name, prime in self.free.items():
-            while rest % prime == 0:
-                rest //= prime
+            while remainder % prime == 0:
+                remainder //= prime
                 axes.append(name)
-        factor = Fraction(rest, prod(self._real[name] for name in axes))
+        factor = Fraction(remainder, prod(self._real[name] for name in axes))
         if self.free and (factor.numerator > _LARGEST or factor.denominator > _LARGEST):
             return None
         parts = [*([str(factor.numerator)] if factor.numerator > 1 or not axes else []), *axes]

@@ -58,9 +58,9 @@ class Layout:
 class Writer:
     """Writes one kernel: `which` is "forward" or "backward"."""
 
-    def __init__(self, which: str, plan: Plan, layout: Layout, kept: Sequence[Node], keeps_state: bool):
+    def __init__(self, which: str, plan: Plan, layout: Layout, nodes: Sequence[Node], keeps_state: bool):
         self.which, self.plan, self.layout = which, plan, layout
-        self.kept, self.keeps_state = kept, keeps_state
+        self.kept, self.keeps_state = nodes, keeps_state
         self.axes = list(plan.traced.axes.traced)
         self.size = plan.traced.axes.expression
         self.functions: dict[str, str] = {}
@@ -70,14 +70,14 @@ class Writer:
 
     def row_function(self, body: Callable[["_Body"], list[str]], flags: str = "_FLAGS") -> str:
         """Add a function for one row, unless the source has it; return the call."""
-        made = _Body(self)
-        lines = body(made)
-        constants = [f"    {made.constants[value]} = dtype.type({value})" for value in made.constants]
+        function = _Body(self)
+        lines = body(function)
+        constants = [f"    {function.constants[value]} = dtype.type({value})" for value in function.constants]
         text = "\n".join(["    separate()", *constants, *_renumbered(lines), ""])
         sizes = [name for name in (*self.axes, "low", "high", "dtype") if re.search(rf"\b{name}\b", text)]
-        text = f"({', '.join([*made.pointers.values(), *sizes])}):\n{text}"
+        text = f"({', '.join([*function.pointers.values(), *sizes])}):\n{text}"
         name = self.functions.setdefault(f"@helper(**{flags})\ndef NAME{text}", f"_row_{len(self.functions)}")
-        return f"{name}({', '.join([*(self.address(*key) for key in made.pointers), *sizes])})"
+        return f"{name}({', '.join([*(self.address(*key) for key in function.pointers), *sizes])})"
 
     def address(self, buffer: str, offset: int) -> str:
         return _after(f"at_{buffer}", self.size(offset))
@@ -122,10 +122,10 @@ class Writer:
             *self._one_by_one({f"o{node.index}": node.size for node in plan.scratch}, "2 * whole", "width"),
         ]
         head += [f"    {name} = pointer(slots.{name}, dtype)" for name in self.matrices.values()]
-        kept = {f"e{node.index}": node.size for node in self.kept}
+        node_sizes = {f"e{node.index}": node.size for node in self.kept}
         sums = {f"a_{name}": numbers for name, numbers in self.layout.sums.items()}
         head += [
-            *self._one_by_one(kept, "whole" if self.keeps_state else "0", "stored"),
+            *self._one_by_one(node_sizes, "whole" if self.keeps_state else "0", "stored"),
             *self._one_by_one(sums, "0", "added"),
             "    row_width = apart(width, dtype)",
             "    memory = scratch(size * row_width + added, dtype)",
@@ -242,8 +242,8 @@ class Writer:
         if self.keeps_state:
             lines += ["    " + line for line in self._copied("at(here, new)", "at(kept, row * stored)")]
         for node in self.kept:
-            kept = f"at(kept, row * stored + e{node.index})"
-            lines.append(f"    copy(at(here, o{node.index}), {kept}, {self.size(node.size)})")
+            target = f"at(kept, row * stored + e{node.index})"
+            lines.append(f"    copy(at(here, o{node.index}), {target}, {self.size(node.size)})")
         return lines
 
     def _block(self) -> list[str]:
@@ -265,30 +265,30 @@ class Writer:
         ]
 
     def _multiply(self, node: Node) -> list[str]:
-        left, right, result = self.plan.lefts[node], node.args[1], node.what
-        source = {"state": "old", "dlast": "old"}.get(left.node.what, f"o{left.node.index}")
+        lhs, rhs, result = self.plan.lefts[node], node.args[1], node.what
+        source = {"state": "old", "dlast": "old"}.get(lhs.node.what, f"o{lhs.node.index}")
         if result.strides[-1] != 1:
             raise AssertionError("a product's result is contiguous")
-        terms, columns = (self.size(axis_size) for axis_size in right.shape[-2:])
-        grouped = len(right.shape) == 3
+        terms, columns = (self.size(axis_size) for axis_size in rhs.shape[-2:])
+        grouped = len(rhs.shape) == 3
         at_out, at_left, at_right = [f"o{node.index}"], [source], []
-        if left.offset:
-            at_left.append(f"{self.size(left.offset)}")
+        if lhs.offset:
+            at_left.append(f"{self.size(lhs.offset)}")
         lines, indent = [], ""
-        axes = list(range(len(left.shape) - 1))
-        for axis in (axis for axis in axes if left.shape[axis] != 1):
+        axes = list(range(len(lhs.shape) - 1))
+        for axis in (axis for axis in axes if lhs.shape[axis] != 1):
             index = f"g{axis}"
-            lines.append(f"{indent}for {index} in range({self.size(left.shape[axis])}):")
+            lines.append(f"{indent}for {index} in range({self.size(lhs.shape[axis])}):")
             indent += "    "
-            at_left.append(f"{index} * ({self.size(left.strides[axis])})")
+            at_left.append(f"{index} * ({self.size(lhs.strides[axis])})")
             at_out.append(f"{index} * ({self.size(result.strides[axis])})")
             if grouped and axis == 0:
-                at_right.append(f"{index} * ({self.size(right.shape[1] * right.shape[2])})")
+                at_right.append(f"{index} * ({self.size(rhs.shape[1] * rhs.shape[2])})")
         out, left_rows = f"at(base, {' + '.join(at_out)})", f"at(base, {' + '.join(at_left)})"
         matrix = _after(self.matrices[node], " + ".join(at_right) or "0")
-        rest = "slots.panels, members"
+        panels = "slots.panels, members"
         lines.append(
-            f"{indent}multiply({out}, row_width, {columns}, {left_rows}, row_width, {terms}, {matrix}, {rest})"
+            f"{indent}multiply({out}, row_width, {columns}, {left_rows}, row_width, {terms}, {matrix}, {panels})"
         )
         return lines
 
@@ -454,5 +454,5 @@ def source(name: str, forward: Writer, backward: Writer) -> str:
     """Return the source of both kernels. Equal loops are one function, which numba compiles once."""
     functions: dict[str, str] = {}
     kernels = [writer.kernel(functions) for writer in (forward, backward)]
-    made = [text.replace("NAME", name, 1) for text, name in functions.items()]
-    return "\n\n".join([HEADER.format(name=name), *made, *kernels])
+    function_texts = [text.replace("NAME", name, 1) for text, name in functions.items()]
+    return "\n\n".join([HEADER.format(name=name), *function_texts, *kernels])

@@ -49,8 +49,8 @@ class Tiles:
             letters = self._letters(size)
             letter = self._channels(letters)
             if letter:
-                own = size // self.groups if self.group in letters else size
-                self.widths[letter] = math.gcd(self.widths.get(letter, 0), own)
+                channels = size // self.groups if self.group in letters else size
+                self.widths[letter] = math.gcd(self.widths.get(letter, 0), channels)
         self._fixed = ""  # the letter of channels whose number is fixed
         last = plans[0].traced.operands["state"].shape
         if not self.widths and last:
@@ -63,10 +63,10 @@ class Tiles:
 
     def _channels(self, letters: set[str]) -> str:
         """Return the letter of the channels among the letters of an axis; "" if it has none."""
-        own = letters - {self.group}
-        if len(own) > 1:
+        channels = letters - {self.group}
+        if len(channels) > 1:
             raise Unsupported(f"an axis that holds {' and '.join(sorted(letters))}")
-        return next(iter(own), "")
+        return next(iter(channels), "")
 
     def _find_group(self, wholes: Sequence[Ref]) -> None:
         """Find the axis that has another one inside it: that one has the channels."""
@@ -87,12 +87,12 @@ class Tiles:
     def split(self, shape: Sequence[int], strides: Sequence[int]) -> list[tuple[str, int, int]]:
         """Return the axes as (kind, size, stride), the outermost first. kind: "each", "group", or a letter."""
         tiles: list[tuple[str, int, int]] = []
-        kept = [i for i, size in enumerate(shape) if size != 1]
-        for i in kept:
+        axes = [i for i, size in enumerate(shape) if size != 1]
+        for i in axes:
             size, by = shape[i], strides[i]
             letters = self._letters(size)
             letter = self._channels(letters)
-            if not letters and self._fixed and i == kept[-1] and size % self.widths[self._fixed] == 0:
+            if not letters and self._fixed and i == axes[-1] and size % self.widths[self._fixed] == 0:
                 letter = self._fixed
             width = self.widths[letter] if letter else 1
             groups = self.groups if self.group in letters else 1
@@ -135,8 +135,10 @@ class Tiles:
         numbers, and the same axes without the others be channels.
         """
         parts = shape[:outer], shape[outer:]
-        whole, first, second = ([each[:2] for each in self.split(axes, (0,) * len(axes))] for axes in (shape, *parts))
-        if whole != first + second:
+        all_axes, first, second = (
+            [axis[:2] for axis in self.split(axes, (0,) * len(axes))] for axes in (shape, *parts)
+        )
+        if all_axes != first + second:
             raise Unsupported("channels on the last axis of a value that are single numbers before another axis")
         return self.count(parts[0]), self.count(parts[1])
 
@@ -147,6 +149,6 @@ def _views(plan: Plan) -> Iterator[Ref]:
     for node in plan.needed:
         yield node.whole
         for arg in node.args[:1] if node.kind == "product" else node.args:
-            for part in arg if node.kind == "join" else (arg,):
-                if isinstance(part, Ref):
-                    yield part
+            for view in arg if node.kind == "join" else (arg,):
+                if isinstance(view, Ref):
+                    yield view

@@ -172,17 +172,17 @@ class Trace(TorchDispatchMode):
             retyped = target in self._retypes
             if target is None or target.kind == "operand" or retyped or self.ref(args[0]) != target.whole:
                 raise Unsupported(f"{func}, which writes into an operand or a part of a tensor")
-        made = [value for value in pytree.tree_leaves(out) if isinstance(value, Tensor)]
-        if not func._schema.is_mutable and all(self.node(value) is not None for value in made):
-            self._alive.extend(made)
+        outputs = [value for value in pytree.tree_leaves(out) if isinstance(value, Tensor)]
+        if not func._schema.is_mutable and all(self.node(value) is not None for value in outputs):
+            self._alive.extend(outputs)
             return out  # views
         tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         alone = not any(self.ref(tensor).node.batched for tensor in tensors)  # nothing here has a batch axis
-        if len(made) > 1 and alone and not any(self.batch_axis(value.shape, name) is not None for value in made):
-            self._several(func, args, kwargs, made)
+        if len(outputs) > 1 and alone and not any(self.batch_axis(value.shape, name) is not None for value in outputs):
+            self._several(func, args, kwargs, outputs)
             return out
-        if (len(made) == 1 or name == "log_sigmoid_forward") and self._record(
-            func, name, args, kwargs, made[0], alone=alone
+        if (len(outputs) == 1 or name == "log_sigmoid_forward") and self._record(
+            func, name, args, kwargs, outputs[0], alone=alone
         ):
             return out
         from torch._decomp import decomposition_table
@@ -198,12 +198,12 @@ class Trace(TorchDispatchMode):
         flat, form = pytree.tree_flatten((args, kwargs))
         return form, tuple(self.ref(value) if isinstance(value, Tensor) else value for value in flat)
 
-    def _several(self, func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:
+    def _several(self, func: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> None:
         """Make the nodes of the results of a function without a batch axis."""
         form, views = self._views(args, kwargs)
         node = Node("several", 0, 0, (func, form), views, self.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self.nodes.append(node)
-        for at, value in enumerate(made):
+        for at, value in enumerate(outputs):
             self.new("torch", value, (operator.getitem, _PAIR), (Ref(node, 0, (), ()), at))
 
     def _retyped(self, func: Any, args: Any, kwargs: Any, view: Tensor) -> Tensor:
@@ -271,8 +271,8 @@ class Trace(TorchDispatchMode):
             return self._reduction(name, out, *args, **kwargs)
         if name in ("flip", "rev"):
             source = self.ref(args[0], like=out)
-            made = self.new("join", out)
-            made.args = ((made.whole, self._reversed(source, args[0], args[1])),)
+            join = self.new("join", out)
+            join.args = ((join.whole, self._reversed(source, args[0], args[1])),)
             return True
         if name in rules.JOINS:
             parts = rules.JOINS[name](out, *args, **kwargs)
@@ -302,29 +302,29 @@ class Trace(TorchDispatchMode):
             return False
         if any(self.ref(tensor, like=out) != node.args[0][0] for tensor, node in zip(tensors, nodes, strict=True)):
             return False
-        parts = sorted((part for node in nodes for part in node.args[1:]), key=lambda part: part[0].offset)
+        parts = sorted((piece for node in nodes for piece in node.args[1:]), key=lambda piece: piece[0].offset)
         ends = [
             at.offset + 1 + sum((n - 1) * by for n, by in zip(at.shape, at.strides, strict=True)) for at, _ in parts
         ]
         if any(end > after.offset for end, (after, _) in zip(ends, parts[1:], strict=False)):
             return False
-        made = self.new("join", out)
-        filled = tuple((Ref(made, *at[1:]), value) for at, value in parts)
-        full = sum(prod(at.shape) for at, _ in parts) == made.size
-        made.args = filled if full else ((made.whole, 0.0), *filled)
+        join = self.new("join", out)
+        filled = tuple((Ref(join, *at[1:]), value) for at, value in parts)
+        full = sum(prod(at.shape) for at, _ in parts) == join.size
+        join.args = filled if full else ((join.whole, 0.0), *filled)
         return True
 
     def _product(self, out: Tensor, a: Tensor, b: Tensor) -> bool:
-        left, right = self.ref(a), self.ref(b)
-        if left.node.batched and right.node.batched:
+        lhs, rhs = self.ref(a), self.ref(b)
+        if lhs.node.batched and rhs.node.batched:
             if self.batch_axis(out.shape, "a product") is not None:
                 raise Unsupported("a product of two values of the batch")
-            self.new("outer", out, None, (left, right))
+            self.new("outer", out, None, (lhs, rhs))
             return True
-        turned = right.node.batched
+        turned = rhs.node.batched
         if turned:  # (a b)ᵀ = bᵀ aᵀ
-            left, right = self.ref(b.mT), self.ref(a.mT)
-        node = self.new("product", out, None, (left, right))
+            lhs, rhs = self.ref(b.mT), self.ref(a.mT)
+        node = self.new("product", out, None, (lhs, rhs))
         node.what = self.ref(out.mT if turned else out)
         if node.what.strides[-1] != 1:  # a kernel writes it contiguous; a copy brings it into the traced layout
             shape = node.what.shape
@@ -348,10 +348,10 @@ class Trace(TorchDispatchMode):
             if x.shape[batch] != self.batch:  # rows merged with another axis: split it, the batch first
                 x = x.unflatten(batch, (self.batch, x.shape[batch] // self.batch))
                 axes = [*[axis if axis <= batch else axis + 1 for axis in axes], batch + 1]
-            rest = [axis for axis in axes if axis != batch]
-            if rest:
+            other_axes = [axis for axis in axes if axis != batch]
+            if other_axes:
                 with self:
-                    x = torch.sum(x, rest, keepdim=True)
+                    x = torch.sum(x, other_axes, keepdim=True)
             self.new("total", out, None, (self.ref(x),))
             return True
         view = self.ref(x)
@@ -444,7 +444,7 @@ def trace(
     options: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> Traced:
-    """Trace a step and its vector-Jacobian product; the arguments are those of `trace_forward`."""
+    """Trace a step and its vector-Jacobian product. The arguments are as in `trace_forward`."""
     mode, inputs, y, last = trace_forward(step, shapes, output, axes, options, dtype)
     forward = len(mode.nodes)
     seeds = [torch.empty(result.shape, dtype=result.dtype, device="meta") for result in (y, last)]

@@ -56,32 +56,32 @@ class OnGpu(Compiled):
         first, state = values[self.timed[0]], values["state"].contiguous()
         y, last = first.new_empty(tuple(y_shape)), torch.empty_like(state)
         numbers = self.kept_numbers(sizes) if keep else 0
-        kept = first.new_empty((*first.shape[:2], numbers))
+        residuals = first.new_empty((*first.shape[:2], numbers))
         torchs = OfTorch(self, values, sizes)
-        operands = {"state": state, "kept": kept, "last": last, "y": y, **torchs.operands(self._forward_plan)}
+        operands = {"state": state, "kept": residuals, "last": last, "y": y, **torchs.operands(self._forward_plan)}
         timed = {n: rows(values[n]) for n in self.timed}
         self._launch("forward", operands, timed, sizes, reverse, cu_seqlens, KEEP=numbers > 0)
-        return y, last, kept
+        return y, last, residuals
 
     def backward(
-        self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, kept: Tensor, sizes: Sizes,
+        self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, residuals: Tensor, sizes: Sizes,
         reverse: bool, cu_seqlens: Tensor | None, name: str,
     ) -> list[Tensor]:  # fmt: skip
         first, state = values[self.timed[0]], values["state"].contiguous()
-        if kept.shape[-1] != self.kept_numbers(sizes):
-            y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
+        if residuals.shape[-1] != self.kept_numbers(sizes):
+            y, _, residuals = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
         results, factors = (
             {n: first.new_empty((*first.shape[:2], sizes[numbers])) for n, numbers in group.items()}
             for group in (self._rows, self._factors)
         )
         dstate = torch.empty_like(state)
         torchs = OfTorch(self, values, sizes)
-        states = States(y if self.y_is_state else kept, sizes[self.state], values["state"], reverse, cu_seqlens)
+        states = States(y if self.y_is_state else residuals, sizes[self.state], values["state"], reverse, cu_seqlens)
         added = sum(sizes[numbers] for numbers in self._sums.values())
         programs = -(-len(state) // _sequences(len(state)))
         sums = first.new_zeros((programs, added))
         operands = {
-            "state": state, "kept": kept, "history": y.contiguous() if self.y_is_state else kept,
+            "state": state, "kept": residuals, "history": y.contiguous() if self.y_is_state else residuals,
             "carry": dlast.contiguous(), "dstate": dstate, "sums": sums, **results, **factors,
             **torchs.operands(self._backward_plan),
         }  # fmt: skip
@@ -108,7 +108,7 @@ class OnGpu(Compiled):
             for letter, width in self.tiles.widths.items()
         }
         writer = self._forward_writer if which == "forward" else self._backward_writer
-        held = sum(math.prod(blocks[f"BLOCK_{letter}"] for letter in pair) for pair in writer.matrices.values())
+        resident = sum(math.prod(blocks[f"BLOCK_{letter}"] for letter in pair) for pair in writer.matrices.values())
         size, groups, parts = _sequences(len(state)), sizes[self.tiles.groups], 1
         if self.divided:
             ((letter, width),) = self.tiles.widths.items()
@@ -121,7 +121,7 @@ class OnGpu(Compiled):
             getattr(self.module, which)[(triton.cdiv(len(state), size) * groups * parts,)](
                 **pointers, p_offsets=cu_seqlens, **strides,
                 length=next(iter(timed.values())).shape[1], sequences=len(state), groups=groups, blocks=parts,
-                **axes, **blocks, ROWS=size, HELD=held <= HELD, REVERSE=reverse, **flags, enable_fp_fusion=True,
+                **axes, **blocks, ROWS=size, HELD=resident <= HELD, REVERSE=reverse, **flags, enable_fp_fusion=True,
             )  # fmt: skip
 
 

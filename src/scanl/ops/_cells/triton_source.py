@@ -50,7 +50,7 @@ class Writer:
     sums: dict[str, int]
     kept: Sequence[Node]
     y_is_state: bool
-    before: list[str] = field(default_factory=list)  # lines before the loop over time
+    prologue: list[str] = field(default_factory=list)  # lines before the loop over time
     body: list[str] = field(default_factory=list)  # of the loop
     after: list[str] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ class Writer:
         text = re.sub("inf|nan", r'float("\g<0>")', text)
         if text not in self._constants:
             self._constants[text] = name = f"c_{len(self._constants)}"
-            self.before.append(f"{name} = tl.full((1, 1), {text}, dtype)")
+            self.prologue.append(f"{name} = tl.full((1, 1), {text}, dtype)")
         return self._constants[text]
 
     def read(self, ref: "Ref | float") -> list[str]:
@@ -124,12 +124,12 @@ class Writer:
         buffer = self.plan.buffer(node)
         if not node.batched:
             load = f"tl.load({self._value(node, tile)})" + (" != 0" if node.truth else "")
-            return self._kept_load(buffer, tile, load, self.before)
+            return self._kept_load(buffer, tile, load, self.prologue)
         if node.kind == "operand" and node.what in (*self.timed, "dy"):
             return self._kept_load(buffer, tile, self._load(f"p_{node.what}", tile, f"r_{node.what}", ["live"]))
         if node.kind == "operand" and node.what == "state" and self.back:
             first = self._kept_load("first", tile, self._load("p_state", tile, f"i_n * ({self._whole()})", ["some"]),
-                                    self.before)  # fmt: skip
+                                    self.prologue)  # fmt: skip
             place = self._load("p_history", tile, "r_history", ["live", "~starts"])
             return self._kept_load(buffer, tile, f"tl.where(starts, {first}, {place})")
         if node in self.plan.kept:
@@ -196,20 +196,20 @@ class Writer:
         """Return a tile with `other` in place of what is past its channels."""
         key = name, f"{axis}, {other}"
         if key not in self._masked:
-            self._masked[key] = made = f"b_in{len(self._masked)}"
-            self.body.append(f"{made} = tl.where(there_{axis}, {name}, {other})")
+            self._masked[key] = masked = f"b_in{len(self._masked)}"
+            self.body.append(f"{masked} = tl.where(there_{axis}, {name}, {other})")
         return self._masked[key]
 
     def _multiply(self, node: Node) -> None:
-        left, right, result = node.args[0], node.args[1], node.what
-        lefts, results = self.tiles.of(left), self.tiles.of(result)
-        names = self.read(left)
+        lhs, rhs, result = node.args[0], node.args[1], node.what
+        lefts, results = self.tiles.of(lhs), self.tiles.of(result)
+        names = self.read(lhs)
         axes = [tile.axis for tile in (lefts[0], results[0])]
         if not all(axes):
             raise Unsupported("a product with a matrix that has not the channels on both axes")
-        *heads, terms, columns = right.shape
+        *heads, terms, columns = rhs.shape
         count, wide = self.tiles.counts(result.shape, len(result.shape) - 1)
-        _, high = self.tiles.counts(left.shape, len(left.shape) - 1)
+        _, high = self.tiles.counts(lhs.shape, len(lhs.shape) - 1)
         groups = self.tiles.groups if heads and heads[0] % self.tiles.groups == 0 else 1
         matrices = heads[0] // groups if heads else 1  # matrices that a program reads
         if matrices != (self.tiles.count(heads) if heads else 1):
@@ -235,7 +235,7 @@ class Writer:
             terms += [f"i_h * ({self.size(group)})"] if group else []
             place = " + ".join([*terms, f"tl.trans(i_{high}) * ({self.size(columns)})", f"i_{wide}"])
             load = f"{name} = tl.load({place}, mask=tl.trans(there_{high}) & there_{wide}, other=0.0)"
-            self.before += ["if HELD:", f"    {load}"]
+            self.prologue += ["if HELD:", f"    {load}"]
             self.body += ["if not HELD:", f"    {load}"]
         return name
 
@@ -248,26 +248,26 @@ class Writer:
         if any(kind == "group" for kind, _, _ in self.tiles.split(tail, (0,) * inner)):
             raise Unsupported(f"{name} over {self.tiles.group}")
         axis = next((kind for kind, _, _ in self.tiles.split(tail, (0,) * inner) if kind != "each"), "")
-        _, many = self.tiles.counts(source.shape, outer)
+        _, inner_tiles = self.tiles.counts(source.shape, outer)
         names = self.read(source)
         if source.node.truth:
             names = [self.translated(f"(c(1) if {name} else c(0))") for name in names]
         other = {"amax": 'float("-inf")', "amin": 'float("inf")'}.get(name, "0.0")
         for i, tile in enumerate(self.tiles.of(Ref(node, 0, head, contiguous(head)))):
             text = ""
-            for part in names[i * many : (i + 1) * many]:
+            for value in names[i * inner_tiles : (i + 1) * inner_tiles]:
                 if axis:
                     shape = f"(ROWS, BLOCK_{axis})"
-                    part = f"tl.broadcast_to({self._inside(part, axis, other)}, {shape})"
+                    value = f"tl.broadcast_to({self._inside(value, axis, other)}, {shape})"
                     form = {"amax": "largest({})", "amin": "smallest({})"}.get(name, "tl.sum({}, 1, keep_dims=True)")
-                    part = form.format(part)
+                    value = form.format(value)
                 if text and name in ("amax", "amin"):
                     first, second = f"{node.index}a", f"{node.index}b"
-                    self.body += [f"b_{first} = {text}", f"b_{second} = {part}"]
+                    self.body += [f"b_{first} = {text}", f"b_{second} = {value}"]
                     sign = ">" if name == "amax" else "<"
                     text = f"tl.where((b_{first} {sign} b_{second}) | (b_{first} != b_{first}), b_{first}, b_{second})"
                 else:
-                    text = f"{text} + {part}" if text else part
+                    text = f"{text} + {value}" if text else value
             if name == "mean":
                 numbers = " * ".join(f"({self.size(size)})" for size in tail)
                 text = f"({text}) / ({numbers})"
@@ -298,7 +298,7 @@ class Writer:
             for i, (tile, name) in enumerate(zip(tiles, names, strict=True)):
                 total = f"a_{root.buffer}_{i}"
                 width = f"BLOCK_{tile.axis}" if tile.axis else "1"
-                self.before.append(f"{total} = tl.zeros((ROWS, {width}), dtype)")
+                self.prologue.append(f"{total} = tl.zeros((ROWS, {width}), dtype)")
                 self.body.append(f"{total} += tl.where(live, {name}, 0.0)")
                 start = " + ".join(f"({self.size(n)})" for n in self._sizes_before(root.buffer))
                 total = f"tl.sum({total}, 0, keep_dims=True)"
@@ -317,17 +317,17 @@ class Writer:
         for i, name in enumerate(following):
             self.body.append(f"n_{i} = tl.where(live, {name}, s_{i})")
         self.body += [f"s_{i} = n_{i}" for i in range(len(following))]
-        kept = []
+        stores = []
         if not self.back and not self.y_is_state:
-            kept += [self._store("p_kept", tile, "r_kept", ["live"], f"s_{i}") for i, tile in enumerate(self._state)]
+            stores += [self._store("p_kept", tile, "r_kept", ["live"], f"s_{i}") for i, tile in enumerate(self._state)]
         if not self.back:
             starts = self._kept_offsets()
             for node in self.kept:
                 for tile in self.tiles.of(node.whole):
                     name = self._names[node, tile]
-                    kept.append(self._store("p_kept", tile, "r_kept", ["live"], name, start=starts[node]))
-        if kept:
-            self.body += ["if KEEP:", *["    " + line for line in kept]]
+                    stores.append(self._store("p_kept", tile, "r_kept", ["live"], name, start=starts[node]))
+        if stores:
+            self.body += ["if KEEP:", *["    " + line for line in stores]]
 
     # --- the kernel
 
@@ -360,7 +360,7 @@ class Writer:
         if self.sums:
             added = " + ".join(f"({self.size(size)})" for size in self.sums.values())
             lines.append(f"r_sums = i_0 + i_rows * ({added})")
-        lines += self.before
+        lines += self.prologue
         loop = ["live = i < steps"]
         turned = ("i", "steps - 1 - i")
         ahead, backwards = turned if not self.back else turned[::-1]

@@ -52,9 +52,9 @@ class Values:
                 changes = isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable
                 if changes:  # others may still read what was there before
                     args = (args[0].clone(), *args[1:])
-                made = function(*args, **kwargs)
+                result = function(*args, **kwargs)
                 self._memory[node] = (
-                    pytree.tree_leaves(made) if node.kind == "several" else self._with_layout(made, node)
+                    pytree.tree_leaves(result) if node.kind == "several" else self._with_layout(result, node)
                 )
         return self._memory[node]
 

@@ -101,7 +101,7 @@ def of_step(operand, row, steps, dtype):
 
 @helper(forceinline=True, error_model="numpy")
 def in_window(row, steps, begin, window):
-    """Return the index of a row among the rows of a window: those of `window` steps from step `begin` on."""
+    """Return the index of a row in a window: the rows of `window` steps from step `begin` on."""
     b = row // steps
     return b * window + row - b * steps - begin
 

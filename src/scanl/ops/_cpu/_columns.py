@@ -73,23 +73,25 @@ def summed(parts: torch.Tensor) -> torch.Tensor:
 
 
 @helper(forceinline=True)
-def share(part, parts, count):
+def share(index, parts, count):
     """Divide range(count) into `parts`; return the start and the end of one part."""
-    return count * part // parts, count * (part + 1) // parts
+    return count * index // parts, count * (index + 1) // parts
 
 
 @helper(forceinline=True)
 def unit_of(unit, slots, ranges):
     parts = slots.head_parts * slots.column_parts
-    part, group = unit % parts, unit // parts
+    index, group = unit % parts, unit // parts
     n, shared_head = group // slots.shared, group % slots.shared
     begin, end = ranges[2 * n], ranges[2 * n + 1]
     start, direction = (end - 1, -1) if slots.reverse else (begin, 1)
     heads = slots.heads // slots.shared
-    low, high = share(part // slots.column_parts, slots.head_parts, heads)
-    left, right = share(part % slots.column_parts, slots.column_parts, -(-slots.values // WIDTH))
+    low, high = share(index // slots.column_parts, slots.head_parts, heads)
+    begin_block, end_block = share(index % slots.column_parts, slots.column_parts, -(-slots.values // WIDTH))
     head = shared_head * heads + low
-    return Unit(part, n, shared_head, start, direction, end - begin, head, high - low, left, right - left)
+    return Unit(
+        index, n, shared_head, start, direction, end - begin, head, high - low, begin_block, end_block - begin_block
+    )
 
 
 @helper(forceinline=True)

@@ -17,12 +17,12 @@ def compiling() -> Iterator[Any]:
     """
     settings: Any = config  # numba gives it its attributes at run time
     with global_compiler_lock:
-        before = settings.DISABLE_JIT, settings.OPT
+        saved = settings.DISABLE_JIT, settings.OPT
         settings.DISABLE_JIT = 0
         try:
             yield settings
         finally:
-            settings.DISABLE_JIT, settings.OPT = before
+            settings.DISABLE_JIT, settings.OPT = saved
 
 
 def helper(**options: Any) -> Callable[[Callable], Any]:

@@ -156,9 +156,9 @@ def _decay(m, at, row, rows, by, low, sign):
 
 @helper(fastmath={"contract", "nsz", "reassoc"})
 def _dot(m, x, y, width):
-    total, left, right = m.dtype.type(0), m[x : x + width], m[y : y + width]
+    total, lhs, rhs = m.dtype.type(0), m[x : x + width], m[y : y + width]
     for j in range(width):
-        total += left[j] * right[j]
+        total += lhs[j] * rhs[j]
     return total
 
 
@@ -176,10 +176,10 @@ def _add_terms(m, x, y, row, rows, sums, to):
     for j in range(rows):
         below[j] = 0
     for s in range(rows - 1, 0, -1):
-        left, right = m[x + s * row : x + s * row + s], m[y + s * row : y + s * row + s]
+        lhs, rhs = m[x + s * row : x + s * row + s], m[y + s * row : y + s * row + s]
         total = m.dtype.type(0)
         for j in range(s):
-            below[j] += left[j] * right[j]
+            below[j] += lhs[j] * rhs[j]
             total += below[j]
         m[to + s] += total
 
@@ -195,10 +195,10 @@ def _decays_of(g, at, step, count, rows, m, D, row, e, t, a):
         running *= m[a + i]
         running = none if running < tiny else running
         m[e + i] = running
-        here, before = m[D + i * row : D + i * row + rows], m[D + max(0, i - 1) * row : D + i * row]
-        own = m[a + i]
+        here, previous = m[D + i * row : D + i * row + rows], m[D + max(0, i - 1) * row : D + i * row]
+        decay = m[a + i]
         for j in range(i):
-            value = own * before[j]
+            value = decay * previous[j]
             here[j] = none if value < tiny else value
         here[i] = 1
         for j in range(i + 1, rows):
@@ -213,21 +213,35 @@ def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
     one = m.dtype.type(1)
     for turn in range(0, rows, GROUP):
         first = rows - GROUP - turn if back else turn
-        rest = first + GROUP
+        next_row = first + GROUP
         if back:
-            o, left = L + rest * c_row + first, rows - rest
+            o, remaining = L + next_row * c_row + first, rows - next_row
             add_products(
-                m, x + first * row, row, GROUP, width, m, o, NEXT, c_row, left, m, u + rest * row, row, WHOLE, one
+                m,
+                x + first * row,
+                row,
+                GROUP,
+                width,
+                m,
+                o,
+                NEXT,
+                c_row,
+                remaining,
+                m,
+                u + next_row * row,
+                row,
+                WHOLE,
+                one,
             )
         else:
             add_products(
                 m, x + first * row, row, GROUP, width, m, L + first * c_row, c_row, NEXT, first, m, u, row, WHOLE, one
             )
         for i in range(GROUP):
-            s = rest - 1 - i if back else first + i
+            s = next_row - 1 - i if back else first + i
             target, solved = m[x + s * row : x + s * row + width], m[u + s * row : u + s * row + width]
             for n in range(i):
-                other = rest - 1 - n if back else first + n
+                other = next_row - 1 - n if back else first + n
                 factor = m[L + other * c_row + s] if back else m[L + s * c_row + other]
                 source = m[u + other * row : u + other * row + width]
                 for j in range(width):
@@ -238,13 +252,13 @@ def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
 
 
 @helper()
-def _product(m, out, out_row, rows, width, h, h_row, h_term, terms, w, w_row, part):
+def _product(m, out, out_row, rows, width, h, h_row, h_term, terms, w, w_row, region):
     """Write a product of matrices."""
     for i in range(rows):
         target = m[out + i * out_row : out + i * out_row + width]
         for j in range(width):
             target[j] = 0
-    add_products(m, out, out_row, rows, width, m, h, h_row, h_term, terms, m, w, w_row, part, m.dtype.type(1))
+    add_products(m, out, out_row, rows, width, m, h, h_row, h_term, terms, m, w, w_row, region, m.dtype.type(1))
 
 
 class _Sizes(NamedTuple):
@@ -278,7 +292,7 @@ class _Given(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Indices in the memory of a worker; those of numbers for each step of a chunk are made from `vectors`."""
+    """Indices in the memory of a worker. Arrays with a number for each step of a chunk lie from `vectors` on."""
 
     k: int
     kt: int  # t k
@@ -470,17 +484,17 @@ def _backward(slots):
     m_q, m_do, m_dv, m_y, to_q, to_k = slots.m_q, slots.m_do, slots.m_dv, slots.m_y, slots.m_to_q, slots.m_to_k
     P, A, B, S, dS = slots.m_P, slots.m_A, slots.m_B, slots.m_S, slots.m_dS
     turned_u, turned_dS = slots.m_turned_u, slots.m_turned_dS
-    of_states, many = slots.sequences * heads * keys * values, slots.rows if sizes.d_step else slots.sequences
+    of_states, decay_rows = slots.sequences * heads * keys * values, slots.rows if sizes.d_step else slots.sequences
     state, dlast = array(slots.state, of_states, dtype), array(slots.dlast, of_states, dtype)
     dstate, do = array(slots.dstate, of_states, dtype), array(slots.do, operands.v.size, dtype)
     dq, dk = array(slots.dq, parts * operands.q.size, dtype), array(slots.dk, parts * operands.q.size, dtype)
-    dv, dg = array(slots.dv, operands.v.size, dtype), array(slots.dg, slots.column_parts * many * heads, dtype)
+    dv, dg = array(slots.dv, operands.v.size, dtype), array(slots.dg, slots.column_parts * decay_rows * heads, dtype)
     dbeta = array(slots.dbeta, slots.column_parts * slots.rows * heads, dtype)
     m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
     for number in units(slots):
         unit = unit_of(number, slots, ranges)
         chunks, blocks = -(-unit.steps // C), _blocks(sizes, unit)
-        spot = unit.part % slots.column_parts * many * heads  # where the part's gradients of decays begin
+        spot = unit.part % slots.column_parts * decay_rows * heads  # where the part's gradients of decays begin
         for pair in range(unit.heads * blocks):
             h = unit.head + pair // blocks
             first, size, V = _columns(sizes, unit, pair % blocks)
@@ -490,20 +504,20 @@ def _backward(slots):
             _take_rows(state, corner, values, keys, size, one, m, S, v_row, K, V)
             transpose(m, S, v_row, K, V, m, slots.m_states, k_row)
             for n in range(chunks if delta else chunks - 1):  # the transposed state that enters each chunk
-                chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
+                chunk, previous = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
                 u = slots.m_u + n * C * v_row if delta else slots.m_v
                 r = slots.m_r + n * C * v_row if delta else u
                 _enter(sizes, operands, chunk, m, to)
                 if delta:
-                    transpose(m, before, k_row, V, K, m, S, v_row)
+                    transpose(m, previous, k_row, V, K, m, S, v_row)
                 _write(sizes, operands, chunk, m, to, S, r, u)
                 if n < chunks - 1:
-                    after = before + v_row * k_row
-                    _scale(m, before, k_row, V, K, m[to.e + C - 1], after)
+                    after = previous + v_row * k_row
+                    _scale(m, previous, k_row, V, K, m[to.e + C - 1], after)
                     add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE, one)
             _take_rows(dlast, corner, values, keys, size, one, m, dS, v_row, K, V)
             for n in range(chunks - 1, -1, -1):
-                chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
+                chunk, previous = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
                 u = slots.m_u + n * C * v_row if delta else slots.m_v
                 r = slots.m_r + n * C * v_row if delta else u
                 _enter(sizes, operands, chunk, m, to)
@@ -525,7 +539,7 @@ def _backward(slots):
                 _product(m, m_dv, v_row, C, V, to.kt, k_row, NEXT, K, dS, v_row, WHOLE)
                 add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER, one)
                 # with the state that enters it, and with the gradient of the state that leaves it
-                _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, before, k_row, WHOLE)
+                _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, previous, k_row, WHOLE)
                 _scale_rows(m, to_q, k_row, C, K, to.e, one, to_q)
                 _add_dots(m, m_q, to_q, k_row, C, K, to.E)
                 _product(m, to_k, k_row, C, K, u, v_row, NEXT, V, turned_dS, k_row, WHOLE)
@@ -535,16 +549,16 @@ def _backward(slots):
                 add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER, one)
                 across = dtype.type(0)  # the terms that contain all decays of the chunk
                 for j in range(V):
-                    across += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
+                    across += _dot(m, previous + j * k_row, turned_dS + j * k_row, K)
                 across *= m[to.e + C - 1]
-                part = unit.part * operands.q.size + chunk.qk_at
-                _give_rows(m, to_q, k_row, chunk.steps, keys, operands.scale, dq, part, chunk.qk_step, pair > 0)
+                offset = unit.part * operands.q.size + chunk.qk_at
+                _give_rows(m, to_q, k_row, chunk.steps, keys, operands.scale, dq, offset, chunk.qk_step, pair > 0)
                 if delta:
                     _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
                     _product(m, B, c_row, C, C, m_y, v_row, NEXT, V, turned_u, c_row, BELOW)
                     _add_terms(m, to.L, B, c_row, C, to.spare, to.of_g)
                     _decay(m, B, c_row, C, to.D, 1, -one)
-                    _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, before, k_row, WHOLE)
+                    _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, previous, k_row, WHOLE)
                     _scale_rows(m, to_q, k_row, C, K, to.e, -one, to_q)
                     _add_dots(m, to.k, to_q, k_row, C, K, to.E)
                     add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
@@ -555,7 +569,7 @@ def _backward(slots):
                     for i in range(chunk.steps):
                         at = ((unit.part % slots.column_parts) * slots.rows + chunk.r + chunk.r_step * i) * heads + h
                         dbeta[at] = m[to.spare + i] + (dbeta[at] if again else 0)
-                _give_rows(m, to_k, k_row, chunk.steps, keys, one, dk, part, chunk.qk_step, pair > 0)
+                _give_rows(m, to_k, k_row, chunk.steps, keys, one, dk, offset, chunk.qk_step, pair > 0)
                 du = m_y if delta else m_dv
                 _give_rows(m, du, v_row, chunk.steps, size, one, dv, chunk.v_at, chunk.v_step, False)
                 # dS enters the chunk before
@@ -595,7 +609,7 @@ def _run(chosen: Kernel, work: Work, slots: dict[str, Any], elements: int, *, ba
 
 
 def run_forward(work: Work, slots: dict[str, Any], elements: int) -> None:
-    """Write the outputs and the last state to `out` and `last` in `slots`, which has those of the kernel."""
+    """Write the outputs and the last state to `out` and `last` in `slots`, the kernel's slots."""
     _run(_forward, work, slots, elements, back=False)
 
 

@@ -62,15 +62,15 @@ def _strip_of_pass(low_rank, columns):
     """Build the strip loop of `_pass`: for a low-rank term, for column decays, or for neither."""
 
     @intrinsic
-    def strip(typingctx, S, source, target, rows, c, before, now, x, lane):
+    def strip(typingctx, S, source, target, rows, c, previous, now, x, lane):
         def codegen(context, builder, signature, arguments):
             e = Emitter(context, builder, signature, arguments)
-            S, source, target, rows, c, before, now, x, lane = e.values
+            S, source, target, rows, c, previous, now, x, lane = e.values
             v, y, decays = (e.read(e.at(x, n, lane)) for n in (V, Y, E))
             read_y, read_o = e.sums(2)
             with e.rows(rows) as i:
                 row = builder.mul(i, i.type(W))
-                d, a, k = (e.number_at(e.at(c, n, before, i)) for n in (D, A, K))
+                d, a, k = (e.number_at(e.at(c, n, previous, i)) for n in (D, A, K))
                 b, q = (e.number_at(e.at(c, n, now, i)) for n in (B, DQ))
                 p = e.times(d, e.read(e.at(S, source, row, lane)))
                 p = e.times(p, decays) if columns else e.add(p, a, y) if low_rank else p
@@ -97,19 +97,19 @@ _pass_low_rank, _pass_columns, _pass_rows = (
 
 
 @helper(forceinline=True)
-def _pass(S, source, target, keys, c, before, now, size, x, kind, columns):
-    """Finish the step whose vectors begin at `before` in c, and read the state for the step at `now`.
+def _pass(S, source, target, keys, c, previous, now, size, x, kind, columns):
+    """Finish the step whose vectors begin at `previous` in c, and read the state for the step at `now`.
 
     Read the state at `source` in S, apply the first step and write the result at `target`. x holds y and v of the first
     step; it receives y of the second step, and the part of its output that is read from the state.
     """
     for lane in range(0, size, STRIP // S.itemsize):
         if kind >= DELTA:
-            _pass_low_rank(S, source, target, keys, c, before, now, x, lane)
+            _pass_low_rank(S, source, target, keys, c, previous, now, x, lane)
         elif columns:
-            _pass_columns(S, source, target, keys, c, before, now, x, lane)
+            _pass_columns(S, source, target, keys, c, previous, now, x, lane)
         else:
-            _pass_rows(S, source, target, keys, c, before, now, x, lane)
+            _pass_rows(S, source, target, keys, c, previous, now, x, lane)
 
 
 @intrinsic
@@ -146,10 +146,10 @@ def _scatter_strip(typingctx, P, at, dS, rows, c, x, lane):
                 place = e.at(dS, row, lane)
                 p, d = e.read(e.at(P, at, row, lane)), e.read(place)
                 decay, b = (e.number_at(e.at(c, n + more, i)) for n in (D, B))
-                before = e.times(decay, d)
-                for n, pair in zip(sums, ((d, v), (d, y), (p, dy), (before, p), (p, do)), strict=True):
+                decayed = e.times(decay, d)
+                for n, pair in zip(sums, ((d, v), (d, y), (p, dy), (decayed, p), (p, do)), strict=True):
                     sums[n].append(e.dot(*pair))
-                e.write(e.add(before, b, dy), place)
+                e.write(e.add(decayed, b, dy), place)
             for n, four in sums.items():
                 e.add_four(e.at(c, n, i), e.totals(four))
         return context.get_dummy_value()
@@ -166,7 +166,7 @@ def _strip_of_back(bonus, columns):
         def codegen(context, builder, signature, arguments):
             e = Emitter(context, builder, signature, arguments)
             P, at, dS, rows, c, x, lane = e.values
-            v, do, decays, first, last, seen = (e.read(e.at(x, n, lane)) for n in (V, DO, E, FIRST, LAST, SEEN))
+            v, do, decays, first, last, decayed_do = (e.read(e.at(x, n, lane)) for n in (V, DO, E, FIRST, LAST, SEEN))
             dv, of_decays = e.sums(2)
             with e.rows(rows, 4) as i:
                 sums = {n: [] for n in (TO_K, TO_D, TO_Q)}
@@ -178,16 +178,16 @@ def _strip_of_back(bonus, columns):
                     if not bonus:
                         d = e.add(d, q, first if columns else do)
                     e.add_to(dv, k, d)
-                    before = e.times(decay, d)
+                    gradient = e.times(decay, d)
                     if columns:
-                        e.add_to(of_decays, before, p)
-                        before = e.times(before, decays)
-                    for n, pair in ((TO_K, (d, v)), (TO_Q, (p, seen if columns else do))):
+                        e.add_to(of_decays, gradient, p)
+                        gradient = e.times(gradient, decays)
+                    for n, pair in ((TO_K, (d, v)), (TO_Q, (p, decayed_do if columns else do))):
                         sums[n].append(e.dot(*pair))
-                    sums[TO_D].append(e.dot(before, p))
+                    sums[TO_D].append(e.dot(gradient, p))
                     if bonus or columns:
-                        before = e.add(before, q, last if columns else do)
-                    e.write(before, place)
+                        gradient = e.add(gradient, q, last if columns else do)
+                    e.write(gradient, place)
                 for n, four in sums.items():
                     e.add_four(e.at(c, n, i), e.totals(four))
             e.keep(dv, e.at(x, DV, lane))
@@ -255,8 +255,8 @@ def _settle_strip(typingctx, c, keys, scale, weight, kind, d_key, dq, dk, t, add
             (to_d, dg, row, add_row, by_key),
         ):
             place = e.place_if(flag, target, start, lane, c)
-            before = e.read_some(place, e.some(lane, keys, flag, e.is_set(add)))
-            e.write_some(e.add(before, value), place, e.some(lane, keys, flag))
+            total = e.read_some(place, e.some(lane, keys, flag, e.is_set(add)))
+            e.write_some(e.add(total, value), place, e.some(lane, keys, flag))
         return context.get_dummy_value()
 
     n = types.int64
@@ -294,8 +294,8 @@ def _step_strip(typingctx, q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, sca
             e.place_if(is_general, b, h, lane, c), general, e.choose(is_delta, e.times(decay, key), zero)
         )
         bonus = e.read_some(e.place_if(is_bonus, u, w, lane, c), e.some(lane, keys, is_bonus), e.spread(scale.type(1)))
-        read = e.choose(is_bonus, query, e.times(decay, query))
-        vectors = {D: decay, A: erase, K: key, B: find, Q: query, DQ: read, U: bonus}
+        decayed_query = e.choose(is_bonus, query, e.times(decay, query))
+        vectors = {D: decay, A: erase, K: key, B: find, Q: query, DQ: decayed_query, U: bonus}
         for n, value in vectors.items():
             e.write(value, e.at(c, n, at, lane))
         e.add_number(e.at(c, QA, at), e.total(e.times(query, erase)))
@@ -420,9 +420,9 @@ def _output_strip(typingctx, v, av, place, ahead, weight, size, x, c, at, kind, 
         value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), mask))
         e.write(value, e.at(x, V, lane))
         decays = _decays_of_columns(e, av, columns, place, size, x, lane)
-        read = e.read(e.at(x, O, lane))
-        read = e.choose(builder.icmp_signed("==", kind, kind.type(BONUS)), read, e.times(read, decays))
-        o = e.add(read, e.number_at(e.at(c, QA, at)), e.read(e.at(x, Y, lane)))
+        output = e.read(e.at(x, O, lane))
+        output = e.choose(builder.icmp_signed("==", kind, kind.type(BONUS)), output, e.times(output, decays))
+        o = e.add(output, e.number_at(e.at(c, QA, at)), e.read(e.at(x, Y, lane)))
         e.write_some(e.add(o, e.number_at(e.at(c, QK, at)), value), e.at(out, place, lane), mask)
         return context.get_dummy_value()
 
@@ -472,8 +472,8 @@ def _enter_strip(typingctx, v, av, place, weight, size, x, c, kind, columns, ys,
         decays = _decays_of_columns(e, av, columns, place, size, x, lane)
         is_bonus, zero = builder.icmp_signed("==", kind, kind.type(BONUS)), e.times(do, e.spread(e.number(0)))
         first, last = e.choose(is_bonus, zero, do), e.choose(is_bonus, do, zero)
-        seen = e.choose(is_bonus, do, e.times(do, decays))
-        for n, strip in ((V, value), (Y, y), (DO, do), (FIRST, first), (LAST, last), (SEEN, seen)):
+        decayed_do = e.choose(is_bonus, do, e.times(do, decays))
+        for n, strip in ((V, value), (Y, y), (DO, do), (FIRST, first), (LAST, last), (SEEN, decayed_do)):
             e.write(strip, e.at(x, n, lane))
         e.add_number(e.at(c, Y_DO), e.total(e.times(y, do)))
         e.add_number(e.at(c, V_DO), e.total(e.times(value, do)))
@@ -520,7 +520,7 @@ def _leave(v, dv, dav, place, weight, size, x, c, kind, columns):
 
 @helper(forceinline=True)
 def _idle(keys, c, at):
-    """Set the vectors at `at` to those of a step that neither changes nor reads the state."""
+    """Set the vectors at `at` for a step that neither changes nor reads the state."""
     for i in range(keys):
         c[at + D + i] = 1
         c[at + A + i] = c[at + K + i] = c[at + B + i] = c[at + DQ + i] = 0
@@ -545,18 +545,18 @@ def _forward(slots):
             fill(S, 0, S.size, 0)
             fill(x, 0, x.size, 0)  # also the lanes without a column
             load(operands.state, corner, keys, values, size, S)
-            before, now = 0, STEP
-            _idle(keys, c, before)
+            previous, now = 0, STEP
+            _idle(keys, c, previous)
             fill(x, E, W, 1)
             for i in range(unit.steps):
                 place = _place(sizes, operands, unit, h, first, i)
                 _step(sizes, operands, place, next_t, c, now)
-                _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
+                _pass(S, 0, 0, keys, c, previous, now, size, x, kind, columns)
                 at = place.at
                 _output(operands.v, operands.av, at, at + next_at, place.weight, size, x, c, now, kind, columns, out)
-                before, now = now, before
+                previous, now = now, previous
             _idle(keys, c, now)
-            _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
+            _pass(S, 0, 0, keys, c, previous, now, size, x, kind, columns)
             store(S, keys, values, size, last, corner)
 
 
@@ -579,7 +579,7 @@ class _Scratch(NamedTuple):
     """The scratch memory of a worker."""
 
     dS: Any  # the gradient of the state
-    held: Any  # the states before each step of a chunk
+    states: Any  # the states before each step of a chunk
     x: Any  # rows of lanes
     c: Any  # vectors of a step
     ys: Any  # y of each step of a chunk
@@ -604,63 +604,75 @@ def _made(slots, operands, dtype):
 
 
 @helper(forceinline=True)
-def _replay(sizes, operands, unit, h, first, size, begin, steps, back, block, do, mine):
-    """Run `steps` steps forwards, from the state in `held`.
+def _replay(sizes, operands, unit, h, first, size, begin, steps, back, block, do, memory):
+    """Run `steps` steps forwards, from the first state in `memory`.
 
-    If `back`, store the state before each step in `held`. Otherwise overwrite `held` with the state after the last.
+    If `back`, store the state before each step in `memory`. Otherwise overwrite it with the state after the last.
     """
-    keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
+    keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, memory.c, memory.x
     next_t = AHEAD * unit.direction * sizes.shared * keys
     next_at = AHEAD * unit.direction * sizes.heads * sizes.values
-    before, now = 0, STEP
-    _idle(keys, c, before)
+    previous, now = 0, STEP
+    _idle(keys, c, previous)
     fill(x, 0, Y + W, 0)
     fill(x, E, W, 1)
     for i in range(steps):
         place = _place(sizes, operands, unit, h, first, begin + i)
         _step(sizes, operands, place, next_t, c, now)
-        _pass(mine.held, max(0, i - 1) * back * block, i * back * block, keys, c, before, now, size, x, kind, columns)
+        _pass(
+            memory.states,
+            max(0, i - 1) * back * block,
+            i * back * block,
+            keys,
+            c,
+            previous,
+            now,
+            size,
+            x,
+            kind,
+            columns,
+        )
         at = place.at
-        _values(operands.v, operands.av, at, at + next_at, place.weight, size, x, columns, mine.ys, i * W, do)
-        before, now = now, before
+        _values(operands.v, operands.av, at, at + next_at, place.weight, size, x, columns, memory.ys, i * W, do)
+        previous, now = now, previous
     if not back:
         _idle(keys, c, now)
-        _pass(mine.held, 0, 0, keys, c, before, now, size, x, kind, columns)
+        _pass(memory.states, 0, 0, keys, c, previous, now, size, x, kind, columns)
 
 
 @helper(forceinline=True)
-def _step_gradients(sizes, operands, made, unit, h, first, size, i, held, pair, again, do, mine):
-    """Go back through step i and write its gradients. held: the index of its state among those of the chunk."""
-    keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
+def _step_gradients(sizes, operands, gradients, unit, h, first, size, i, index, pair, again, do, memory):
+    """Go back through step i and write its gradients. index: the index of its state in the chunk."""
+    keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, memory.c, memory.x
     place = _place(sizes, operands, unit, h, first, i)
     _step(sizes, operands, place, 0, c, 0)
-    _enter(operands.v, operands.av, place.at, place.weight, size, x, c, kind, columns, mine.ys, held * W, do)
-    _step_back(mine.held, held * (-(-keys // 4) * 4 * W), mine.dS, keys, c, size, x, kind, columns)
+    _enter(operands.v, operands.av, place.at, place.weight, size, x, c, kind, columns, memory.ys, index * W, do)
+    _step_back(memory.states, index * (-(-keys // 4) * 4 * W), memory.dS, keys, c, size, x, kind, columns)
     spot = (unit.part % sizes.column_parts * sizes.rows + place.r) * sizes.heads + h
     _settle(
-        c, keys, operands.scale, place.weight, kind, sizes.d_key, made.q, made.k, unit.part * operands.q.size + place.t,
-        pair > 0, made.a, made.b, made.g, spot * keys, again,
+        c, keys, operands.scale, place.weight, kind, sizes.d_key, gradients.q, gradients.k,
+        unit.part * operands.q.size + place.t, pair > 0, gradients.a, gradients.b, gradients.g, spot * keys, again,
     )  # fmt: skip
-    _leave(operands.v, made.v, made.gv, place.at, place.weight, size, x, c, kind, columns)
+    _leave(operands.v, gradients.v, gradients.gv, place.at, place.weight, size, x, c, kind, columns)
     if sizes.d_step and sizes.d_key == 0:
-        made.g[spot] = c[SUM_D] + (made.g[spot] if again else 0)
+        gradients.g[spot] = c[SUM_D] + (gradients.g[spot] if again else 0)
     if kind == DELTA:
-        made.beta[spot] = c[V_DV] - c[K_DA] + (made.beta[spot] if again else 0)
+        gradients.beta[spot] = c[V_DV] - c[K_DA] + (gradients.beta[spot] if again else 0)
     if kind == BONUS:
         for m in range(keys):
-            mine.u_sums[m] += c[TO_U + m]
+            memory.u_sums[m] += c[TO_U + m]
 
 
 @helper(forceinline=True)
-def _sums_over_time(sizes, made, unit, h, again, constant, u_sums):
+def _sums_over_time(sizes, gradients, unit, h, again, constant, u_sums):
     """Write the gradients of a decay and a bonus that are constant over time."""
     keys = sizes.keys
     spot = (unit.part % sizes.column_parts * sizes.sequences + unit.n) * sizes.heads + h
     if sizes.d_step == 0:
-        made.g[spot] = constant + (made.g[spot] if again else 0)
+        gradients.g[spot] = constant + (gradients.g[spot] if again else 0)
     if sizes.kind == BONUS:
         for m in range(keys):
-            made.u[spot * keys + m] = u_sums[m] + (made.u[spot * keys + m] if again else 0)
+            gradients.u[spot * keys + m] = u_sums[m] + (gradients.u[spot * keys + m] if again else 0)
 
 
 @kernel(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
@@ -668,17 +680,17 @@ def _backward(slots):
     dtype = slots.dtype
     ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
     sizes, operands = _sizes(slots), _given(slots, dtype)
-    made, heads, keys, values = _made(slots, operands, dtype), sizes.heads, sizes.keys, sizes.values
+    gradients, heads, keys, values = _made(slots, operands, dtype), sizes.heads, sizes.keys, sizes.values
     do, dlast = array(slots.do, operands.v.size, dtype), array(slots.dlast, operands.state.size, dtype)
     block = -(-keys // 4) * 4 * W  # rows are summed in groups of four
     S, starts = scratch(block, dtype), np.empty((slots.longest // CHUNK + 1) * block, dtype)
-    dS, held, x, c = (
+    dS, states, x, c = (
         scratch(block, dtype),
         scratch(CHUNK * block, dtype),
         scratch(LANES, dtype),
         scratch(VECTORS, dtype),
     )
-    mine = _Scratch(dS, held, x, c, np.empty(CHUNK * W, dtype), np.empty(keys, np.float64))
+    memory = _Scratch(dS, states, x, c, np.empty(CHUNK * W, dtype), np.empty(keys, np.float64))
     for number in units(slots):
         unit = unit_of(number, slots, ranges)
         chunks = (unit.steps + CHUNK - 1) // CHUNK
@@ -691,7 +703,7 @@ def _backward(slots):
             fill(S, 0, S.size, 0)
             fill(dS, 0, dS.size, 0)
             fill(x, 0, x.size, 0)
-            fill(mine.u_sums, 0, mine.u_sums.size, 0)
+            fill(memory.u_sums, 0, memory.u_sums.size, 0)
             load(operands.state, corner, keys, values, size, S)
             load(dlast, corner, keys, values, size, dS)
             move(S, 0, block, starts, 0)
@@ -700,17 +712,17 @@ def _backward(slots):
                 back = turn >= chunks - 1
                 chunk = 2 * chunks - 2 - turn if back else turn
                 steps = min(CHUNK, unit.steps - chunk * CHUNK)
-                move(starts, chunk * block, block, held, 0)
-                _replay(sizes, operands, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
+                move(starts, chunk * block, block, states, 0)
+                _replay(sizes, operands, unit, h, first, size, chunk * CHUNK, steps, back, block, do, memory)
                 if not back:
-                    move(held, 0, block, starts, (chunk + 1) * block)
+                    move(states, 0, block, starts, (chunk + 1) * block)
                     continue
                 for i in range(steps - 1, -1, -1):
                     step = chunk * CHUNK + i
-                    _step_gradients(sizes, operands, made, unit, h, first, size, step, i, pair, again, do, mine)
+                    _step_gradients(sizes, operands, gradients, unit, h, first, size, step, i, pair, again, do, memory)
                     constant += c[SUM_D]
-            store(dS, keys, values, size, made.state, corner)
-            _sums_over_time(sizes, made, unit, h, again, constant, mine.u_sums)
+            store(dS, keys, values, size, gradients.state, corner)
+            _sums_over_time(sizes, gradients, unit, h, again, constant, memory.u_sums)
 
 
 @functools.lru_cache(512)
@@ -760,12 +772,12 @@ def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g
     """Return y and the last state: `dplr_scan` with a and b, the delta rule with beta, else linear attention."""
     work, slots = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
-    made, elements = {"out": y, "last": last}, v.numel() * state.shape[2]
+    results, elements = {"out": y, "last": last}, v.numel() * state.shape[2]
     if _in_chunks(slots, g, gv, work, back=False):
         delta = {"delta": int(slots["kind"] == DELTA)}
-        _matrix_chunks.run_forward(work, {**slots, **made, **delta}, elements)
+        _matrix_chunks.run_forward(work, {**slots, **results, **delta}, elements)
     else:
-        _forward.run(v.dtype, _forward.pack(**slots, **made), work.units, elements)
+        _forward.run(v.dtype, _forward.pack(**slots, **results), work.units, elements)
     return y, last
 
 
@@ -794,14 +806,14 @@ def run_backward(
         "u": some(u, columns * sequences, heads, keys),
         "state": empty(state.shape, state.dtype),
     }
-    made = {f"d{name}": grad for name, grad in grads.items()}
-    made |= {"do": dy.contiguous(), "dlast": dlast.contiguous()}
+    gradients = {f"d{name}": grad for name, grad in grads.items()}
+    gradients |= {"do": dy.contiguous(), "dlast": dlast.contiguous()}
     elements = 4 * v.numel() * keys
     if _in_chunks(slots, g, gv, work, back=True):
         delta = {"delta": int(slots["kind"] == DELTA)}
-        _matrix_chunks.run_backward(work, {**slots, **made, **delta}, elements)
+        _matrix_chunks.run_backward(work, {**slots, **gradients, **delta}, elements)
     else:
-        _backward.run(v.dtype, _backward.pack(**slots, **made), work.units, elements)
+        _backward.run(v.dtype, _backward.pack(**slots, **gradients), work.units, elements)
     for name in ("q", "k", "a", "b", "beta", "u"):
         grads[name] = summed(grads[name])
     grads["g"] = grads["g"].sum((0, 1)) if constant else summed(grads["g"])

@@ -41,11 +41,11 @@ def _remember(block: mmap.mmap, lease: np.ndarray) -> None:
         return
     with _lock:
         _blocks[id(block)] = block, weakref.ref(lease)
-        held = sum(len(other) for other, _ in list(_blocks.values()))
+        total = sum(len(other) for other, _ in list(_blocks.values()))
         for key in list(_blocks):
-            if held <= KEPT:
+            if total <= KEPT:
                 return
-            held -= len(_blocks.pop(key, (b"",))[0])
+            total -= len(_blocks.pop(key, (b"",))[0])
 
 
 def empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

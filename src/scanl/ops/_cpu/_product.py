@@ -75,7 +75,7 @@ def _tile(count: int, wide: int) -> Any:
                         new.append(builder.fadd(total, builder.fmul(factor, column, flags=_FUSED), flags=_FUSED))
                 return new
 
-            before = builder.block
+            scaled = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.branch(loop)
             builder.position_at_end(loop)
@@ -84,19 +84,19 @@ def _tile(count: int, wide: int) -> Any:
             new = with_term(sums, k)
             k_next = builder.add(k, _SIZE(1))
             builder.cbranch(builder.icmp_signed("<", k_next, terms), loop, done)
-            k.add_incoming(_SIZE(0), before)
+            k.add_incoming(_SIZE(0), scaled)
             k.add_incoming(k_next, loop)
             for total, later in zip(sums, new, strict=True):
-                total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
+                total.add_incoming(ir.Constant(vector, [0.0] * lanes), scaled)
                 total.add_incoming(later, loop)
             builder.position_at_end(done)
             places = [
                 address for r in range(count) for address in vectors_of(outs, out_at, _SIZE(r), out_row, _SIZE(lanes))
             ]
-            kept = spread(keep)
+            factor = spread(keep)
             for address, total in zip(places, new, strict=True):
-                before = builder.fmul(kept, builder.load(address, align=bytes_each), flags=_FUSED)
-                builder.store(builder.fadd(before, total, flags=_FUSED), address, align=bytes_each)
+                scaled = builder.fmul(factor, builder.load(address, align=bytes_each), flags=_FUSED)
+                builder.store(builder.fadd(scaled, total, flags=_FUSED), address, align=bytes_each)
             return context.get_dummy_value()
 
         integer = types.int64
@@ -125,9 +125,9 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, p
     w_row, w_next = (lanes, n * lanes) if panels else (width, lanes)
     done = 0
     while done < count:
-        left = count - done
-        tall = ROWS if left >= ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
-        wide, end = 4 * WIDE // min(tall, 4) * lanes, count - left % tall
+        remaining = count - done
+        tall = ROWS if remaining >= ROWS else 4 if remaining >= 4 else 2 if remaining >= 2 else 1
+        wide, end = 4 * WIDE // min(tall, 4) * lanes, count - remaining % tall
         j = 0
         while j < full:
             step = wide if full - j >= wide else lanes
@@ -153,37 +153,37 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, p
                         _one(out, o, out_row, h, a, h_row, 1, w, row, w_row, w_next, terms, one)
             j += step
         done = end
-    rest, rest_row = (w_at + n * full, width - full) if panels else (w_at + full, width)
+    tail, tail_row = (w_at + n * full, width - full) if panels else (w_at + full, width)
     for r in range(count):
         for j in range(width - full):
             total = out.dtype.type(0)
             for k in range(n):
-                total += h[h_at + r * h_row + k] * w[rest + k * rest_row + j]
+                total += h[h_at + r * h_row + k] * w[tail + k * tail_row + j]
             out[out_at + r * out_row + full + j] += total
 
 
 @helper(fastmath={"contract", "nsz"})
-def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, terms, w, w_at, w_row, part, keep):
+def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, terms, w, w_at, w_row, region, keep):
     """Compute out = keep out + h w for matrices of whole tiles: `rows` in ROWS, `width` in vectors.
 
     h has strides of both axes.
-    part: WHOLE; LOWER or UPPER if h is zero above or below its diagonal, where no product is then computed; BELOW if
-    only the part of out on and below its diagonal is wanted. The others need a `keep` of 1.
+    region: WHOLE; LOWER or UPPER if h is zero above or below its diagonal, where no product is then computed; BELOW if
+    only out on and below its diagonal is computed. The others need a `keep` of 1.
     """
     lanes = BYTES // out.itemsize
     for first in range(0, terms, LONG):
-        kept = keep if first == 0 else out.dtype.type(1)
+        factor = keep if first == 0 else out.dtype.type(1)
         for j in range(0, width, WIDE * lanes):
             for r in range(0, rows, ROWS):
-                low = max(first, r) if part == UPPER else first
-                high = min(first + LONG, terms, r + ROWS) if part == LOWER else min(first + LONG, terms)
-                if low >= high or (part == BELOW and j >= r + ROWS):
+                low = max(first, r) if region == UPPER else first
+                high = min(first + LONG, terms, r + ROWS) if region == LOWER else min(first + LONG, terms)
+                if low >= high or (region == BELOW and j >= r + ROWS):
                     continue
                 o, a, b = out_at + r * out_row + j, h_at + r * h_row + low * h_term, w_at + low * w_row + j
                 if j + WIDE * lanes <= width:
-                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, lanes, high - low, kept)
+                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, lanes, high - low, factor)
                 else:
-                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, lanes, high - low, kept)
+                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, lanes, high - low, factor)
 
 
 @intrinsic

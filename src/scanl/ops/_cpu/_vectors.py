@@ -2,7 +2,7 @@
 
 LLVM's vectoriser puts the loop over columns inside the loop over rows, so sums over rows are loaded and stored at every
 row. Here a strip of columns is one vector value, a few registers wide, and the sums stay in registers. Inside a numba
-intrinsic, an `Emitter` generates the body of such a loop.
+intrinsic, an `Emitter` generates the body of this loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,8 +65,8 @@ class Emitter:
             count = self.builder.select(condition, count, first)
         word = ir.IntType(32)
         lanes = ir.Constant(ir.VectorType(word, self.strip.count), list(range(self.strip.count)))
-        left = self.builder.trunc(self.builder.sub(count, first), word)
-        return self.builder.icmp_signed("<", lanes, self.spread(left))
+        remaining = self.builder.trunc(self.builder.sub(count, first), word)
+        return self.builder.icmp_signed("<", lanes, self.spread(remaining))
 
     def is_set(self, flag: Any) -> Any:
         return self.builder.icmp_signed("!=", flag, flag.type(0))
@@ -191,8 +191,8 @@ class Emitter:
         if unit == 4:
             pairs = [meet(four[n], four[n + 1], (0, 4, 1, 5), (2, 6, 3, 7)) for n in (0, 2)]
             return self._folded(meet(pairs[0], pairs[1], (0, 1, 4, 5), (2, 3, 6, 7)), unit)
-        left, right = (self._folded(meet(four[n], four[n + 1], (0, 2), (1, 3)), unit) for n in (0, 2))
-        return self._shuffle(left, right, range(4))
+        low, high = (self._folded(meet(four[n], four[n + 1], (0, 2), (1, 3)), unit) for n in (0, 2))
+        return self._shuffle(low, high, range(4))
 
     def add_four(self, place: Any, four: Any) -> None:
         """Add a vector of four to the numbers at an address."""

@@ -1,4 +1,4 @@
-"""CPU kernels of the scan with diagonal-plus-low-rank transitions, which are those of all matrix memories."""
+"""CPU kernels of the scan with diagonal-plus-low-rank transitions: the kernels that all matrix memories share."""
 
 from scanl.ops._cpu._matrix_memory import run_backward, run_forward
 

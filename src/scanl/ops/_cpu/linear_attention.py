@@ -1,4 +1,4 @@
-"""CPU kernels of linear attention, which are those of all matrix memories."""
+"""CPU kernels of linear attention: the kernels that all matrix memories share."""
 
 from scanl.ops._cpu._matrix_memory import run_backward, run_forward
 

@@ -46,32 +46,32 @@ def _forward_row(x, a, h, y):
 
 
 @helper(forceinline=True)
-def _backward_row(dy, a, after, before, dx, da):
+def _backward_row(dy, a, after, previous, dx, da):
     """Take one step backwards, with one da per channel."""
     for i in range(dx.size):
         d = dy[i] + np.conj(a[i]) * after[i]
         dx[i] = d
-        da[i] = d * np.conj(before[i])
+        da[i] = d * np.conj(previous[i])
 
 
 @helper(forceinline=True)
-def _backward_row_summed(dy, a, after, before, dx, total):
+def _backward_row_summed(dy, a, after, previous, dx, total):
     """Like `_backward_row`, but add da to a sum over time."""
     for i in range(dx.size):
         d = dy[i] + np.conj(a[i]) * after[i]
         dx[i] = d
-        total[i] += d * np.conj(before[i])
+        total[i] += d * np.conj(previous[i])
 
 
 @helper(forceinline=True)
-def _backward_row_shared(dy, a, after, before, dx):
+def _backward_row_shared(dy, a, after, previous, dx):
     """Like `_backward_row`, for one a for all channels; return its da."""
     decay = np.conj(a[0])
     total = dy[0] * 0
     for i in range(dx.size):
         d = dy[i] + decay * after[i]
         dx[i] = d
-        total += d * np.conj(before[i])
+        total += d * np.conj(previous[i])
     return total
 
 
@@ -91,11 +91,11 @@ def _forward_repair_row(p, a, y, tiny):
 
 
 @helper(forceinline=True)
-def _backward_repair_row(p, a, before, dx, da, tiny):
+def _backward_repair_row(p, a, previous, dx, da, tiny):
     alive = False
     for i in range(p.size):
         dx[i] += p[i]
-        da[i if a.size == p.size else 0] += p[i] * np.conj(before[i])
+        da[i if a.size == p.size else 0] += p[i] * np.conj(previous[i])
         p[i] *= np.conj(a[i] if a.size == p.size else a[0])
         alive |= not abs(p[i].real) + abs(p[i].imag) < tiny
     return alive
@@ -169,9 +169,9 @@ def _backward(slots):
             t = i if slots.reverse else steps - 1 - i
             k = item * ((begin + t) * width + channel)
             j = item * (a_begin + t * a_time + o * slots.a_outer + first * a_inner)
-            before = slots.y + k + (item * width if slots.reverse else -item * width)
+            previous = slots.y + k + (item * width if slots.reverse else -item * width)
             dys, dxs = array(slots.dy + k, size, dtype), array(slots.dx + k, size, dtype)
-            hs = array(start if i == steps - 1 else before, size, dtype)
+            hs = array(start if i == steps - 1 else previous, size, dtype)
             at = ((begin + t if a_time else n) * da_width + da_channel) * item
             if a_inner == 0:
                 d = _backward_row_shared(dys, decays, after, hs, dxs)
@@ -249,14 +249,14 @@ def _backward_repair(slots):
                 t = i if slots.reverse else steps - 1 - i
                 k = item * ((begin + t) * width + channel)
                 j = item * (a_begin + t * slots.a_time + o * slots.a_outer + first * slots.a_inner)
-                before = slots.y + k + (item * width if slots.reverse else -item * width)
+                previous = slots.y + k + (item * width if slots.reverse else -item * width)
                 if i == steps - 1:
-                    before = slots.state + item * (n * width + channel)
+                    previous = slots.state + item * (n * width + channel)
                 at = ((begin + t if slots.a_time else n) * da_width + da_channel) * item
                 if not _backward_repair_row(
                     p,
                     array(slots.a + j, a_size, dtype),
-                    array(before, size, dtype),
+                    array(previous, size, dtype),
                     array(slots.dx + k, size, dtype),
                     array(slots.da + at, a_size, dtype),
                     _tiny(dtype),

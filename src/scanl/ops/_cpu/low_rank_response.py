@@ -172,7 +172,7 @@ def _backward(slots):
     to_x = np.zeros(WIDTH)
     size = modes * 2 * WIDTH
     chunks = -(-steps // CHUNK)
-    kept, states, lows = (
+    saved, states, lows = (
         scratch(chunks * size, np.float64),
         scratch(CHUNK * size, np.float64),
         np.zeros(CHUNK * WIDTH),
@@ -191,22 +191,22 @@ def _backward(slots):
             _set(part(slots.begin, at * size, size, np.float64), q, modes, BACKWARD_MODE, SR)
             for t in range(steps):
                 if t % CHUNK == 0:
-                    _get(q, kept[t // CHUNK * size : (t // CHUNK + 1) * size], modes, BACKWARD_MODE, SR)
+                    _get(q, saved[t // CHUNK * size : (t // CHUNK + 1) * size], modes, BACKWARD_MODE, SR)
                 _sums(q, modes, BACKWARD_MODE, sums)
                 _step(q, modes, BACKWARD_MODE, sums)
             _set(part(slots.d_end, at * size, size, np.float64), q, modes, BACKWARD_MODE, PR)
             for k in range(chunks):
                 c = chunks - 1 - k
-                many = min(CHUNK, steps - c * CHUNK)
-                _set(kept[c * size : (c + 1) * size], q, modes, BACKWARD_MODE, SR)
-                for t in range(many):
+                count = min(CHUNK, steps - c * CHUNK)
+                _set(saved[c * size : (c + 1) * size], q, modes, BACKWARD_MODE, SR)
+                for t in range(count):
                     _get(q, states[t * size : (t + 1) * size], modes, BACKWARD_MODE, SR)
                     _sums(q, modes, BACKWARD_MODE, sums)
                     for i in range(WIDTH):
                         lows[t * WIDTH + i] = sums[WIDTH + i]
                     _step(q, modes, BACKWARD_MODE, sums)
-                for j in range(many):
-                    t = many - 1 - j
+                for j in range(count):
+                    t = count - 1 - j
                     step = c * CHUNK + t
                     _set(states[t * size : (t + 1) * size], q, modes, BACKWARD_MODE, SR)
                     for i in range(WIDTH):

@@ -26,10 +26,10 @@ def _forward(slots):
             for i in range(width):
                 d[i] = b[i]
             if t > 0:
-                before = part(slots.out, row - width, width, dtype)
+                previous = part(slots.out, row - width, width, dtype)
                 matrix = part(slots.jacobians, row * width, width * width, dtype)
                 for i in range(width):
-                    d[i] += _inner(matrix[i * width : (i + 1) * width], before)
+                    d[i] += _inner(matrix[i * width : (i + 1) * width], previous)
 
 
 @kernel("steps width jacobians offsets out")

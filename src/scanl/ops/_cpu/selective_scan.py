@@ -34,7 +34,7 @@ from scanl.ops._cpu._slots import channels, constant_of, units
 from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets
 
-# rows: batch × steps; groups, parts: those of B and of C; groups is 0 for one that is constant over time
+# rows: batch × steps; groups, parts: of B and of C; groups is 0 for a matrix that is constant over time
 _WORK = (
     "ranges sequences steps longest width states span blocks block parts B_groups C_groups B_parts C_parts wide rows"
 )
@@ -101,21 +101,21 @@ def _carry(s, z, size, b):
 
 
 @helper(**FLAGS)
-def _keep(kept, s, z, size, b):
+def _keep(saved, s, z, size, b):
     """Like `_carry`, but store the decay and the state before the step."""
     for j in range(size):
         a, h = exp(z[DELTA + j] * s[A + j]), s[H + j]
-        kept[j], kept[W + j] = a, h
+        saved[j], saved[W + j] = a, h
         s[H + j] = a * h + z[DU + j] * lane(b, j)
 
 
 @helper(fastmath={"reassoc", "contract", "nsz"})
-def _retreat(kept, s, z, size, b, c):
+def _retreat(saved, s, z, size, b, c):
     """Move the gradient of state n one step back; return the gradients of b and c."""
     db = dc = s.dtype.type(0)
     for j in range(size):
-        a, before = kept[j], kept[W + j]
-        h = a * before + z[DU + j] * b
+        a, previous = saved[j], saved[W + j]
+        h = a * previous + z[DU + j] * b
         z[Y + j] += (h * c).real
         d = s[DH + j] + z[DY + j] * c.conjugate()
         dc += z[DY + j] * h.conjugate()
@@ -123,18 +123,18 @@ def _retreat(kept, s, z, size, b, c):
         z[WRITTEN + j] += (d * b.conjugate()).real
         d *= a.conjugate()
         s[DH + j] = d
-        d *= before.conjugate()
+        d *= previous.conjugate()
         z[STEP + j] += (d * s[A + j].conjugate()).real
         s[DA + j] += d * z[DELTA + j]
     return db, dc
 
 
 @helper(**FLAGS)
-def _retreat_rows(kept, s, z, size, b, c, db, dc):
+def _retreat_rows(saved, s, z, size, b, c, db, dc):
     """Like `_retreat`, but add the gradients to rows."""
     for j in range(size):
-        a, before = kept[j], kept[W + j]
-        h = a * before + z[DU + j] * b[j]
+        a, previous = saved[j], saved[W + j]
+        h = a * previous + z[DU + j] * b[j]
         z[Y + j] += (h * c[j]).real
         d = s[DH + j] + z[DY + j] * c[j].conjugate()
         dc[j] += z[DY + j] * h.conjugate()
@@ -142,7 +142,7 @@ def _retreat_rows(kept, s, z, size, b, c, db, dc):
         z[WRITTEN + j] += (d * b[j].conjugate()).real
         d *= a.conjugate()
         s[DH + j] = d
-        d *= before.conjugate()
+        d *= previous.conjugate()
         z[STEP + j] += (d * s[A + j].conjugate()).real
         s[DA + j] += d * z[DELTA + j]
 
@@ -316,10 +316,10 @@ def _forward(slots):
     s, z = np.empty(states * step, dtype), np.empty(ROWS, real)
     bs, cs = np.empty(sizes.wide * states * W, dtype), np.empty(sizes.wide * states * W, dtype)
     for unit in units(slots):
-        block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
+        block, share = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
         first, size, group = block.first, block.size, block.group
         _open(slots, s, step, z, bs, cs, block, dtype, real)
-        for n in range(sequences * part // slots.parts, sequences * (part + 1) // slots.parts):
+        for n in range(sequences * share // slots.parts, sequences * (share + 1) // slots.parts):
             batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
             corner = (n * width + first) * states
             _load(s, H, step, state, corner, states, size)
@@ -364,7 +364,7 @@ def _recall(starts, s, step, at, states, block, size):
 
 
 @helper(**FLAGS)
-def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place, back, real):
+def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, saved, place, back, real):
     """Advance all states by one step. If `back`, store each one's decay and its value before the step."""
     states, first, size, wide = sizes.states, block.first, block.size, sizes.wide
     row = batch * slots.steps + t
@@ -374,7 +374,7 @@ def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place,
     if wide and sizes.B_groups:
         _spread(bs, B, row, sizes.B_groups, sizes.width, first, states, size)
     for m in range(states):
-        sm, keep = _nth(s, m, step), _nth(kept, place * states + m, 2 * W)
+        sm, keep = _nth(s, m, step), _nth(saved, place * states + m, 2 * W)
         if wide and back:
             _keep(keep, sm, z, size, _nth(bs, m, W))
         elif wide:
@@ -386,8 +386,8 @@ def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place,
 
 
 @helper(**FLAGS)
-def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place):
-    """Move the gradients of all states one step back; write those of B and C."""
+def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, saved, place):
+    """Move the gradients of all states one step back; write the gradients of B and C."""
     states, width, first, size, group = sizes.states, sizes.width, block.first, block.size, block.group
     B_groups, C_groups, total = sizes.B_groups, sizes.C_groups, sizes.rows
     b = (row * B_groups + group % max(1, B_groups)) * states
@@ -399,7 +399,7 @@ def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, 
         if C_groups:
             _spread(cs, C, row, C_groups, width, first, states, size)
         for m in range(states):
-            sm, keep = _nth(s, m, step), _nth(kept, place * states + m, 2 * W)
+            sm, keep = _nth(s, m, step), _nth(saved, place * states + m, 2 * W)
             bm, cm, dbm, dcm = _nth(bs, m, W), _nth(cs, m, W), _nth(dbs, m, W), _nth(dcs, m, W)
             _retreat_rows(keep, sm, z, size, bm, cm, dbm, dcm)
         if B_groups:
@@ -408,15 +408,15 @@ def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, 
             _gather(dcs, dC, C_row, C_groups, width, first, states, size)
     else:
         for m in range(states):
-            sm, keep = _nth(s, m, step), _nth(kept, place * states + m, 2 * W)
+            sm, keep = _nth(s, m, step), _nth(saved, place * states + m, 2 * W)
             db, dc = _retreat(keep, sm, z, size, B[b + m], C[c + m])
             dB[(B_row * B_groups + group % B_groups) * states + m] = db
             dC[(C_row * C_groups + group % C_groups) * states + m] = dc
 
 
 @helper(**FLAGS)
-def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place, sums, real):
-    """Move all gradients one step back, and write those of the step's inputs: u, Δ, B, C and the gate."""
+def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, saved, place, sums, real):
+    """Move all gradients one step back, and write the gradients of the step's inputs: u, Δ, B, C and the gate."""
     first, size = block.first, block.size
     us = channels(slots.u, batch, t, first, size, real)
     deltas = channels(slots.delta, batch, t, first, size, real)
@@ -430,7 +430,7 @@ def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, 
         for j in range(size):
             z[DY + j] = dy[j]
     row = batch * slots.steps + t
-    _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place)
+    _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, saved, place)
     du = channels(slots.du, batch, t, first, size, real)
     _leave(z, us, deltas, du, channels(slots.ddelta, batch, t, first, size, real), sums, sizes.positive)
     if slots.z.at:
@@ -439,10 +439,10 @@ def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, 
 
 
 @helper(**FLAGS)
-def _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real):
-    """Write the sums over time: the gradients of A, D and the bias, and those of B and C if constant over time."""
+def _close(slots, sizes, block, share, totals, sums, dA, dB, dC, real):
+    """Write the sums over time: the gradients of A, D and the bias, and of B and C if constant over time."""
     states, width, first, size = sizes.states, sizes.width, block.first, block.size
-    corner = (part * width + first) * states
+    corner = (share * width + first) * states
     _store(totals, 0, W, dA, corner, states, size)
     if sizes.B_groups == 0:
         _store(totals, states * W, W, dB, corner, states, size)
@@ -450,8 +450,8 @@ def _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real):
         _store(totals, 2 * states * W, W, dC, corner, states, size)
     dD, dbias = array(slots.dD, slots.parts * width, real), array(slots.dbias, slots.parts * width, real)
     for j in range(size):
-        dD[part * width + first + j] = sums[j]
-        dbias[part * width + first + j] = sums[W + j]
+        dD[share * width + first + j] = sums[j]
+        dbias[share * width + first + j] = sums[W + j]
 
 
 @kernel(_HEAD + " dlast dA dB dC dD dbias dstate", rows="u delta z dy du ddelta dz")
@@ -470,13 +470,13 @@ def _backward(slots):
     dC = array(slots.dC, max(sizes.C_parts * rows * sizes.C_groups, parts * width) * states, dtype)
 
     step, columns = 4 * W, _columns(slots)
-    s, z, kept = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
+    s, z, saved = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
     starts = np.empty(((slots.longest + CHUNK - 1) // CHUNK) * states * slots.block, dtype)
     totals, sums = np.empty(3 * states * W, double), np.empty(2 * W, np.float64)
     bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
     dbs, dcs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
     for unit in units(slots):
-        block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
+        block, share = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
         size = block.size
         _open(slots, s, step, z, bs, cs, block, dtype, real)
         for m in range(states):
@@ -485,7 +485,7 @@ def _backward(slots):
         fill(sums, 0, sums.size, 0)
         fill(dbs, 0, dbs.size, 0)
         fill(dcs, 0, dcs.size, 0)
-        for n in range(slots.sequences * part // parts, slots.sequences * (part + 1) // parts):
+        for n in range(slots.sequences * share // parts, slots.sequences * (share + 1) // parts):
             batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
             corner = (n * width + block.first) * states
             _load(s, H, step, state, corner, states, size)
@@ -502,13 +502,13 @@ def _backward(slots):
                     _recall(starts, s, step, chunk, states, slots.block, size)
                 for i in range(low, high):
                     t = _time(i, begin, end, slots.reverse)
-                    _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, i - low, back, real)
+                    _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, saved, i - low, back, real)
                 if not back:
                     continue
                 for i in range(high - 1, low - 1, -1):
                     t = _time(i, begin, end, slots.reverse)
                     _step_back(
-                        slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, i - low,
+                        slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, saved, i - low,
                         sums, real,
                     )  # fmt: skip
                 _flush(s, DA, step, totals, 0, states, size)
@@ -516,7 +516,7 @@ def _backward(slots):
                     _flush(dbs, 0, W, totals, states * W, states, size)
                     _flush(dcs, 0, W, totals, 2 * states * W, states, size)
             _store(s, DH, step, dstate, corner, states, size)
-        _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real)
+        _close(slots, sizes, block, share, totals, sums, dA, dB, dC, real)
 
 
 class _Work(NamedTuple):
@@ -524,7 +524,7 @@ class _Work(NamedTuple):
 
     ranges: np.ndarray  # for each sequence: batch row, first step, the step after its last
     parts: int  # parts of the sequences
-    B_parts: int  # partial sums of the gradient of B; next, those of C
+    B_parts: int  # partial sums of the gradient of B; next, of C
     C_parts: int
     units: int
     slots: dict[str, int]  # the kernels' slots for this division

@@ -159,29 +159,35 @@ def _forward(slots):
     width = slots.width
     w_tap, w_channel = item * slots.w_tap, item * slots.w_channel
     state_step, state_channel = item * slots.state_step, item * slots.state_channel
-    row, kept, apart = item * width, slots.window - 1, item * WIDEST
-    weights, before = np.empty(slots.window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
-    newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
+    row, history, apart = item * width, slots.window - 1, item * WIDEST
+    weights, past = np.empty(slots.window * WIDEST, dtype), np.empty(history * WIDEST, dtype)
+    newest, old = weights.ctypes.data + history * apart, past.ctypes.data + history * apart
     for unit in units(slots):
         piece, channel = 6 * (unit // slots.count), unit % slots.count * slots.size
         n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
-        part, step = min(slots.size, width - channel), slots.sign * item * slots.x.time
+        channels, step = min(slots.size, width - channel), slots.sign * item * slots.x.time
         xs = slots.x.at + item * (b * slots.x.batch + first * slots.x.time + channel)
         ys = slots.y + item * (b * slots.y_batch + first * width + channel)
-        _gather(weights, slots.w + channel * w_channel, slots.window, part, w_tap, w_channel)
-        if pieces[piece + 4] < kept or steps < kept:
+        _gather(weights, slots.w + channel * w_channel, slots.window, channels, w_tap, w_channel)
+        if pieces[piece + 4] < history or steps < history:
             at = slots.state + item * n * slots.state_sequence + channel * state_channel
-            _gather(before, at, kept, part, state_step, state_channel)
+            _gather(past, at, history, channels, state_step, state_channel)
         for i in range(pieces[piece + 4], pieces[piece + 5]):
-            out = array(ys + i * slots.sign * row, part, dtype)
+            out = array(ys + i * slots.sign * row, channels, dtype)
             _begin(out, slots.bias + item * channel if slots.bias else 0)
             _convolve(out, i, slots.window, xs, step, old, apart, newest, -apart)
             if slots.silu:
                 _silu(out)
         if pieces[piece + 5] == steps:
-            for r in range(kept):
-                source = array(_row(steps - kept + r, xs, step, old, apart), part, dtype)
-                move(source, 0, part, array(slots.last + item * ((n * kept + r) * width + channel), part, dtype), 0)
+            for r in range(history):
+                source = array(_row(steps - history + r, xs, step, old, apart), channels, dtype)
+                move(
+                    source,
+                    0,
+                    channels,
+                    array(slots.last + item * ((n * history + r) * width + channel), channels, dtype),
+                    0,
+                )
 
 
 @kernel(_HEAD + _STATE + " dlast dx dx_batch dw dbias dstate", rows="x dy")
@@ -192,22 +198,22 @@ def _backward(slots):
     width, count, size, window = slots.width, slots.count, slots.size, slots.window
     w_tap, w_channel = item * slots.w_tap, item * slots.w_channel
     state_step, state_channel = item * slots.state_step, item * slots.state_channel
-    row, kept, apart = item * width, window - 1, item * WIDEST
-    weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
-    newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
+    row, history, apart = item * width, window - 1, item * WIDEST
+    weights, past = np.empty(window * WIDEST, dtype), np.empty(history * WIDEST, dtype)
+    newest, old = weights.ctypes.data + history * apart, past.ctypes.data + history * apart
     sums, spare = np.empty(window * WIDEST, dtype), np.empty(WIDEST, dtype)
     ahead = np.empty(window * size, dtype)
     for unit in units(slots):
         piece, channel = 6 * (unit // count), unit % count * size
         n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
         begin, end = pieces[piece + 4], pieces[piece + 5]
-        part, step = min(size, width - channel), slots.sign * item * slots.x.time
+        channels, step = min(size, width - channel), slots.sign * item * slots.x.time
         xs = slots.x.at + item * (b * slots.x.batch + first * slots.x.time + channel)
-        _gather(weights, slots.w + channel * w_channel, window, part, w_tap, w_channel)
-        if begin < kept or steps < kept:
+        _gather(weights, slots.w + channel * w_channel, window, channels, w_tap, w_channel)
+        if begin < history or steps < history:
             at = slots.state + item * n * slots.state_sequence + channel * state_channel
-            _gather(before, at, kept, part, state_step, state_channel)
-        corner = item * (n * kept * width + channel)
+            _gather(past, at, history, channels, state_step, state_channel)
+        corner = item * (n * history * width + channel)
         dold, dnew = slots.dstate + corner, slots.dlast + corner
         dys = slots.dy.at + item * (b * slots.dy.batch + first * slots.dy.time + channel)
         dy_step = slots.sign * item * slots.dy.time
@@ -216,39 +222,39 @@ def _backward(slots):
         ds, ds_step, over, over_step = dys, dy_step, dys + end * dy_step, dy_step
         if slots.silu:
             ds, ds_step, over, over_step = dxs, dx_step, ahead.ctypes.data, item * size
-        bias_sums = array(slots.dbias + item * (unit // count * width + channel), part, dtype)
+        bias_sums = array(slots.dbias + item * (unit // count * width + channel), channels, dtype)
         fill(bias_sums, 0, bias_sums.size, 0)
         fill(sums, 0, sums.size, 0)
         if begin == 0:
-            for r in range(kept):
-                _begin(array(dold + r * row, part, dtype), dnew + (r - steps) * row if r >= steps else 0)
-        for i in range(begin, end + kept):
+            for r in range(history):
+                _begin(array(dold + r * row, channels, dtype), dnew + (r - steps) * row if r >= steps else 0)
+        for i in range(begin, end + history):
             if i < steps:
-                d = array(ds + i * ds_step if i < end else over + (i - end) * over_step, part, dtype)
+                d = array(ds + i * ds_step if i < end else over + (i - end) * over_step, channels, dtype)
                 if slots.silu:
                     _begin(d, slots.bias + item * channel if slots.bias else 0)
                     _convolve(d, i, window, xs, step, old, apart, newest, -apart)
-                    _silu_backward(d, array(dys + i * dy_step, part, dtype))
+                    _silu_backward(d, array(dys + i * dy_step, channels, dtype))
                 if i < end:
                     _correlate(sums, d, i, window, xs, step, old, apart)
                     _add(bias_sums, d)
                 if begin == 0:
-                    for r in range(i, kept):
-                        tap = array(newest - (kept - r + i) * apart, part, dtype)
-                        _tap(array(dold + r * row, part, dtype), d, tap)
-            done = i - kept
+                    for r in range(i, history):
+                        tap = array(newest - (history - r + i) * apart, channels, dtype)
+                        _tap(array(dold + r * row, channels, dtype), d, tap)
+            done = i - history
             if done >= begin:
-                out, left = spare[:part], steps - kept
-                _begin(out, dnew + (done - left) * row if done >= left else 0)
+                out, border = spare[:channels], steps - history
+                _begin(out, dnew + (done - border) * row if done >= border else 0)
                 # rows done + j, counted backwards from the piece's last row
                 _convolve(
                     out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
                     over - over_step, -over_step, newest, -apart,
                 )  # fmt: skip
-                move(out, 0, part, array(dxs + done * dx_step, part, dtype), 0)
+                move(out, 0, channels, array(dxs + done * dx_step, channels, dtype), 0)
         for j in range(window):
-            out = array(slots.dw + item * ((unit // count * window + kept - j) * width + channel), part, dtype)
-            move(sums, j * WIDEST, part, out, 0)
+            out = array(slots.dw + item * ((unit // count * window + history - j) * width + channel), channels, dtype)
+            move(sums, j * WIDEST, channels, out, 0)
 
 
 @functools.lru_cache(512)

@@ -5,9 +5,9 @@ exponential, and one more with a bonus, in the operands' dtype. Sums over time a
 stored as 1 - a. So a sum of a million terms, or a decay of 1e-6 per step, is as exact as its terms.
 
 The backward pass stores (p, z, m) every CHUNK steps and recomputes the weights in between once. It carries P and Z, the
-gradients of p and z at fixed m. They are e^m times those of the true numerator and denominator, so they do not grow. It
-also carries M, the gradient of m, which goes to k or to the past, whichever is larger. With a, b the weights of the
-past and the current step, each step computes
+gradients of p and z at fixed m. They are e^m times the gradients of the true numerator and denominator, so they do not
+grow. It also carries M, the gradient of m, which goes to k or to the past, whichever is larger. With a, b the weights
+of the past and the current step, each step computes
 
     dv = b P,  dk = b (P v + Z) + M [b > a],  dw = a (P p + Z z) + M [a > b],  P = a P,  Z = a Z,  M = M [a > b]
 
@@ -176,9 +176,9 @@ def _finish(s, size, state, step):
     for i in range(size):
         m = state.dtype.type(-math.inf if s[M + i] <= LEAST else s[M + i])
         state[2 * step + i] = m
-        rest = exp(s[M + i] - m) if m > LEAST else 1.0
-        state[i] = s[P + i] * rest
-        state[step + i] = s[Z + i] * rest
+        factor = exp(s[M + i] - m) if m > LEAST else 1.0
+        state[i] = s[P + i] * factor
+        state[step + i] = s[Z + i] * factor
 
 
 @kernel(_HEAD + " o o_batch", rows=_ROWS)
@@ -190,16 +190,16 @@ def _forward(slots):
     w, u = slots.decay, slots.bonus
     s, c = np.zeros(3 * WIDTH, np.float64), np.zeros(4 * WIDTH, dtype)
     for unit in units(slots):
-        n, b, begin, end, channel, part = piece(ranges, unit, slots.count, slots.size, width)
-        carry = array(slots.state + item * (3 * n * width + channel), 2 * width + part, dtype)
-        us = array(u + item * channel, part, dtype)
-        _start(carry, width, part, s)
+        n, b, begin, end, channel, size = piece(ranges, unit, slots.count, slots.size, width)
+        carry = array(slots.state + item * (3 * n * width + channel), 2 * width + size, dtype)
+        us = array(u + item * channel, size, dtype)
+        _start(carry, width, size, s)
         for i in range(end - begin):
             t = end - 1 - i if slots.reverse else begin + i
-            ks = channels(slots.k, b, t, channel, part, dtype)
-            vs = channels(slots.v, b, t, channel, part, dtype)
-            ws = channels(w, b, t, channel, part, dtype)
-            os = array(slots.o + item * (b * slots.o_batch + t * width + channel), part, dtype)
+            ks = channels(slots.k, b, t, channel, size, dtype)
+            vs = channels(slots.v, b, t, channel, size, dtype)
+            ws = channels(w, b, t, channel, size, dtype)
+            os = array(slots.o + item * (b * slots.o_batch + t * width + channel), size, dtype)
             if u != 0:
                 _weigh_bonus(ks, us, s, c)
                 _output_bonus(vs, s, c, os)
@@ -208,7 +208,7 @@ def _forward(slots):
             if u == 0:
                 _output(s, os)
         if end > begin:
-            _finish(s, part, carry, width)
+            _finish(s, size, carry, width)
 
 
 @kernel(_HEAD + " out_batch dk dv dw du dw_time carries", rows=_ROWS + " do")
@@ -221,35 +221,35 @@ def _backward(slots):
     w, u = slots.decay, slots.bonus
     limit = longest(ranges, 0, total)
     s, xs = np.zeros(8 * WIDTH, np.float64), np.zeros(CHUNK * 2 * WIDTH, np.float64)
-    kept, cs = np.empty((limit // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
+    saved, cs = np.empty((limit // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
     c = _of_step(cs, 4, 0)
     for unit in units(slots):
-        n, b, begin, end, channel, part = piece(ranges, unit, slots.count, slots.size, width)
+        n, b, begin, end, channel, size = piece(ranges, unit, slots.count, slots.size, width)
         steps = end - begin
-        carry = array(slots.carries + item * (3 * n * width + channel), 2 * width + part, dtype)
-        us = array(u + item * channel, part, dtype)
-        _start(array(slots.state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
+        carry = array(slots.carries + item * (3 * n * width + channel), 2 * width + size, dtype)
+        us = array(u + item * channel, size, dtype)
+        _start(array(slots.state + item * (3 * n * width + channel), 2 * width + size, dtype), width, size, s)
         for i in range(steps):
             if i % CHUNK == 0:
-                move(s, 0, 3 * WIDTH, kept, i // CHUNK * 3 * WIDTH)
+                move(s, 0, 3 * WIDTH, saved, i // CHUNK * 3 * WIDTH)
             t = end - 1 - i if slots.reverse else begin + i
-            ks = channels(slots.k, b, t, channel, part, dtype)
-            vs = channels(slots.v, b, t, channel, part, dtype)
-            ws = channels(w, b, t, channel, part, dtype)
+            ks = channels(slots.k, b, t, channel, size, dtype)
+            vs = channels(slots.v, b, t, channel, size, dtype)
+            ws = channels(w, b, t, channel, size, dtype)
             _weigh(ks, ws, s, c)
             _write(vs, s, c)
-        for i in range(part):
+        for i in range(size):
             s[DP + i], s[DZ + i] = carry[i], carry[width + i]
             s[DM + i] = carry[2 * width + i] - s[DP + i] * s[P + i] - s[DZ + i] * s[Z + i]
             s[DW + i] = s[DU + i] = 0
         for chunk in range((steps - 1) // CHUNK, -1, -1):
             first = chunk * CHUNK
-            move(kept, chunk * 3 * WIDTH, 3 * WIDTH, s, 0)
+            move(saved, chunk * 3 * WIDTH, 3 * WIDTH, s, 0)
             for i in range(first, min(first + CHUNK, steps)):
                 t = end - 1 - i if slots.reverse else begin + i
-                ks = channels(slots.k, b, t, channel, part, dtype)
-                vs = channels(slots.v, b, t, channel, part, dtype)
-                ws = channels(w, b, t, channel, part, dtype)
+                ks = channels(slots.k, b, t, channel, size, dtype)
+                vs = channels(slots.v, b, t, channel, size, dtype)
+                ws = channels(w, b, t, channel, size, dtype)
                 x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
                 move(s, 0, 2 * WIDTH, x, 0)
                 if u != 0:
@@ -258,25 +258,25 @@ def _backward(slots):
                 _write(vs, s, c)
             for i in range(min(first + CHUNK, steps) - 1, first - 1, -1):
                 t = end - 1 - i if slots.reverse else begin + i
-                dos = channels(slots.do, b, t, channel, part, dtype)
-                vs = channels(slots.v, b, t, channel, part, dtype)
+                dos = channels(slots.do, b, t, channel, size, dtype)
+                vs = channels(slots.v, b, t, channel, size, dtype)
                 x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
                 if u != 0:
                     _backward_row_bonus(dos, vs, s, x, c)
                 else:
                     _backward_row(dos, vs, s, x, c)
                 to = item * (b * slots.out_batch + t * width + channel)
-                _put(c, TO_K, array(slots.dk + to, part, dtype))
-                _put(c, TO_V, array(slots.dv + to, part, dtype))
+                _put(c, TO_K, array(slots.dk + to, size, dtype))
+                _put(c, TO_V, array(slots.dv + to, size, dtype))
                 if slots.dw_time:
-                    _put(c, TO_W, array(slots.dw + to, part, dtype))
-        _start(array(slots.state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
-        for i in range(part):
+                    _put(c, TO_W, array(slots.dw + to, size, dtype))
+        _start(array(slots.state + item * (3 * n * width + channel), 2 * width + size, dtype), width, size, s)
+        for i in range(size):
             carry[2 * width + i] = s[DM + i] + s[DP + i] * s[P + i] + s[DZ + i] * s[Z + i]
             carry[i], carry[width + i] = s[DP + i], s[DZ + i]
         if slots.dw_time == 0:
-            _put(s, DW, array(slots.dw + item * (n * width + channel), part, dtype))
-        _put(s, DU, array(slots.du + item * (n * width + channel), part, dtype))
+            _put(s, DW, array(slots.dw + item * (n * width + channel), size, dtype))
+        _put(s, DU, array(slots.du + item * (n * width + channel), size, dtype))
 
 
 def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):

@@ -163,8 +163,8 @@ class Registration:
         known = dict(zip(self.saves, saved, strict=True))
         with torch.no_grad():
             operands = [known[name] for name in self.op.names]
-            y, _, kept = self.operator(*operands, reverse, cu_seqlens, *options, True)
-        return list((known | {"y": y, "kept": kept}).values())
+            y, _, residuals = self.operator(*operands, reverse, cu_seqlens, *options, True)
+        return list((known | {"y": y, "kept": residuals}).values())
 
     # Second derivatives
 

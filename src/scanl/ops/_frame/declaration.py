@@ -39,12 +39,12 @@ class Operand:
     optional: bool = False
     truth: bool = False  # its dtype is torch.bool; it is not cast and has no gradient
     tree: bool = field(init=False)  # a state of several tensors
-    many: tuple[int | None, ...] = field(init=False)  # for each of the choices, the index of its axis `*F`
+    variadic: tuple[int | None, ...] = field(init=False)  # for each of the choices, the index of its axis `*F`
 
     def __post_init__(self):
-        many = (next((i for i, axis in enumerate(axes) if axis[0] == "*"), None) for axes in self.choices)
+        variadic = (next((i for i, axis in enumerate(axes) if axis[0] == "*"), None) for axes in self.choices)
         object.__setattr__(self, "tree", self.choices == (("tree",),))
-        object.__setattr__(self, "many", tuple(many))
+        object.__setattr__(self, "variadic", tuple(variadic))
 
     def __str__(self) -> str:
         return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
@@ -124,7 +124,7 @@ class OpSpec:
 class Declaration:
     """The operands of an op, and the checks of a call against them.
 
-    parameters: those of the reference. Its keywords that are not operands are the options.
+    parameters: the reference's parameters. Its keywords that are not operands are the options.
     """
 
     def __init__(self, name: str, line: str, parameters: Mapping[str, inspect.Parameter], spec: OpSpec):
@@ -223,8 +223,8 @@ class Declaration:
                 f"{self.name}: {operand.name} has shape {tuple(shape)}, expected one that broadcasts to {operand} = "
                 f"{full} from {self.names[0]}"
             )
-        for axes, many in zip(operand.choices, operand.many, strict=True):
-            bound = _bind_axes(axes, many, shape, sizes)
+        for axes, variadic in zip(operand.choices, operand.variadic, strict=True):
+            bound = _bind_axes(axes, variadic, shape, sizes)
             if bound is not None:
                 for axis, size in bound.items():  # torch.compile traces a difference of sets for ten times as long
                     if axis not in sizes:
@@ -304,18 +304,18 @@ def _parse(line: str) -> Operand:
 
 
 def _bind_axes(
-    axes: Sequence[str], many: int | None, shape: torch.Size, sizes: Mapping[str, Any]
+    axes: Sequence[str], variadic: int | None, shape: torch.Size, sizes: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Return the sizes of the axes, or None if the shape does not fit the axes or the known sizes.
 
-    many: the index of the axis that stands for any number of axes.
+    variadic: the index of the axis that stands for any number of axes.
     """
     values: Sequence[Any] = shape
-    if many is not None:
-        end = many + 1 + len(shape) - len(axes)
-        if end < many:
+    if variadic is not None:
+        end = variadic + 1 + len(shape) - len(axes)
+        if end < variadic:
             return None
-        values = (*shape[:many], tuple(shape[many:end]), *shape[end:])
+        values = (*shape[:variadic], tuple(shape[variadic:end]), *shape[end:])
     if len(values) != len(axes):
         return None
     bound: dict[str, Any] = {}

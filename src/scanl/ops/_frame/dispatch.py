@@ -100,7 +100,7 @@ _preferred = _Preferred()
 
 
 def preferred() -> tuple[str, ...]:
-    """Return the backends that "auto" stands for in this thread: those of the innermost `backend` context."""
+    """Return the backends that "auto" stands for in this thread, from the innermost `backend` context."""
     return _preferred.names
 
 

@@ -1,6 +1,6 @@
 """Compiled loops on a CPU that are no backend of an op, and take the place of a plain form in torch.
 
-Such a function runs them inside an `autograd.Function`. Its first derivative has loops too; later ones are torch's.
+The function runs them inside an `autograd.Function`. Its first derivative has loops too; later ones are torch's.
 """
 
 import importlib

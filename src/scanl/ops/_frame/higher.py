@@ -50,11 +50,11 @@ class HigherOrder(Generic[P, R]):
         """Declare the decorated reference as an instance; `declared` as in `OpSpec`."""
 
         def add(reference: Callable[..., Any]) -> Op[..., Any]:
-            own = {"id": self.id, "equation": self.equation, "source": self.source, "dtypes": self.dtypes}
-            made = Op(reference, declaration, **{**own, "neutral": {}, **declared})
-            made.name = f"{self.name}.{reference.__name__.strip('_')}"
-            self.instances[made.name] = made
-            return made
+            defaults = {"id": self.id, "equation": self.equation, "source": self.source, "dtypes": self.dtypes}
+            new_op = Op(reference, declaration, **{**defaults, "neutral": {}, **declared})
+            new_op.name = f"{self.name}.{reference.__name__.strip('_')}"
+            self.instances[new_op.name] = new_op
+            return new_op
 
         return add
 
@@ -78,7 +78,7 @@ def higher_order(**declared: Any) -> Callable[[Callable[P, R]], HigherOrder[P, R
     """Declare the decorated function as an op that takes functions and register it; `declared` as in `HigherOrder`."""
 
     def register(function: Callable[P, R]) -> HigherOrder[P, R]:
-        HIGHER[function.__name__] = made = HigherOrder(function, **declared)
-        return made
+        HIGHER[function.__name__] = instance = HigherOrder(function, **declared)
+        return instance
 
     return register

@@ -212,7 +212,7 @@ class Op(Declaration, Generic[P, S]):
         return dispatch.explain(self.backends, device, dtype, sizes)
 
     def summary(self, *args: Tensor | None, **more: Any) -> Summary:
-        """Return the effect of a piece of a sequence on the state. The arguments are those of a call, without a state.
+        """Return the effect of a piece of a sequence on the state. The arguments are as in a call, without a state.
 
         For pieces p and q, `op.summary(*p).after(state)` is the last state of `op(*p, state)`, and
         `op.summary(*p).then(op.summary(*q))` is the summary of p followed by q. In reverse, q is the earlier piece in
@@ -256,8 +256,8 @@ def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor,
     """Declare the decorated reference as an op and register it; `declared` as in `OpSpec`."""
 
     def register(reference: Callable[P, tuple[Tensor, S]]) -> Op[P, S]:
-        REGISTRY[reference.__name__] = made = Op(reference, declaration, **declared)
-        return made
+        REGISTRY[reference.__name__] = new_op = Op(reference, declaration, **declared)
+        return new_op
 
     return register
 
@@ -265,9 +265,9 @@ def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor,
 def _signature(reference: Callable[..., Any]) -> inspect.Signature:
     """Return the reference's signature, with the keywords of `Call` written out."""
     declared = inspect.signature(reference)
-    own = [one for one in declared.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    parameters = [one for one in declared.parameters.values() if one.kind is not one.VAR_KEYWORD]
     every = inspect.signature(Op._call).parameters
-    return declared.replace(parameters=[*own, *(every[name] for name in Call.__annotations__)])
+    return declared.replace(parameters=[*parameters, *(every[name] for name in Call.__annotations__)])
 
 
 def _by_name(run: Callable, names: Sequence[str]) -> Callable:

@@ -1,6 +1,6 @@
 """Export functions whose loops or branches depend on the sequence's length, each as one operator of torch.
 
-A trace of such a function is valid for one length only. An operator, like a compiled kernel, is called when the
+A trace of the function is valid for one length only. An operator, like a compiled kernel, is called when the
 exported program runs, so it takes any length. In an exported program it has no gradient; asking for one raises.
 """
 

@@ -118,12 +118,12 @@ class Window(Effect):
         return torch.full((x.shape[0],), x.shape[1], device=x.device)
 
     def after(self, carry: Tensor, last: Tensor, state: Tensor) -> Tensor:
-        kept = last.shape[1]
-        source = torch.arange(kept, device=last.device) + carry[:, None]
-        if kept == 0:
+        size = last.shape[1]
+        source = torch.arange(size, device=last.device) + carry[:, None]
+        if size == 0:
             return last
-        moved = state.gather(1, source.clamp(max=kept - 1)[..., None].expand_as(state))
-        return torch.where((source < kept)[..., None], moved, last)
+        moved = state.gather(1, source.clamp(max=size - 1)[..., None].expand_as(state))
+        return torch.where((source < size)[..., None], moved, last)
 
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
         return first + second

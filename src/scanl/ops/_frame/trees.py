@@ -32,8 +32,8 @@ def check(name: str, value: Any, form: Any, device: torch.device, because: str) 
         raise ShapeError(f"{name} holds {len(value)} tensors, expected {len(form)} because of {because}")
     else:
         fields = getattr(form, "_fields", None)
-        for i, (mine, expected) in enumerate(zip(value, form, strict=True)):
-            check(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", mine, expected, device, because)
+        for i, (item, expected) in enumerate(zip(value, form, strict=True)):
+            check(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", item, expected, device, because)
 
 
 def _kind(value: Tensor) -> str:

@@ -60,8 +60,8 @@ def smallest(x):
 def _tanh_of_small(x):
     """Return tanh x for |x| < 0.5: x less a small part, by seven terms of Lambert's continued fraction."""
     s = x * x
-    part = s * (45045.0 + s * (2772.0 + s * 27.0)) / (135135.0 + s * (62370.0 + s * (3150.0 + s * 28.0)))
-    return x - x * part
+    correction = s * (45045.0 + s * (2772.0 + s * 27.0)) / (135135.0 + s * (62370.0 + s * (3150.0 + s * 28.0)))
+    return x - x * correction
 
 
 @triton.jit

@@ -48,25 +48,25 @@ def units_of(count: int) -> int:
 
 
 @triton.jit
-def chunk(i_chunk, p_chunks, length, many, REVERSE: tl.constexpr, TABLE: tl.constexpr):
-    """Return the row of a chunk's first step, and its number of steps. many: chunks of a sequence of `length` steps."""
+def chunk(i_chunk, p_chunks, length, per_seq, REVERSE: tl.constexpr, TABLE: tl.constexpr):
+    """Return the row of a chunk's first step, and its number of steps. per_seq: chunks of a sequence of `length`."""
     if TABLE:
         return tl.load(p_chunks + 2 * i_chunk), tl.load(p_chunks + 2 * i_chunk + 1).to(tl.int32)
     else:
-        i_n, start = (i_chunk // many).to(tl.int64), i_chunk % many * C
+        i_n, start = (i_chunk // per_seq).to(tl.int64), i_chunk % per_seq * C
         first = i_n * length + (length - 1 - start if REVERSE else start)
         return first, tl.minimum(length - start, C)
 
 
 @triton.jit
-def sequence(i_n, p_sequences, length, many, REVERSE: tl.constexpr, TABLE: tl.constexpr):
+def sequence(i_n, p_sequences, length, per_seq, REVERSE: tl.constexpr, TABLE: tl.constexpr):
     """Return the row of a sequence's first step, its number of steps, and the index of its first chunk."""
     if TABLE:
         p = p_sequences + 3 * i_n
         return tl.load(p), tl.load(p + 1).to(tl.int32), tl.load(p + 2)
     else:
         begin = i_n.to(tl.int64) * length
-        return begin + (length - 1 if REVERSE else 0), length.to(tl.int32), i_n.to(tl.int64) * many
+        return begin + (length - 1 if REVERSE else 0), length.to(tl.int32), i_n.to(tl.int64) * per_seq
 
 
 @triton.jit
@@ -329,16 +329,16 @@ class Chunks(NamedTuple):
 
     count: int  # an upper bound for packed sequences; the surplus chunks are empty
     sequences: int
-    numbers: tuple[Tensor | None, Tensor | None, int, int]  # chunks, sequences, length, many: arguments of `chunk`
+    numbers: tuple[Tensor | None, Tensor | None, int, int]  # chunks, sequences, length, per_seq: arguments of `chunk`
     flags: dict[str, bool | int]
 
 
 def chunks(batch: int, length: int, reverse: bool, cu_seqlens: Tensor | None) -> Chunks:
     """Compute the chunks without synchronising the GPU."""
     flags: dict[str, bool | int] = {"REVERSE": reverse, "TABLE": cu_seqlens is not None}
-    many = -(-length // CHUNK)
+    per_seq = -(-length // CHUNK)
     if cu_seqlens is None:
-        return Chunks(batch * many, batch, (None, None, length, many), flags)
+        return Chunks(batch * per_seq, batch, (None, None, length, per_seq), flags)
     offsets = cu_seqlens.long()
     n = len(offsets) - 1
     steps = offsets.diff()
@@ -352,4 +352,4 @@ def chunks(batch: int, length: int, reverse: bool, cu_seqlens: Tensor | None) ->
     owner = torch.searchsorted(ends, i, right=True).clamp(max=n - 1)
     start = (i - (ends - parts)[owner]) * CHUNK
     table = torch.stack([first[owner] + (-start if reverse else start), (steps[owner] - start).clamp(0, CHUNK)], 1)
-    return Chunks(count, n, (table, torch.stack([first, steps, ends - parts], 1), length, many), flags)
+    return Chunks(count, n, (table, torch.stack([first, steps, ends - parts], 1), length, per_seq), flags)

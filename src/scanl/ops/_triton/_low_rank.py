@@ -135,9 +135,9 @@ def _reads(p_b, p_beta, first, rows, i_head, i_k, H: tl.constexpr, B: tl.constex
         return (-load(p_beta, first, rows, i_head, 0, H, 1, REVERSE, 1) * b_b).to(b_b.dtype)
 
 
-@triton.jit(do_not_specialize=["length", "many"])
+@triton.jit(do_not_specialize=["length", "per_seq"])
 def _forward(
-    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_chunks, length, many, B: tl.constexpr, A: tl.constexpr,
+    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_chunks, length, per_seq, B: tl.constexpr, A: tl.constexpr,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
@@ -147,7 +147,7 @@ def _forward(
     """
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
-    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, per_seq, REVERSE, TABLE)
     dtype: tl.constexpr = p_w.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
 
@@ -192,9 +192,9 @@ def _forward(
         store(p_z, b_z.to(dtype), first, rows, i_head, i_v, H, V, REVERSE, BV)
 
 
-@triton.jit(do_not_specialize=["length", "many"])
+@triton.jit(do_not_specialize=["length", "per_seq"])
 def _backward_solve(
-    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_dw, p_dz, p_dv, p_dbeta, p_chunks, length, many,
+    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_dw, p_dz, p_dv, p_dbeta, p_chunks, length, per_seq,
     B: tl.constexpr, A: tl.constexpr, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
@@ -202,7 +202,7 @@ def _backward_solve(
     """Write the gradients of v and beta. Overwrite dw, T and M with the gradients of b e^lead, L and M."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
-    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, per_seq, REVERSE, TABLE)
     dtype: tl.constexpr = p_w.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
 
@@ -240,17 +240,17 @@ def _backward_solve(
         store(p_dbeta, b_dbeta, first, rows, i_head, 0, H, 1, REVERSE, 1)
 
 
-@triton.jit(do_not_specialize=["length", "many"])
+@triton.jit(do_not_specialize=["length", "per_seq"])
 def _backward_pairs(
-    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_dw, p_db, p_dbeta, p_da, p_dk, p_dg, p_chunks, length, many,
-    B: tl.constexpr, A: tl.constexpr, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_dw, p_db, p_dbeta, p_da, p_dk, p_dg, p_chunks, length,
+    per_seq, B: tl.constexpr, A: tl.constexpr, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
     """Write the gradient of b; add the parts from L, M and b e^lead to the gradients of beta, a, k and g."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
-    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, per_seq, REVERSE, TABLE)
     dtype: tl.constexpr = p_w.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
 
@@ -316,17 +316,24 @@ class Pair:
     def launch(
         self, kernel: Any, tiles: tuple[Tile, ...], *gradients: Tensor | None, restored: tuple[str, ...] = ()
     ) -> None:
-        p_chunks, _, length, many = self.chunks.numbers
+        p_chunks, _, length, per_seq = self.chunks.numbers
         operands = (self.b, self.beta, self.a, self.k, self.v, self.g, self.w, self.z, self.t, self.m)
         count = self.chunks.count * self.flags["H"]
         together = units_of(count)
         with torch.cuda.device_of(self.w):
             of_memory(kernel, cut(tiles, self.flags["K"], self.flags["V"]), restored)[(count // together,)](
-                *operands, *gradients, p_chunks, length, many, **self.flags, UNITS=together, enable_fp_fusion=True
+                *operands,
+                *gradients,
+                p_chunks,
+                length,
+                per_seq,
+                **self.flags,
+                UNITS=together,
+                enable_fp_fusion=True,
             )
 
     def backward(self, grads: dict[str, Tensor]) -> None:
-        """Add the gradients through w and z to those of `_matrix_memory`, and create that of b or beta."""
+        """Add the gradients through w and z to the gradients of `_matrix_memory`, and create b's or beta's."""
         if self.beta is None:
             grads["b"] = torch.empty_like(self.w)
         else:

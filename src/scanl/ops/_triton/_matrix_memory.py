@@ -10,9 +10,9 @@ term inside the chunk. Linear attention has only k vᵀ, the delta rule has only
 
 q, k: (B, T, G, K), v: (B, T, H, V); k and v are None if there is only a rᵀ. u: bonus (H, K), not together with a.
 a: (B, T, G or H, K), w: (B, T, H, K), z: (B, T, H, V), all in q's dtype. g: None, (H,), (B, T, H) or (B, T, H, K).
-The dict has the gradients "q" "k" "v" "u" "a" "w" "z" of those given, and "state" and "g". Those of q, k and a have H
-heads; that of g has every step, (B, T, H) or (B, T, H, K). A gradient that must still be summed is float32 or wider.
-The caller may add to them; then `of_operand` gives each the shape and dtype of its operand.
+The dict has the gradients "q" "k" "v" "u" "a" "w" "z" of the operands that are not None, and "state" and "g". The first
+two and "a" have H heads; "g" has every step, (B, T, H) or (B, T, H, K). A gradient that must still be summed is float32
+or wider. The caller may add to them; then `of_operand` gives each the shape and dtype of its operand.
 
 There are three kernels. `_states` goes along time, for a block of S, and writes the state before each chunk; backwards
 it does the same in reverse time with the gradient of S. `_apply` computes the outputs of a chunk from its state, and
@@ -84,12 +84,12 @@ KEYS = {
 }
 
 
-@triton.jit(do_not_specialize=["length", "many"])
+@triton.jit(do_not_specialize=["length", "per_seq"])
 def _states(
-    p_x, p_y, p_g, p_a, p_w, p_z, p_state, p_S, p_r, p_last, p_chunks, p_sequences, length, many, SCALE: tl.constexpr,
-    G: tl.constexpr, H: tl.constexpr, A: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, ADJOINT: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, UNITS: tl.constexpr
+    p_x, p_y, p_g, p_a, p_w, p_z, p_state, p_S, p_r, p_last, p_chunks, p_sequences, length, per_seq,
+    SCALE: tl.constexpr, G: tl.constexpr, H: tl.constexpr, A: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, ADJOINT: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
     """Write the state before each chunk, S <- e^{g_sum} S + (k e^trail)ᵀ v + (a e^trail)ᵀ r, r = z + w S, and the last.
 
@@ -102,7 +102,7 @@ def _states(
     i_v, i_k = i_unit % blocks_v * BV, i_unit // blocks_v % blocks_k * BK
     i_head = i_unit // (blocks_v * blocks_k) % H
     i_n = (tl.program_id(0) * UNITS if TABLE else i_unit) // (blocks_v * blocks_k * H)  # scalar, so `steps` is too
-    begin, steps, i_first = sequence(i_n, p_sequences, length, many, REVERSE, TABLE)
+    begin, steps, i_first = sequence(i_n, p_sequences, length, per_seq, REVERSE, TABLE)
     dtype: tl.constexpr = p_S.dtype.element_ty
     sign: tl.constexpr = -1 if REVERSE else 1
     at_state = (i_n.to(tl.int64) * H + i_head) * (K * V)
@@ -130,13 +130,13 @@ def _states(
     store_state(p_last + at_state, b_S, i_k, i_v, K, V, BK, BV)
 
 
-@triton.jit(do_not_specialize=["length", "many"])
+@triton.jit(do_not_specialize=["length", "per_seq"])
 def _apply(
-    p_q, p_k, p_y, p_g, p_u, p_a, p_r, p_S, p_o, p_chunks, length, many, SCALE: tl.constexpr, G: tl.constexpr,
+    p_q, p_k, p_y, p_g, p_u, p_a, p_r, p_S, p_o, p_chunks, length, per_seq, SCALE: tl.constexpr, G: tl.constexpr,
     KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, ADJOINT: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """Write the outputs o = c ((q e^lead) S + A v + A' r), with A the pairs of q and k, A' those of q and a.
+    """Write the outputs o = c ((q e^lead) S + A v + A' r), with A the pairs of q and k, A' the pairs of q and a.
 
     A is masked by zeros. A step that is not finite is left out, and the chunk's outputs are NaN from there on. Later
     chunks get the NaN from S.
@@ -147,7 +147,7 @@ def _apply(
     blocks: tl.constexpr = (V + BV - 1) // BV
     i_unit = units(UNITS)
     i_v, i_head, i_chunk = i_unit % blocks * BV, i_unit // blocks % H, (i_unit // (blocks * H)).to(tl.int64)
-    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, per_seq, REVERSE, TABLE)
     exclusive: tl.constexpr = p_u is not None
     dtype: tl.constexpr = p_o.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
@@ -208,10 +208,10 @@ def _weighed(b, p_u, i_head, i_k, K: tl.constexpr, BK: tl.constexpr, wide: tl.co
         return b * tl.load(p_u + at, mask=at < i_head * K + K, other=0.0).to(wide)
 
 
-@triton.jit(do_not_specialize=["length", "many", "total"])
+@triton.jit(do_not_specialize=["length", "per_seq", "total"])
 def _keys(
     p_q, p_k, p_v, p_g, p_u, p_a, p_r, p_do, p_dr, p_S, p_dS, p_dq, p_dk, p_da, p_dw, p_dg, p_du, p_chunks, length,
-    many, total, SCALE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    per_seq, total, SCALE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
@@ -220,7 +220,7 @@ def _keys(
     i_unit = units(UNITS)
     i_block, i_head, i_chunk = i_unit % blocks, i_unit // blocks % H, (i_unit // (blocks * H)).to(tl.int64)
     i_k = i_block * BK
-    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, per_seq, REVERSE, TABLE)
     exclusive: tl.constexpr = p_u is not None
     dtype: tl.constexpr = p_q.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
@@ -338,7 +338,7 @@ class _Plan:
 
     def states(self, start: Tensor, y: Tensor | None, z: Tensor | None, *, adjoint: bool) -> tuple[Tensor, ...]:
         """Return the state before each chunk (after it, for the adjoint), r, and the last state."""
-        p_chunks, p_sequences, length, many = self.chunks.numbers
+        p_chunks, p_sequences, length, per_seq = self.chunks.numbers
         x = self.q if adjoint else self.k
         S = self.q.new_empty(self.chunks.count, *self.state.shape[1:])
         r, last = None if z is None else torch.empty_like(z), torch.empty_like(start)
@@ -354,23 +354,23 @@ class _Plan:
         self.launch(
             of_memory(_states, tuple(dict.fromkeys(tiles))), self.chunks.sequences,
             lambda tile: heads * triton.cdiv(self.V, tile["BV"]), x, y, self.g, self.a, self.w, z, start, S, r, last,
-            p_chunks, p_sequences, length, many, A=0 if self.a is None else self.a.shape[2],
+            p_chunks, p_sequences, length, per_seq, A=0 if self.a is None else self.a.shape[2],
             EXCLUSIVE=self.u is not None, ADJOINT=adjoint, apart=bool(self.flags["TABLE"]),
         )  # fmt: skip
         return S, r, last
 
     def apply(self, k, y, S, *, a=None, r=None, adjoint: bool) -> Tensor:
-        p_chunks, _, length, many = self.chunks.numbers
+        p_chunks, _, length, per_seq = self.chunks.numbers
         o = self.q.new_empty(y.shape)
         kernel = of_memory(_apply, cut(APPLY[self.wide, self.decay == 2], self.K, self.V))
         self.launch(
             kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.V, tile["BV"]), self.q, k, y,
-            self.g, self.u, a, r, S, o, p_chunks, length, many, KEYS=k.shape[2], ADJOINT=adjoint,
+            self.g, self.u, a, r, S, o, p_chunks, length, per_seq, KEYS=k.shape[2], ADJOINT=adjoint,
         )  # fmt: skip
         return o
 
     def keys(self, do, k, v, dr, S, dS, *, a=None, r=None) -> dict[str, Tensor]:
-        p_chunks, _, length, many = self.chunks.numbers
+        p_chunks, _, length, per_seq = self.chunks.numbers
         wide = self.state.dtype
         full = (*do.shape[:3], self.K)
 
@@ -396,7 +396,7 @@ class _Plan:
         self.launch(
             kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.K, tile["BK"]), self.q, k, v,
             self.g, self.u, a, r, do, dr, S, dS, grads["q"], grads["k"], grads.get("a"), grads.get("w"), dg, du,
-            p_chunks, length, many, self.rows, KEYS=k.shape[2],
+            p_chunks, length, per_seq, self.rows, KEYS=k.shape[2],
         )  # fmt: skip
         if dg is not None:
             grads["g"] = dg if self.decay == 2 else dg.sum(0)

@@ -55,30 +55,30 @@ def _forward(
         b_u = tl.load(p_u + i_h * K + i_k, mask=there_k, other=0.0).to(dtype)
     for i in tl.range(steps, num_stages=STAGES):
         i_row = begin + (steps - 1 - i if REVERSE else i)
-        own, shared = i_row * H + i_h, (i_row * G + i_h // (H // G)) * K + i_k
+        i_value_head, shared = i_row * H + i_h, (i_row * G + i_h // (H // G)) * K + i_k
         b_q = tl.load(p_q + shared, mask=there_k, other=0.0).to(dtype) * SCALE
         b_k = tl.load(p_k + shared, mask=there_k, other=0.0).to(dtype)
-        b_v = tl.load(p_v + own * V + i_v, mask=there_v, other=0.0).to(dtype)
+        b_v = tl.load(p_v + i_value_head * V + i_v, mask=there_v, other=0.0).to(dtype)
         if DECAY == 3:
-            b_decay = tl.exp(tl.load(p_g + own, mask=there, other=0.0).to(dtype))
+            b_decay = tl.exp(tl.load(p_g + i_value_head, mask=there, other=0.0).to(dtype))
         elif DECAY == 4:
-            b_decay = tl.exp(tl.load(p_g + own * K + i_k, mask=there_k, other=0.0).to(dtype))
+            b_decay = tl.exp(tl.load(p_g + i_value_head * K + i_k, mask=there_k, other=0.0).to(dtype))
         if p_u is not None:
             b_o = tl.sum(b_q * b_S, 1, keep_dims=True) + tl.sum(b_q * b_u * b_k, 1, keep_dims=True) * b_v
         if p_b is not None:
-            b_read = tl.load(p_b + own * K + i_k, mask=there_k, other=0.0).to(dtype)
+            b_read = tl.load(p_b + i_value_head * K + i_k, mask=there_k, other=0.0).to(dtype)
             b_read = tl.sum(b_read * b_S, 1, keep_dims=True)
         if DECAY > 0:
             b_S *= b_decay
         if p_beta is not None:
-            b_beta = tl.load(p_beta + own, mask=there, other=0.0).to(dtype)
+            b_beta = tl.load(p_beta + i_value_head, mask=there, other=0.0).to(dtype)
             b_v = b_beta * (b_v - tl.sum(b_k * b_S, 1, keep_dims=True))
         b_S += b_k * b_v
         if p_a is not None:
-            b_S += tl.load(p_a + own * K + i_k, mask=there_k, other=0.0).to(dtype) * b_read
+            b_S += tl.load(p_a + i_value_head * K + i_k, mask=there_k, other=0.0).to(dtype) * b_read
         if p_u is None:
             b_o = tl.sum(b_q * b_S, 1, keep_dims=True)
-        tl.store(p_o + own * V + i_v, b_o, mask=there_v)
+        tl.store(p_o + i_value_head * V + i_v, b_o, mask=there_v)
     tl.store(p_last + i_S, b_S, mask=there_k & there_v)
 
 

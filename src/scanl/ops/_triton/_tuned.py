@@ -48,8 +48,8 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
         options |= _restoring(restored)
 
     def decorate(kernel: Any) -> Any:
-        own = [name for name in key if name in kernel.arg_names]
-        return triton.autotune(configs[:1] if INTERPRETED else configs, own, **options)(kernel)
+        names = [name for name in key if name in kernel.arg_names]
+        return triton.autotune(configs[:1] if INTERPRETED else configs, names, **options)(kernel)
 
     return decorate
 

@@ -146,7 +146,7 @@ def _forward(
     """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
-    begin, steps, a_begin, before, after = range_of(i_range, p_table, length, a_batch, TABLE)
+    begin, steps, a_begin, carry_before, carry_after = range_of(i_range, p_table, length, a_batch, TABLE)
     width = outer * inner
     dtype: tl.constexpr = p_carry.dtype.element_ty
     pair: tl.constexpr = 2 if COMPLEX else 1
@@ -165,7 +165,7 @@ def _forward(
         b_p_im = tl.zeros((1, CHANNELS), tl.float64)
         b_p_re = b_p_im + 1
     else:
-        p_h = p_carry + (after if REVERSE else before) * width * pair
+        p_h = p_carry + (carry_after if REVERSE else carry_before) * width * pair
         b_h_re, b_h_im = _load(p_h, i_channel, there, dtype, COMPLEX)
     for i in tl.range(0, steps, STEPS, num_stages=STAGES):
         live = i + i_row < steps
@@ -204,20 +204,21 @@ def _backward(
     A_INNER: tl.constexpr, COMPLEX: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
     STAGES: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradient of the state, d_t = dy_t + conj(a_u) d_u, u the step after t, and from it those of x and a.
-
+    """Compute the gradient of the state, d_t = dy_t + conj(a_u) d_u, u the step after t, and from it dx and da.
     dx_t = d_t, da_t = d_t conj(h before t).
     """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
-    begin, steps, a_begin, before, after = range_of(i_range, p_table, length, a_batch, TABLE)
+    begin, steps, a_begin, carry_before, carry_after = range_of(i_range, p_table, length, a_batch, TABLE)
     width = outer * inner
     dtype: tl.constexpr = p_carry.dtype.element_ty
     pair: tl.constexpr = 2 if COMPLEX else 1
     sign: tl.constexpr = 1 if REVERSE else -1
     first = begin if REVERSE else begin + steps - 1
     a_first = a_begin + steps - 1 if A_TIME and not REVERSE else a_begin
-    start = after if REVERSE else before  # the carry before the scan's first step, which is processed last here
+    start = (
+        carry_after if REVERSE else carry_before
+    )  # the carry before the scan's first step, which is processed last here
 
     i_row = tl.arange(0, STEPS)[:, None]
     there, i_channel, i_a, p_a = _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER, COMPLEX, CHANNELS)
@@ -230,7 +231,9 @@ def _backward(
 
     within, some = start + zero >= sequences, steps + zero > 0  # triton 3.9.0's interpreter needs blocks as masks
     b_state_re, b_state_im = _load(p_state + start * width * pair, i_channel, there & ~within, dtype, COMPLEX)
-    b_c_re, b_c_im = _load(p_carry + (before if REVERSE else after) * width * pair, i_channel, there, dtype, COMPLEX)
+    b_c_re, b_c_im = _load(
+        p_carry + (carry_before if REVERSE else carry_after) * width * pair, i_channel, there, dtype, COMPLEX
+    )
     b_sum_re = tl.zeros((1, CHANNELS), dtype)
     b_sum_im = b_sum_re
     for i in tl.range(0, steps, STEPS, num_stages=STAGES):
@@ -335,9 +338,9 @@ def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, 
     a_first = first if a_time else torch.zeros_like(first)
     if cu_seqlens is None:
         a_first = owner * a_batch + (first - begin[owner] if a_time else 0)
-    before = torch.where(i == cut[owner], owner, n + i - 1)
-    after = torch.where(i == cut[owner + 1] - 1, owner, n + i + 1).clamp(max=n + count - 1)
-    table = torch.stack([first, (last - first).clamp(min=0), a_first, before, after], 1)
+    carry_before = torch.where(i == cut[owner], owner, n + i - 1)
+    carry_after = torch.where(i == cut[owner + 1] - 1, owner, n + i + 1).clamp(max=n + count - 1)
+    table = torch.stack([first, (last - first).clamp(min=0), a_first, carry_before, carry_after], 1)
     return Ranges(count, n, table, cut if size else None)
 
 
@@ -387,10 +390,10 @@ class _Plan:
         ends = carry.new_empty(self.ranges.count, *carry.shape[1:])
         products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)
-        ends, products, left = ends[None], products[None], torch.empty_like(carry)
+        ends, products, exit_state = ends[None], products[None], torch.empty_like(carry)
         over, states = _Plan(ends, products, carry, self.ranges.cut, uncut=True), torch.empty_like(ends)
-        over.forward(ends, carry, states, left, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
-        return torch.cat([carry, states[0]]), left
+        over.forward(ends, carry, states, exit_state, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
+        return torch.cat([carry, states[0]]), exit_state
 
 
 def forward(x, a, state, reverse, cu_seqlens):
@@ -403,9 +406,9 @@ def forward(x, a, state, reverse, cu_seqlens):
     if plan.ranges.cut is None:
         plan.forward(x, state, y, last, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
         return y, last
-    carry, left = plan.enter(x, state, reverse=reverse)
+    carry, exit_state = plan.enter(x, state, reverse=reverse)
     plan.forward(x, carry, y, last, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
-    return y, left
+    return y, exit_state
 
 
 def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
@@ -419,14 +422,14 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     da_shape = (batch, rows, layout.outer, plan.blocks if layout.shared else layout.inner)
     da = torch.empty(da_shape, dtype=dy.dtype if math.prod(da_shape) == a.numel() else state.dtype, device=dy.device)
     carry, dstate = dlast, state.new_empty(count, *state.shape[1:])
-    left = dstate
+    exit_state = dstate
     if plan.ranges.cut is not None:
-        carry, left = plan.enter(dy, dlast, reverse=not reverse, adjoint=True)
+        carry, exit_state = plan.enter(dy, dlast, reverse=not reverse, adjoint=True)
     pointers = (dy, plan.a, y, carry, state, dx, da, dstate, plan.ranges.table)
     plan.launch(_backward, *pointers, *plan.numbers, plan.ranges.sequences, REVERSE=reverse)
     if layout.shared:
         da = da.sum(-1)
-    own = [1 if layout.shared else size for size in features[layout.split :]]
-    da = da.view(batch, rows, *features[: layout.split], *own)
+    tail = [1 if layout.shared else size for size in features[layout.split :]]
+    da = da.view(batch, rows, *features[: layout.split], *tail)
     da = da.sum_to_size((1,) * (da.ndim - a.ndim) + a.shape).view(a.shape)
-    return [dx, da.to(a.dtype), left]
+    return [dx, da.to(a.dtype), exit_state]

@@ -78,9 +78,9 @@ def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, C
     """Return a program's range, group of channels, block in the group, and channels."""
     i_block, i_group = i_unit % blocks, i_unit // blocks % groups
     i_range = (i_unit // blocks // groups).to(tl.int64)
-    begin, steps, _, before, after = place(i_range, p_table, length, length, TABLE)
+    begin, steps, _, carry_before, carry_after = place(i_range, p_table, length, length, TABLE)
     i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    return i_range, i_group, i_block, begin, steps, before, after, i_group * span + i_inner, i_inner < span
+    return i_range, i_group, i_block, begin, steps, carry_before, carry_after, i_group * span + i_inner, i_inner < span
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def _forward(
     GIVES: "y", the states at the "borders" of chunks, or the "product" of decays. With "product" the scan starts from
     zero. The adjoint scans a C dy: dy is passed as u and C as B.
     """
-    i_range, i_group, _i_block, begin, steps, before, after, i_channel, there = _block(
+    i_range, i_group, _i_block, begin, steps, carry_before, carry_after, i_channel, there = _block(
         tl.program_id(0), p_table, length, span, blocks, groups, TABLE, CHANNELS
     )
     dtype: tl.constexpr = p_carry.dtype.element_ty
@@ -142,7 +142,7 @@ def _forward(
         b_sum = tl.full((1, 1, CHANNELS), 0.0, dtype)
     else:
         b_h = tl.load(
-            p_carry + (after if REVERSE else before) * width * states + i_fixed, mask=all_there, other=0.0
+            p_carry + (carry_after if REVERSE else carry_before) * width * states + i_fixed, mask=all_there, other=0.0
         ).to(dtype)
     for i in tl.range(0, steps, STEPS, num_stages=STAGES):
         live = i + i_row < steps
@@ -197,7 +197,7 @@ def _backward(
     dC_t = Σ dy_t h_t, the last two summed over channels. The loop carries a_t s_t from step to step.
     """
     i_unit = tl.program_id(0)
-    i_range, i_group, i_block, begin, steps, before, after, i_channel, there = _block(
+    i_range, i_group, i_block, begin, steps, carry_before, carry_after, i_channel, there = _block(
         i_unit, p_table, length, span, blocks, groups, TABLE, CHANNELS
     )
     dtype: tl.constexpr = p_carry.dtype.element_ty
@@ -217,9 +217,9 @@ def _backward(
     B_slot = i_block if B_groups == groups else i_group * blocks + i_block
     C_slot = i_block if C_groups == groups else i_group * blocks + i_block
 
-    b_e = tl.load(p_carry + (before if REVERSE else after) * width * states + i_fixed, mask=all_there, other=0.0).to(
-        dtype
-    )
+    b_e = tl.load(
+        p_carry + (carry_before if REVERSE else carry_after) * width * states + i_fixed, mask=all_there, other=0.0
+    ).to(dtype)
     for back in range(tl.cdiv(steps, CHUNK)):
         chunk = tl.cdiv(steps, CHUNK) - 1 - back
         start = chunk * CHUNK
@@ -353,8 +353,8 @@ class _Plan:
         ends = carry.new_empty(1, self.ranges.count, *A.shape)
         products = torch.empty_like(ends)
         self.forward(u, delta, A, B, B, None, z, bias, carry, products, ends, GIVES="product", **flags)
-        ends, left = linear_scan.forward(ends, products, carry, flags["REVERSE"], self.ranges.cut)
-        return torch.cat([carry, ends[0]]), left
+        ends, exit_state = linear_scan.forward(ends, products, carry, flags["REVERSE"], self.ranges.cut)
+        return torch.cat([carry, ends[0]]), exit_state
 
 
 def _groups(B: Tensor) -> int:
@@ -377,12 +377,12 @@ def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, del
     operands = _operands(u, delta, A, B, C, D, z, delta_bias, state, cu_seqlens)
     plan, u, delta, A, B, C, D, z, bias, carry = operands
     flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
-    left = None
+    exit_state = None
     if plan.ranges.cut is not None:
-        carry, left = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
+        carry, exit_state = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
     last = carry.new_empty(plan.ranges.count, *A.shape)
     plan.forward(u, delta, A, B, C, D, z, bias, carry, y, last, GIVES="y", **flags)
-    return y, last if left is None else left
+    return y, last if exit_state is None else exit_state
 
 
 def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
@@ -393,11 +393,11 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     u, delta, A, B, C, D, z, bias, carry = operands
     dy, dcarry, count = rows(dy), dlast.contiguous(), plan.ranges.count
     flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
-    left = None
+    exit_state = None
     if plan.ranges.cut is not None:
         carry, _ = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
         adjoint = {"REVERSE": not reverse, "POSITIVE": delta_softplus, "ADJOINT": True}
-        dcarry, left = plan.enter(dy, delta, A, C, z, bias, dcarry, **adjoint)
+        dcarry, exit_state = plan.enter(dy, delta, A, C, z, bias, dcarry, **adjoint)
     all_rows = u[0].shape[0] * u[0].shape[1]
     border = carry.new_empty(all_rows // CHUNK + count, *A.shape)
     dstate = carry.new_empty(count, *A.shape)
@@ -419,7 +419,7 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     plan.launch(_backward, *pointers, *results, plan.ranges.table, u[0].shape[1], all_rows, *strides, **timed, **flags)
     gradients = (du, ddelta, _total(dA, A), _total(dB, B[0]), _total(dC, C[0]))
     gradients += (None if D is None else _total(dD, D), dz, None if bias is None else _total(dbias, bias))
-    return [*[value for value in gradients if value is not None], dstate if left is None else left]
+    return [*[value for value in gradients if value is not None], dstate if exit_state is None else exit_state]
 
 
 def _sums(B: Tensor, plan: _Plan, carry: Tensor) -> Tensor:

@@ -161,19 +161,21 @@ class _Plan:
 
     def __init__(self, x: Tensor, w: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, reverse: bool, silu: bool):
         batch, length, width = x.shape
-        kept, size = w.shape[1] - 1, TILES * ROWS
-        tiles = triton.cdiv(length + kept, size)
+        history, size = w.shape[1] - 1, TILES * ROWS
+        tiles = triton.cdiv(length + history, size)
         self.table, self.count = None, batch * tiles
         if cu_seqlens is not None:
             sequences = len(cu_seqlens) - 1
-            self.count = (length + kept * sequences) // size + sequences  # upper bound; surplus ones are past the end
+            self.count = (
+                length + history * sequences
+            ) // size + sequences  # upper bound; surplus ones are past the end
             offsets = cu_seqlens.long()
             steps = offsets.diff()
-            own = (steps + (kept + size - 1)) // size
-            end = own.cumsum(0)
+            tile_counts = (steps + (history + size - 1)) // size
+            end = tile_counts.cumsum(0)
             i = torch.arange(self.count, device=x.device)
             n = torch.searchsorted(end, i, right=True).clamp(max=sequences - 1)
-            self.table = torch.stack([n, offsets[n], steps[n], i - (end - own)[n]], 1)
+            self.table = torch.stack([n, offsets[n], steps[n], i - (end - tile_counts)[n]], 1)
         self.numbers = (self.table, length, tiles)
         channels = min(CHANNELS, triton.next_power_of_2(width))
         self.grid = (self.count * triton.cdiv(width, channels),)

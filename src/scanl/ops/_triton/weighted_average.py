@@ -139,9 +139,9 @@ def _forward(
 def _keep(p, width, b_p, b_z, b_m, there):
     """Write a state in the operands' dtype; scale p and z by m as rounded to that dtype."""
     m = b_m.to(p.dtype.element_ty)
-    rest = tl.where(b_m > LEAST, tl.exp((b_m - m).to(p.dtype.element_ty)), 1.0)
-    tl.store(p, b_p * rest, mask=there)
-    tl.store(p + width, b_z * rest, mask=there)
+    factor = tl.where(b_m > LEAST, tl.exp((b_m - m).to(p.dtype.element_ty)), 1.0)
+    tl.store(p, b_p * factor, mask=there)
+    tl.store(p + width, b_z * factor, mask=there)
     tl.store(p + 2 * width, tl.where(b_m <= LEAST, -float("inf"), m), mask=there)
 
 
@@ -156,7 +156,7 @@ def _backward(
     )
     dtype: tl.constexpr = p_state.dtype.element_ty
     SIGN: tl.constexpr = -1 if REVERSE else 1
-    # the states between a sequence's tiles are stored after those of the sequences before it
+    # the states between a sequence's tiles are stored after the states of earlier sequences
     low = first - (steps - 1) if REVERSE else first
     p_border += (low // ROWS + n) * (3 * width) + i_channel
     longest = tl.max(steps)
