@@ -21,7 +21,7 @@ MOST = 100_000  # transitions of a checkpoint that are read
 
 
 class Episode(NamedTuple):
-    """Transitions of a checkpoint: those from `begin` to before `end`, the last of which ends an episode."""
+    """The transitions of a checkpoint from `begin` to before `end`. The last one ends an episode."""
 
     checkpoint: int
     begin: int
@@ -40,9 +40,9 @@ class AtariReplay(FixedRows):
     the screens and the action. Here one step has everything that is known when the action is chosen.
 
     Episodes are taken whole from random checkpoints of the first 100,000 transitions, eleven successive ones from a
-    checkpoint at a time, until there are enough transitions. The last twentieth of the episodes is for test, the one
-    before it for validation. The score is the share of right actions. It cannot be compared with the published score,
-    which is the return in the game and needs the game.
+    checkpoint at a time, until there are enough transitions. The last twentieth of the episodes is for test, the
+    previous twentieth for validation. The score is the share of right actions. It cannot be compared with the published
+    score, which is the return in the game and needs the game.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
@@ -180,7 +180,7 @@ class AtariReplay(FixedRows):
 
     @cached_property
     def _digest(self) -> str:
-        """Of the actions, the returns and the choice of episodes; the screens are gigabytes."""
+        """The digest of the actions, the returns and the choice of episodes. The screens are gigabytes."""
         actions, returns, episodes = self._logged
         digest = hashlib.sha256(f"{self.name} {episodes}".encode())
         for number in sorted(actions):

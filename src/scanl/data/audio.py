@@ -187,7 +187,8 @@ class TenWords(SpeechCommands):
 
 
 class Quantized(FixedRows, SignalSource):
-    """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
+    """Predict each sample of a recording from the samples before it, in 256 steps. The first input is 128, which is
+    silence.
 
     A row that ends early is not scored after its end. A subclass may have another `encode` and `decode`.
     """
@@ -222,7 +223,7 @@ class Quantized(FixedRows, SignalSource):
 @published("sc09")
 @dataclass
 class SpokenNumbers(Quantized, SpeechCommands):
-    """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
+    """SC09: predict each sample of a spoken digit from the samples before it, in 256 steps of the mu-law. T = 16,000.
 
     The clips of zero to nine of Speech Commands, by the published lists.
 

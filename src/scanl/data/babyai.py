@@ -170,7 +170,7 @@ class BabyAIDemonstrations(FixedRows):
 
     @cached_property
     def _digest(self) -> str:
-        """Of the files, because unpacking all images takes long."""
+        """The digest of the files, because unpacking all images takes long."""
         return hashlib.sha256(
             " ".join([self.name, *(demonstrations.digest for demonstrations in self.demonstrations)]).encode()
         ).hexdigest()

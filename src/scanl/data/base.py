@@ -38,13 +38,13 @@ class Repeated(Generic[T]):
 
 @dataclass(frozen=True)
 class Exam:
-    """Examples on which a trained model is measured, with scores of others on the same examples.
+    """Examples that measure a trained model, and other methods' scores on the same examples.
 
     title: heading of the table.   examples: batches of rows.
     beside: known values of the metric to compare with, by the name of a method.
     digits: format of a score.
-    rivals: answers of methods that do not learn, by name: for each batch of `examples`, in their order, what a model
-    would answer, in the form that the question's scores read.
+    rivals: the baselines' answers, by name: one array for each batch of `examples`, as the question's scores read a
+    model's answers.
     """
 
     title: str
@@ -150,7 +150,7 @@ class Source(Entry, ABC):
 
 
 class SignalSource(ABC):
-    """What a source of signals has besides: how its tokens are read from a file and written as one."""
+    """A source of signals. It also says how its tokens are read from a file and written to one."""
 
     @property
     @abstractmethod
@@ -159,7 +159,7 @@ class SignalSource(ABC):
 
 
 def own_options(cls: type[Entry], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of a run that its source alone has. Raises ConfigError for one that the source has not."""
+    """Return the options of a run that only its source reads. Raises ConfigError for an unknown one."""
     names = [name for name in cls.option_names() if name not in options]
     for name in options["data_options"]:
         if not names:

@@ -26,7 +26,7 @@ class Columns(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """What a forecast of H steps is measured by. numbers: (N, H, C).   units: (N, C), of the errors."""
+    """The numbers that a forecast of H steps is compared with. numbers: (N, H, C).   units: (N, C), of the errors."""
 
     numbers: Any
     units: Any
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
         return _mapped(lambda array: array[rows], self)
 
     def steps(self, begin: int, end: int, *, targets: bool) -> "Batch":
-        """Return the steps from `begin` to before `end`; of what is known ahead also the H steps after them.
+        """Return the steps from `begin` to before `end`; for future covariates, also the H steps after them.
 
         targets: whether the targets have an axis of steps, which is cut too.
         """

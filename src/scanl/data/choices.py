@@ -88,8 +88,8 @@ class JSONQuestions(Choices):
 
     A record gives `ways`, and in which fields of a line the parts of a question are. A field below another is named
     as `question.stem`. `option_fields` is the field of a list, or a list of fields. `answer_field` has the number of
-    the right option, of which the first is `first_answer`. With `label_field`, the field of a list of names of the
-    options, it has the name of the right one.
+    the right option; the first option has the number `first_answer`. With `label_field`, the field of a list of names
+    of the options, it has the name of the right one.
 
     Args: see `Choices`.
     """

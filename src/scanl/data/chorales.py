@@ -19,9 +19,9 @@ class BachChorales(Polyphony):
     A frame says which notes sound at the start of a quarter note, counted from the start of the piece. A held note
     sounds in each frame that it reaches. What begins and ends between two frames is not read. Repeats are written once.
     Scores with more or fewer than four parts are left out, and a chorale whose frames equal an earlier chorale's. Of
-    the others, in the order of their names, every fifth is for the test, and the one before it for validation. This is
-    not the split of `jsb_chorales`, nor are these its chorales, so scores do not compare with published ones. Several
-    chorales harmonise the same melody, and one is there in two keys.
+    the others, in the order of their names, every fifth is for the test, and the fourth of every five for validation.
+    This is not the split of `jsb_chorales`, nor are these its chorales, so scores do not compare with published ones.
+    Several chorales harmonise the same melody, and one is there in two keys.
 
     Args: see `Polyphony`.
     """

@@ -254,7 +254,8 @@ def _names(values: Any, path: Path, name: str) -> NDArray[np.object_]:
 
 
 def unread(frame: Any) -> list[str]:
-    """Return the columns that nobody means as numbers to read: those without a name, and those that number the rows."""
+    """Return the columns that nobody means as numbers to read: columns without a name, and columns that number the
+    rows."""
     rows, result = np.arange(len(frame)), []
     for name in frame.columns:
         values = frame[name].to_numpy()

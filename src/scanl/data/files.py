@@ -1,4 +1,4 @@
-"""Where the files of a data set lie, what they must be, and who has them.
+"""The files of a data set: their folder, their digests, and the packages that have them.
 
 A data set lies in a folder of its own name below `root()`, as its original download unpacks. Nothing is downloaded
 when a file is missing: the error says what to get. `scanl data get NAME` (`scanl.data.get`) downloads.
@@ -50,7 +50,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Layout:
-    """In which files each part of a data set is, and what reads them.
+    """The files of each part of a data set, and their reader.
 
     reader: name of a format, by which a kind of source finds the function that reads it.   parts: the files of "train"
     and "test" and perhaps "validation", or of "whole" for a data set without a split; empty where a class names them.
@@ -159,7 +159,7 @@ class Files:
                 )
 
     def damaged(self, path: Path, why: str, folder: str = "") -> DataError:
-        """Return the error for a file that is not what it should be."""
+        """Return the error for a damaged file."""
         return DataError(f"{self.name}: {path} is damaged: {why}; {self.advice(folder)}")
 
     def advice(self, folder: str = "") -> str:
@@ -176,7 +176,7 @@ folders: dict[str, Files] = {}  # of all data sets, by name
 def whole_lines(text: str) -> list[str]:
     """Return the lines of a text. They end at a line break alone, not at the form feeds and the like inside sentences.
 
-    `str.splitlines` takes eight more characters for ends of lines, of which published sentences have some.
+    `str.splitlines` also splits at eight other characters, and published sentences have some of them.
     """
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
 

@@ -141,7 +141,7 @@ class FixedRows(Source):
 
     @cached_property
     def _digest(self) -> str:
-        """Of all numbers; of rows that stay in their files the names and sizes, because reading all takes minutes."""
+        """The digest of all numbers; for rows in files, of the names and sizes, because reading all takes minutes."""
         if all(isinstance(split.rows, FromFiles) for split in self.parts):
             digest = hashlib.sha256(self.name.encode())
             for split in self.parts:
@@ -187,7 +187,7 @@ class FixedRows(Source):
 
 
 def chosen(split: Part, places: NDArray[np.int64]) -> Part:
-    """Return some of the rows. Those in files stay there, where `Part.take` reads them."""
+    """Return some of the rows, without reading rows in files; `Part.take` reads them."""
     if isinstance(split.rows, FromFiles):
         return Part(split.rows.some(places), split.answers[places])
     return split.take(places)

@@ -337,7 +337,7 @@ class Folders(FixedRows):
 
     @cached_property
     def _digest(self) -> str:
-        """Of the names, the parts and the sizes of the files, because reading all of them may take minutes."""
+        """The digest of the files' names, parts and sizes, because reading all files may take minutes."""
         digest = hashlib.sha256(self.name.encode())
         for number, split in enumerate(self._files[2]):
             for path, label in split:

@@ -34,13 +34,13 @@ class PublishedSeries(SeriesSource):
         folder: where the file lies; none: in the folder of the data set.
     """
 
-    skipped: ClassVar[tuple[str, ...]] = ()  # columns that are no numbers to forecast
+    skipped: ClassVar[tuple[str, ...]] = ()  # columns that are not forecast
     chosen: ClassVar[tuple[str, ...]] = ()  # those to forecast; none: all the others
     usual_season: ClassVar[int] = 1
     shares: ClassVar[tuple[float, float]] = (0.1, 0.2)  # of validation and test
     # First row after training, validation and test, and the number of all rows.
     borders: ClassVar[tuple[int, int, int, int] | None] = None
-    every: ClassVar[int] = 1  # rows of which the mean is taken
+    every: ClassVar[int] = 1  # rows that one mean replaces
     readers: ClassVar[Mapping[str, Callable[..., tuple[list[str], NDArray[np.float64]]]]] = {"csv": csv.columns}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
     forecast = SeriesForecast  # what is asked, and what is measured
@@ -110,7 +110,7 @@ class PublishedSeries(SeriesSource):
 
 
 class LongForecast(SeriesForecast):
-    """Forecasts of which all of the test part are measured, as in the literature, and standardized values."""
+    """Forecasts as the literature measures them: at every origin of the test part, on standardized values."""
 
     metric = "MSE"
     scores = ("MSE", "MAE", *SeriesForecast.scores)
@@ -123,9 +123,9 @@ class LongForecast(SeriesForecast):
 class LongHorizon(PublishedSeries):
     """A table by the protocol of long-horizon forecasts: errors of standardised values.
 
-    The first scores are the mean squared and the mean absolute error, over all steps and columns. They are of the
-    median, or of the points if the distribution is "points", for values standardised by the training part. Windows that
-    are measured begin before the border of a part, so that the first one predicts the first row of the part.
+    The first scores are the mean squared and the mean absolute error, over all steps and columns. They measure the
+    median, or the points if the distribution is "points", on values standardised by the training part. Windows that are
+    measured begin before the border of a part, so that the first one predicts the first row of the part.
 
     Args: see `PublishedSeries`.
     """

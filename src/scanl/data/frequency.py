@@ -1,4 +1,4 @@
-"""The frequency of times: how far each step is from the one before it, by the calendar of pandas or by a number."""
+"""The frequency of times: the distance of each step from the previous one, by the calendar of pandas or by a number."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ class Frequency:
 
     seconds: mean length of a step; for times that are numbers, in their unit.   offset: offset of pandas, on the clock
     on the wall; None for steps that all last `seconds`.   wall: whether steps of `seconds` go by the clock on the
-    wall, so that a day has 23 or 25 hours where the clock changes.   slack: fraction of a step by which a time may be
-    beside it.
+    wall, so that a day has 23 or 25 hours where the clock changes.   slack: fraction of a step by which a time may
+    differ from a step of the calendar.
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class Frequency:
         return self.slack < ROUGH
 
     def like(self, seconds: float) -> bool:
-        """Whether a step is as long as that of another frequency."""
+        """Whether a step is as long as another frequency's step."""
         return abs(self.seconds - seconds) <= SLACK * seconds
 
     def counts(self, times: Times) -> Counts | None:
@@ -85,7 +85,7 @@ class Frequency:
         elif np.issubdtype(marks.dtype, np.integer):
             step, remainder = divmod(marks[-1] - marks[0], counts[-1])  # the product of all would overflow
             further = step * ahead + (remainder * ahead / counts[-1]).round().astype(np.int64)
-        else:  # the mean step: one that is written with few digits adds up
+        else:  # the mean step: a step that is written with few digits adds up
             further = (marks[-1] - marks[0]) * ahead / counts[-1]
         following = marks[-1] + (_whole(further) if times.dates or (further == further.round()).all() else further)
         if not np.issubdtype(following.dtype, np.integer):
@@ -178,7 +178,7 @@ def frequencies(
 
 
 def _refuse_other(freq: Any, one: Frequency, times: Times) -> None:
-    """Raise ConfigError for times that have a frequency, but not the one that the user says."""
+    """Raise ConfigError for times that have another frequency than the user's."""
     counts = one.counts(times)
     if counts is not None and (len(counts) < 2 or np.median(np.diff(counts)) == 1):
         return
@@ -210,7 +210,7 @@ def _absent(frequency: Frequency, times: Times) -> int | None:
 
 
 def _candidates(times: Times) -> Iterator[Frequency]:
-    """Yield frequencies from those that say most about the times to those that say least."""
+    """Yield frequencies, the most specific first."""
     step = _middle(times.marks) / times.per_second
     if not times.dates:
         yield Frequency(step)
@@ -232,7 +232,7 @@ def _middle(marks: NDArray[Any]) -> Any:
 
 
 def _by_calendar(wall: Any) -> Iterator[Frequency]:
-    """Yield what pandas infers, and offsets that also fit dates some of which are absent."""
+    """Yield the frequency that pandas infers, and offsets that fit if some dates are absent."""
     import pandas as pd
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Images as sequences, pixel by pixel: to classify, or to predict each number from those before it."""
+"""Images as sequences, pixel by pixel: to classify, or to predict each number from the numbers before it."""
 
 import math
 import sys
@@ -40,7 +40,7 @@ def read_images(files: Files, folder: str, shape: tuple[int, int, int]) -> tuple
 def permutation(order: str, size: int) -> NDArray[np.int64]:
     """Return the order in which the pixels of an image are read.
 
-    order: "raster"; "bit_reversal", which is the one of the next power of two without the numbers from `size` on;
+    order: "raster"; "bit_reversal", the bit reversal of the next power of two without the numbers from `size` on;
     "torch:SEED" or "numpy:SEED", which is a random order, the first that is drawn after this seed.
     """
     if order == "raster":
@@ -61,7 +61,7 @@ def permutation(order: str, size: int) -> NDArray[np.int64]:
 class PixelByPixel(FixedRows):
     """Images of one size that are read pixel by pixel.
 
-    A record gives `shape`; the readers are those of `READERS`, which take it.
+    A record gives `shape`; the readers of `READERS` take it.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
@@ -134,8 +134,8 @@ class Images(PixelByPixel):
 class ColorImages(Images):
     """Which class an image of three colors has, read pixel by pixel. A step has three numbers, or a grey.
 
-    A record gives what `Images` needs, and `luma`: mean and deviation of the grey, in steps of which white has 255. The
-    grey is by the weights of ITU-R BT.601 that image programs use.
+    A record gives what `Images` needs, and `luma`: mean and deviation of the gray values, from 0 to 255 for white. Gray
+    values have the weights of ITU-R BT.601, as in image programs.
 
     Args:
         seed, eval_examples, folder, order, aside: see `PixelByPixel`.
@@ -200,7 +200,7 @@ class NoisePaddedCIFAR10(Images):
 @kind
 @dataclass
 class Pixels(PixelByPixel, SignalSource):
-    """Predict each pixel of an image from those before it. The first is predicted from a zero.
+    """Predict each pixel of an image from the pixels before it. The first is predicted from a zero.
 
     A record gives `shape`. The score is the mean of -log2 p over all numbers of the images. Each has 256 values.
 

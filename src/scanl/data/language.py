@@ -59,7 +59,7 @@ class Published(Tokens):
 class InParts(Published):
     """A text whose files a layout names: three for the parts, or a whole one whose last two twentieths are cut off.
 
-    A subclass defines `readers`. Each makes the tokens of a file, of which the part is named.
+    A subclass defines `readers`. Each makes the tokens of a file; its argument names the part.
     """
 
     readers: ClassVar[Mapping[str, Callable[..., Bytes]]]
@@ -103,7 +103,7 @@ class PublishedText(InParts):
 class Words(Published):
     """A text in three files, of words between blanks; the end of a line is the word `<eos>`.
 
-    The vocabulary is that of the training file, in the order of first occurrence.
+    The vocabulary comes from the training file, in the order of first occurrence.
 
     Args:
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.

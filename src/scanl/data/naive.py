@@ -2,7 +2,7 @@ r"""The seasonal naive forecast: each step is as it was a season ago. Forecasts 
 
 .. math:: \hat y_{t+h} = y_{t+h-mk}, \quad \sigma_h = \sigma \sqrt{k}, \quad k = \lceil h / m \rceil
 
-σ is the root of the mean square of y_t - y_{t-m} in training; the quantiles are those of a normal distribution.
+σ is the root of the mean square of y_t - y_{t-m} in training; the quantiles come from a normal distribution.
 Source: Hyndman and Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed., 2021, sections 5.2 and 5.5. The
 scale of errors is the mean of abs(y_t - y_{t-m}) in training: Hyndman and Koehler, "Another Look at Measures of
 Forecast Accuracy", International Journal of Forecasting 22(4), 2006, section 3 (MASE).
@@ -51,7 +51,7 @@ def naive(y: Numbers, season: int, horizon: int, spread: Numbers, levels: Sequen
     filled = np.nan_to_num(_filled(y, len(y)))[-1]
     points = min(season, horizon)
     last = np.empty((points, y.shape[1]))
-    for point in range(points):  # of the season, those that are forecast
+    for point in range(points):  # the steps of the season that are forecast
         at = y[len(y) - season + point :: -season][:, :]
         known = ~np.isnan(at)
         first = known.argmax(0)

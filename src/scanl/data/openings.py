@@ -20,7 +20,7 @@ ENDINGS = (".csv", ".npy")
 
 @dataclass
 class Opening:
-    """The beginning of a series, and what is known about the N steps that a model generates after it.
+    """The beginning of a series, and the known columns of the N steps that a model generates after it.
 
     batch: one row of the T steps that a model reads; what is known ahead of N - 1 + H steps more.   after: the rows of
     the N steps, with names and times.

@@ -1,4 +1,4 @@
-"""A folder of your own recordings or pictures, of which each sample is predicted from those before it."""
+"""A folder of your own recordings or pictures: a model predicts each sample from the samples before it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ SOUNDS = Sounds()
 @register("signals")
 @dataclass
 class OwnSignals(Quantized, Folders):
-    """Signals: each sample of recordings, or each number of pictures, of your own from those before it, in 256 steps.
+    """Signals: each sample of your own recordings, or each number of your own pictures, from those before it, in 256
+    steps.
 
-    The files are those that `folders` reads, recordings of one channel or pictures; folders in the folder are no
+    The files are as for `folders`, recordings of one channel or pictures; folders in the folder are no
     classes. Recordings are in 256 steps of the mu-law of the range of each recording, and are cut into pieces; the last
     piece may be shorter. The numbers of a picture come from the top left, row by row, the colours of a pixel in turn.
     If the folder has nothing but the folders `train`, `test` and perhaps `validation`, these are the parts. Otherwise
@@ -94,7 +95,7 @@ class OwnSignals(Quantized, Folders):
             samples = SOUNDS.row(path)
             self._ranges[path] = samples.min(), samples.max()
         piece = SOUNDS.read(path, start, self.length)[:, 0]
-        # The quantisation scales by the range of what it is given, so the ends of the recording's come along.
+        # The quantisation scales by the range of its input, so the recording's extremes are added.
         return self.encode(np.append(piece, self._ranges[path]))[:-2]
 
     @cached_property

@@ -115,7 +115,7 @@ def _register(record: Record, cls: type[Any], facts: Mapping[str, Any]) -> type[
 
 
 def _facts(record: Record, cls: type[Any]) -> dict[str, Any]:
-    """Return the facts of a record as a class takes them. Raises ConfigError unless they are what the class needs."""
+    """Return the facts of a record as a class takes them. Raises ConfigError unless they fit the class."""
     known = _known(cls)
     if "readers" in known:
         if record.kind and record.files.layout is None:

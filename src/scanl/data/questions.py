@@ -1,4 +1,4 @@
-"""What a source asks a model to predict: one class for each question, and the two forms of inputs.
+"""Questions, what a source asks a model to predict: one class for each question, and the two forms of inputs.
 
 `scanl.learning.questions` has a file for each question: its model, loss, answers and scores. A new question is one new
 file, which holds its class and registers what learning does for it.
@@ -91,7 +91,7 @@ class Class(Question):
 class Number(Question):
     """A number for the whole sequence. targets: (N,).
 
-    scale: location and scale of the number, in units of which a head predicts it; None for 0 and 1.
+    scale: location and scale of the number: a head predicts it in this unit; None for 0 and 1.
     distribution: a head, by name: "points", "quantiles", "gaussian", "student_t" or "negative_binomial". It has the
     loss.
     """
@@ -114,7 +114,7 @@ class Numbers(Question):
 
 @dataclass(frozen=True)
 class Flags(Question):
-    """`count` answers of yes and no at every step of features, of which the model gives the logits.
+    """`count` answers of yes and no at every step of features; the model returns their logits.
 
     targets: (N, T, count) float32 of 1 and 0, NaN where no answer is wanted.
     """

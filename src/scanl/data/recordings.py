@@ -127,7 +127,7 @@ class SeriesProblem(Recordings):
         return series
 
     def _numbered(self, series: "Labeled", known: Sequence[Any], name: str) -> Part:
-        """Return series with the numbers of their classes, of which `known` are all, or with their own numbers."""
+        """Return series with the numbers of their classes in `known`, or with their own numbers."""
         if self.metric != "accuracy":
             return Part(series.rows, np.array(series.labels, np.float32))
         number = {label: place for place, label in enumerate(sorted(set(known)))}
@@ -147,7 +147,7 @@ class Labeled(NamedTuple):
 @kind
 @dataclass
 class PooledSeries(SeriesProblem):
-    """Series as in `SeriesProblem`, of which all published parts are joined and split at random.
+    """Series as in `SeriesProblem`; all published parts are joined and split at random.
 
     A record gives `shares`, the fractions for validation and test.
 

@@ -1,4 +1,4 @@
-"""The records of published data: what the files of a catalogue say of data sets, and of the sources that ask them.
+"""The records of published data: the entries of a catalogue's files about data sets and their sources.
 
 A catalogue is a folder. A data set is one file NAME.toml, which says
 
@@ -44,11 +44,11 @@ OF_SOURCES: Types = {
 
 @dataclass(frozen=True)
 class Record:
-    """What a catalogue says of a source.
+    """A catalogue's entry about a source.
 
     path: the file that says it.   files: of the data set.   citation: who has published the data and the question.
     split: which rows are for training, validation and test.   chance: score of guessing; None if it is not known. With
-    the fact `classes` it is that of guessing one of them.   id, aliases: as `Source` has them.
+    the fact `classes` it is the chance of guessing one of them.   id, aliases: as `Source` has them.
     kind: name of the class that reads the data; empty for a source with code of its own.   class_name: name of the
     class that is made of a record with a kind.   about, more: the first paragraph of its description, and the others.
     facts: the other entries: class variables of the kind, and defaults of its options.
@@ -140,8 +140,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def typed(where: str, table: Mapping[str, Any], types: Types, required: Collection[str] = ()) -> dict[str, Any]:
     """Return the entries of a table as these types have them, with tuples for lists.
 
-    Raises ConfigError for an entry that is not among the types or not of its type, and for a required one that is
-    lacking or empty.
+    Raises ConfigError for an unknown entry, for a wrong type, and for a required entry that is missing or empty.
     """
     for name, value in table.items():
         if name not in types:

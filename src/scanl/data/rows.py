@@ -51,7 +51,7 @@ class Rows:
         return np.hstack([self.past, static, *spans])
 
     def columns(self, rows: NDArray[np.int64], ahead: int) -> Columns:
-        """Return the columns of windows of rows (N, T); of what is known ahead also the `ahead` rows after them."""
+        """Return the columns of windows of rows (N, T); for future covariates, also the `ahead` rows after them."""
         series = np.searchsorted(self.starts, rows[:, 0], side="right") - 1
         return Columns(self.target[rows], self.past[rows], self.static[series], self.future[reaching(rows, ahead)])
 
@@ -66,7 +66,7 @@ def reaching(rows: NDArray[np.int64], ahead: int) -> NDArray[np.int64]:
 
 
 def scale_of(values: Numbers) -> tuple[float, float]:
-    """Return mean and standard deviation of what is known, in float64.
+    """Return mean and standard deviation of the known numbers, in float64.
 
     For a constant, up to rounding, the deviation is its absolute value instead, or 1 where that is 0.
     """

@@ -235,7 +235,7 @@ def _counted(clocks: Sequence[Times], freqs: Sequence[Frequency | None]) -> tupl
     """Return how many steps each time is after the first of its series, and the length of a step.
 
     The first is None, and the length is 0, when a series has no frequency, when steps are not equally long in all, or
-    when most times are several steps after the one before.
+    when most times are several steps after the previous time.
     """
     same = [one for one in freqs if one is not None]
     if len(same) < len(freqs) or not all(one.like(same[0].seconds) for one in same):

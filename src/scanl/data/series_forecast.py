@@ -44,7 +44,7 @@ class SeriesForecast(SeriesQuestion):
 
     @property
     def season(self) -> int:
-        """Steps of a season: those that the user says, or else the calendar."""
+        """Steps of a season: the user's, or else the calendar's."""
         return self.source.season or self.source.collection.season
 
     @cached_property
@@ -152,7 +152,7 @@ class SeriesForecast(SeriesQuestion):
 
     @cached_property
     def units(self) -> list[Numbers]:
-        """Of each series, the unit of errors (C,); a constant series has the mean of the others, or 1."""
+        """The unit of errors (C,) of each series. A constant series has the mean of the others, or 1."""
         errors = np.stack([mean for mean, _ in self.naive_errors])
         errors[~(errors > 0)] = np.nan
         with np.errstate(invalid="ignore"):

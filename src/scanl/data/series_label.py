@@ -28,7 +28,7 @@ class SeriesLabel(SeriesQuestion):
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """Of all rows, IGNORED where a label is missing."""
+        """The labels of all rows, IGNORED where missing."""
         labels = self.flat.joined([one.target for one in self.source.collection.series], IGNORED)
         return np.where(labels < 0, IGNORED, labels)
 

@@ -113,7 +113,7 @@ class SeriesQuestion(ABC):
                 )
 
     def describe(self) -> str:
-        """Return what a user should know of the answers, behind a comma."""
+        """Return a description of the answers for the user, behind a comma."""
         return ""
 
     @property

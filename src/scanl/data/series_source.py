@@ -1,4 +1,4 @@
-"""Series of which a question is asked: what a user's table and a published one have in common."""
+"""Series and a question about them: what a user's table and a published one have in common."""
 
 import hashlib
 from abc import abstractmethod

@@ -84,7 +84,7 @@ class SeriesNumber(SeriesWhole):
 
     @property
     def _answers(self) -> NDArray[np.float64]:
-        """Of the training part."""
+        """The answers of the training part."""
         return np.array([self.source.collection.series[i].target[0, 0] for i, *_ in self.source.parts[TRAINING]])
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:

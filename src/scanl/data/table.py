@@ -42,7 +42,7 @@ class Table(SeriesSource):
         time, series: columns of the times and of the series' names. Without them rows are steps of one series.
         static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
             Without `past`, and if the question is not "forecast", all columns without a role are read as `past`, except
-            those without a name and those that number the rows.
+            columns without a name and columns that number the rows.
         horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
         freq: how far a step is from the next: an alias of pandas, such as "D", "B" or "ME", or a number if the times
             are numbers. None: what pandas infers.
@@ -50,8 +50,8 @@ class Table(SeriesSource):
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
         validation, test: fractions of the steps, or of the series, in these parts.
         sequence_length: most steps that a forecast or a label reads.
-        origins: learn only the forecasts after this many last steps of a training window; None: after each step. Such
-            forecasts have read about as many steps as those that are measured.
+        origins: learn only the forecasts after this many last steps of a training window; None: after each step. These
+        forecasts have read about as many steps as the measured ones.
         gaps: for steps that are absent from regular times: "fill" makes them rows of missing numbers; "durations" makes
             the durations of steps an input, as for irregular times. None: "fill" if they are at most a tenth of all
             steps. For a class or a number of a series it is always durations.

@@ -78,7 +78,7 @@ def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int6
 
 @dataclass
 class Tokens(Source):
-    """Predict the next token of a long text: bytes, words or other units, of which the training part is one array.
+    """Predict the next token of a long text: bytes, words or other units. The training part is one array.
 
     A subclass defines `corpus`. If the published test part is not the part held out during training, it defines `test`.
     The metric bears the name of its `unit`.

@@ -71,8 +71,8 @@ class Times:
     def at_walls(self, walls: Any) -> Any:
         """Return other dates of the clock on the wall in the time zone.
 
-        Where the clock goes back, an hour that is there twice is the first one. Where it goes forward, a time that is
-        left out is the next one that is there.
+        Where the clock goes back, an hour that is there twice is the first one. Where clocks go forward, a time that
+        does not exist is the next one that does.
         """
         if self.zone is None:
             return self._own(walls)
@@ -86,7 +86,7 @@ class Times:
 def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
     """Return the times of a column as a Series of pandas, dates or numbers, and as `Times`.
 
-    Whole numbers of eight digits are dates, YYYYMMDD, and those of six digits are months, YYYYMM. Raises DataError for
+    Whole numbers of eight digits are dates, YYYYMMDD, and of six digits months, YYYYMM. Raises DataError for
     what is neither a number nor a time, for a missing time, for times of several time zones, and for dates that may be
     read in two ways, such as 01/02/2020.
     """

@@ -107,12 +107,12 @@ class Translation(FixedRows):
 class WMT14Pairs(Translation):
     """WMT14: English news to German, byte by byte. Validation is newstest2013, test newstest2014.
 
-    The files are lines of text, one sentence a line, such as those of the Stanford NLP group, 4.5 million pairs. Other
+    The files are lines of text, one sentence a line, such as the Stanford NLP group's, 4.5 million pairs. Other
     pairs of the same form are read with the options: WMT17 from Chinese with `first` zh and `second` en.
 
     Args:
         seed, eval_examples, folder, max_length: see `Translation`.
-        first, second: endings of the files: the language of the sentence, and that of its translation.
+        first, second: endings of the files: the language of the sentence, and of its translation.
         validated_on, tested_on: names of the files of these parts.
     """
 

@@ -12,7 +12,7 @@ from scanl.data.fixed import Part
 def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int], *, labels: int = 1) -> Part:
     """Return the images (N, pixels, numbers) of files, and their classes.
 
-    A record has `labels` bytes, of which the last is the class, and an image, one plane of a color after the other.
+    A record has `labels` bytes, the last one the class, and an image, one plane of a color after the other.
     """
     size, contents = labels + math.prod(shape), []
     for name in names:

@@ -16,7 +16,7 @@ def columns(
 ) -> tuple[list[str], NDArray[np.float64]]:
     """Return the names of columns and their numbers (n, C); a missing number is NaN.
 
-    chosen: names of the columns; none for all but those in `skipped`.   delimiter: between two fields of a row.
+    chosen: names of the columns; none: all but `skipped`.   delimiter: between two fields of a row.
     """
     header, *rows = [*csv.reader(files.text(name, folder).splitlines(), delimiter=delimiter)] or [[]]
     header = [column.strip() for column in header]

@@ -12,7 +12,7 @@ T = TypeVar("T")
 def rows(files: Files, name: str, folder: str, make: Callable[[Any], T], thing: str) -> Iterator[tuple[int, T]]:
     """Yield the number of each line, and what `make` makes of it.
 
-    thing: what a line should be, for the DataError about one of which `make` cannot make it.
+    thing: name of the lines' content, for the DataError about a line that `make` refuses.
     """
     path = files.path(name, folder)
     for number, line in enumerate(whole_lines(files.text(name, folder)), 1):

@@ -1,4 +1,4 @@
-"""Read plain data from pickles that others have published, without running what is in them.
+"""Read plain data from published pickles, without running their code.
 
 A pickle is a program: it may name any function and call it. Here no name is ever looked up. The few names that an array
 of numbers needs stand for the functions below, which only keep numbers. Every other name is refused.
@@ -30,7 +30,7 @@ BROKEN = (
 
 
 class _Type:
-    """In the place of numpy.dtype: the type of numbers."""
+    """Stands in for numpy.dtype: the type of numbers."""
 
     def __init__(self, code: str, *_: Any) -> None:
         if not re.fullmatch(r"[<>|]?[biuf][1248]", str(code)):
@@ -45,7 +45,7 @@ class _Type:
 
 
 class _Array:
-    """In the place of numpy.ndarray: its numbers, once they are known."""
+    """Stands in for numpy.ndarray: its numbers, once they are known."""
 
     def __init__(self, *_: Any) -> None:
         self.values: NDArray[Any] = np.empty(0)
@@ -99,8 +99,7 @@ class _Plain(pickle.Unpickler):
 def plain(content: bytes, files: Files, path: Path, folder: str = "") -> Any:
     """Return what a pickle holds: numbers, text, bytes, lists, tuples, dictionaries, and arrays of numbers.
 
-    An array is an object whose `values` are its numbers. Raises DataError for a damaged pickle, and for one that has
-    anything else.
+    An array is an object whose `values` are its numbers. Raises DataError for a damaged pickle, and for other content.
     """
     try:
         return _Plain(io.BytesIO(content), encoding="latin-1").load()

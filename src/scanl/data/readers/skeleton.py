@@ -14,7 +14,7 @@ def positions(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]
     """Return the positions of the joints in metres, (t, 2, 25, 3), of the first two bodies of each frame.
 
     A file has the number of frames. Each frame has the number of bodies. Each body has a line of ten numbers, the
-    number of joints, and for each joint a line of twelve numbers, of which the first three are its position. A missing
+    number of joints, and for each joint a line of twelve numbers; the first three are its position. A missing
     position is 0.
     """
     try:
