@@ -29,7 +29,7 @@ from scanl.whole import is_whole
 
 @dataclass(frozen=True)
 class Range:
-    """What the value of an option must be.
+    """A condition on the value of an option.
 
     expected: for the message, "at least 1"; the names of other options in braces stand for their values.
     holds: takes the value and all options by name.   known: all names, where the value is one of them.
@@ -135,7 +135,7 @@ class Configured(ConfiguredBase):
     # ranges and a meaning. An argument without one is not checked. A value of another type or outside its range raises
     # ConfigError before the constructor runs.
 
-    # Options of every subclass beside those of its constructor: name -> annotation. The class has the default as an
+    # Options of every subclass that its constructor lacks: name -> annotation. The class has the default as an
     # attribute of that name, and an object its value.
     added: ClassVar[Mapping[str, Any]] = {}
 
@@ -183,7 +183,7 @@ def _signature(cls: Configured, constructor: Callable[..., None] | None) -> insp
 
 
 def _constructors(cls: type) -> list[Callable[..., None]]:
-    """Return the constructor of a class, and those of its bases to which it passes its further keyword arguments."""
+    """Return the constructor of a class, and the constructors of its bases that get its further keyword arguments."""
     starts: list[Callable[..., None]] = []
     for owner in cls.__mro__:
         start = vars(owner).get("__init__")

@@ -39,7 +39,7 @@ def face(
 
 
 def members(package: str, classes: Iterable[type[Any]]) -> list[type[Any]]:
-    """Return those classes that are defined below a package."""
+    """Return the classes that are defined below a package."""
     return [cls for cls in classes if cls.__module__.startswith(f"{package}.")]
 
 

@@ -29,7 +29,7 @@ class Registry(Generic[C]):
     `aliases`, other names of the literature that the class declares. A registered name comes before any alias.
 
     beside: another registry. No name is in both, and each suggests the other's names for a misspelt one.
-    use: advice on how to use a class of this kind, with {name} for its name; given when `beside` is asked for it.
+    use: advice on how to use a class of this kind, with {name} for its name; given when the name is looked up in `beside`.
     advice: what to use in place of well-known names that are not registered, by those names.
     package: a package whose modules register classes when they are imported. A module that bears a name is imported
     when that name is looked up, and all of them when the names are listed or a name is not found so.
@@ -123,7 +123,7 @@ def _modules(package: str) -> list[str]:
 
 
 def import_all(package: str) -> None:
-    """Import all modules below a package, so that what they register is known."""
+    """Import all modules below a package, which register their classes."""
     for module in _modules(package):
         import_module(module)
 

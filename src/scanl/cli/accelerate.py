@@ -98,7 +98,7 @@ class _Clock:
 
 @torch.no_grad()
 def _generate(model: Any, ids: Tensor, decode: int) -> tuple[float, float]:
-    """Return the seconds up to the first token, and those from the first to the last."""
+    """Return the seconds up to the first token, and from the first to the last."""
     clock, count = _Clock(), 1 + decode
     options = {"do_sample": False, "num_beams": 1, "pad_token_id": 0, "min_new_tokens": count, "max_new_tokens": count}
     model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **options)

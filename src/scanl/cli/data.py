@@ -53,7 +53,7 @@ def _list() -> int:
 
 
 def state(source: type[Entry]) -> str:
-    """Say what a source needs, and whether it is there."""
+    """Return the files that a source needs, and whether they are there."""
     if source.needs is None:
         return "no files of a data set"
     missing = source.needs.missing()

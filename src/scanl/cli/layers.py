@@ -62,7 +62,7 @@ the stack's default channel mixer.
 
 
 def options_of(name: str) -> list[Option]:
-    """Return a layer's options beside its width."""
+    """Return a layer's options, except its width."""
     return [option for option in options(get(name)).values() if option.name != "dim"]
 
 
@@ -91,7 +91,7 @@ def list_layers(argv: Sequence[str]) -> int:
 
 
 def _family(cls: type[Layer]) -> str:
-    """Return what the docstring of the layer's folder says about its layers."""
+    """Return the part of the folder's docstring that is about its layers."""
     package = sys.modules[cls.__module__.rpartition(".")[0]]
     return BODIES if package is layers else (inspect.getdoc(package) or package.__name__).partition("\n")[0].rstrip(".")
 

@@ -139,7 +139,7 @@ def _is_model(module: nn.Module) -> bool:
 
 
 def _number(name: str) -> int | None:
-    """Return the last number in the name of a module, which is that of its layer."""
+    """Return the last number in the name of a module, the index of its layer."""
     return next((int(segment) for segment in reversed(name.split(".")) if segment.isdigit()), None)
 
 

@@ -50,7 +50,7 @@ def of(module: nn.Module, x: Tensor, attention_mask: Tensor | None = None) -> Ca
 
 
 def part(module: nn.Module, x: Tensor) -> Call:
-    """Like `of`, for a module that may get the steps of one call in several parts, in order."""
+    """Return the same as `of`, for a module that may get the steps of one call in several parts, in order."""
     current, shape = _current.get(), x.shape[:2]
     if (
         current is None
@@ -110,7 +110,7 @@ def within(
 def _begun(model: nn.Module, arguments: dict[str, Any], outer: Call | None, needs_call: frozenset[str]) -> Call:
     """Return the call of a model with these arguments, inside the call `outer`.
 
-    needs_call: what the patches inside can learn only from the call, "padding" or "packing". Gradient checkpointing
+    needs_call: facts that the patches inside read from the call alone, "padding" or "packing". Gradient checkpointing
     runs modules again after the call has ended, so it cannot be used together with these.
     """
     tokens = arguments.get("input_ids")
@@ -202,7 +202,7 @@ class Rows(NamedTuple):
         return y.view(*self.shape, *y.shape[2:]) if self.mask is None else unpack(y, self.mask)
 
     def last(self, state: Tensor) -> Tensor:
-        """Return the states (B, ...) for a cache: from all states (N, ...), that of the last sequence in each row."""
+        """Return the states (B, ...) for a cache: the last sequence's state in each row, from all states (N, ...)."""
         if self.cu_seqlens is None or not self.packed:
             return state
         batch, steps = self.shape

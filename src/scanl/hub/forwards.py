@@ -3,7 +3,7 @@
 An attribute `forward` of the module would hold the module that it was made for, and a shallow copy, or a replica of
 `DataParallel`, would compute with the weights of the original. So the module gets a class of its own, a subclass whose
 `forward` finds the module as any method does. The attribute `_scanl_forward` holds what this forward runs. Without it
-the forward is that of the original class, so whatever else has kept the method or the class then runs the original.
+the original class's forward runs, also where the method or the class was stored elsewhere.
 """
 
 import functools

@@ -60,7 +60,7 @@ class Weights:
             )
 
     def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str]) -> None:
-        """Raise CheckpointError unless the names and shapes are those in `expected`.
+        """Raise CheckpointError unless the weights have the names and shapes in `expected`.
 
         spare: names that may exist too, each with the name of a weight that must have the same numbers.
         """

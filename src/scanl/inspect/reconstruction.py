@@ -22,7 +22,7 @@ WHAT = {
     "fourier": "Fourier: the last {theta:g} steps",
     "lagt": "LagT: the past fades over {theta:g} steps",
 }
-PIECE = 512  # steps of which the matrices are in memory
+PIECE = 512  # steps whose matrices are in memory at once
 
 
 def reconstructed(signal: Tensor, size: int, measure: str, theta: float) -> tuple[Tensor, Tensor, float]:

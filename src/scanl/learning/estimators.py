@@ -88,7 +88,7 @@ class Trained:
 
 
 class _Estimator(Trained, BaseEstimator):
-    """What the two estimators have in common. X: (n, T) or (n, T, C) series of equal length; NaN is missing."""
+    """The base class of the two estimators. X: (n, T) or (n, T, C) series of equal length; NaN is missing."""
 
     model_: Any  # set by `fit`
 

@@ -43,7 +43,7 @@ def baselines(source: Source, exam: Exam) -> dict[str, dict[str, float]]:
 
 
 def _named(source: Source, scores: Mapping[str, float]) -> dict[str, float]:
-    """Return scores, of which the first has the name of the source's metric."""
+    """Return scores by name; the first one gets the name of the source's metric."""
     first, *others = scores
     return {source.metric: scores[first], **{name: scores[name] for name in others}}
 

@@ -28,7 +28,7 @@ class Ridge:
     """
 
     def __init__(self, penalty: float = 0.0) -> None:
-        """Penalty: λ, at least 0. With 0 the solution has the least norm of those that fit best."""
+        """Penalty: λ, at least 0. With 0 the solution has the least norm of all that fit best."""
         if penalty < 0:
             raise ConfigError(f"Ridge: penalty is {penalty}, expected at least 0")
         self.penalty, self.rows = penalty, 0

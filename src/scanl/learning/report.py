@@ -14,7 +14,7 @@ BYTES = f"{BITS}byte"
 
 @dataclass(frozen=True)
 class Metric:
-    """What the scores of a metric mean: whether more is better, and the best possible score, None if it is unknown."""
+    """The meaning of a metric's scores: whether more is better, and the best possible score, None if it is unknown."""
 
     higher_is_better: bool
     best: float | None = None

@@ -53,7 +53,7 @@ def convert(model: LanguageModel, num_features: int = 64) -> LanguageModel:
 def learn_feature_maps(
     model: LanguageModel, teacher: LanguageModel, batches: Iterable[Tensor], *, lr: float = 1e-2
 ) -> list[float]:
-    """Learn the feature maps of a converted model, so that the output of each layer is near that of the teacher's
+    """Learn the feature maps of a converted model, so that each layer's output is near the output of the teacher's
     attention.
 
     batches: tokens (B, T), one batch for each step of Adam.   lr: its rate, which falls to 0 as a cosine.

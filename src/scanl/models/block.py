@@ -36,7 +36,7 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
-    """Raise ShapeError for what is no tensor, such as a list or an array of NumPy."""
+    """Raise ShapeError for a value that is no tensor, such as a list or an array of NumPy."""
     if not isinstance(value, Tensor):
         kind = "an array of NumPy" if type(value).__module__ == "numpy" else f"a {type(value).__name__}"
         raise ShapeError(f"{who}: {name} is {kind}, expected a tensor {shape}; make one with torch.as_tensor")

@@ -68,7 +68,7 @@ WORDS[Normalization] = "Normalization()"
 
 
 class _Read(NamedTuple):
-    """What a forecaster reads at each step, in float64 and standardised.
+    """The inputs of a forecaster at each step, in float64 and standardised.
 
     y: (B, T, C), the targets.   covariates: each (B, T, ·).   spans: (B, T), durations of the steps, if they have any.
     """
@@ -105,7 +105,7 @@ class Forecaster(Saved):
     1 about 1e9. What comes out is in float64.
 
     A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out. With
-    `timed`, the time until each step ahead is read beside its covariates.
+    `timed`, the time until each step ahead is read with its covariates.
     x: (B, T, C).   parameters: (B, T, H, C, P); H is 1 if recursive.
     State: ForecasterState, of constant size.
     """
@@ -201,7 +201,7 @@ class Forecaster(Saved):
     ) -> tuple[Tensor, ForecasterState]:
         """Return the mean loss of the forecasts after each step, and the state.
 
-        targets: (B, T, H, C), NaN where no answer is wanted. With `recursive` only the first of the H steps is learnt.
+        targets: (B, T, H, C), NaN where there is no target. With `recursive` only the first of the H steps is learnt.
         The loss of points and quantiles is in units of a running scale: that after the last step, or that after the
         step of the forecast where it is larger. In the first steps the scale is hardly known, and an error in units of
         it could have any size. A likelihood has the same gradient in any unit. For counts it is the likelihood of the
@@ -250,12 +250,12 @@ class Forecaster(Saved):
         """Read x (B, T, C), T at least 1, and forecast the H steps after the last one.
 
         Pass the state to the next call, together with the new samples: one or several. The forecasts are the same as
-        those from the whole history.
+        from the whole history.
 
         past, static, future, timespans: as in `forward`.   levels: of the quantiles.
         paths: if recursive, how many futures are drawn. Each number is drawn from the distribution that follows from
         the numbers before it. The forecast is the mean and the quantiles of the futures. With "points" there is one
-        future, that of the means. In a future, covariates of the past are missing.   seed: of the draws.
+        future: the means. In a future, covariates of the past are missing.   seed: of the draws.
         """
         check_tensor("forecaster", "x", x, "(B, T, C)")
         if x.ndim == 3 and x.shape[1] == 0:
@@ -373,7 +373,7 @@ class Forecaster(Saved):
         timespans: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> "_Read":
-        """Check the inputs, and return what is read of them at each step."""
+        """Check the inputs, and return the numbers at each step."""
         self._check(x, past, static, future, timespans, cu_seqlens)
         return self._joined(x, past, static, future, timespans, cu_seqlens)
 
@@ -386,7 +386,7 @@ class Forecaster(Saved):
         timespans: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> "_Read":
-        """Return what is read at each step, standardised in float64. `_next` gives it one step ahead, not H."""
+        """Return the inputs at each step, standardised in float64. `_next` gives it one step ahead, not H."""
         sizes = (self.targets, self.past, self.static, self.future)
         groups = zip(*(values.split(sizes) for values in self._standards()), (x, past, static, future), strict=True)
         y, past, static, future = (
@@ -438,8 +438,8 @@ class Forecaster(Saved):
         cu_seqlens: Tensor | None,
         after: Tensor | slice,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
-        """Return the features of the stack and what the lags add, both after the steps `after`; location and scale of
-        the targets at all steps, (B, T, C); and the state."""
+        """Return the features of the stack and the lags' contribution, both after the steps `after`; location and scale
+        of the targets at all steps, (B, T, C); and the state."""
         y, covariates, spans = inputs
         rows = sequences(y, cu_seqlens)
         first_state = self.init_state(rows, device=y.device) if state is None else state

@@ -25,7 +25,7 @@ UNIT = 0.5413  # softplus(UNIT) is 1: a scale starts there
 class Head(nn.Linear):
     """Map features (..., D) to parameters (..., numbers, P) of `numbers` distributions. Abstract.
 
-    A subclass says what the P parameters are. `moved` names the parameters to which a shift of the number is added.
+    A subclass defines the P parameters. `moved` names the parameters to which a shift of the number is added.
     """
 
     width: ClassVar[int]  # P

@@ -1,4 +1,4 @@
-"""What a model reads, as values: tokens, features, or the channels of a series."""
+"""The inputs of a model, as values: tokens, features, or the channels of a series."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ class Lags(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Map x (B, T, C), NaN where missing, to (B, T, H, C). mean, scale: (B, T, C).
 
-        after: the steps after which a forecast is wanted; the result has only these. By default all steps.
+        after: the steps after which a forecast is made; the result has only these. By default all steps.
         """
         known = ~x.isnan()
         joined = torch.cat([torch.where(known, x, 0).to(mean), known.to(mean)], -1)

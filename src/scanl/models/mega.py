@@ -35,11 +35,11 @@ def mega(
         dim: D, width.
         depth: L, blocks.
         expand: the network between has int(expand D) features.
-        layer_options: options of `mega`; those not given are z_dim D / 4, chunk_size 2048 and position_bias "rotary".
+        layer_options: options of `mega`; the defaults are z_dim D / 4, chunk_size 2048 and position_bias "rotary".
         tie_embeddings: use the embedding matrix for the output too.
 
     The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden_dim
-    1536, z_dim 128, and that of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
+    1536, z_dim 128, and their model of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
     Source: Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3, and its code.
     Initialisation as in its code: linear weights N(0, 0.02²), biases 0; the embedding and a separate head N(0, 1/D);
     blocks as in `mega`.
@@ -63,7 +63,7 @@ class MegalodonStack(Stack):
     """Blocks of `megalodon`, and a timestep norm after the last.
 
     Each block has a feed-forward network that reads the LayerNorm of x + y and is added to x, the block's input: the
-    two-hop residual.   State: the states of the blocks, then that of the last norm.
+    two-hop residual.   State: the states of the blocks, then the last norm's.
 
     Initialisation: linear weights normal with deviation 1/sqrt(3 fan_in); all else as in `megalodon`.
     """

@@ -1,4 +1,4 @@
-"""A policy: a labeller of steps that chooses actions, so that a wanted return is reached."""
+"""A policy: a labeller of steps that chooses actions to reach a return."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -15,9 +15,9 @@ from scanl.whole import whole_number
 
 
 class PolicyState(NamedTuple):
-    """What a policy keeps between two steps of B episodes.
+    """The state of a policy between two steps of B episodes.
 
-    stack: the model's state.   to_go: (B,) the return that was wanted when `action` was chosen.
+    stack: the model's state.   to_go: (B,) the return to go when `action` was chosen.
     action: (B,) int64, the last action; -1 before the first step, where `to_go` is the target.
     """
 
@@ -35,7 +35,7 @@ class Environment(Protocol):
 
 
 class Policy:
-    """Choose actions so that an episode has a wanted return, with a model that has learnt from recorded episodes.
+    """Choose actions so that an episode reaches a return, with a model that has learnt from recorded episodes.
 
     A step t has the return to go, the action before, and the observation, in the layout of the source `atari`:
 

@@ -21,7 +21,7 @@ class Standard(nn.Module):
     """Standardise channels: (x - location) / scale, in float64.
 
     The numbers come from the configuration and are not weights. They stay in float64 when the model is cast, because a
-    float32 near 1e8 has no decimals. So cast what is standardised, and not what comes in.
+    float32 near 1e8 has no decimals. So cast the standardised numbers, not the inputs.
 
     scales: (location, scale) of each channel; None changes nothing.
     """
@@ -55,7 +55,7 @@ class Standard(nn.Module):
 
 
 class FeatureMap(nn.Linear):
-    """A linear map of features. missing: NaN is read as 0, and a flag beside each feature says whether it is known."""
+    """A linear map of features. missing: NaN is read as 0, and a flag for each feature says whether it is known."""
 
     def __init__(self, channels: int, dim: int, missing: bool = False) -> None:
         super().__init__(channels * 2 if missing else channels, dim)

@@ -27,7 +27,7 @@ ROUNDINGS = 64  # of the mean: a deviation below is no variation
 
 
 class Running(NamedTuple):
-    """Weight n, mean m and variance v of what has been read, and p, (B, C) each, in float64."""
+    """Weight n, mean m and variance v of the numbers so far, and p, (B, C) each, in float64."""
 
     weight: Tensor
     mean: Tensor

@@ -56,7 +56,8 @@ def check_options(who: str, temperature: float, top_k: int | None = None, top_p:
 
 
 def as_generator(who: str, seed: Any, device: torch.device) -> torch.Generator | None:
-    """Return what a seed means: a new generator for a whole number, a generator as it is, and None for None.
+    """Return the generator or None for a seed: a new generator for a whole number, a generator as it is, and None for
+    None.
 
     Raises ConfigError for anything else.
     """

@@ -60,7 +60,7 @@ def sashimi(vocab_size: int = 256, dim: int = 64, **options: Any) -> LanguageMod
     Args:
         vocab_size: V, values of a sample; 256 for audio of 8 bits (mu-law, or linear).
         dim: D, width of the fastest tier.
-        options: options of `sashimi`. Those not given are the published ones: pool (4, 4), expand 2, depth 8, ff 2.
+        options: options of `sashimi`. The defaults are the published ones: pool (4, 4), expand 2, depth 8, ff 2.
 
     Source: Goel, Gu, Donahue and Ré, "It's Raw! Audio Generation with State-Space Models", arXiv:2202.09729, sec. 4.
     Initialisation: embedding and head N(0, 0.02²), as in `LanguageModel`. Differs: in the authors' program the

@@ -100,7 +100,7 @@ def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) 
 
 
 def recorded(value: Any) -> Any:
-    """Return what a file holds for a value of a configuration. `restored` is the inverse.
+    """Return the form in which a file stores a value of a configuration. `restored` is the inverse.
 
     A part or a layer becomes its class and its configuration, and the class of a layer its name.
     """
@@ -117,7 +117,7 @@ def recorded(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """Return the value of a configuration from what a file holds. Raises ConfigError for an unknown class."""
+    """Return the value of a configuration from its form in a file. Raises ConfigError for an unknown class."""
     if isinstance(value, Mapping):
         entries = {name: restored(entry) for name, entry in value.items()}
         if entries.keys() != {"class", "config"}:

@@ -38,7 +38,7 @@ class ImageClassifier(Saved):
     The model has a linear map of each patch, a learned vector for each position, the layers of the stack, and a linear
     map at the class token.
 
-    Parameters beside the stack: patches, a convolution (D, channels, size, size); positions (1, M + 1, D) for the M
+    Parameters outside of the stack: patches, a convolution (D, channels, size, size); positions (1, M + 1, D) for the M
     patches and the token; token (1, 1, D); head (C, D).
     Initialisation: positions, token and the weight of head normal with deviation 0.02; the weight of patches normal
     with deviation 1/sqrt(channels size²), after a cut at two deviations; both biases 0.

@@ -36,7 +36,7 @@ class Task(Entry, ABC):
     vocab_size: V, number of tokens including special ones; None where the inputs are features.
 
     inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: by default (N, T) int64, the right token at
-    each step, IGNORED where no answer is wanted; or for features (N,) float32, the right number for the whole sequence.
+    each step, IGNORED where there is no target; or for features (N,) float32, the right number for the whole sequence.
     A task with another `question` has the targets of that.
     """
 
@@ -61,7 +61,7 @@ class Task(Entry, ABC):
 
     @abstractmethod
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Find the answers from the inputs alone, step by step. Where no answer is wanted, any value will do.
+        """Find the answers from the inputs alone, step by step. Steps without a target may have any value.
 
         It uses no code of the generator. When it scores `best` on generated examples, the task is solvable and its
         targets are right.
@@ -79,7 +79,7 @@ class Task(Entry, ABC):
         return self._generate(count, np.random.default_rng(numbers))
 
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
-        """Score each wanted answer (n,): 1 or 0 for a token or class, the squared error for a number."""
+        """Score the answers at each target (n,): 1 or 0 for a token or class, the squared error for a number."""
         if np.issubdtype(targets.dtype, np.floating):
             is_target = ~np.isnan(targets)
             return (answers[is_target].astype(np.float64) - targets[is_target]) ** 2
@@ -102,7 +102,7 @@ class Task(Entry, ABC):
         return FreshExamples(build(cls.name, **options["data_options"]), options["seed"], options["eval_examples"])
 
     def reaches(self, score: float, threshold: float) -> bool:
-        """Whether `score` is at least as good as `wanted`."""
+        """Whether `score` is at least as good as `threshold`."""
         return score >= threshold if self.best > self.chance else score <= threshold
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ PERIODS = (7.3, 19.1)  # in points of the grid; no multiples of one another, or 
 @register("irregular")
 @dataclass(frozen=True)
 class Irregular(Task):
-    """Irregular samples: the value of a wave at a later time, from samples of which many were dropped.
+    """Irregular samples: the value of a wave at a later time, from samples with many gaps.
 
     A wave is s(t) = Σ_k A_k cos(2π t / P_k) + B_k sin(2π t / P_k) with periods P = 7.3 and 19.1, the same for all
     examples, and with A_k and B_k normal of variance 1/2. So s(t) has variance 1. It is sampled at t = 1 ... n / keep.

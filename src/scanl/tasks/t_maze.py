@@ -18,7 +18,7 @@ POSITION = 8  # bits of the position
 class TMaze(Task):
     """T-maze: the turn at the end of a corridor of n places, from a sign that is seen at the first place alone.
 
-    A step is what is seen at a place, on the way of someone who goes straight on: two bits of the sign, 01 for up and
+    A step is the view from one place on the straight way: two bits of the sign, 01 for up and
     10 for down, then 00; eight bits of the place as a Gray code, i xor i // 2, the highest first; and distractors,
     random bits, which are 0 at the first place. The answer is class 0 for up and 1 for down. T = n steps.
 

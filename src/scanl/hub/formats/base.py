@@ -37,7 +37,7 @@ class Format(ABC):
     @staticmethod
     @abstractmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `LanguageModel`; "stack" has those of its `Stack`.
+        """Return the arguments of `LanguageModel`; "stack" has the arguments of its `Stack`.
 
         config has all keys of `defaults`.
         """

@@ -119,6 +119,6 @@ class XLSTMFormat(Format):
 
 
 def _factor(channels: int, dim: int) -> float:
-    """Return the factor of which the authors' int(dim * factor) is the number of channels."""
+    """Return the factor with int(dim * factor) = channels, as the authors compute them."""
     factor = channels / dim
     return factor if int(dim * factor) == channels else math.nextafter(factor, math.inf)

@@ -155,7 +155,7 @@ def _dropped(x: Tensor, p: float, packing: _Packing | None) -> Tensor:
 
 @register("torch_gru")
 class GRUPatch(TorchPatch):
-    """The two biases stay apart: the reset gate multiplies that of the state."""
+    """The two biases stay apart: the reset gate multiplies the state's bias."""
 
     modules: ClassVar = ("torch.nn.GRU",)
     runs: ClassVar = "gru"

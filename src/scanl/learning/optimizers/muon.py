@@ -16,7 +16,7 @@ from scanl.models import Stack
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices of the linear maps inside the stack, AdamW for all other parameters.
 
-    The matrices are those without a learning rate of their own. Their step has the length that AdamW's usually has, so
+    Muon takes the matrices without a learning rate of their own. Their step has the length that AdamW's usually has, so
     the same rate serves both: 0.2 sqrt(max(rows, columns)) times the orthogonal matrix.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; the length of the step: Liu

@@ -28,7 +28,7 @@ Q = TypeVar("Q", bound=Question)
 
 
 class Answers(NamedTuple):
-    """Outputs of a model where an answer is wanted, the targets there, and the state after the batch."""
+    """Outputs of a model where there is a target, the targets there, and the state after the batch."""
 
     outputs: Tensor
     targets: Any
@@ -88,7 +88,7 @@ class Answerer(ABC, Generic[Q]):
         return {name: scores.get(name)(self.question, outputs, targets) for name in self.question.scores}
 
     def selected(self, targets: Any) -> Any:
-        """Return the targets of a batch where an answer is wanted, in the form of `Answers`."""
+        """Return the targets of a batch that are present, in the form of `Answers`."""
         return targets
 
     def show(self, model: Model, source: Source, folder: "RunFolder", seed: int) -> None:

@@ -7,4 +7,4 @@ from scanl.learning.questions.numbers import NumbersAnswerer
 
 @answers(Flags)
 class FlagsAnswerer(NumbersAnswerer):
-    """As for `Numbers`; the outputs are logits."""
+    """Answers as for `Numbers`; the outputs are logits."""

@@ -63,6 +63,6 @@ class ForecastAnswerer(Answerer[Forecast]):
 
 
 def columns(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-    """Return what a forecaster reads of a batch: the target, and its other arguments by name."""
+    """Return a forecaster's inputs from a batch: the target, and its other arguments by name."""
     target, past, static, future = batch.inputs
     return target, {"past": past, "static": static, "future": future, "timespans": batch.timespans}

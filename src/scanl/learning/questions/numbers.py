@@ -16,7 +16,7 @@ from scanl.models import Backbone, SequenceLabeller
 
 @answers(Numbers)
 class NumbersAnswerer(Answerer[Numbers]):
-    """A `SequenceLabeller` with an output for each number: the n numbers that are wanted, (n,), and targets (n,)."""
+    """A `SequenceLabeller` with an output for each number: the outputs at the n targets, (n,), and the targets (n,)."""
 
     every_step = True
 
