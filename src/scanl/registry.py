@@ -29,7 +29,7 @@ class Registry(Generic[C]):
     `aliases`, other names of the literature that the class declares. A registered name comes before any alias.
 
     beside: another registry. No name is in both, and each suggests the other's names for a misspelt one.
-    use: advice on how to use a class of this kind, with {name} for its name; given when the name is looked up in `beside`.
+    use: advice on how to use a class of this kind, with {name} for its name; for a name that is looked up in `beside`.
     advice: what to use in place of well-known names that are not registered, by those names.
     package: a package whose modules register classes when they are imported. A module that bears a name is imported
     when that name is looked up, and all of them when the names are listed or a name is not found so.
