@@ -28,8 +28,8 @@ def check_read(who: str, reader: nn.Module, path: str, kind: type[nn.Module]) ->
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    before, after = module._forward_pre_hooks, module._forward_hooks
-    return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
+    pre_hooks, hooks = module._forward_pre_hooks, module._forward_hooks
+    return bool(pre_hooks or hooks or module._backward_pre_hooks or module._backward_hooks)
 
 
 def _run_hooks(who: str, path: str, module: nn.Module) -> None:
@@ -54,8 +54,8 @@ def _check_forward(who: str, path: str, module: nn.Module, kind: type[nn.Module]
                     _run_hooks(who, inner, child)
                 _check_forward(who, inner, child, kind)
     elif forward is not kind.forward:
-        found = f"is a {type(module).__module__}.{type(module).__qualname__}"
-        raise _unread(who, path, found, f"a plain {_name(kind)}")
+        fact = f"is a {type(module).__module__}.{type(module).__qualname__}"
+        raise _unread(who, path, fact, f"a plain {_name(kind)}")
     elif "forward" in module.__dict__ and getattr(module.__dict__["forward"], "__func__", None) is not forward:
         raise _unread(who, path, "has a forward of its own", f"that of {_name(kind)}")
 
@@ -64,8 +64,8 @@ def _name(kind: type[nn.Module]) -> str:
     return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
 
 
-def _unread(who: str, path: str, found: str, expected: str) -> ConfigError:
+def _unread(who: str, path: str, fact: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"{who}: {path} {found}, expected {expected} because the layer reads its weights and does not call it; leave "
+        f"{who}: {path} {fact}, expected {expected} because the layer reads its weights and does not call it; leave "
         "it as it is, or change its weight by torch.nn.utils.parametrize"
     )

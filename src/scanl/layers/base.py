@@ -206,13 +206,13 @@ class Layer(Module, metaclass=Configured):
         form = self._state_form()
         if form is None or _fits(state, form, batch):
             return
-        found = {path: tuple(leaf.shape) for path, leaf in leaves(state)}
-        own = dict(leaves(self.init_state(batch, device="meta")))
-        fitting = {path: tuple(leaf.shape) for path, leaf in own.items()}
-        if found != fitting:
-            raise ShapeError(f"{self._who()}: state has {found}, expected {fitting} because of the layer and {of}")
-        path, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, own[at].dtype))
-        raise ShapeError(f"{self._who()}: {path} is {kind}, expected {own[path].dtype} because of the layer")
+        shapes = {path: tuple(leaf.shape) for path, leaf in leaves(state)}
+        usual = dict(leaves(self.init_state(batch, device="meta")))
+        fitting = {path: tuple(leaf.shape) for path, leaf in usual.items()}
+        if shapes != fitting:
+            raise ShapeError(f"{self._who()}: state has {shapes}, expected {fitting} because of the layer and {of}")
+        path, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, usual[at].dtype))
+        raise ShapeError(f"{self._who()}: {path} is {kind}, expected {usual[path].dtype} because of the layer")
 
     def read_paths(self) -> list[str]:
         """Return the paths of `reads`, of this layer and of the layers in it, at which there is something."""
@@ -296,16 +296,16 @@ def _fits(state: State, form: State, batch: int) -> bool:
     return len(state) == len(form) and all(_fits(*pair, batch) for pair in zip(state, form, strict=True))
 
 
-def _readable(found: torch.dtype, kind: torch.dtype) -> bool:
+def _readable(source: torch.dtype, kind: torch.dtype) -> bool:
     """Whether a state of dtype `found` can be converted to `kind`: real to real, complex to complex.
 
     complex32 is not readable, because torch cannot compute with it.
     """
-    if found is kind:
+    if source is kind:
         return True
     if kind.is_complex:
-        return found.is_complex and found is not torch.complex32
-    return kind.is_floating_point and found.is_floating_point
+        return source.is_complex and source is not torch.complex32
+    return kind.is_floating_point and source.is_floating_point
 
 
 def widen(x: Tensor) -> Tensor:

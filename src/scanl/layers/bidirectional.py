@@ -31,8 +31,8 @@ def _make(who: str, inner: Inner, dim: int, inner_options: Mapping[str, Any] | N
         )
     made = inner(dim)
     if not isinstance(made, Layer) or made.dim != dim:
-        found = f"a {type(made).__name__}" + (f" of dim={made.dim}" if isinstance(made, Layer) else "")
-        raise ConfigError(f"{who}: layer makes {found}, expected a Layer of dim={dim}")
+        product = f"a {type(made).__name__}" + (f" of dim={made.dim}" if isinstance(made, Layer) else "")
+        raise ConfigError(f"{who}: layer makes {product}, expected a Layer of dim={dim}")
     return made
 
 
@@ -82,8 +82,8 @@ class Bidirectional(Layer):
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         alike = [layer if isinstance(layer, Bidirectional) else None for layer in layers]
-        _enter(self.forward_layer, index, [each.forward_layer if each else self for each in alike])
-        _enter(self.backward_layer, index, [each.backward_layer if each else self for each in alike])
+        _enter(self.forward_layer, index, [peer.forward_layer if peer else self for peer in alike])
+        _enter(self.backward_layer, index, [peer.backward_layer if peer else self for peer in alike])
 
     def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         ahead, state = self.forward_layer(x, state, cu_seqlens=cu_seqlens)

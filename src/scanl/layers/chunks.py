@@ -31,10 +31,10 @@ def in_chunks(
         raise ConfigError("in_chunks: cu_seqlens is given, expected none; run each sequence alone")
     steps, pieces = x.shape[1], []
     for begin in range(0, max(steps, 1), size):
-        part = {name: _cut(value, x, slice(begin, begin + size)) for name, value in more.items()}
+        arguments = {name: _cut(value, x, slice(begin, begin + size)) for name, value in more.items()}
 
-        def run(piece: Tensor, before: State, part: dict[str, Any] = part) -> tuple[Tensor, State]:
-            return layer(piece, before, **part)
+        def run(piece: Tensor, carried: State, arguments: dict[str, Any] = arguments) -> tuple[Tensor, State]:
+            return layer(piece, carried, **arguments)
 
         piece = x[:, begin : begin + size]
         if torch.is_grad_enabled():

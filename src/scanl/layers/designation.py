@@ -29,8 +29,8 @@ def layer_class(layer: Designation, table: Registry[Layer] = layers) -> type[Lay
         return table.get(layer)
     cls = import_class("layer", layer) if isinstance(layer, str) else layer
     if not (isinstance(cls, type) and issubclass(cls, Layer)):
-        found = layer if isinstance(layer, str) else f"a {type(layer).__name__}, {layer!r}"
-        raise ConfigError(f"layer is {found}, expected a registered name, a subclass of scanl.layers.Layer or a Layer")
+        text = layer if isinstance(layer, str) else f"a {type(layer).__name__}, {layer!r}"
+        raise ConfigError(f"layer is {text}, expected a registered name, a subclass of scanl.layers.Layer or a Layer")
     return cls
 
 

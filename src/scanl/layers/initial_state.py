@@ -87,10 +87,10 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
         if inner is None:
             return ()
         if isinstance(inner, nn.ModuleList):
-            return tuple(cast("Layer", each).init_state(batch_size, device=device, dtype=dtype) for each in inner)
+            return tuple(cast("Layer", member).init_state(batch_size, device=device, dtype=dtype) for member in inner)
         return inner.init_state(batch_size, device=device, dtype=dtype)
     state: Any = form.form if isinstance(form, Fields) else form
-    return state(*(initial(layer, part, batch_size, device, dtype) for _, part in fields(form)))
+    return state(*(initial(layer, component, batch_size, device, dtype) for _, component in fields(form)))
 
 
 DECLARED: dict[type[tuple[Any, ...]], list[tuple[str, Form]]] = {}  # what the fields of NamedTuples declare
@@ -106,11 +106,11 @@ def declare(form: Form) -> None:
         parts: list[Any] = [
             note for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)
         ]
-        declared += [(name, part) for part in parts]
+        declared += [(name, component) for component in parts]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
     DECLARED[form] = declared
-    for _, part in declared:
-        declare(part)
+    for _, component in declared:
+        declare(component)
 
 
 def fields(form: Fields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
@@ -134,8 +134,8 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
     elif isinstance(form, Of):
         yield f"{name}: the state of {form.attribute}" + (f", {form.meaning}" if form.meaning else "")
     else:
-        for part, inner in fields(form):
-            yield from rows(inner, part)
+        for component, inner in fields(form):
+            yield from rows(inner, component)
 
 
 class _OfLayer(ast.NodeTransformer):

@@ -107,8 +107,8 @@ class LinearRNN(Layer):
 
     def run(self, x: Tensor, state: LinearRNNState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LinearRNNState]:
         if state is not None and not isinstance(state, LinearRNNState):
-            given = type(state).__name__
-            raise ShapeError(f"{self._who()}: state is a {given}, expected the LinearRNNState that this layer gave")
+            kind = type(state).__name__
+            raise ShapeError(f"{self._who()}: state is a {kind}, expected the LinearRNNState that this layer gave")
         recurrent, cache = (None, None) if state is None else state
         h, z = self.in_proj(x).chunk(2, -1)
         if self.conv is not None:
@@ -129,8 +129,8 @@ class LinearRNN(Layer):
     def _each_alone(self, h: Tensor, recurrent: State, cu_seqlens: Tensor) -> tuple[Tensor, State]:
         """Run a custom recurrence on each packed sequence separately, because it cannot read them packed."""
         ys, states = [], []
-        for i, part in enumerate(h.split(cu_seqlens.diff().tolist(), 1)):
-            y, state = self.recurrent_forward(part, index(recurrent, slice(i, i + 1)))
+        for i, sequence in enumerate(h.split(cu_seqlens.diff().tolist(), 1)):
+            y, state = self.recurrent_forward(sequence, index(recurrent, slice(i, i + 1)))
             ys.append(y)
             states.append(state)
         return (torch.cat(ys, 1), cat(states)) if ys else (h, recurrent)

@@ -26,5 +26,5 @@ class Module(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the text in the parentheses of the repr."""
-        own = self.named_parameters(recurse=False)
-        return ", ".join(f"{name}={tuple(parameter.shape)}" for name, parameter in own)
+        parameters = self.named_parameters(recurse=False)
+        return ", ".join(f"{name}={tuple(parameter.shape)}" for name, parameter in parameters)

@@ -38,7 +38,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 def _hinted(layer: Module) -> dict[int, tuple[bool, float | None]]:
     """Return, by a parameter's id, whether it has weight decay, and its own learning rate or None."""
-    found: dict[int, tuple[bool, float | None]] = {}
+    settings: dict[int, tuple[bool, float | None]] = {}
     absent = {name for name, parameter in layer._parameters.items() if parameter is None}  # left out by an option
     for path, hint in layer.hints.items():
         named = layer.named_parameters(remove_duplicate=False)
@@ -48,5 +48,5 @@ def _hinted(layer: Module) -> dict[int, tuple[bool, float | None]]:
                 f"{type(layer).__name__}: hints name {path!r}, expected a parameter or a module of the layer"
             )
         lr = getattr(layer, hint.lr) if isinstance(hint.lr, str) else hint.lr
-        found |= dict.fromkeys(here, (hint.weight_decay, lr))
-    return found
+        settings |= dict.fromkeys(here, (hint.weight_decay, lr))
+    return settings

@@ -49,20 +49,20 @@ def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
         check_names(name, base, options)
         start: Any = base.__init__
         signature = inspect.signature(start)
-        own = [p.replace(default=options.get(p.name, p.default)) for p in signature.parameters.values()]
+        parameters = [p.replace(default=options.get(p.name, p.default)) for p in signature.parameters.values()]
         inherited = [
             p.replace(default=options[p.name], kind=p.KEYWORD_ONLY)
             for p in inspect.signature(base).parameters.values()
             if p.name in options and p.name not in signature.parameters
         ]
-        last = len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD)
-        signature = signature.replace(parameters=[*own[:last], *inherited, *own[last:]])
+        last = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+        signature = signature.replace(parameters=[*parameters[:last], *inherited, *parameters[last:]])
 
         @functools.wraps(start)
         def __init__(*args: Any, **kwargs: Any) -> None:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            start(*given.args, **given.kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            start(*bound.args, **bound.kwargs)
 
         cls.preset_of, cls.preset_options = base, options
         vars(__init__)["__signature__"] = signature

@@ -26,7 +26,7 @@ def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:
     if state is None:
         return None
     if isinstance(state, dict):
-        return {name: map_leaves(f, part, *(other[name] for other in others)) for name, part in state.items()}
+        return {name: map_leaves(f, member, *(other[name] for other in others)) for name, member in state.items()}
     _refuse_other(state)
     parts = [map_leaves(f, *group) for group in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
@@ -37,12 +37,12 @@ def leaves(state: State, path: str = "state") -> Iterator[tuple[str, Tensor]]:
     if isinstance(state, Tensor):
         yield path, state
     elif isinstance(state, dict):
-        for name, part in state.items():
-            yield from leaves(part, f"{path}.{name}")
+        for name, member in state.items():
+            yield from leaves(member, f"{path}.{name}")
     elif state is not None:
         _refuse_other(state)
-        for name, part in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
-            yield from leaves(part, f"{path}.{name}")
+        for name, member in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
+            yield from leaves(member, f"{path}.{name}")
 
 
 def _refuse_other(state: State) -> None:
@@ -120,14 +120,14 @@ def load(path: str | PathLike[str], like: State) -> State:
 
     def take(leaf: Tensor) -> Tensor:
         at = next(paths)
-        found, wanted = stored[at], _as_stored(leaf)
-        if found.dtype != wanted.dtype or found.shape[1:] != wanted.shape[1:]:
+        value, form = stored[at], _as_stored(leaf)
+        if value.dtype != form.dtype or value.shape[1:] != form.shape[1:]:
             raise CheckpointError(
-                f"state: {at} in {path} is {found.dtype} {tuple(found.shape)}, "
-                f"expected {wanted.dtype} {('B', *wanted.shape[1:])} of this layer"
+                f"state: {at} in {path} is {value.dtype} {tuple(value.shape)}, "
+                f"expected {form.dtype} {('B', *form.shape[1:])} of this layer"
             )
         # A copy has torch's alignment. Rounding of matrix products may depend on the alignment.
-        found = found.to(leaf.device, copy=True)
-        return torch.view_as_complex(found) if leaf.is_complex() else found
+        value = value.to(leaf.device, copy=True)
+        return torch.view_as_complex(value) if leaf.is_complex() else value
 
     return map_leaves(take, like)

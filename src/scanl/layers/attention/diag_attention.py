@@ -65,11 +65,11 @@ class DiagAttention(Layer):
     def run(
         self, x: Tensor, state: DiagAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, DiagAttentionState]:
-        keys, values, read = state or (None, None, None)
-        blocks = Blocks(x, read, self.window, cu_seqlens)
+        keys, values, past = state or (None, None, None)
+        blocks = Blocks(x, past, self.window, cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
-        q, k = (self.urpe(part, blocks.steps) for part in (q / math.sqrt(self.head_dim), k))
+        q, k = (self.urpe(tensor, blocks.steps) for tensor in (q / math.sqrt(self.head_dim), k))
         k, v = blocks.keys(k, keys), blocks.keys(v, values)
         y = blocks.taken(self._attend(blocks.queries(q), k, v, blocks)).flatten(-2)
         y = y if self.softmax else simple_rms_norm(y)

@@ -68,13 +68,13 @@ class ForgettingAttention(Attention):
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, None), self.k_norm(k, None)
-        q, k, v = (widen(part).unflatten(-1, (self.num_heads, self.head_dim)) for part in (q, k, v))
+        q, k, v = (widen(tensor).unflatten(-1, (self.num_heads, self.head_dim)) for tensor in (q, k, v))
         log_f = F.logsigmoid(widen(self.f_proj(x)))
         # Sums from the start of this segment. The scores are divided by sqrt(K + 1), so the queries make up for it.
-        since, whole = linear_scan(log_f, log_f.new_ones(()), cu_seqlens=cu_seqlens)
+        since, total = linear_scan(log_f, log_f.new_ones(()), cu_seqlens=cu_seqlens)
         q = F.pad(q / math.sqrt(self.head_dim), (0, 1), value=1.0) * math.sqrt(self.head_dim + 1)
         y, memory = self._over(q, torch.cat([k, -since.unsqueeze(-1)], -1), v, state, cu_seqlens)
-        forgotten = torch.cat([memory.keys[..., :-1], memory.keys[..., -1:] + whole[:, None, :, None]], -1)
+        forgotten = torch.cat([memory.keys[..., :-1], memory.keys[..., -1:] + total[:, None, :, None]], -1)
         y = y.flatten(2).to(x.dtype)
         y = y if self.g_proj is None else self.g_proj(x).sigmoid() * y
         return self.o_proj(y), memory._replace(keys=forgotten)

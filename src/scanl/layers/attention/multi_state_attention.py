@@ -47,7 +47,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, t
     In a block a row that is not seen has weight zero, and zero times NaN is NaN. So numbers of rows that are not finite
     are replaced by zeros, and steps that see such a row are NaN afterwards.
     """
-    kept, width = rows.shape[1], k.shape[-1]
+    capacity, width = rows.shape[1], k.shape[-1]
     q, new, ys = q.unflatten(2, (k.shape[2], -1)), torch.cat([k, v], -1), []
     doubtful = suspected(rows, new)
     for first in range(0, q.shape[1], BLOCK):
@@ -56,8 +56,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, t
         keys, values = (replaced(rows) if doubtful else rows).transpose(1, 2).split(width, -1)
         scores = queries.permute(0, 2, 3, 1, 4).flatten(2, 3) @ keys.mT
         scores = scores.unflatten(2, (-1, steps))  # (B, G, H / G, steps, rows)
-        blank = slots < kept - first - position[:, None]
-        seen, stay = (_tova if tova else _window)(scores.detach().flatten(1, 2), blank, kept)
+        blank = slots < capacity - first - position[:, None]
+        seen, stay = (_tova if tova else _window)(scores.detach().flatten(1, 2), blank, capacity)
         weights = (scores + seen[:, None, None]).softmax(-1).flatten(2, 3)
         y = (weights @ values).unflatten(2, (-1, steps))
         if doubtful:
@@ -69,17 +69,17 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, t
     return [torch.cat(ys, 1).flatten(2, 3), rows]
 
 
-def _window(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def _window(scores: Tensor, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """Return what each step sees and which rows stay, as `_tova` does, if each step drops the oldest row."""
     steps, size = scores.shape[2:]
     age = torch.arange(size, device=scores.device) - torch.arange(steps, device=scores.device)[:, None]
-    hidden = (age < 0) | (age > kept) | blank[:, None]
+    hidden = (age < 0) | (age > capacity) | blank[:, None]
     stay = torch.arange(steps, size, device=scores.device)
-    return scores.new_zeros(()).masked_fill(hidden, -torch.inf), stay.expand(len(scores), kept)
+    return scores.new_zeros(()).masked_fill(hidden, -torch.inf), stay.expand(len(scores), capacity)
 
 
 @torch.no_grad()
-def _tova(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def _tova(scores: Tensor, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """Return 0 for each row that a step sees and -inf for others, (B, steps, rows), and the rows that stay, (B, M).
 
     scores: of M rows and of the block's own, (B, H, steps, M + steps).   blank: (B, M + steps), rows without a token.
@@ -87,19 +87,19 @@ def _tova(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     batch, _, steps, size = scores.shape
     slots = torch.arange(size, device=scores.device)
     # A row with a token has rank 0, and its weight decides. A blank row goes before it, an absent one never.
-    rank = scores.new_zeros(batch, size).masked_fill(blank, -1).masked_fill(slots >= kept, torch.inf)
+    rank = scores.new_zeros(batch, size).masked_fill(blank, -1).masked_fill(slots >= capacity, torch.inf)
     # How many steps drop a blank row, whatever the weights are.
     free = min(blank.sum(1).tolist(), default=0) if readable(blank) else 0
     seen = []
     for t in range(steps):
-        rank = torch.where(slots == kept + t, 0, rank)
+        rank = torch.where(slots == capacity + t, 0, rank)
         seen.append(torch.zeros_like(rank).masked_fill(rank != 0, -torch.inf))
         order = rank
         if t >= free:
             weights = (scores[:, :, t] + seen[-1][:, None]).softmax(-1).sum(1)
             order = torch.where(rank == 0, weights.nan_to_num(0), rank)
         rank = rank.scatter(1, order.argmin(-1, keepdim=True), torch.inf)
-    return torch.stack(seen, 1), (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :kept]
+    return torch.stack(seen, 1), (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :capacity]
 
 
 @registry.register("multi_state_attention")
@@ -150,16 +150,16 @@ class MultiStateAttention(SoftmaxAttention):
     ) -> tuple[Tensor, MultiState]:
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
-        before: MultiState = state or self.init_state(x.shape[0])
+        start: MultiState = state or self.init_state(x.shape[0])
         if x.shape[1] == 0:
-            return self.o_proj(self.q_proj(x)), before
+            return self.o_proj(self.q_proj(x)), start
         q, k, v = (
             widen(project(x)).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        places, _ = positions(before.position[:, None], x.shape[1])
-        q, k = (rotate(each, places, self.rotated, self.rope_base) for each in (q, k))
+        places, _ = positions(start.position[:, None], x.shape[1])
+        q, k = (rotate(tensor, places, self.rotated, self.rope_base) for tensor in (q, k))
         with as_widened(x):
             y, rows = _attended(
-                q / math.sqrt(self.head_dim), k, v, before.rows.to(q.dtype), before.position, self.variant == "tova"
+                q / math.sqrt(self.head_dim), k, v, start.rows.to(q.dtype), start.position, self.variant == "tova"
             )
-        return self.o_proj(y.flatten(2).to(x.dtype)), MultiState(rows, before.position + x.shape[1])
+        return self.o_proj(y.flatten(2).to(x.dtype)), MultiState(rows, start.position + x.shape[1])

@@ -51,11 +51,11 @@ def _attended(
     steps, room = q.shape[1], keys.shape[1]
     spoil = None
     if suspected(q, k, v, w, beta):
-        fault = torch.stack([faulty(each).flatten(2).any(2) for each in (q, k, v, w, beta)]).any(0)
+        fault = torch.stack([faulty(tensor).flatten(2).any(2) for tensor in (q, k, v, w, beta)]).any(0)
         spoil = since(fault, 1).to(q.dtype)
-        q, k, v, w = (torch.where(fault[:, :, None, None], 0, each) for each in (q, k, v, w))
+        q, k, v, w = (torch.where(fault[:, :, None, None], 0, tensor) for tensor in (q, k, v, w))
         beta = torch.where(fault[:, :, None], 0, beta)
-    q, k, v, w = (each.transpose(1, 2).contiguous() for each in (q, k, v, w))
+    q, k, v, w = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v, w))
     wb = w * beta.transpose(1, 2)[..., None]
     q = q.unflatten(1, (k.shape[1], -1))
     if position is None:
@@ -67,7 +67,7 @@ def _attended(
         blank = F.pad(unused, (0, steps), value=False)[:, None, None, None]
     outputs = []
     for start in range(0, steps, _CHUNK):
-        q_c, k_c, w_c, wb_c = (each[..., start : start + _CHUNK, :] for each in (q, k, w, wb))
+        q_c, k_c, w_c, wb_c = (tensor[..., start : start + _CHUNK, :] for tensor in (q, k, w, wb))
         count = k_c.shape[2]
         eye = torch.eye(count, dtype=q.dtype, device=q.device)
         right = torch.cat([wb_c, (wb_c @ k_c.mT).tril(-1)], -1)
@@ -85,16 +85,16 @@ def _attended(
         outputs.append(weights @ every_v[:, :, : weights.shape[-1]].unsqueeze(2))
         before_k = _reflect(before_k, reflected.squeeze(2), w_c)
         before_k = torch.cat([before_k, k_c - changed.squeeze(2).mT @ w_c], 2)
-    y, *every = (each.transpose(1, 2) for each in (torch.cat(outputs, 3).flatten(1, 2), before_k, every_v))
+    y, *every = (tensor.transpose(1, 2) for tensor in (torch.cat(outputs, 3).flatten(1, 2), before_k, every_v))
     if spoil is not None:
-        y, *every = y * spoil[:, :, None, None], *(each * spoil[:, -1, None, None, None] for each in every)
+        y, *every = y * spoil[:, :, None, None], *(tensor * spoil[:, -1, None, None, None] for tensor in every)
     if position is None or unused is None:
-        return [y, *(F.pad(each, (0, 0, 0, 0, 0, room - steps)) for each in every)]
+        return [y, *(F.pad(tensor, (0, 0, 0, 0, 0, room - steps)) for tensor in every)]
     at = ((position[:, None] + torch.arange(steps, device=q.device)) % room)[:, :, None, None]
     rings = []
-    for each in every:
-        ring = torch.where(unused[:, :, None, None], 0, each[:, :room])  # a slot that holds nothing stays zero
-        rings.append(ring.scatter(1, at.expand_as(each[:, room:]), each[:, room:]))
+    for tensor in every:
+        ring = torch.where(unused[:, :, None, None], 0, tensor[:, :room])  # a slot that holds nothing stays zero
+        rings.append(ring.scatter(1, at.expand_as(tensor[:, room:]), tensor[:, room:]))
     return [y, *rings]
 
 
@@ -173,17 +173,17 @@ class PaTHAttention(Layer):
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
         fresh = state is None or unread(state.memory)
-        before: PaTHState = state or self.init_state(x.shape[0])
+        start: PaTHState = state or self.init_state(x.shape[0])
         if x.shape[1] == 0:
-            return self.o_proj(x), before
-        w, conv = convolve(self.w_conv1d, self.w_proj(x), before.conv, silu=True)
+            return self.o_proj(x), start
+        w, conv = convolve(self.w_conv1d, self.w_proj(x), start.conv, silu=True)
         q, k, v, w = (
-            widen(part).unflatten(-1, (-1, self.head_dim))
-            for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w)
+            widen(tensor).unflatten(-1, (-1, self.head_dim))
+            for tensor in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w)
         )
         if self.maybe_q_norm is not None and self.maybe_k_norm is not None:
             q, k = self.maybe_q_norm(q, None), self.maybe_k_norm(k, None)
-        keys, values, read = before.memory
+        keys, values, past = start.memory
         beta = 2 * widen(self.bt_proj(x)).sigmoid()
         with as_widened(x):
             y, keys, values = _attended(
@@ -194,7 +194,7 @@ class PaTHAttention(Layer):
                 beta,
                 keys.to(q.dtype),
                 values.to(q.dtype),
-                None if fresh else read,
+                None if fresh else past,
             )
-        memory = SegmentMemory(keys, values, read + x.shape[1])
+        memory = SegmentMemory(keys, values, past + x.shape[1])
         return self.o_proj(y.flatten(2).to(x.dtype)), PaTHState(memory, conv)

@@ -81,9 +81,9 @@ class SoftmaxAttention(Layer):
         heads = ((self.q_proj, self.num_heads), (self.k_proj, self.num_kv_heads), (self.v_proj, self.num_kv_heads))
         q, k, v = (proj(x).unflatten(-1, (count, self.head_dim)) for proj, count in heads)
         rows = sequences(x, cu_seqlens)
-        read = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
-        steps, _ = positions(read[:, None], x.shape[1], cu_seqlens)
-        q, k = (rotate(each, steps, self.rotated, self.rope_base) for each in (q, k))
+        past = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
+        steps, _ = positions(past[:, None], x.shape[1], cu_seqlens)
+        q, k = (rotate(tensor, steps, self.rotated, self.rope_base) for tensor in (q, k))
         y, memory = self._over(q, k, v, state, cu_seqlens)
         return self.o_proj(y.flatten(2)), memory
 
@@ -100,8 +100,8 @@ class SoftmaxAttention(Layer):
         plain = sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else contextlib.nullcontext()
         with plain:
             if cu_seqlens is None:
-                keys, values, read = (None, None, None) if memory is None else memory
-                y, *after = _attended(q, k, v, keys, values, read, self.reach)
+                keys, values, past = (None, None, None) if memory is None else memory
+                y, *after = _attended(q, k, v, keys, values, past, self.reach)
                 memory = SegmentMemory(*after)
             else:
                 y, memory = segment_attention(q, k, v, memory, window=self.reach, cu_seqlens=cu_seqlens)
@@ -112,8 +112,8 @@ class SoftmaxAttention(Layer):
 def _attended_shapes(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, values: Tensor | None, position: Tensor | None, window: int
 ) -> list[Tensor]:
-    kept = [each.new_empty(each.shape[0], window, *each.shape[2:]) for each in (k, v)]
-    return [q.new_empty(*q.shape[:3], v.shape[3]), *kept, q.new_empty(q.shape[0], dtype=torch.int64)]
+    caches = [tensor.new_empty(tensor.shape[0], window, *tensor.shape[2:]) for tensor in (k, v)]
+    return [q.new_empty(*q.shape[:3], v.shape[3]), *caches, q.new_empty(q.shape[0], dtype=torch.int64)]
 
 
 @opaque(

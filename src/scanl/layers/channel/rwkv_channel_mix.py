@@ -62,9 +62,9 @@ class RWKV4ChannelMix(ChannelMix):
                 mu.copy_(channel_shares(self.dim) ** remaining_depth(index, len(layers)))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
-        hidden = F.relu(self.key(mix(x, before, self.time_mix_key))).square()
-        r = self.receptance(mix(x, before, self.time_mix_receptance))
+        previous, state = token_shift(x, state, cu_seqlens=cu_seqlens)
+        hidden = F.relu(self.key(mix(x, previous, self.time_mix_key))).square()
+        r = self.receptance(mix(x, previous, self.time_mix_receptance))
         return r.sigmoid() * self.value(hidden), state
 
 
@@ -108,8 +108,8 @@ class RWKV6ChannelMix(ChannelMix):
                 mu.copy_(1 - channel_shares(self.dim) ** remaining_depth(index, len(layers)) ** 3)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
-        change = before - x
+        previous, state = token_shift(x, state, cu_seqlens=cu_seqlens)
+        change = previous - x
         hidden = F.relu(self.key(x + change * self.time_maa_k)).square()
         return self.receptance(x + change * self.time_maa_r).sigmoid() * self.value(hidden), state
 
@@ -145,5 +145,5 @@ class RWKV7ChannelMix(ChannelMix):
             self.x_k.copy_(1 - channel_shares(self.dim) ** (remaining_depth(index, len(layers)) ** 4))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
-        return self.value(F.relu(self.key(x + (before - x) * self.x_k)).square()), state
+        previous, state = token_shift(x, state, cu_seqlens=cu_seqlens)
+        return self.value(F.relu(self.key(x + (previous - x) * self.x_k)).square()), state

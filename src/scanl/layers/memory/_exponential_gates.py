@@ -30,10 +30,10 @@ def remember(
 
     q, k: (B, T, H, K).   v: (B, T, H, V).   i, log_f: ĩ and ln f (B, T, H).
     """
-    now, before, m = stabilizer(i, log_f, m.to(i.dtype), cu_seqlens)
+    now, previous, m = stabilizer(i, log_f, m.to(i.dtype), cu_seqlens)
     k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    h, memory = linear_attention(widen(q), k, v, log_f + before - now, state=memory, scale=1.0, cu_seqlens=cu_seqlens)
+    h, memory = linear_attention(widen(q), k, v, log_f + previous - now, state=memory, scale=1.0, cu_seqlens=cu_seqlens)
     return h[..., :-1] / (torch.maximum(h[..., -1].abs(), (-now).exp()) + eps)[..., None], memory, m
 
 
@@ -56,11 +56,11 @@ def stabilizer(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
     forget = log_f.masked_fill(start, -torch.inf)  # `first` includes the effect of earlier steps
     enter = torch.where(start, torch.maximum(log_f + first, i), i)
     (now,) = _running(forget, enter, start[None].expand(i.shape[0], -1, -1))
-    before = torch.where(start, first, F.pad(now, (0, 0, 1, 0))[:, :-1])
+    previous = torch.where(start, first, F.pad(now, (0, 0, 1, 0))[:, :-1])
     if cu_seqlens is None:
-        return now, before, now[:, -1]
+        return now, previous, now[:, -1]
     ends = (cu_seqlens[1:] - 1).clamp(min=0)
-    return now, before, torch.where((cu_seqlens.diff() > 0)[:, None], now[0, ends], m)
+    return now, previous, torch.where((cu_seqlens.diff() > 0)[:, None], now[0, ends], m)
 
 
 @opaque(
@@ -71,8 +71,8 @@ def _running(forget: Tensor, enter: Tensor, start: Tensor) -> list[Tensor]:
     return [associative_scan(_compose, (forget, enter, start))[1]]
 
 
-def _compose(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _compose(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Compose two maps m -> max(m + a, b). The start of a sequence drops everything before it, even NaN."""
-    (a, b, begun), (c, d, begins) = left, right
+    (a, b, begun), (c, d, begins) = earlier, later
     a, b = a.masked_fill(begins, -torch.inf), b.masked_fill(begins, -torch.inf)
     return a + c, torch.maximum(b + c, d), begun | begins

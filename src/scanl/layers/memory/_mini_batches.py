@@ -88,9 +88,9 @@ def in_mini_batches(
     Numbers that are not finite are replaced by zeros. Outputs are NaN from that step on, and so is the state.
     """
     joined = torch.cat(list(operands), -1)
-    widths = [each.shape[-1] for each in operands]
+    widths = [tensor.shape[-1] for tensor in operands]
     batch, steps = joined.shape[:2]
-    read = joined.new_zeros(batch, dtype=torch.int64) if position is None else position
+    past = joined.new_zeros(batch, dtype=torch.int64) if position is None else position
     fault = faulty(joined).flatten(2).any(2)
     spoil = since(fault, 1).to(joined.dtype)
     joined = torch.where(fault[:, :, None, None], 0, joined)
@@ -98,7 +98,7 @@ def in_mini_batches(
     slots = torch.arange(width, device=joined.device)
     parts = -(-(steps + (0 if position is None else size - 1)) // size)
     # Of each part and row, (P, B): the slot of its first step; below 0 where that was read before.
-    begins = size * torch.arange(parts, device=joined.device)[:, None] - read
+    begins = size * torch.arange(parts, device=joined.device)[:, None] - past
     at = begins.clamp(min=0)[..., None] + slots
     within = at - begins[..., None] + 1
     holds = (at < steps) & (within <= size)
@@ -108,16 +108,16 @@ def in_mini_batches(
     rates = zip(*coefficients(taken, within.clamp(max=size), holds), strict=True)
     outputs = []
     # Parts are unbound, since the gradient of an index is as large as all parts.
-    for index, (own, of_part) in enumerate(zip(zip(*taken, strict=True), rates, strict=True)):
+    for index, (slots_of_batch, of_part) in enumerate(zip(zip(*taken, strict=True), rates, strict=True)):
         done = None if (index + 1) * size <= steps else begins[index] + size <= steps
-        y, state = run(own, Rates(*of_part), done, state)
+        y, state = run(slots_of_batch, Rates(*of_part), done, state)
         outputs.append(y)
     every = torch.arange(steps, device=joined.device)
-    part = (read[:, None] + every) // size
-    slot = part * width + every - (part * size - read[:, None]).clamp(min=0)
+    batch_index = (past[:, None] + every) // size
+    slot = batch_index * width + every - (batch_index * size - past[:, None]).clamp(min=0)
     y = torch.cat(outputs, 2).transpose(1, 2)
     y = y.gather(1, slot[:, :, None, None].expand(-1, -1, *y.shape[2:])) * spoil[:, :, None, None]
-    return y, [each * spoil[:, -1].view(-1, *(1,) * (each.ndim - 1)) for each in state]
+    return y, [tensor * spoil[:, -1].view(-1, *(1,) * (tensor.ndim - 1)) for tensor in state]
 
 
 def learn(
@@ -130,13 +130,13 @@ def learn(
     norm: Norm,
     *,
     bias: bool,
-    kept: int,
+    copies: int,
 ) -> tuple[Tensor, list[Tensor]]:
     """Take the gradients at `start`, read with W_i of each step, and return the outputs and the last W and Z.
 
     start: the matrices where the mini-batch began, (B, H, rows, columns); with `bias` their last row is a bias.
     memory: W and Z beside each other, (B, H, 2, rows, columns), or W alone (B, H, 1, rows, columns), where a is 1 and
-    Z is 0.   q, k, v: (B, H, C, K).   kept: 2 for W and Z of the results, 1 for W alone.
+    Z is 0.   q, k, v: (B, H, C, K).   copies: 2 for W and Z of the results, 1 for W alone.
     One product reads W and Z, one scales and adds them, and one writes to both.
     """
 
@@ -163,13 +163,13 @@ def learn(
     y = q + norm(products(len(start) - 1, u))
     after = []
     for matrix, u, delta in zip(memory, inputs, gradients, strict=True):
-        if (matrix.shape[2], kept) != (1, 1):
-            matrix = rates.carry[:, :, :kept, : matrix.shape[2]] @ matrix.flatten(3)
-        written = (u.mT.unsqueeze(2) * rates.write[:, :, :kept, None]).flatten(2, 3)
-        after.append(_less(matrix.view(*written.shape[:3], delta.shape[-1]), written, delta).unflatten(2, (kept, -1)))
+        if (matrix.shape[2], copies) != (1, 1):
+            matrix = rates.carry[:, :, :copies, : matrix.shape[2]] @ matrix.flatten(3)
+        written = (u.mT.unsqueeze(2) * rates.write[:, :, :copies, None]).flatten(2, 3)
+        after.append(_less(matrix.view(*written.shape[:3], delta.shape[-1]), written, delta).unflatten(2, (copies, -1)))
     return y, after
 
 
-def _less(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _less(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return x less the product of two matrices, for each row and head."""
-    return torch.baddbmm(x.flatten(0, 1), left.flatten(0, 1), right.flatten(0, 1), alpha=-1).view_as(x)
+    return torch.baddbmm(x.flatten(0, 1), first.flatten(0, 1), second.flatten(0, 1), alpha=-1).view_as(x)

@@ -80,16 +80,16 @@ class ABC(Layer):
                 nn.init.normal_(module.weight, std=0.02)
 
     def run(self, x: Tensor, state: ABCState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ABCState]:
-        keys, values, weights, read = self._begin(x, state, cu_seqlens)
-        steps, read = positions(read, x.shape[1], cu_seqlens)
+        keys, values, weights, past = self._begin(x, state, cu_seqlens)
+        steps, past = positions(past, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj, self.s_proj)
         q, k, v, s = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
         if self.rope_base is not None:
-            q, k = (rotate(part, steps, self.head_k_dim, self.rope_base) for part in (q, k))
+            q, k = (rotate(tensor, steps, self.head_k_dim, self.rope_base) for tensor in (q, k))
         e = s.clamp(-self.clamp, self.clamp).exp()
         z, weights = linear_scan(e, e.new_ones(()), weights, cu_seqlens=cu_seqlens)
         sums, keys = linear_attention(q, k, e, state=keys, cu_seqlens=cu_seqlens)
         p = (sums / z).softmax(-1)
         o, values = linear_attention(p / z, e, v, state=values, scale=1.0, cu_seqlens=cu_seqlens)
         y = self.g_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
-        return self.o_proj(y.to(x.dtype).flatten(-2)), ABCState(keys, values, weights, read)
+        return self.o_proj(y.to(x.dtype).flatten(-2)), ABCState(keys, values, weights, past)

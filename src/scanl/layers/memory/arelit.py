@@ -60,8 +60,8 @@ class AReLiT(GatedOuterProducts):
         self.rank, self.eps = rank, eps
 
     def run(self, x: Tensor, state: AReLiTState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, AReLiTState]:
-        keys, values, normalizer, read = self._begin(x, state, cu_seqlens)
-        steps, read = positions(read, x.shape[1], cu_seqlens)
+        keys, values, normalizer, past = self._begin(x, state, cu_seqlens)
+        steps, past = positions(past, x.shape[1], cu_seqlens)
         k, q, v, beta, gamma, p1, p2, p3 = self._project(x)
         q, beta, gamma = expand(q.relu(), p2.relu()), beta.sigmoid(), expand(gamma.sigmoid(), p3.sigmoid())
         k, v = gamma * expand(k.relu(), p1.relu()), beta * v
@@ -72,4 +72,4 @@ class AReLiT(GatedOuterProducts):
         s, normalizer = linear_scan(k, 1 - gamma, normalizer, cu_seqlens=cu_seqlens)
         top = torch.einsum("btrh,btrhv->bthv", torch.einsum("btrhk,bthk->btrh", ks, q), vs)
         o = top / (2 * self.rank * (s * q).sum(-1, keepdim=True) + self.eps)
-        return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normalizer, read)
+        return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normalizer, past)

@@ -57,7 +57,7 @@ class Comba(DeltaMemory):
     ) -> tuple[Tensor, Tensor]:
         q, k = widen(q), widen(k)
         p = widen(self.decay).sigmoid()[:, None] * k
-        q, k, p = (unit(each, 1e-6) for each in (q - widen(self.D)[:, None] * p, k, p))
-        erased, read = (each.repeat_interleave(self.num_v_heads // self.num_heads, 2) for each in (k, p))
+        q, k, p = (unit(tensor, 1e-6) for tensor in (q - widen(self.D)[:, None] * p, k, p))
+        erased, probe = (tensor.repeat_interleave(self.num_v_heads // self.num_heads, 2) for tensor in (k, p))
         strength = beta.unsqueeze(-1)
-        return dplr_scan(q, k, strength * v, -strength * erased, read, g, state, cu_seqlens=cu_seqlens)
+        return dplr_scan(q, k, strength * v, -strength * erased, probe, g, state, cu_seqlens=cu_seqlens)

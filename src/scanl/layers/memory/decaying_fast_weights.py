@@ -49,6 +49,6 @@ class DecayingFastWeights(QueryKeyValue):
     def run(self, x: Tensor, state: MemoryState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MemoryState]:
         qkv, recurrent, conv = self._read(x, state, cu_seqlens, (False, False, False))
         decays = (F.logsigmoid(widen(project(x))) for project in (self.fk_proj, self.fv_proj))
-        q, k, v, g, gv = (part.unflatten(-1, (self.num_heads, -1)) for part in (*qkv, *decays))
+        q, k, v, g, gv = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (*qkv, *decays))
         o, recurrent = linear_attention(q, k, v, g, gv, state=recurrent, scale=1.0, cu_seqlens=cu_seqlens)
         return self.o_proj(o.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)

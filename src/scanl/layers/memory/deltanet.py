@@ -82,7 +82,7 @@ class DeltaNet(QueryKeyValue):
     def run(self, x: Tensor, state: MemoryState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MemoryState]:
         silu = self.activation == "silu"
         qkv, recurrent, conv = self._read(x, state, cu_seqlens, (silu, silu, True))
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv)
+        q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in qkv)
         q, k = widen(q), widen(k)
         if not silu:
             q, k = _ACTIVATIONS[self.activation](q), _ACTIVATIONS[self.activation](k)

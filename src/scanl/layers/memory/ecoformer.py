@@ -119,28 +119,28 @@ class EcoFormer(Layer):
         self._measure(hashed.flatten(0, 1).transpose(0, 1))
         kernel = self._kernel(hashed).transpose(1, 2)
         products = hashed.transpose(1, 2) @ hashed.permute(0, 2, 3, 1)
-        wanted = torch.zeros_like(products)
+        target = torch.zeros_like(products)
         for sign, largest in ((1.0, True), (-1.0, False)):
-            wanted.scatter_(3, products.topk(similar, 3, largest).indices, sign * self.num_bits)
+            target.scatter_(3, products.topk(similar, 3, largest).indices, sign * self.num_bits)
 
         def loss(y: Tensor) -> Tensor:
-            return -torch.einsum("bhn,bhnl,bhl->bh", y, wanted, y).mean() / (y.shape[2] * self.num_bits)
+            return -torch.einsum("bhn,bhnl,bhl->bh", y, target, y).mean() / (y.shape[2] * self.num_bits)
 
         for bit in range(self.num_bits):
-            before = self.A[:, bit].to(kernel.dtype)
-            a = before.clone().requires_grad_()
+            current = self.A[:, bit].to(kernel.dtype)
+            a = current.clone().requires_grad_()
             optimizer = torch.optim.SGD([a], lr, momentum=0.9, nesterov=True)
             for _ in range(steps):
                 with torch.enable_grad():
                     fit = loss(2 * (kernel @ a[..., None]).squeeze(-1).sigmoid() - 1)
                 a.grad = torch.autograd.grad(fit, a)[0]
                 optimizer.step()
-            codes = [torch.where((kernel @ each[..., None]).squeeze(-1) > 0, 1.0, -1.0) for each in (before, a)]
-            old, new = (each.to(kernel.dtype) for each in codes)
+            codes = [torch.where((kernel @ row[..., None]).squeeze(-1) > 0, 1.0, -1.0) for row in (current, a)]
+            old, new = (row.to(kernel.dtype) for row in codes)
             better = loss(new) < loss(old)
-            self.A[:, bit].copy_(torch.where(better, a, before))
-            kept = torch.where(better, new, old)
-            wanted = wanted - kept[..., :, None] * kept[..., None, :]
+            self.A[:, bit].copy_(torch.where(better, a, current))
+            code = torch.where(better, new, old)
+            target = target - code[..., :, None] * code[..., None, :]
 
     def _hashed(self, x: Tensor) -> Tensor:
         """Return what is hashed, of unit length: (B, T, H, K)."""

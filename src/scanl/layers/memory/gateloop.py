@@ -68,7 +68,7 @@ class GateLoop(Layer):
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         heads = (self.num_heads, self.head_dim)
-        q, k, v = (part.unflatten(-1, heads) for part in widen(self.to_qkv(x)).chunk(3, -1))
+        q, k, v = (tensor.unflatten(-1, heads) for tensor in widen(self.to_qkv(x)).chunk(3, -1))
         alpha, phase = widen(self.to_a(x)).unflatten(-1, (*heads, 2)).unbind(-1)
         if self.polar:
             number = torch.complex(alpha, phase)

@@ -74,7 +74,7 @@ class GLA(QueryKeyValue):
         convolved = self.q_conv1d is not None
         qkv, recurrent, conv = self._read(x, state, cu_seqlens, (convolved, convolved, convolved))
         g = F.logsigmoid(widen(self.gk_proj(x))) / self.gate_logit_normalizer
-        q, k, v, g = (part.unflatten(-1, (self.num_heads, -1)) for part in (*qkv, g))
+        q, k, v, g = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (*qkv, g))
         o, recurrent = linear_attention(q, k, v, g, state=recurrent, cu_seqlens=cu_seqlens)
         norm = self.g_norm_swish_gate or self.g_norm
         assert norm is not None

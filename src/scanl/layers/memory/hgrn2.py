@@ -69,6 +69,6 @@ class HGRN2(LowerBounded):
         # The sigmoid of -f by its logarithm: where it rounds to 1, its derivative does not round to 0.
         k = (1 - self.lower_bound()) * F.logsigmoid(-f).exp()
         g = F.logsigmoid(f) if self._bound is None else torch.log1p(-k)  # without a bound, k may round to 1
-        q, k, v, g = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v, g))
+        q, k, v, g = (tensor.unflatten(-1, (-1, self.head_dim)) for tensor in (q, k, v, g))
         o, last = linear_attention(q, k, v, g, state=state, cu_seqlens=cu_seqlens)
         return self.o_proj(self.g_norm(o.flatten(-2), None).to(x.dtype)), last

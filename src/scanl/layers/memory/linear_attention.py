@@ -110,14 +110,14 @@ class LinearAttention(Layer):
     def run(
         self, x: Tensor, state: LinearAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LinearAttentionState]:
-        S, read = self._begin(x, state, cu_seqlens)
+        S, past = self._begin(x, state, cu_seqlens)
         steps = None
         if self.positional:
-            steps, read = positions(read, x.shape[1], cu_seqlens)
+            steps, past = positions(past, x.shape[1], cu_seqlens)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
+        q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (q, k, v))
         v = F.pad(v, (0, 1), value=1.0) if self.normalize else v
         if self.by_kernel and cu_seqlens is None and x.shape[1] > 1 and not torch.compiler.is_compiling():
             with as_widened(x):
@@ -128,7 +128,7 @@ class LinearAttention(Layer):
         if self.normalize:
             o = o[..., :-1] / o[..., -1:].clamp(min=self.eps)
         o = o.to(x.dtype) if self.norm is None else self.norm(o, None).to(x.dtype)
-        return self.o_proj(o.flatten(-2)), LinearAttentionState(S, read)
+        return self.o_proj(o.flatten(-2)), LinearAttentionState(S, past)
 
     def _by_features(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor, steps: Tensor | None, cu_seqlens: Tensor | None

@@ -77,14 +77,14 @@ class LogLinearGatedDeltaNet(DeltaMemory):
             state = cast(LevelsState, self.init_state(sequences(x, cu_seqlens)))
             if readable(x):  # no step reads a level above these; all above hold the same, for which the last one stands
                 count = min(count, max(0, x.shape[1] - 1).bit_length() + 2)
-        qkv, (memories, read), conv = self._read(x, state, cu_seqlens)
-        check_length(self._who(), x, read, cu_seqlens, self.max_length)
-        q, k = (unit(widen(part).unflatten(-1, (self.num_heads, -1)), 1e-6) for part in qkv[:2])
+        qkv, (memories, past), conv = self._read(x, state, cu_seqlens)
+        check_length(self._who(), x, past, cu_seqlens, self.max_length)
+        q, k = (unit(widen(tensor).unflatten(-1, (self.num_heads, -1)), 1e-6) for tensor in qkv[:2])
         v = widen(qkv[2]).unflatten(-1, (self.num_v_heads, -1))
         beta, g = widen(self.b_proj(x)).sigmoid(), self._log_decay(x)
         assert g is not None
         weights = F.softplus(widen(self.L) * widen(self.l_proj(x)).unflatten(-1, (self.num_v_heads, self.levels)))
-        places, position = positions(read, x.shape[1], cu_seqlens)
+        places, position = positions(past, x.shape[1], cu_seqlens)
         at = levels(places, count)
         g = g[..., None].masked_fill(at.begins[:, :, None], -torch.inf)
         values = torch.where(at.writes[:, :, None, :, None], v[:, :, :, None], 0)
@@ -100,8 +100,8 @@ class LogLinearGatedDeltaNet(DeltaMemory):
         )
         among = torch.where(at.reads[:, :, None], weights[..., 1:count], 0)
         y = (among[..., None] * o.unflatten(2, (self.num_v_heads, -1))).sum(3)
-        own = (q * k).sum(-1).repeat_interleave(self.num_v_heads // self.num_heads, 2) / math.sqrt(self.head_dim)
-        y = y + (weights[..., 0] * beta * own)[..., None] * v
+        present = (q * k).sum(-1).repeat_interleave(self.num_v_heads // self.num_heads, 2) / math.sqrt(self.head_dim)
+        y = y + (weights[..., 0] * beta * present)[..., None] * v
         y = self.o_norm(y, None if self.g_proj is None else self.g_proj(x).view_as(y))
         memories = memories.unflatten(1, (self.num_v_heads, -1))
         memories = torch.cat([memories, *[memories[:, :, -1:]] * (self.levels - count)], 2)

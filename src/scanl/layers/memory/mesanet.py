@@ -101,11 +101,11 @@ class MesaNet(QueryKeyValue):
 
     def run(self, x: Tensor, state: MesaState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MesaState]:
         qkv, sums, conv = self._read(x, state, cu_seqlens, (True, True, False))
-        q, k, v = (widen(part).unflatten(-1, (self.num_heads, self.head_dim)) for part in qkv)
+        q, k, v = (widen(tensor).unflatten(-1, (self.num_heads, self.head_dim)) for tensor in qkv)
         q, k, g = unit(q, 1e-6), unit(k, 1e-6), F.logsigmoid(widen(self.a_proj(x)))
         write = widen(self.b_proj(x)).sigmoid()[..., None] * k
         damping = F.softplus(widen(self.lambda_params)) + self.lambda_lower_bound
-        keys, values = (None, None) if sums is None else (each.to(q.dtype) for each in sums)
+        keys, values = (None, None) if sums is None else (tensor.to(q.dtype) for tensor in sums)
         solved = _solve(q, k, write, g, damping.view(self.num_heads, -1), keys, cu_seqlens, self.max_iterations)
         _, keys = linear_attention(solved, k, write, g, state=keys, scale=1.0, cu_seqlens=cu_seqlens)
         o, values = linear_attention(solved, write, v, g, state=values, scale=1.0, cu_seqlens=cu_seqlens)
@@ -142,17 +142,17 @@ class _Solved(torch.autograd.Function):
         steps: int,
     ) -> Tensor:
         x, r, p = torch.zeros_like(q), q, q
-        left = (r * r).sum(-1, keepdim=True)
-        least = torch.finfo(q.dtype).eps ** 2 * left
+        residual = (r * r).sum(-1, keepdim=True)
+        least = torch.finfo(q.dtype).eps ** 2 * residual
         for _ in range(steps):
             moved = _product(p, k, write, g, damping, keys, cu_seqlens)
             curvature = (p * moved).sum(-1, keepdim=True)
-            size = torch.where((curvature > 0) & ~(left <= least), left / curvature, 0)
+            size = torch.where((curvature > 0) & ~(residual <= least), residual / curvature, 0)
             x, r = torch.addcmul(x, size, p), torch.addcmul(r, size, moved, value=-1)
             after = (r * r).sum(-1, keepdim=True)
-            p = torch.addcmul(r, torch.where(left > 0, after / left, 0), p)
-            left = after
-            if readable(left) and bool((left <= least).all()):
+            p = torch.addcmul(r, torch.where(residual > 0, after / residual, 0), p)
+            residual = after
+            if readable(residual) and bool((residual <= least).all()):
                 break
         ctx.save_for_backward(x, k, write, g, damping, keys, cu_seqlens)
         ctx.steps = steps
@@ -165,17 +165,16 @@ class _Solved(torch.autograd.Function):
         w = _Solved.apply(dx, *operands, cu_seqlens, ctx.steps)
         with torch.enable_grad():
             # Each operand under a name of its own: x depends on the operands too, and is constant here.
-            k, write, g, damping = (each.view_as(each) for each in operands[:4])
+            k, write, g, damping = (tensor.view_as(tensor) for tensor in operands[:4])
             keys = None if operands[4] is None else operands[4].view_as(operands[4])
-            own = (k, write, g, damping, keys)
-            wanted = [
-                each for each, needs in zip(own, ctx.needs_input_grad[1:6], strict=True) if needs and each is not None
-            ]
+            inputs = (k, write, g, damping, keys)
+            needed = zip(inputs, ctx.needs_input_grad[1:6], strict=True)
+            sources = [tensor for tensor, needs in needed if needs and tensor is not None]
             product = _product(x, k, write, g, damping, keys, cu_seqlens)
-            found = iter(torch.autograd.grad(product, wanted, -w, create_graph=again)) if wanted else iter(())
-        return w, *(next(found) if needs else None for needs in ctx.needs_input_grad[1:6]), None, None
+            gradients = iter(torch.autograd.grad(product, sources, -w, create_graph=again)) if sources else iter(())
+        return w, *(next(gradients) if needs else None for needs in ctx.needs_input_grad[1:6]), None, None
 
 
-def _solve(*given: Any) -> Tensor:
+def _solve(*operands: Any) -> Tensor:
     """`_Solved.apply`; a function, which torch.compile can be told to call as it is."""
-    return _Solved.apply(*given)
+    return _Solved.apply(*operands)

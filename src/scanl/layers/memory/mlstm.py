@@ -112,7 +112,7 @@ class MLSTM(Layer):
         conv = F.silu(conv)
         q, k, v = self.q_proj(conv), self.k_proj(conv), self.v_proj(inner)
         i, log_f = self.mlstm_cell(q, k, v)
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
+        q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (q, k, v))
         h, memory, m = remember(q, k, v, i, log_f, memory, m, cu_seqlens)
         h = self.mlstm_cell.outnorm(h).to(x.dtype) + self.learnable_skip * conv
         return self.proj_down(h * F.silu(z)), MLSTMState(memory, m, window)

@@ -81,7 +81,7 @@ class MLSTMLarge(Layer):
         self, x: Tensor, state: MLSTMLargeState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, MLSTMLargeState]:
         memory, m = self._begin(x, state, cu_seqlens)
-        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)) for part in (self.q, self.k, self.v))
+        q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.q, self.k, self.v))
         i, f = (soft_cap(gate(x), self.gate_soft_cap) for gate in (self.igate_preact, self.fgate_preact))
         h, memory, m = remember(q, k, v, i, F.logsigmoid(f), memory, m, cu_seqlens, self.eps)
         h = self.multihead_norm(h).to(x.dtype)

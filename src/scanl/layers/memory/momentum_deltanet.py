@@ -113,7 +113,7 @@ class MomentumDeltaNet(DeltaMemory):
 
     def run(self, x: Tensor, state: MemoryState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MemoryState]:
         qkv, recurrent, conv = self._read(x, state, cu_seqlens)
-        q, k, v = (widen(part).unflatten(-1, (self.num_heads, -1)) for part in qkv)
+        q, k, v = (widen(tensor).unflatten(-1, (self.num_heads, -1)) for tensor in qkv)
         q, k = unit(q - widen(self.D_log).exp()[:, None] * k, 1e-6), unit(k, 1e-6)
         eta = 1 + torch.tanh(widen(self.e_proj(x)) / math.sqrt(self.dim))
         square = (eta * widen(self.log_factor).exp()).square()  # of the tangent of θ

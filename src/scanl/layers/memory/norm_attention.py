@@ -64,13 +64,13 @@ class NormAttention(Layer):
     def run(
         self, x: Tensor, state: NormAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, NormAttentionState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
-        steps, read = positions(read, x.shape[1], cu_seqlens)
+        recurrent, past = self._begin(x, state, cu_seqlens)
+        steps, past = positions(past, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
-        q, k = (self.urpe(_ACTIVATIONS[self.activation](part), steps) for part in (q, k))
+        q, k = (self.urpe(_ACTIVATIONS[self.activation](tensor), steps) for tensor in (q, k))
         o, recurrent = linear_attention(q, k, v, state=recurrent, scale=1.0, cu_seqlens=cu_seqlens)
-        return self.out_proj(simple_rms_norm(o.flatten(-2)).to(x.dtype)), NormAttentionState(recurrent, read)
+        return self.out_proj(simple_rms_norm(o.flatten(-2)).to(x.dtype)), NormAttentionState(recurrent, past)
 
 
 @registry.preset("norm_attention_t2", activation="elu_plus_one")

@@ -25,8 +25,8 @@ def rdn_cell(
 ) -> tuple[Tensor, Tensor]:
     """Write by the delta rule and read. vb: v and the logit b, J = K + 1.   state: S, with o as one more row."""
     width = q.shape[-1]
-    memory, read = state.split([width, 1], 2)
-    back = torch.tanh(read[:, :, 0])
+    memory, output = state.split([width, 1], 2)
+    back = torch.tanh(output[:, :, 0])
     q = torch.softmax(q + torch.einsum("bhi,hij->bhj", back, r_q), -1)
     k = torch.softmax(k + torch.einsum("bhi,hij->bhj", back, r_k), -1)
     v, b = (vb + torch.einsum("bhi,hij->bhj", back, r_vb)).split([width, 1], -1)

@@ -134,8 +134,8 @@ class ReLiT(GatedOuterProducts):
         maps = [*self.linear_kqvbetagammas.weight.split(width), *self.linear_p1p2p3.weight.split(eta)]
         for head in self.query_weight:
             maps += head.split([width, eta])
-        for each in maps:
-            nn.init.orthogonal_(each.detach(), math.sqrt(2))
+        for matrix in maps:
+            nn.init.orthogonal_(matrix.detach(), math.sqrt(2))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         k, q, v, beta, gamma, p1, p3 = self._project(x)

@@ -66,8 +66,8 @@ class RetNet(Layer):
         nn.init.xavier_uniform_(self.out_proj.weight, gain=2**-1)
 
     def run(self, x: Tensor, state: RetNetState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RetNetState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
-        steps, read = positions(read, x.shape[1], cu_seqlens)
+        recurrent, past = self._begin(x, state, cu_seqlens)
+        steps, past = positions(past, x.shape[1], cu_seqlens)
         exponents = torch.arange(self.key_dim // 2, device=x.device, dtype=torch.float64)
         angles = 10000.0 ** (-exponents / max(1, self.key_dim // 2 - 1))  # from 1 to 1/10000
         turn = steps[..., None, None] * angles  # in double: a stream may be a million steps long
@@ -78,4 +78,4 @@ class RetNet(Layer):
         g = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.num_heads, device=x.device, dtype=torch.float64)))
         o, recurrent = linear_attention(q, k, v, g.to(q.dtype), state=recurrent, cu_seqlens=cu_seqlens)
         o = rms_norm(o, None, self.norm_eps).to(x.dtype)
-        return self.out_proj(F.silu(self.g_proj(x)) * o.flatten(-2)), RetNetState(recurrent, read)
+        return self.out_proj(F.silu(self.g_proj(x)) * o.flatten(-2)), RetNetState(recurrent, past)

@@ -27,11 +27,11 @@ def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """
     width = x.shape[-1]
     parts = (w + state).split([width, width, width, 4], -1)
-    y, q, k, b = ((x[..., None] * part).sum(2) for part in parts)
+    y, q, k, b = ((x[..., None] * columns).sum(2) for columns in parts)
     q, k = torch.softmax(q, -1), torch.softmax(k, -1)
-    changes = (((q - k)[..., None] * part).sum(2) for part in parts)
+    changes = (((q - k)[..., None] * columns).sum(2) for columns in parts)
     rates = torch.sigmoid(b).split(1, -1)  # of the columns that give y, q, k and b
-    change = torch.cat([rate * each for rate, each in zip(rates, changes, strict=True)], -1)
+    change = torch.cat([rate * delta for rate, delta in zip(rates, changes, strict=True)], -1)
     return y, state + k[..., None] * change[:, :, None]
 
 

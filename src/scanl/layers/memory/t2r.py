@@ -71,14 +71,14 @@ class T2R(SoftmaxAttention):
     def run(  # type: ignore[override]
         self, x: Tensor, state: T2RState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, T2RState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
-        places, steps = positions(read, x.shape[1], cu_seqlens)
+        recurrent, past = self._begin(x, state, cu_seqlens)
+        places, steps = positions(past, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (-1, self.head_dim)) for project in projections)
-        q, k = (rotate(each, places, self.rotated, self.rope_base) for each in (q, k))
-        k, v = (each.repeat_interleave(self.num_heads // self.num_kv_heads, 2) for each in (k, v))
+        q, k = (rotate(tensor, places, self.rotated, self.rope_base) for tensor in (q, k))
+        k, v = (tensor.repeat_interleave(self.num_heads // self.num_kv_heads, 2) for tensor in (k, v))
         with as_widened(x):
-            q, k = (self._features(each) for each in (q / math.sqrt(self.head_dim), k))
+            q, k = (self._features(tensor) for tensor in (q / math.sqrt(self.head_dim), k))
             o, recurrent = normalized_linear_attention(q, k, v, state=recurrent, eps=self.eps, cu_seqlens=cu_seqlens)
         return self.o_proj(o.flatten(2).to(x.dtype)), T2RState(recurrent, steps)
 

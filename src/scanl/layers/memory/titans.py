@@ -76,8 +76,8 @@ def _titans(
     ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, _ = operands
         start, memory = state[:count], state[count:]
-        o, memory = learn(start, memory, q, k, v, rates, norm, bias=False, kept=2)
-        after = [each[:, :, 0] for each in memory]
+        o, memory = learn(start, memory, q, k, v, rates, norm, bias=False, copies=2)
+        after = [matrix[:, :, 0] for matrix in memory]
         if done is not None:
             ends = done[:, None, None, None]
             after = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
@@ -86,7 +86,7 @@ def _titans(
     start, now, momentum = matrices[:count], matrices[count : 2 * count], matrices[2 * count :]
     memory = [torch.stack(pair, 2) for pair in zip(now, momentum, strict=True)]
     o, state = in_mini_batches(size, position, (q, k, v, gates), [*start, *memory], coefficients, run)
-    return [o, *state[:count], *(each[:, :, n] for n in range(2) for each in state[count:])]
+    return [o, *state[:count], *(matrix[:, :, n] for n in range(2) for matrix in state[count:])]
 
 
 @registry.register("titans")
@@ -176,12 +176,12 @@ class Titans(QueryKeyValue):
         if steps == 0:
             return self.o_proj(x), state
         qkv, memory, conv = self._read(x, state, None)
-        q, k, v = (widen(part).unflatten(-1, (self.num_heads, -1)) for part in qkv)
+        q, k, v = (widen(tensor).unflatten(-1, (self.num_heads, -1)) for tensor in qkv)
         keep = F.logsigmoid(-widen(self.alpha_proj(x)))
         hold = F.logsigmoid(widen(self.eta_proj(x)))
         theta = widen(self.theta_proj(x)).sigmoid() * (2 / self.head_dim)
         norm = (widen(self.memory_norm_weight), widen(self.memory_norm_bias))
-        matrices = [each.to(q.dtype) for part in memory[:3] for each in part]
+        matrices = [matrix.to(q.dtype) for group in memory[:3] for matrix in group]
         with as_widened(x):
             o, *after = _titans(
                 unit(q, 1e-6),

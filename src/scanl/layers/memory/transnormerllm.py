@@ -84,18 +84,18 @@ class TransNormerLLM(Layer):
     def run(
         self, x: Tensor, state: TransNormerState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, TransNormerState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
+        recurrent, past = self._begin(x, state, cu_seqlens)
         q, k, v, u = self.qkvu_proj(x).chunk(4, -1)
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (F.silu(q), F.silu(k), v))
+        q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (F.silu(q), F.silu(k), v))
         if self.lrpe is not None:
-            steps, read = positions(read, x.shape[1], cu_seqlens)
+            steps, past = positions(past, x.shape[1], cu_seqlens)
             q, k = self.lrpe(q, steps), self.lrpe(k, steps)
         slopes = torch.tensor(alibi_slopes(self.num_heads), device=x.device, dtype=widen(q).dtype)
         o, recurrent = linear_attention(
             q, k, v.to(q.dtype), -self.rate * slopes, state=recurrent, scale=1.0, cu_seqlens=cu_seqlens
         )
         y = u * simple_rms_norm(o.flatten(-2)).to(x.dtype)
-        return self.out_proj(y), TransNormerState(recurrent, read)
+        return self.out_proj(y), TransNormerState(recurrent, past)
 
 
 def alibi_slopes(heads: int) -> list[float]:

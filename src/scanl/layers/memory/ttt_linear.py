@@ -64,15 +64,15 @@ def _ttt(
         c = factor[within - 1][:, :, None]
         E = g.mT.expand(*g.shape[:4], g.shape[3]).tril()
         one = torch.ones_like(c)
-        c, one = (each.expand(E.shape[:-1]) for each in (c, one))
+        c, one = (tensor.expand(E.shape[:-1]) for tensor in (c, one))
         return rates(one, c, one, c[..., None] * E, E)
 
     def run(
         operands: Sequence[Tensor], rates: Rates, done: Tensor | None, state: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, _ = operands
-        start = [each[:, :, 0] for each in state]
-        o, after = learn(start, state, q, k, v, rates, norm, bias=True, kept=1 if done is None else 2)
+        start = [tensor[:, :, 0] for tensor in state]
+        o, after = learn(start, state, q, k, v, rates, norm, bias=True, copies=1 if done is None else 2)
         if done is None:  # a mini-batch that begins has no sums
             return o, after
         ends = done[:, None, None, None]
@@ -82,12 +82,12 @@ def _ttt(
         )
         return o, [torch.stack(pair, 2) for pair in pairs]
 
-    state = [each.unsqueeze(2) for each in weights]
+    state = [tensor.unsqueeze(2) for tensor in weights]
     if position is not None:
         state = [torch.stack(pair, 2) for pair in zip(weights, sums, strict=True)]
     o, state = in_mini_batches(size, position, (q, k, v, gate), state, coefficients, run)
-    state = [F.pad(each, (0, 0, 0, 0, 0, 2 - each.shape[2])) for each in state]
-    return [o, *(each[:, :, n] for n in range(2) for each in state)]
+    state = [F.pad(tensor, (0, 0, 0, 0, 0, 2 - tensor.shape[2])) for tensor in state]
+    return [o, *(tensor[:, :, n] for n in range(2) for tensor in state)]
 
 
 @registry.register("ttt_linear")
@@ -162,7 +162,7 @@ class TTTLinear(Layer):
         pairs = [torch.cat([getattr(self, f"W{n}"), getattr(self, f"b{n}")], 1) for n in names]
         weights = tuple(pair.to(like).expand(batch_size, *pair.shape) for pair in pairs)
         position = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
-        return TTTState(weights, tuple(torch.zeros_like(each) for each in weights), position)
+        return TTTState(weights, tuple(torch.zeros_like(tensor) for tensor in weights), position)
 
     def run(self, x: Tensor, state: TTTState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TTTState]:
         if cu_seqlens is not None:
@@ -183,7 +183,7 @@ class TTTLinear(Layer):
         token = 1 / torch.arange(1, size + 1, device=x.device, dtype=q.dtype)
         factor = (token + widen(self.learnable_token_idx)).clamp(min=0)
         norm = (widen(self.ttt_norm_weight), widen(self.ttt_norm_bias))
-        weights, sums = ([each.to(q.dtype) for each in part] for part in (state.weights, state.sums))
+        weights, sums = ([tensor.to(q.dtype) for tensor in group] for group in (state.weights, state.sums))
         with as_widened(x):
             o, *after = _ttt(
                 rotate_pairs(q, angles),

@@ -33,8 +33,8 @@ def closed_form(raw: Tensor, dt: Tensor, time: Tensor | None, variant: str) -> T
         return end - end * torch.exp(-dt * (rate.abs() + f.abs())) * f
     g, k, a, b = raw.unbind(1)
     share = torch.sigmoid(a * dt + b)
-    kept = torch.tanh(g) if variant == "no_gate" else torch.tanh(g) * (1 - share)
-    return kept + share * torch.tanh(k)
+    base = torch.tanh(g) if variant == "no_gate" else torch.tanh(g) * (1 - share)
+    return base + share * torch.tanh(k)
 
 
 def remember(gates: Tensor, r: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,10 +86,10 @@ class Heads(Module):
     def stacked(self) -> tuple[Tensor, Tensor]:
         """Return the weights (G, E, inputs) and the biases (G, E) of the maps that give g, k, a and b, or f."""
         maps = [self.ff1] if self.pure else [self.ff1, self.ff2, self.time_a, self.time_b]
-        weights = [each.weight for each in maps]
+        weights = [head.weight for head in maps]
         if self.sparsity_mask is not None:
             weights[:2] = [weight * self.sparsity_mask for weight in weights[:2]]
-        return torch.stack(weights), torch.stack([each.bias for each in maps])
+        return torch.stack(weights), torch.stack([head.bias for head in maps])
 
     def time(self) -> Tensor:
         """Return w_tau and A, (2, E), of "pure"."""

@@ -77,5 +77,5 @@ class Field(Module):
         deep = [module for module in self.deep if isinstance(module, nn.Linear)]
         between: list[Tensor | None] = [None, None]
         if deep:
-            between = [torch.stack([each.weight for each in deep]), torch.stack([each.bias for each in deep])]
+            between = [torch.stack([layer.weight for layer in deep]), torch.stack([layer.bias for layer in deep])]
         return [self.first.weight[:, : self.dim], *between, self.last.weight, self.last.bias]

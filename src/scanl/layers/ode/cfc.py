@@ -120,15 +120,15 @@ class CfC(TimedCell):
         after = [time, *([None, None] if self.lstm is None else self.lstm.operands(x))]
         if not self.rnn_cell.backbone:
             into, w = heads.split([self.dim, self.width], 2)
-            given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, (-1, self.width))
-            return [given, spans, w, None, None, None, None, *after]
+            inputs = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, (-1, self.width))
+            return [inputs, spans, w, None, None, None, None, *after]
         first, *deep = self.rnn_cell.backbone_layers()
         into, w = first.weight.split([self.dim, self.width], 1)
-        given = F.linear(x, into, first.bias)
+        inputs = F.linear(x, into, first.bias)
         if not deep:
-            return [given, spans, w, None, None, heads, bias, *after]
-        further = [torch.stack([each.weight for each in deep]), torch.stack([each.bias for each in deep])]
-        return [given, spans, w, *further, heads, bias, *after]
+            return [inputs, spans, w, None, None, heads, bias, *after]
+        further = [torch.stack([layer.weight for layer in deep]), torch.stack([layer.bias for layer in deep])]
+        return [inputs, spans, w, *further, heads, bias, *after]
 
     def output(self, h: Tensor) -> Tensor:
         return self.fc(h)

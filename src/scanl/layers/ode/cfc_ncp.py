@@ -57,9 +57,11 @@ def cfc_ncp_cell(
     times = [None] * 3 if time is None else time.split(sizes, 1)
     below = closed_form(x + torch.einsum("be,gfe->bgf", befores[0], inter), dt, times[0], variant)
     news = [below]
-    for before, w, bias, own in zip(befores[1:], (command, motor), (command_bias, motor_bias), times[1:], strict=True):
-        raw = torch.einsum("be,gfe->bgf", torch.cat([below, before], 1), w) + bias
-        below = closed_form(raw, dt, own, variant)
+    for previous, w, bias, constants in zip(
+        befores[1:], (command, motor), (command_bias, motor_bias), times[1:], strict=True
+    ):
+        raw = torch.einsum("be,gfe->bgf", torch.cat([below, previous], 1), w) + bias
+        below = closed_form(raw, dt, constants, variant)
         news.append(below)
     return below, torch.stack([torch.cat(news, 1), *c], 1)
 
@@ -130,9 +132,9 @@ class CfCNCP(TimedCell):
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         maps = self.rnn_cell.maps()
-        (weight, bias), *above = (each.stacked() for each in maps)
+        (weight, bias), *above = (module.stacked() for module in maps)
         into, inter = weight.split([self.dim, weight.shape[1]], 2)
-        given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, bias.shape)
-        time = torch.cat([each.time() for each in maps], 1) if self.variant == "pure" else None
+        inputs = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, bias.shape)
+        time = torch.cat([module.time() for module in maps], 1) if self.variant == "pure" else None
         memory = [None, None] if self.lstm is None else self.lstm.operands(x)
-        return [given, spans, inter, *above[0], *above[1], time, *memory]
+        return [inputs, spans, inter, *above[0], *above[1], time, *memory]

@@ -95,5 +95,5 @@ class CTRNN(TimedCell):
             return super()._scan(x, spans, state, cu_seqlens)
         drive = torch.tanh(widen(F.linear(x, self.weight_ih, self.bias)))
         tau = self.time_constant()
-        kept = (1 - self.dt * spans / tau) ** self.substeps
-        return linear_scan((1 - kept) * tau * drive, kept, state, cu_seqlens=cu_seqlens)
+        decay = (1 - self.dt * spans / tau) ** self.substeps
+        return linear_scan((1 - decay) * tau * drive, decay, state, cu_seqlens=cu_seqlens)

@@ -96,9 +96,9 @@ class IRNN(TimedCell):
         if rank is None:
             self.U = nn.Linear(dim, dim, bias=False)
         else:
-            most = dim**-0.5
-            self.V2 = nn.Parameter(torch.empty(dim, rank).uniform_(-most, most))
-            self.V = nn.Parameter(torch.empty(rank, dim).uniform_(-most, most))
+            limit = dim**-0.5
+            self.V2 = nn.Parameter(torch.empty(dim, rank).uniform_(-limit, limit))
+            self.V = nn.Parameter(torch.empty(rank, dim).uniform_(-limit, limit))
         self.eta = nn.Parameter(torch.full((substeps,), 0.01))
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:

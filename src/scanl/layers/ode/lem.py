@@ -74,6 +74,6 @@ class LEM(TimedCell):
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         gates, z = self.hid2hid.bias.split([2 * self.dim, self.dim])
-        given = self.inp2hid(x) + torch.cat([gates, self.transform_z.bias, z])
+        inputs = self.inp2hid(x) + torch.cat([gates, self.transform_z.bias, z])
         u = self.hid2hid.weight.unflatten(0, (3, -1))
-        return [given.unflatten(-1, (4, -1)), self.dt * spans, u, self.transform_z.weight]
+        return [inputs.unflatten(-1, (4, -1)), self.dt * spans, u, self.transform_z.weight]

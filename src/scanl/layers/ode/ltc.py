@@ -144,19 +144,19 @@ class LTC(TimedCell):
             sensory, synapses = (torch.where(torch.rand(rows, width) < 2 / 3, 1.0, -1.0) for rows in (dim, width))
         else:
             drawn = neural_circuit_policy(dim, width, dim, sparsity_level, seed)
-            sensory, synapses = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in drawn[:2])
+            sensory, synapses = (torch.tensor(signs, dtype=torch.get_default_dtype()) for signs in drawn[:2])
         self.rnn_cell = Neurons(sensory, synapses, dim)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        own = self.rnn_cell
+        neurons = self.rnn_cell
         positive = F.softplus if self.implicit_param_constraints else torch.relu
-        x = widen(x * own.input_w + own.input_b)[..., None]
-        w = positive(own.sensory_w) * own.sensory_sparsity_mask
-        open_ = torch.sigmoid(own.sensory_sigma * (x - own.sensory_mu))
-        sensed = torch.stack([(open_ * (w * own.sensory_erev)).sum(2), (open_ * w).sum(2)], 2)
-        w, g = positive(own.w) * own.sparsity_mask, positive(own.gleak)
-        synapse = torch.stack([own.sigma, own.mu, w, w * own.erev])
-        return [sensed, spans / self.substeps, synapse, torch.stack([positive(own.cm), g, g * own.vleak])]
+        x = widen(x * neurons.input_w + neurons.input_b)[..., None]
+        w = positive(neurons.sensory_w) * neurons.sensory_sparsity_mask
+        open_ = torch.sigmoid(neurons.sensory_sigma * (x - neurons.sensory_mu))
+        sensed = torch.stack([(open_ * (w * neurons.sensory_erev)).sum(2), (open_ * w).sum(2)], 2)
+        w, g = positive(neurons.w) * neurons.sparsity_mask, positive(neurons.gleak)
+        synapse = torch.stack([neurons.sigma, neurons.mu, w, w * neurons.erev])
+        return [sensed, spans / self.substeps, synapse, torch.stack([positive(neurons.cm), g, g * neurons.vleak])]
 
     def output(self, h: Tensor) -> Tensor:
         return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b

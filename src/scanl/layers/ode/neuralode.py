@@ -114,7 +114,7 @@ class NeuralODE(TimedCell):
         rows = sequences(x, cu_seqlens)
         state = widen(self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state)
         drive = widen(self._drive(x))
-        field = [each if each is None else widen(each) for each in self.func.operands()]
+        field = [tensor if tensor is None else widen(tensor) for tensor in self.func.operands()]
 
         def run(timed: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
             hs = []
@@ -144,7 +144,7 @@ class NeuralODE(TimedCell):
         # A solver's step ends at 1, and the adjoint's at 0. A step beyond is interpolated less exactly than rtol.
         chosen = {"rtol": self.rtol, "atol": self.atol, "method": self.method, "options": {"step_t": times}}
         if self.adjoint:
-            needed = tuple(each for each in (drive, span, *field) if each is not None and each.requires_grad)
+            needed = tuple(tensor for tensor in (drive, span, *field) if tensor is not None and tensor.requires_grad)
             path: Any = torchdiffeq.odeint_adjoint(flow, h, times, adjoint_params=needed, **chosen)
         else:
             path = torchdiffeq.odeint(flow, h, times, **chosen)

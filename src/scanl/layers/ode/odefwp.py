@@ -72,9 +72,9 @@ def effective_rate(beta: Tensor, k: Tensor, span: Tensor, method: str, substeps:
     dt = span / substeps
     z = beta * k.square().sum(-1) * dt
     r = {"euler": torch.ones_like(z), "midpoint": 1 - z / 2, "rk4": 1 - z / 2 + z**2 / 6 - z**3 / 24}[method]
-    kept, total = 1 - z * r, torch.zeros_like(z)
+    factor, total = 1 - z * r, torch.zeros_like(z)
     for _ in range(substeps):
-        total = 1 + kept * total
+        total = 1 + factor * total
     return beta * dt * r * total
 
 

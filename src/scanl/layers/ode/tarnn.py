@@ -121,10 +121,10 @@ class TARNN(SolvedLayer):
     ) -> tuple[Tensor, TARNNState]:
         spans = durations(timespans, x)
         h, shift = state or (None, None)
-        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         bias = F.pad(torch.cat([self.b1, self.bg]), (0, self.dim))
         drive = F.linear(x, torch.cat([self.W1, self.Wg, self.B1], 1).T, bias).unflatten(-1, (3, -1))
-        drive = drive + F.pad((before @ self.W2)[..., None, :], (0, 0, 0, 2))
+        drive = drive + F.pad((previous @ self.W2)[..., None, :], (0, 0, 0, 2))
         operands = [drive, spans, self.U1, torch.stack([self.U2, self.Ug, self.B2]), self.A1[:, 0]]
         options = {"variant": self.variant, "activation": self.activation}
         with as_widened(x):

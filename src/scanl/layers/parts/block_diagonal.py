@@ -20,8 +20,8 @@ def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """
     blocks, width, _ = weight.shape
     # a size may be symbolic where it is traced, and a comparison would fix it
-    most = max(1, JOINED // max(1, width)) if torch.compiler.is_compiling() or x.shape[:-1].numel() >= ROWS else 1
-    joined = next(count for count in range(most, 0, -1) if blocks % count == 0)
+    limit = max(1, JOINED // max(1, width)) if torch.compiler.is_compiling() or x.shape[:-1].numel() >= ROWS else 1
+    joined = next(count for count in range(limit, 0, -1) if blocks % count == 0)
     if joined > 1:  # `joined` blocks become one, with zeros beside them
         apart = torch.eye(joined, dtype=weight.dtype, device=weight.device).view(joined, 1, joined, 1)
         weight = (weight.unflatten(0, (-1, joined)).unsqueeze(-2) * apart).flatten(3, 4).flatten(1, 2)

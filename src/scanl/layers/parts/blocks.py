@@ -18,7 +18,7 @@ from scanl.ops.offsets import sequences
 class Blocks:
     """Where the steps of one call stand in blocks of `size` steps, W.
 
-    x: the call's input (B, T, ...).   read: (rows, 1) int64, steps read before, one row for each sequence; None for 0.
+    x: the call's input (B, T, ...).   past: (rows, 1) int64, steps read before, one row for each sequence; None for 0.
     steps: (B, T), position of each step in its block.   after: (rows, 1), steps read afterwards.
     at: (N or 1, Q), position in its block of each query, in the arrangement that `queries` returns.
 
@@ -26,21 +26,21 @@ class Blocks:
     of new sequences: N = B, with T queries and T keys. Otherwise N counts all blocks, with W queries and W keys each.
     """
 
-    def __init__(self, x: Tensor, read: Tensor | None, size: int, cu_seqlens: Tensor | None) -> None:
+    def __init__(self, x: Tensor, past: Tensor | None, size: int, cu_seqlens: Tensor | None) -> None:
         rows, length = sequences(x, cu_seqlens), x.shape[1]
         self.size, self.rows = size, rows
-        begun = x.new_zeros(rows, 1, dtype=torch.int64) if read is None else read
+        begun = x.new_zeros(rows, 1, dtype=torch.int64) if past is None else past
         steps, self.after = positions(begun, length, cu_seqlens)
         self.steps = steps % size
         traced = torch.compiler.is_exporting()
-        self.one = cu_seqlens is None and length == 1 and read is not None
-        self.fresh = cu_seqlens is None and read is None and not traced and length <= size
+        self.one = cu_seqlens is None and length == 1 and past is not None
+        self.fresh = cu_seqlens is None and past is None and not traced and length <= size
         if self.one or self.fresh:
             self.at = self.steps
             return
         # New sequences fill no block of more than T steps, so shorter blocks hold the same. One slot more than T keeps
         # the last block from being full.
-        self.slots = size if read is not None or traced else min(size, length + 1)
+        self.slots = size if past is not None or traced else min(size, length + 1)
         self.at = torch.arange(self.slots, device=x.device)[None]
         # All rows, or packed sequences, get whole blocks of slots, one row after another. The first slots of a row are
         # those of its present block. The last block is the next state, so it may be empty.
@@ -59,16 +59,16 @@ class Blocks:
             (first + offset)[:, None] + self.at for offset in (0, self.slots * blocks - self.slots)
         )
 
-    def keys(self, new: Tensor, kept: Tensor | None) -> Tensor:
+    def keys(self, new: Tensor, present: Tensor | None) -> Tensor:
         """Arrange what is known of each step (B, T, ...), and of the present block (rows, W, ...), as (N, S, ...)."""
         if self.fresh:
             return new
         if self.one:
-            assert kept is not None
+            assert present is not None
             here = torch.arange(self.size, device=new.device) == self.at
-            return torch.where(here.view(*here.shape, *(1,) * (new.ndim - 2)), new, kept.to(new.dtype))
+            return torch.where(here.view(*here.shape, *(1,) * (new.ndim - 2)), new, present.to(new.dtype))
         empty = new.new_zeros(self.count * self.slots, *new.shape[2:])
-        empty = empty if kept is None else empty.index_put((self.present,), kept.to(new.dtype))
+        empty = empty if present is None else empty.index_put((self.present,), present.to(new.dtype))
         return empty.index_put((self.of_steps,), new).unflatten(0, (self.count, self.slots))
 
     def queries(self, new: Tensor) -> Tensor:

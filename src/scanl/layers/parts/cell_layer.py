@@ -56,7 +56,7 @@ class CellBase(SolvedLayer):
         self, x: Tensor, operands: Sequence[Tensor | None], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Run the cell in float32 or wider, also under autocast."""
-        wide = [each if each is None else widen(each) for each in operands]
+        wide = [tensor if tensor is None else widen(tensor) for tensor in operands]
         with as_widened(x):
             return self.run_cell(self.cell, *wide, state, cu_seqlens=cu_seqlens, **self.options())
 

@@ -43,9 +43,9 @@ def init_memory(
     """
     if forget_bias is None and t_max is None:
         return
-    kept = torch.empty_like(biases[0][keep])
-    kept = kept.fill_(forget_bias or 0.0) if t_max is None else kept.uniform_(1, t_max - 1).log()
-    for rows, value in ((keep, kept), (write, -kept)):
+    start = torch.empty_like(biases[0][keep])
+    start = start.fill_(forget_bias or 0.0) if t_max is None else start.uniform_(1, t_max - 1).log()
+    for rows, value in ((keep, start), (write, -start)):
         if rows is not None and (rows is keep or t_max is not None):
             for index, bias in enumerate(biases):
                 bias[rows] = value if index == 0 else 0

@@ -77,7 +77,7 @@ def dense_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None)
     if u.shape[1] > FEW:
         return dense_ssm(u, A, B, C, state)
     state = u.new_zeros(u.shape[0], *B.shape) if state is None else state
-    A, B, C = (each.to(u.dtype) for each in (A, B, C))
+    A, B, C = (tensor.to(u.dtype) for tensor in (A, B, C))
     ys = []
     for x in u.unbind(1):
         state = torch.einsum("dnm,bdm->bdn", A, state) + B * x[..., None]

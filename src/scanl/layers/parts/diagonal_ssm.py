@@ -112,8 +112,8 @@ class _Powers:
         self.blocks = -(-steps // self.block)
         inner, jump = powers(a.to(torch.complex128 if a.is_complex() else torch.float64), self.block)
         outer = powers(jump, self.blocks)[0]
-        rest = steps - (self.blocks - 1) * self.block
-        last = outer[..., -1] * (inner[..., rest] if rest < self.block else jump)
+        remainder = steps - (self.blocks - 1) * self.block
+        last = outer[..., -1] * (inner[..., remainder] if remainder < self.block else jump)
         self.inner, self.outer = inner.to(a.dtype), outer.to(a.dtype)  # (D, N, block), (D, N, blocks)
         self.last = last.to(a.dtype)  # ā^T, (D, N)
 
@@ -132,10 +132,10 @@ class _Powers:
 
     def echo(self, weights: Tensor) -> Tensor:
         """Return Re Σ_n w_n ā_n^t for t < T: (B, T, D). weights: w, (B, D, N)."""
-        left = weights.transpose(0, 1)[:, :, None] * self.outer.transpose(1, 2)[:, None]  # (D, B, blocks, N)
-        right = self.inner  # (D, N, block)
-        if left.is_complex():  # Re(uv) = Re u Re v - Im u Im v
-            left = torch.view_as_real(left.resolve_conj()).flatten(3)
-            right = torch.stack([right.real, -right.imag], 2).flatten(1, 2)
-        product = left.flatten(1, 2) @ (right[0] if len(right) == 1 else right)
-        return product.view(len(left), len(weights), -1)[..., : self.steps].permute(1, 2, 0)
+        outer = weights.transpose(0, 1)[:, :, None] * self.outer.transpose(1, 2)[:, None]  # (D, B, blocks, N)
+        inner = self.inner  # (D, N, block)
+        if outer.is_complex():  # Re(uv) = Re u Re v - Im u Im v
+            outer = torch.view_as_real(outer.resolve_conj()).flatten(3)
+            inner = torch.stack([inner.real, -inner.imag], 2).flatten(1, 2)
+        product = outer.flatten(1, 2) @ (inner[0] if len(inner) == 1 else inner)
+        return product.view(len(outer), len(weights), -1)[..., : self.steps].permute(1, 2, 0)

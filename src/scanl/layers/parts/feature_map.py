@@ -77,10 +77,10 @@ class FeatureMap(Module, metaclass=Configured):
             num_features = max(1, int(head_dim * math.log(head_dim)))
         self.name, self.head_dim, self.nu, self.horizon, self.degree = name, head_dim, nu, horizon, degree
         self.positional = name == "cosine_reweighting"
-        each = name == "fourier_features"
-        shape = (num_heads, num_features, head_dim) if each else (num_features, head_dim)
+        by_head = name == "fourier_features"
+        shape = (num_heads, num_features, head_dim) if by_head else (num_features, head_dim)
         self.register_buffer("projection", torch.empty(shape) if name in _RANDOM else None)
-        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if each else None
+        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if by_head else None
         if name in _RANDOM:
             self.redraw()
         probe = torch.zeros(1, 1, num_heads, head_dim)

@@ -19,14 +19,14 @@ def with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Ten
     The state of `long_convolution` would make steps cheaper. It is not used, because the same past can have several
     such states.
     """
-    steps, kept = v.shape[1], kernel.shape[1] - 1
+    steps, lags = v.shape[1], kernel.shape[1] - 1
     y, _ = long_convolution(v, kernel)
     if history is None:
-        return y, F.pad(v, (0, 0, max(0, kept - steps), 0))[:, max(0, steps - kept) :]
+        return y, F.pad(v, (0, 0, max(0, lags - steps), 0))[:, max(0, steps - lags) :]
     if steps == 1:
         y = y + torch.einsum("bld,dl->bd", history, kernel[:, 1:].flip(1))[:, None]
-    elif steps and kept:
-        reached = min(steps, kept)
+    elif steps and lags:
+        reached = min(steps, lags)
         echo, _ = long_convolution(F.pad(history, (0, 0, 0, reached)), kernel)
-        y = y + F.pad(echo[:, kept:], (0, 0, 0, steps - reached))
+        y = y + F.pad(echo[:, lags:], (0, 0, 0, steps - reached))
     return y, torch.cat([history, v], 1)[:, steps:]

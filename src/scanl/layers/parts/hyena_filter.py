@@ -88,7 +88,7 @@ class HyenaFilter(Module):
         """Return the filters (width, L), in float32 or wider."""
         sine = self.implicit_filter["1"]
         assert isinstance(sine, Sin)
-        *maps, last = (each for each in self.implicit_filter.values() if each is not sine)
+        *maps, last = (module for module in self.implicit_filter.values() if module is not sine)
         h, freq = widen(self.pos_emb.z), widen(sine.freq)
         for linear in maps:
             h = torch.sin(freq * linear(h))

@@ -28,7 +28,7 @@ def attend_by_kernel(
         k, v = replaced(k), replaced(v)
     size, ys = CHUNK * -(-2 * features.width // CHUNK), []
     for start in range(0, q.shape[1], size):
-        queries, keys, values = (part[:, start : start + size].transpose(1, 2).contiguous() for part in (q, k, v))
+        queries, keys, values = (tensor[:, start : start + size].transpose(1, 2).contiguous() for tensor in (q, k, v))
         y = _block(features, queries, keys, values)
         if state is not None:
             y = y + features(queries, None) @ state
@@ -46,7 +46,7 @@ def _block(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k: (B, H, steps, K).   v: (B, H, steps, V).
     """
     ys = []
-    for n, (queries, keys, values) in enumerate(zip(*(part.split(CHUNK, 2) for part in (q, k, v)), strict=True)):
+    for n, (queries, keys, values) in enumerate(zip(*(tensor.split(CHUNK, 2) for tensor in (q, k, v)), strict=True)):
         y = features.kernel(queries, keys).tril() @ values
         if n:
             y = y + features.kernel(queries, k[:, :, : n * CHUNK]) @ v[:, :, : n * CHUNK]

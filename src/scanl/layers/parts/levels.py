@@ -90,13 +90,13 @@ def divided(q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: Tensor) -> tupl
     blocks, within, half = written, total, 1  # of `half` chunks each: what they wrote, and their decay
     for level in range(BITS + 1, BITS + 1 + (count - 1).bit_length()):
         later = chunk[(chunk & half) > 0]
-        read = q.index_select(2, later) @ blocks.flatten(4).index_select(2, later // half - 1)
-        read = read.unflatten(-1, (-1, v.shape[-1])).permute(0, 1, 4, 2, 3, 5)
+        answers = q.index_select(2, later) @ blocks.flatten(4).index_select(2, later // half - 1)
+        answers = answers.unflatten(-1, (-1, v.shape[-1])).permute(0, 1, 4, 2, 3, 5)
         passed = torch.nn.functional.pad(total, (0, 0, 0, -count % half)).unflatten(2, (-1, half))
         passed = leading(passed, True).flatten(2, 3).index_select(2, later).transpose(2, 3)
         decay = (entering.index_select(3, later) + passed[..., None, None]).exp()
         weight = weights[..., level : level + 1].index_select(3, later)
-        o = o.index_add(3, later, read * (weight * decay))
+        o = o.index_add(3, later, answers * (weight * decay))
         pairs = blocks.shape[2] // 2
         first, second = (blocks[:, :, n : 2 * pairs : 2] for n in range(2))
         first_within, second_within = (within[:, :, n : 2 * pairs : 2] for n in range(2))

@@ -154,7 +154,7 @@ def legs_steps(share: Tensor, size: int, method: str = "zoh") -> tuple[Tensor, T
     """
     share = share.to(torch.float64)[..., None, None]
     if method == "bilinear":
-        A, B = (each.to(share.device) for each in transition("legs", size))
+        A, B = (matrix.to(share.device) for matrix in transition("legs", size))
         eye, half = torch.eye(size, dtype=A.dtype, device=A.device), A * share / 2
         right = torch.cat([eye + half, (B * share[..., 0])[..., None]], -1)
         both = torch.linalg.solve_triangular(eye - half, right, upper=False)
@@ -182,5 +182,5 @@ def legs_held(fraction: Tensor, size: int) -> Tensor:
     """
     values = shifted_legendre(fraction, size + 1)
     n = torch.arange(size, dtype=values.dtype, device=values.device)
-    before = torch.cat([-torch.ones_like(values[..., :1]), values[..., : size - 1]], -1)
-    return (values[..., 1:] - before) / (2 * (2 * n + 1).sqrt())
+    lower = torch.cat([-torch.ones_like(values[..., :1]), values[..., : size - 1]], -1)
+    return (values[..., 1:] - lower) / (2 * (2 * n + 1).sqrt())

@@ -23,18 +23,18 @@ def positions(count: Tensor, length: int, cu_seqlens: Tensor | None = None) -> t
     return (count[owner, 0] + steps - cu_seqlens[owner])[None], count + cu_seqlens.diff()[:, None]
 
 
-def check_length(who: str, x: Tensor, read: Tensor | None, cu_seqlens: Tensor | None, max_length: int) -> None:
+def check_length(who: str, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, max_length: int) -> None:
     """Raise ShapeError if x makes a sequence longer than `max_length`; not where the length is not known.
 
-    read: the steps read before, one number for each sequence; None for 0.
+    past: the steps read before, one number for each sequence; None for 0.
     """
     length = x.shape[1]
     unknown = torch.compiler.is_compiling() or x.device.type == "meta"
-    if not unknown and (read is not None or cu_seqlens is not None):
-        reached = x.new_zeros(1, dtype=torch.int64) if read is None else read.flatten()
+    if not unknown and (past is not None or cu_seqlens is not None):
+        reached = x.new_zeros(1, dtype=torch.int64) if past is None else past.flatten()
         reached = reached + (length if cu_seqlens is None else cu_seqlens.diff())
         length = int(reached.max()) if reached.numel() else 0
-    elif read is not None or cu_seqlens is not None:
+    elif past is not None or cu_seqlens is not None:
         return
     if length > max_length:
         raise ShapeError(

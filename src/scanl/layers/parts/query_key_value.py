@@ -58,14 +58,14 @@ class QueryKeyValue(Layer):
         silu: for each of q, k and v, whether to apply SiLU.
         """
         recurrent, windows = (None, None) if state is None else state
-        before, parts, after = iter(windows or [None] * 3), [], []
+        earlier, parts, after = iter(windows or [None] * 3), [], []
         projections = ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d))
         for (project, conv), active in zip(projections, silu, strict=True):
-            part = project(x)
+            projected = project(x)
             if conv is not None:
-                part, window = convolve(conv, part, next(before), cu_seqlens=cu_seqlens, silu=active)
+                projected, window = convolve(conv, projected, next(earlier), cu_seqlens=cu_seqlens, silu=active)
                 after.append(window)
             elif active:
-                part = F.silu(part)
-            parts.append(part)
+                projected = F.silu(projected)
+            parts.append(projected)
         return parts, recurrent, tuple(after)

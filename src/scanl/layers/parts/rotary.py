@@ -23,8 +23,8 @@ def rotate(x: Tensor, positions: Tensor, width: int, base: float) -> Tensor:
     angles = (positions[..., None] * rates)[:, :, None]
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    first, second, rest = x.split([width // 2, width // 2, x.shape[-1] - width], -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
+    first, second, unturned = x.split([width // 2, width // 2, x.shape[-1] - width], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, unturned], -1).to(x.dtype)
 
 
 def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:

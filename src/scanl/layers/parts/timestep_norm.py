@@ -45,18 +45,18 @@ class TimestepNorm(Module):
     ) -> tuple[Tensor, TimestepNormState]:
         """Return y (B, T, D) in float32 or wider, and the state. state: None for no steps."""
         rows = sequences(x, cu_seqlens)
-        read = x.new_zeros(rows, 1, dtype=torch.int64) if state is None else state.steps
-        before = None if state is None else state.sums.double() + state.rest.double()
-        steps, read = positions(read, x.shape[1], cu_seqlens)
+        past = x.new_zeros(rows, 1, dtype=torch.int64) if state is None else state.steps
+        earlier = None if state is None else state.sums.double() + state.rest.double()
+        steps, past = positions(past, x.shape[1], cu_seqlens)
         parts = widen(x).unflatten(-1, (self.groups, -1))
         mean = parts.mean(-1)
         var = (parts - mean[..., None]).square().mean(-1).double()
         mean = mean.double()
         one = torch.ones((), dtype=torch.float64, device=x.device)
-        sums, last = linear_scan(torch.stack([mean, var + mean.square()], 2), one, before, cu_seqlens=cu_seqlens)
+        sums, last = linear_scan(torch.stack([mean, var + mean.square()], 2), one, earlier, cu_seqlens=cu_seqlens)
         mean, square = (sums / (steps + 1)[..., None, None]).unbind(2)
         rate = torch.rsqrt((square - mean.square()).clamp_min(0) + self.eps)
         y = (parts - mean[..., None].to(parts.dtype)) * rate[..., None].to(parts.dtype)
         y = y.flatten(-2) * (1 + widen(self.weight)) + widen(self.bias)
-        kept = last.to(y.dtype)
-        return y, TimestepNormState(read, kept, (last - kept.double()).to(y.dtype))
+        rounded = last.to(y.dtype)
+        return y, TimestepNormState(past, rounded, (last - rounded.double()).to(y.dtype))

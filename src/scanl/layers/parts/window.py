@@ -28,4 +28,4 @@ def windows(x: Tensor, size: int, state: Inputs | None, *, cu_seqlens: Tensor | 
     assert not isinstance(state, tuple)
     taken = torch.eye(size, device=x.device, dtype=x.dtype).flip(0)[:, None].expand(size, x.shape[2], size)
     shifted = [short_convolution(x, weight, None, state, cu_seqlens=cu_seqlens) for weight in taken]
-    return torch.cat([each for each, _ in shifted], -1), shifted[0][1]
+    return torch.cat([inputs for inputs, _ in shifted], -1), shifted[0][1]

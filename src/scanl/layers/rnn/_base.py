@@ -25,23 +25,23 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 def _given(states: list[Tensor]) -> Tensor | list[Tensor]:
     """Return the state in the kernel's form: (1, B, D), or a list of such tensors."""
-    states = [each[None].contiguous() for each in states]
+    states = [tensor[None].contiguous() for tensor in states]
     return states if len(states) > 1 else states[0]
 
 
 @opaque(
     "torch_cell(str kernel, Tensor x, Tensor[] before, Tensor[] weights, bool bias, bool training) -> Tensor[]",
-    lambda kernel, x, before, *_: [
-        x.new_empty(*x.shape[:2], before[0].shape[1]),
-        *(torch.empty_like(each[None]) for each in before),
+    lambda kernel, x, first, *_: [
+        x.new_empty(*x.shape[:2], first[0].shape[1]),
+        *(torch.empty_like(tensor[None]) for tensor in first),
     ],
 )
 def _whole(
-    kernel: str, x: Tensor, before: list[Tensor], weights: list[Tensor], bias: bool, training: bool
+    kernel: str, x: Tensor, first: list[Tensor], weights: list[Tensor], bias: bool, training: bool
 ) -> list[Tensor]:
     """Run all steps of x. Return the outputs and the states after the last step (1, B, D)."""
     with as_widened(x):
-        return list(KERNELS[kernel](x, _given(before), weights, bias, 1, 0.0, training, False, True))
+        return list(KERNELS[kernel](x, _given(first), weights, bias, 1, 0.0, training, False, True))
 
 
 class TorchCell(SolvedLayer):
@@ -82,20 +82,20 @@ class TorchCell(SolvedLayer):
         rows = sequences(x, cu_seqlens)
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
         wide = widen(x)
-        before = [each.to(wide.dtype) for each in ([state] if isinstance(state, Tensor) else state)]
+        first = [tensor.to(wide.dtype) for tensor in ([state] if isinstance(state, Tensor) else state)]
         if not x.numel():
-            return x.new_zeros(*x.shape[:2], self.width), before
+            return x.new_zeros(*x.shape[:2], self.width), first
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
         if self.solver != "sequential" or self._runs_cell(x, cu_seqlens):
-            given = before[0] if len(before) == 1 else torch.stack(before, 1)
+            start = first[0] if len(first) == 1 else torch.stack(first, 1)
             with as_widened(x):
                 operands = self.operands(wide, *weights)
-                y, last = self.run_cell(self.cell, *operands, given, cu_seqlens=cu_seqlens, **self._options())
-            return y.to(x.dtype), [last] if len(before) == 1 else list(last.unbind(1))
+                y, last = self.run_cell(self.cell, *operands, start, cu_seqlens=cu_seqlens, **self._options())
+            return y.to(x.dtype), [last] if len(first) == 1 else list(last.unbind(1))
         if cu_seqlens is None:
-            y, *after = _whole(self.kernel, wide, before, weights, self.bias, self.training)
-            return y.to(x.dtype), [each[0] for each in after]
+            y, *after = _whole(self.kernel, wide, first, weights, self.bias, self.training)
+            return y.to(x.dtype), [tensor[0] for tensor in after]
         # The kernel takes the first step of every sequence, then the second, and so on. Sequences are sorted by length,
         # longest first, and none is empty.
         lengths = cu_seqlens.diff()
@@ -105,9 +105,9 @@ class TorchCell(SolvedLayer):
         steps = (index * rows + order.argsort()[owner]).argsort()
         batch_sizes = index.bincount().cpu()
         order = order[: int(batch_sizes[0])]
-        given = _given([each[order] for each in before])
+        start = _given([tensor[order] for tensor in first])
         options = self.bias, 1, 0.0, self.training, False  # biases, layers, dropout, training, bidirectional
         with as_widened(x):
-            y, *after = KERNELS[self.kernel](wide[0, steps], batch_sizes, given, weights, *options)
-        after = [old.index_copy(0, order, new[0]) for old, new in zip(before, after, strict=True)]
+            y, *after = KERNELS[self.kernel](wide[0, steps], batch_sizes, start, weights, *options)
+        after = [old.index_copy(0, order, new[0]) for old, new in zip(first, after, strict=True)]
         return y[steps.argsort()][None].to(x.dtype), after

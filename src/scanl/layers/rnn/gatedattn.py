@@ -74,7 +74,7 @@ class GatedAttention(Layer):
         self.readout.weight.copy_(torch.eye(d).repeat_interleave(d, 1))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = widen(self.in_m(x)) * widen(self.in_x(x))
-        h, last = linear_scan(given, (-widen(self.nu_log).exp()).exp(), state, cu_seqlens=cu_seqlens)
+        written = widen(self.in_m(x)) * widen(self.in_x(x))
+        h, last = linear_scan(written, (-widen(self.nu_log).exp()).exp(), state, cu_seqlens=cu_seqlens)
         h = h.to(x.dtype)
         return self.readout(self.out_m(h) * self.out_x(h)), last

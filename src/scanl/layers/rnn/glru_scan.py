@@ -61,10 +61,11 @@ class GLRUScan(Layer):
         nn.init.constant_(self.linear.bias[:dim], 5.0)
 
     def run(self, x: Tensor, state: GLRUState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, GLRUState]:
-        before, memory = state or (None, None)
-        surrogate, after = self.gilr(x, before, cu_seqlens=cu_seqlens)
+        previous, memory = state or (None, None)
+        surrogate, after = self.gilr(x, previous, cu_seqlens=cu_seqlens)
         if self.shifted:
-            surrogate, _ = token_shift(surrogate, None if before is None else before[:, None], cu_seqlens=cu_seqlens)
+            start = None if previous is None else previous[:, None]
+            surrogate, _ = token_shift(surrogate, start, cu_seqlens=cu_seqlens)
         f, i, o, z = widen(self.linear(torch.cat([surrogate, x], -1))).chunk(4, -1)
         c, memory = linear_scan(i.sigmoid() * z.tanh(), f.sigmoid(), memory, cu_seqlens=cu_seqlens)
         y = o.sigmoid() * (c.tanh() if self.squash else c)

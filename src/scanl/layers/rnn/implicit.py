@@ -70,28 +70,28 @@ class Implicit(Layer):
         self.U = nn.Linear(dim, dim)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        given, W = widen(self.U(x)), widen(self.W)
+        inputs, W = widen(self.U(x)), widen(self.W)
         rows = sequences(x, cu_seqlens)
-        before = (self.init_state(rows, device=x.device) if state is None else state).to(given.dtype)
+        start = (self.init_state(rows, device=x.device) if state is None else state).to(inputs.dtype)
         if cu_seqlens is None:
-            first = before[:, None].expand_as(given)
+            first = start[:, None].expand_as(inputs)
         else:
-            first = before[sequence_index(cu_seqlens, x.shape[1])]
+            first = start[sequence_index(cu_seqlens, x.shape[1])]
         with as_widened(x):
-            s = self._solve(given.flatten(0, 1), W, first.reshape(-1, self.dim)).view_as(given)
-        _, last = token_shift(s, before[:, None], cu_seqlens=cu_seqlens)
+            s = self._solve(inputs.flatten(0, 1), W, first.reshape(-1, self.dim)).view_as(inputs)
+        _, last = token_shift(s, start[:, None], cu_seqlens=cu_seqlens)
         return s.to(x.dtype, copy=True), last[:, 0]  # token_shift has saved s, and the caller may change y in place
 
-    def _solve(self, given: Tensor, W: Tensor, first: Tensor) -> Tensor:
+    def _solve(self, inputs: Tensor, W: Tensor, first: Tensor) -> Tensor:
         """Return the fixed point for each row of `given`."""
 
         def step(s: Tensor, u: Tensor) -> Tensor:
             return torch.tanh(s @ W.T + u)
 
-        if given.is_meta:
-            return step(first, given)
-        tolerance = 4 * torch.finfo(given.dtype).eps if self.rtol is None else self.rtol
+        if inputs.is_meta:
+            return step(first, inputs)
+        tolerance = 4 * torch.finfo(inputs.dtype).eps if self.rtol is None else self.rtol
         options = {"method": self.method, "tolerance": tolerance, "max_iterations": self.max_iterations}
-        unknown = (given + first).isnan().any(1, keepdim=True)  # without a solution; the other rows have theirs
-        given, first = (torch.where(unknown, 0, each) for each in (given, first))
-        return torch.where(unknown, torch.nan, fixed_point(step, given, first, **options).state)
+        unknown = (inputs + first).isnan().any(1, keepdim=True)  # without a solution; the other rows have theirs
+        inputs, first = (torch.where(unknown, 0, tensor) for tensor in (inputs, first))
+        return torch.where(unknown, torch.nan, fixed_point(step, inputs, first, **options).state)

@@ -66,8 +66,8 @@ class LiGRU(SolvedLayer):
         self.norm = _BatchNorm(2 * dim, momentum=0.05) if batch else nn.LayerNorm(2 * dim)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = widen(self._normed(self.w(x))).unflatten(-1, (2, -1))
-        y, last = self.run_cell(ligru, given, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
+        gates = widen(self._normed(self.w(x))).unflatten(-1, (2, -1))
+        y, last = self.run_cell(ligru, gates, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last
 
     def gate_penalty(self, x: Tensor, state: Tensor | None = None) -> Tensor:
@@ -78,9 +78,9 @@ class LiGRU(SolvedLayer):
         """
         h, _ = self(x, state)
         first = self.init_state(len(x), device=x.device, dtype=x.dtype) if state is None else state
-        before = torch.cat([first[:, None].to(h), h[:, :-1]], 1)
-        z = torch.sigmoid((self._normed(self.w(x)) + self.u(before)).chunk(2, -1)[1])
+        previous = torch.cat([first[:, None].to(h), h[:, :-1]], 1)
+        z = torch.sigmoid((self._normed(self.w(x)) + self.u(previous)).chunk(2, -1)[1])
         return (4 * z * (1 - z)).mean()
 
-    def _normed(self, given: Tensor) -> Tensor:
-        return self.norm(given.flatten(0, 1)).view_as(given)
+    def _normed(self, gates: Tensor) -> Tensor:
+        return self.norm(gates.flatten(0, 1)).view_as(gates)

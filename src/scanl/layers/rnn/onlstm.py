@@ -36,8 +36,8 @@ def onlstm_cell(x: Tensor, m: Tensor, u: Tensor, v: Tensor, state: Tensor) -> tu
     write, keep = (m + torch.einsum("bd,gnd->bgn", h, v)).softmax(2).cumsum(2)[..., None].unbind(1)
     write = 1 - write
     both = keep * write
-    kept = (f.sigmoid() * both + keep - both) * c.unflatten(1, (m.shape[2], -1))
-    c = (kept + (i.sigmoid() * both + write - both) * z.tanh()).flatten(1)
+    memory = (f.sigmoid() * both + keep - both) * c.unflatten(1, (m.shape[2], -1))
+    c = (memory + (i.sigmoid() * both + write - both) * z.tanh()).flatten(1)
     h = o.flatten(1).sigmoid() * c.tanh()
     return h, torch.stack([h, c], 1)
 

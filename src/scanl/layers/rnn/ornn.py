@@ -141,8 +141,8 @@ class OrthogonalRNN(CellLayer):
     def rebase(self) -> None:
         """Move W into base, as the nearest orthogonal matrix, and set A to 0. W stays the same."""
         kernel = self.recurrent_kernel
-        left, _, right = torch.linalg.svd(kernel.unsigned())
-        kernel.get_buffer("base").copy_(left @ right)
+        u, _, v = torch.linalg.svd(kernel.unsigned())
+        kernel.get_buffer("base").copy_(u @ v)
         kernel.A.zero_()
 
     def operands(self, x: Tensor) -> list[Tensor]:

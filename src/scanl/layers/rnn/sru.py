@@ -69,8 +69,8 @@ class SRU(SolvedLayer):
                 self.weight *= 0.1
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = x if self.layer_norm is None else self.layer_norm(x)
-        new, f, r = widen(given @ self.weight).unflatten(-1, (-1, 3)).unbind(-1)
+        normed = x if self.layer_norm is None else self.layer_norm(x)
+        new, f, r = widen(normed @ self.weight).unflatten(-1, (-1, 3)).unbind(-1)
         b_f, b_r = self.bias.chunk(2)
         v_f, v_r = (None, None) if self.variant == "v1" else self.weight_c.chunk(2)
         y, last = self.run_cell(

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.configured import at_least
 from scanl.layers import options, registry
@@ -74,6 +75,6 @@ class URLSTM(CellLayer):
         self.forget_bias = nn.Parameter(torch.empty(dim).uniform_(1 / dim, 1 - 1 / dim).logit())
 
     def operands(self, x: Tensor) -> list[Tensor]:
-        f, r, rest = self.bias.split([self.dim, self.dim, 2 * self.dim])
-        given = nn.functional.linear(x, self.weight_ih, torch.cat([f + self.forget_bias, r - self.forget_bias, rest]))
-        return [given.unflatten(-1, (4, -1)), self.weight_hh.unflatten(0, (4, -1))]
+        f, r, others = self.bias.split([self.dim, self.dim, 2 * self.dim])
+        inputs = F.linear(x, self.weight_ih, torch.cat([f + self.forget_bias, r - self.forget_bias, others]))
+        return [inputs.unflatten(-1, (4, -1)), self.weight_hh.unflatten(0, (4, -1))]

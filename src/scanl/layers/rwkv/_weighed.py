@@ -48,8 +48,8 @@ def weighed(w: Tensor, k: Tensor, v: Tensor) -> Sums:
         c = k.detach().amax(1, keepdim=True)
         fits = bool((a - w.detach()).amax() <= SPAN)
     if fits:
-        left, right = (w - a).exp(), (k - c).exp()
-        return Sums(left @ (right * v), left @ right, a + c)
+        by_position, by_key = (w - a).exp(), (k - c).exp()
+        return Sums(by_position @ (by_key * v), by_position @ by_key, a + c)
     seen = (w.detach() != -torch.inf).any(1).any(0).nonzero()
     if not len(seen):
         nothing = torch.zeros_like(a * v[:, :1])
@@ -57,7 +57,7 @@ def weighed(w: Tensor, k: Tensor, v: Tensor) -> Sums:
     keys = int(seen.amax()) + 1
     w, k, v = w[:, :, :keys], k[:, :keys], v[:, :keys]
     if rows >= keys:
-        parts = [weighed(part, k, v) for part in w.chunk(2, 1)]
-        return Sums(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
-    first, last = (weighed(*part) for part in zip(w.chunk(2, 2), k.chunk(2, 1), v.chunk(2, 1), strict=True))
+        parts = [weighed(half, k, v) for half in w.chunk(2, 1)]
+        return Sums(*(torch.cat(sums, 1) for sums in zip(*parts, strict=True)))
+    first, last = (weighed(*half) for half in zip(w.chunk(2, 2), k.chunk(2, 1), v.chunk(2, 1), strict=True))
     return first.plus(last)

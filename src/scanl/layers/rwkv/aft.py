@@ -75,9 +75,9 @@ def _averaged(
         spoil, keys, values = since(fault, 1), torch.where(fault, 0, keys), torch.where(fault, 0, values)
     # Rows of the batch at the same position have the same weights, so they are columns of one product.
     together = steps is None or (readable(steps) and bool((steps == steps[0]).all()))
-    read = keys.new_zeros(1, dtype=torch.int64) if steps is None else steps[: 1 if together else batch, 0]
-    blank = carried - read[:, None, None, None]  # slots of the window that hold no step yet
-    start = max(0, int(blank.amin())) if readable(read) else 0
+    past = keys.new_zeros(1, dtype=torch.int64) if steps is None else steps[: 1 if together else batch, 0]
+    blank = carried - past[:, None, None, None]  # slots of the window that hold no step yet
+    start = max(0, int(blank.amin())) if readable(past) else 0
 
     def spread(x: Tensor) -> Tensor:
         """Return x (B, J, E) as (groups, J, channels)."""
@@ -91,7 +91,7 @@ def _averaged(
         return x.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
 
     k, v = spread(keys), spread(values)
-    older = None if average is None else Sums(*(spread(each) for each in average.split(1, 1)))
+    older = None if average is None else Sums(*(spread(tensor) for tensor in average.split(1, 1)))
     size, outputs = MANY if older is None else FEW, []
     for first in range(0, length, size):
         end = min(first + size, length)
@@ -100,7 +100,7 @@ def _averaged(
         key = torch.arange(seen.start, seen.stop, device=k.device)
         back = carried + row - key
         if pairs:
-            place, limit = read[:, None, None, None] + row, bias.shape[0]
+            place, limit = past[:, None, None, None] + row, bias.shape[0]
             w = bias[place.clamp(max=limit - 1), (place - back).clamp(0, limit - 1)]
             w = torch.where(place < limit, w, torch.nan)
         else:
@@ -113,15 +113,15 @@ def _averaged(
             sums = older.plus(sums)
             leaving = torch.where(key[: end - first] >= blank, 0.0, -torch.inf).to(w.dtype)
             leaving = leaving.expand(-1, heads, -1, -1).flatten(0, 1)
-            left = weighed(leaving, k[:, first:end], v[:, first:end])
+            departed = weighed(leaving, k[:, first:end], v[:, first:end])
             largest = (k[:, first:end] + leaving.mT).amax(1, keepdim=True)
-            older = older.plus(left, torch.maximum(older.m, largest))
+            older = older.plus(departed, torch.maximum(older.m, largest))
         outputs.append(sums.p / sums.z)
     y = gathered(torch.cat(outputs, 1))
     y = y if spoil is None else y * spoil[:, carried:]
     if older is None:
         return [y]
-    average = torch.cat([gathered(each) for each in older], 1)
+    average = torch.cat([gathered(tensor) for tensor in older], 1)
     return [y, average if spoil is None else average * spoil[:, length - 1 : length]]
 
 
@@ -224,20 +224,22 @@ class AFT(Layer):
 
     def _with_positions(self, k: Tensor, v: Tensor, state: AFTState | None) -> tuple[Tensor, AFTState]:
         batch, length, _ = k.shape
-        before = None if state is None else move(state, dtype=k.dtype)
-        steps = k.new_zeros(batch, 1, dtype=torch.int64) if before is None else before.steps
+        earlier = None if state is None else move(state, dtype=k.dtype)
+        steps = k.new_zeros(batch, 1, dtype=torch.int64) if earlier is None else earlier.steps
         after = steps + length
         self._check_length(after)
-        if before is None and self.variant != "full":
-            before = self.init_state(batch, device=k.device, dtype=k.dtype)
-        assert before is None or isinstance(before, AFTState)
-        keys, values = (k, v) if before is None else (torch.cat([before.keys, k], 1), torch.cat([before.values, v], 1))
-        average = None if before is None or self.variant == "full" else before.average
+        if earlier is None and self.variant != "full":
+            earlier = self.init_state(batch, device=k.device, dtype=k.dtype)
+        assert earlier is None or isinstance(earlier, AFTState)
+        keys, values = k, v
+        if earlier is not None:
+            keys, values = torch.cat([earlier.keys, k], 1), torch.cat([earlier.values, v], 1)
+        average = None if earlier is None or self.variant == "full" else earlier.average
         bias = self._kernel() if self.variant == "conv" else self._pairs()
         o, *sums = _averaged(
             keys, values, bias, average, None if state is None else steps, length, self.window, self.variant != "conv"
         )
-        keys, values = (F.pad(each, (0, 0, self.window, 0))[:, -self.window :] for each in (keys, values))
+        keys, values = (F.pad(tensor, (0, 0, self.window, 0))[:, -self.window :] for tensor in (keys, values))
         return o, AFTState(sums[0] if sums else (), keys, values, after)
 
     def _check_length(self, steps: Tensor) -> None:

@@ -20,9 +20,9 @@ class RWKV4State(NamedTuple):
     shift: Annotated[Tensor, Axes("1, dim", "the last input")]
 
 
-def mix(x: Tensor, before: Tensor, mu: Tensor) -> Tensor:
+def mix(x: Tensor, previous: Tensor, mu: Tensor) -> Tensor:
     """Return mu ⊙ x_t + (1 - mu) ⊙ x_{t-1}."""
-    return before + mu * (x - before)
+    return previous + mu * (x - previous)
 
 
 @registry.register("rwkv4")
@@ -82,10 +82,10 @@ class RWKV4(Layer):
 
     def run(self, x: Tensor, state: RWKV4State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RWKV4State]:
         recurrent, shift = state or (None, None)
-        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
-        k = self.key(mix(x, before, self.time_mix_key))
-        v = self.value(mix(x, before, self.time_mix_value))
-        r = self.receptance(mix(x, before, self.time_mix_receptance))
+        previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        k = self.key(mix(x, previous, self.time_mix_key))
+        v = self.value(mix(x, previous, self.time_mix_value))
+        r = self.receptance(mix(x, previous, self.time_mix_receptance))
         average, recurrent = weighted_average(
             k, v, -widen(self.time_decay).exp(), self.time_first, recurrent, cu_seqlens=cu_seqlens
         )

@@ -96,8 +96,8 @@ class RWKV6(MatrixTimeMix):
 
     def run(self, x: Tensor, state: RWKVState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RWKVState]:
         recurrent, shift = state or (None, None)
-        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
-        change = before - x
+        previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        change = previous - x
         adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED), -1))
         shifts = torch.einsum("btsr,srd->sbtd", adapted, self.time_maa_w2)
         w, k, v, r, g = (

@@ -111,15 +111,15 @@ class RWKV7(MatrixTimeMix):
         self, x: Tensor, state: RWKVState | None, cu_seqlens: Tensor | None, memo: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, RWKVState]:
         recurrent, shift = state or (None, None)
-        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
-        r, w, k, v, a, g = (x + (before - x) * getattr(self, f"x_{name}") for name in SHIFTS)
+        previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        r, w, k, v, a, g = (x + (previous - x) * getattr(self, f"x_{name}") for name in SHIFTS)
         decay = -math.exp(-0.5) * widen(self.w0 + torch.tanh(w @ self.w1) @ self.w2).sigmoid()
         rate = (self.a0 + a @ self.a1 @ self.a2).sigmoid()
         gate = (g @ self.g1).sigmoid() @ self.g2
         r, k, v = self.receptance(r), self.key(k), self._values(v, memo)
         erased = F.normalize((k * self.k_k).unflatten(-1, self.heads), dim=-1)
         k = k * (1 + (rate - 1) * self.k_a)
-        r, k, v, rate, decay = (part.unflatten(-1, self.heads) for part in (r, k, v, rate, decay))
+        r, k, v, rate, decay = (tensor.unflatten(-1, self.heads) for tensor in (r, k, v, rate, decay))
         o, recurrent = dplr_scan(r, k, v, erased * rate, -erased, decay, recurrent, scale=1.0, cu_seqlens=cu_seqlens)
         present = (r * k * self.r_k).sum(-1, keepdim=True) * v
         return self.output((self.normed(o) + present.flatten(-2)) * gate), RWKVState(recurrent, shift)

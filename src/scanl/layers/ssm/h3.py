@@ -40,8 +40,8 @@ class ShiftKernel(Module):
 
     def window(self) -> Tensor:
         """Return the kernel (D, N): Σ_n B_n C_{n+j} for each lag j, the longest lag first."""
-        read = F.pad(self.C[0], (0, self.B.shape[1] - 1)).unfold(1, self.B.shape[1], 1)
-        return torch.einsum("djn,dn->dj", read, self.B).flip(1)
+        lagged = F.pad(self.C[0], (0, self.B.shape[1] - 1)).unfold(1, self.B.shape[1], 1)
+        return torch.einsum("djn,dn->dj", lagged, self.B).flip(1)
 
 
 class H3Kernel(Module):
@@ -62,7 +62,7 @@ class H3Kernel(Module):
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return A, B, C (H, N/2), complex, and Δ (H), in float32 or wider."""
         A = torch.complex(-widen(self.inv_A_real).exp(), widen(self.A_imag))
-        B, C = (torch.view_as_complex(widen(part)) for part in (self.B, self.C[0]))
+        B, C = (torch.view_as_complex(widen(pairs)) for pairs in (self.B, self.C[0]))
         return A, B, C, widen(self.log_dt).exp()
 
 
@@ -147,15 +147,15 @@ class H3(Layer):
             widen(k), widen(self.ssm_k_kernel.kernel.window()), None, shift, cu_seqlens=cu_seqlens
         )
         k = torch.addcmul(held, k, widen(self.ssm_k_D))
-        q, k, v = (widen(each).unflatten(-1, (self.num_heads, self.head_dim)) for each in (q, k, v))
+        q, k, v = (widen(tensor).unflatten(-1, (self.num_heads, self.head_dim)) for tensor in (q, k, v))
         kv = torch.einsum("bthk,bthv->btkvh", k, v)
         system = self.kernel.kernel.system()
 
-        def run(kv: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        def run(kv: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
             # All products of a head use the same system, so they become rows of a batch.
             rows = kv.movedim(1, 3).flatten(0, 2)
             y, last = diagonal_ssm(
-                rows, *system, None if before is None else before.flatten(0, 2), discretization=self.discretization
+                rows, *system, None if start is None else start.flatten(0, 2), discretization=self.discretization
             )
             products = (kv.shape[0], self.head_dim, self.head_dim)
             return y.unflatten(0, products).movedim(3, 1), last.unflatten(0, products)
@@ -163,7 +163,7 @@ class H3(Layer):
         if cu_seqlens is None:
             y, diagonal = run(kv, diagonal)
         else:
-            before = self.init_state(cu_seqlens.shape[0] - 1).diagonal if diagonal is None else diagonal
-            y, diagonal = each_alone(run, kv, before, cu_seqlens)
+            start = self.init_state(cu_seqlens.shape[0] - 1).diagonal if diagonal is None else diagonal
+            y, diagonal = each_alone(run, kv, start, cu_seqlens)
         y = torch.einsum("bthk,btkvh->btvh", q, torch.addcmul(y, kv, widen(self.D)))
         return self.output_linear(y.flatten(2).to(x.dtype)), H3State(shift, diagonal)

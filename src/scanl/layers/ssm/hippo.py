@@ -151,20 +151,20 @@ class HiPPO(Layer):
         self, x: Tensor, state: HiPPOState, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, HiPPOState]:
         spans = durations(timespans, x)
-        before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
+        time, elapsed = time_before(state.elapsed, spans, cu_seqlens)
         u = widen(x)
         with as_widened(x):
             if self.measure == "legs":
-                after = before + spans[..., 0]
+                after = time + spans[..., 0]
                 share = spans[..., 0] / torch.where(after > 0, after, 1)  # steps before any time are no share of it
                 varying = legs_steps(share, self.state_dim, self.discretization)
             elif timespans is not None:
-                A, B = (each.to(u.device) for each in transition(self.measure, self.state_dim))
+                A, B = (tensor.to(u.device) for tensor in transition(self.measure, self.state_dim))
                 varying = discretize_dense(A, B, spans[..., 0].double() / self.theta, self.discretization)
             else:
                 varying = None
             if varying is not None:
-                a, b = (each.to(u.dtype) for each in varying)
+                a, b = (tensor.to(u.dtype) for tensor in varying)
                 c, last = varying_memory_cell(u, a, b, state.c, cu_seqlens=cu_seqlens)
             else:
                 c, last = memory_cell(u, widen(self.A), widen(self.B), state.c, cu_seqlens=cu_seqlens)
@@ -173,25 +173,25 @@ class HiPPO(Layer):
     def run(
         self, x: Tensor, state: HiPPOState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, HiPPOState]:
-        before = self._begin(x, state, cu_seqlens)
+        first = self._begin(x, state, cu_seqlens)
         closed = self.measure == "legs" and self.discretization == "zoh" and not torch.compiler.is_compiling()
         if not closed or x.shape[1] < BLOCK or (cu_seqlens is not None and timespans is not None):
-            return self._stepwise(x, before, cu_seqlens, timespans)
+            return self._stepwise(x, first, cu_seqlens, timespans)
         if cu_seqlens is not None:
-            y, last = each_alone(lambda x, row: self.run(x, row, None), x, before, cu_seqlens)
+            y, last = each_alone(lambda x, row: self.run(x, row, None), x, first, cu_seqlens)
             return y, cast(HiPPOState, last)
         steps = x.shape[1] // BLOCK * BLOCK
         spans = durations(timespans, x)
-        start, elapsed = time_before(before.elapsed, spans[:, :steps], None)
+        start, elapsed = time_before(first.elapsed, spans[:, :steps], None)
         if suspected(start, spans):  # times that are not finite would reach earlier steps
-            return self._stepwise(x, before, cu_seqlens, timespans)
+            return self._stepwise(x, first, cu_seqlens, timespans)
         with as_widened(x):
-            y, c = self._in_blocks(widen(x[:, :steps]), start, spans[:, :steps, 0].double(), before.c)
+            y, c = self._in_blocks(widen(x[:, :steps]), start, spans[:, :steps, 0].double(), first.c)
         y, last = y.to(x.dtype), HiPPOState(c, elapsed)
         if steps == x.shape[1]:
             return y, last
-        rest = None if timespans is None else timespans[:, steps:]
-        more, last = self._stepwise(x[:, steps:], last, None, rest)
+        later_spans = None if timespans is None else timespans[:, steps:]
+        more, last = self._stepwise(x[:, steps:], last, None, later_spans)
         return torch.cat([y, more], 1), last
 
     def _stepwise(
@@ -216,25 +216,25 @@ class HiPPO(Layer):
         if shared and bool((start == start[:1]).all()) and bool((spans == spans[:1]).all()):
             start, spans = start[:1], spans[:1]
         dtype, C = u.dtype, widen(self.C).to(u.dtype)
-        start, spans = (each.unflatten(1, (-1, BLOCK)) for each in (start, spans))  # (S, blocks, steps)
+        start, spans = (tensor.unflatten(1, (-1, BLOCK)) for tensor in (start, spans))  # (S, blocks, steps)
         times = torch.cat([start[..., :1], start + spans], -1)
         after = times[..., 1:, None]
         # No time has passed where the first steps have no duration.
         fractions = torch.where(after > 0, (times[..., None, :] / torch.where(after > 0, after, 1)).clamp(max=1), 1)
         held = legs_held(fractions, self.state_dim)  # (S, blocks, j, i, N)
         written = held.diff(dim=3).to(dtype)
-        kept, _ = legs_steps(1 - fractions[..., 0], self.state_dim)
-        kept = kept.to(dtype)  # (S, blocks, j, N, N)
+        transitions, _ = legs_steps(1 - fractions[..., 0], self.state_dim)
+        transitions = transitions.to(dtype)  # (S, blocks, j, N, N)
         x = u.unflatten(1, (-1, BLOCK)).permute(0, 1, 3, 2)  # (B, blocks, D, i)
         ends, last = x @ written[:, :, -1], [c.to(dtype)]
-        for carried, end in zip(kept[:, :, -1].mT.unbind(1), ends.unbind(1), strict=True):
+        for carried, end in zip(transitions[:, :, -1].mT.unbind(1), ends.unbind(1), strict=True):
             last.append(last[-1] @ carried + end)
         entering = torch.stack(last[:-1], 1)  # (B, blocks, D, N)
         mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=u.device).tril()
         written = torch.where(mask[..., None], written, 0)
         C = C.expand(*written.shape[:2], -1, -1)  # one product for each block: of a plain C torch transposes the result
         by_input = (C @ written.permute(0, 1, 4, 2, 3).flatten(3)).unflatten(3, (BLOCK, BLOCK))
-        by_state = (C @ kept.permute(0, 1, 3, 2, 4).flatten(3)).unflatten(3, (BLOCK, self.state_dim))
+        by_state = (C @ transitions.permute(0, 1, 3, 2, 4).flatten(3)).unflatten(3, (BLOCK, self.state_dim))
         y = self._applied(by_input, x) + self._applied(by_state, entering)
         y, c = y.permute(0, 1, 3, 2).flatten(1, 2), last[-1]
         return (y, c) if spoil is None else (y * spoil, c * spoil[:, -1, :, None])

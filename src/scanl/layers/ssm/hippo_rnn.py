@@ -43,28 +43,28 @@ def _later(values, steps):
 
 
 @cell(
-    "x: B T D, g: B T D, f: B T 1, before: B T 1, span: B T 1, degrees: N, w_f: 1 S, w_s: D N, w_g: D N, "
+    "x: B T D, g: B T D, f: B T 1, time: B T 1, span: B T 1, degrees: N, w_f: 1 S, w_s: D N, w_g: D N, "
     "state: B S -> B T D",
     static=("N",),
     equation=EQUATION,
     source=SOURCE + ", sec. 2.5",
 )
-def hippo_rnn_cell(x, g, f, before, span, degrees, w_f, w_s, w_g, state):
+def hippo_rnn_cell(x, g, f, time, span, degrees, w_f, w_s, w_g, state):
     r"""Step gated units with a memory of LegS of what they wrote.
 
     x, g, f: the input's parts of the units, the gates and the number that is written, biases included.
-    before: the time before the step, (B, T, 1); 0 where the memory is to hold the number alone.   span: the time that
+    time: that before the step, (B, T, 1); 0 where the memory is to hold the number alone.   span: the time that
     the step lasts, (B, T, 1).   degrees: 0, 1, ..., N - 1, (N,).   w_f: how s, then c enter that number.
     state: s, then c, (B, D + N).
 
-    The step of the memory is the bilinear one, c' = (I - sA/2)^{-1} ((I + sA/2) c + s B f) with s = span / before. Its
+    The step of the memory is the bilinear one, c' = (I - sA/2)^{-1} ((I + sA/2) c + s B f) with s = span / time. Its
     matrix is never made, because (I - sA/2)(c' + c) = 2c + s B f, and A is triangular with entries of rank one below
     the diagonal. Forward substitution is therefore a recurrence of a single number along n, p_n = a_n p_{n-1} + b_n,
     where |a_n| < 1. It takes log2 N rounds, each of which adds what the places 1, 2, 4, ... before have gathered.
     """
     s, c = state.split([w_s.shape[0], w_s.shape[1]], 1)
     f = f + state @ w_f.T
-    half = span / torch.where(before == 0, 1, before) / 2
+    half = span / torch.where(time == 0, 1, time) / 2
     root = torch.sqrt(2 * degrees + 1)
     scale = 1 / (1 + half * (degrees + 1))
     known = 2 * c + 2 * half * root * f
@@ -74,7 +74,7 @@ def hippo_rnn_cell(x, g, f, before, span, degrees, w_f, w_s, w_g, state):
         p, a, reach = p + a * _later(p, reach), a * _later(a, reach), 2 * reach
     p = _later(p, 1) if degrees.shape[0] > 1 else torch.zeros_like(p)
     alone = torch.where(degrees == 0, f, 0)
-    c = torch.where(before == 0, alone, scale * (known - half * root * p) - c)
+    c = torch.where(time == 0, alone, scale * (known - half * root * p) - c)
     s = _units(x, g, c, s, w_s, w_g)
     return s, torch.cat([s, c], 1)
 
@@ -84,7 +84,7 @@ cases(
     "D=3 N=4 S=7",
     "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x",
     "w_s has shape (4, 3), expected (D, N) with D=3 from x, N=4 from degrees",
-    before=lambda before: before.abs() + 0.1,
+    time=lambda time: time.abs() + 0.1,
     span=Tensor.abs,
     degrees=lambda n: torch.arange(len(n), dtype=n.dtype),
 )
@@ -162,28 +162,28 @@ class HiPPORNN(SolvedLayer):
         with torch.no_grad():
             self.W_uxh.weight.uniform_(-limit, limit)
             self.W_g.weight.normal_(0, 1 / math.sqrt(dim + size))
-            for part in self.W_hxm.weight.split([dim, size], 1):
-                nn.init.xavier_normal_(part)
+            for weight in self.W_hxm.weight.split([dim, size], 1):
+                nn.init.xavier_normal_(weight)
 
-    def _system(self, before: Tensor, spans: Tensor | None) -> tuple[Cell, list[Tensor]]:
-        """Return the cell, and its operands of the memory. before: the time before each step (B, T), in float64."""
+    def _system(self, time: Tensor, spans: Tensor | None) -> tuple[Cell, list[Tensor]]:
+        """Return the cell, and its operands of the memory. time: that before each step (B, T), in float64."""
         if self.measure == "legs":
-            capped = before.clamp(max=self.max_length)[..., None]
+            capped = time.clamp(max=self.max_length)[..., None]
             lasting = torch.ones_like(capped) if spans is None else spans[..., None].to(capped.dtype)
-            return hippo_rnn_cell, [capped, lasting, torch.arange(self.state_dim, device=before.device)]
-        A, B = (each.to(before.device) for each in transition(self.measure, self.state_dim))
+            return hippo_rnn_cell, [capped, lasting, torch.arange(self.state_dim, device=time.device)]
+        A, B = (tensor.to(time.device) for tensor in transition(self.measure, self.state_dim))
         if spans is not None:
             return hippo_rnn_window_cell, [*discretize_dense(A, B, STEP * spans.double())]
         a, b = discretize_dense(A, B, STEP)
-        return hippo_rnn_window_cell, [a.expand(*before.shape, -1, -1), b.expand(*before.shape, -1)]
+        return hippo_rnn_window_cell, [a.expand(*time.shape, -1, -1), b.expand(*time.shape, -1)]
 
     def run(
         self, x: Tensor, state: HiPPORNNState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, HiPPORNNState]:
         s_c, start = self._begin(x, state, cu_seqlens)
         spans = durations(timespans, x)
-        before, elapsed = time_before(start, spans, cu_seqlens)
-        cell, memory = self._system(before, None if timespans is None else spans[..., 0])
+        time, elapsed = time_before(start, spans, cu_seqlens)
+        cell, memory = self._system(time, None if timespans is None else spans[..., 0])
         w_fx, w_fs = self.W_uxh.weight.split(self.dim, 1)
         w_sx, w_s = self.W_hxm.weight.split([self.dim, self.state_dim], 1)
         w_gx, w_g = self.W_g.weight.split([self.dim, self.state_dim], 1)
@@ -192,6 +192,6 @@ class HiPPORNN(SolvedLayer):
         w_f = F.pad(w_fs, (0, self.state_dim))  # c does not enter
         with as_widened(x):
             kind = widen(x).dtype
-            operands = [each.to(kind) for each in (*operands, w_f, w_s, w_g)]
+            operands = [tensor.to(kind) for tensor in (*operands, w_f, w_s, w_g)]
             y, last = self.run_cell(cell, *operands, s_c, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), HiPPORNNState(last, elapsed)

@@ -101,11 +101,13 @@ class Hyena(ShortFiltered):
         histories = []
         for n, (gate, kernel, bias) in enumerate(zip(reversed(others), filters, biases, strict=True)):
             v = v * gate
-            before = None if long is None else long[:, n].to(v.dtype)
+            history = None if long is None else long[:, n].to(v.dtype)
             if cu_seqlens is None:
-                y, after = with_history(v, before, kernel)
+                y, after = with_history(v, history, kernel)
             else:
-                y, after = each_alone(lambda v, row, kernel=kernel: with_history(v, row, kernel), v, before, cu_seqlens)
+                y, after = each_alone(
+                    lambda v, row, kernel=kernel: with_history(v, row, kernel), v, history, cu_seqlens
+                )
             v = torch.addcmul(y, v, bias)
             histories.append(after)
         return self.out_proj((v * first).to(x.dtype)), HyenaState(short, torch.stack(histories, 1))

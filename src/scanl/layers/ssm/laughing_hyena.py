@@ -117,11 +117,11 @@ def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) ->
     if filters.shape[-1] < 3:
         raise ConfigError(f"distil: a filter has {filters.shape[-1]} lags, expected at least 3")
     fits = [_fit_one(h, tolerance, largest) for h in filters.detach().double()]
-    modes, residue, *rest = zip(*fits, strict=True)
+    modes, residue, *others = zip(*fits, strict=True)
     count = max(map(len, modes))
     pad = [torch.stack([torch.cat([v, v.new_full((count - len(v),), 0.5)]) for v in modes])]
     pad += [torch.stack([torch.cat([v, v.new_zeros(count - len(v))]) for v in residue])]
-    return Fit(*pad, *map(torch.stack, rest))
+    return Fit(*pad, *map(torch.stack, others))
 
 
 def _fit_one(h: Tensor, tolerance: float, largest: int) -> tuple[Tensor, ...]:

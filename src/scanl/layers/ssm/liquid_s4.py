@@ -71,40 +71,40 @@ class LiquidS4(GatedDiagonalLayer):
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        before: Tensor = self._begin(x, state, cu_seqlens)
+        start: Tensor = self._begin(x, state, cu_seqlens)
         A, C, dt = self.kernel.system()
         a, b = discretized(A, torch.ones_like(A), dt, self.discretization, timespans)
-        u, before = widen(x), before.to(a.dtype)
+        u, start = widen(x), start.to(a.dtype)
         stepwise = self.degree not in (1, 2) or timespans is not None or torch.compiler.is_exporting()
         packed = cu_seqlens is not None
         if stepwise or (packed and torch.compiler.is_compiling()) or x.shape[1] < BLOCK:
-            y, last = self._recurrence(u, a, b, C, before, cu_seqlens)
+            y, last = self._recurrence(u, a, b, C, start, cu_seqlens)
         elif not packed:
             with as_widened(x):
-                y, last = self._in_blocks(u, a, b, C, before)
+                y, last = self._in_blocks(u, a, b, C, start)
         else:
 
             def run(u: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
                 return (self._in_blocks if u.shape[1] >= BLOCK else self._recurrence)(u, a, b, C, row)
 
             with as_widened(x):
-                y, last = each_alone(run, u, before, cu_seqlens)
+                y, last = each_alone(run, u, start, cu_seqlens)
         return self._read_out(y, u, x.dtype), last
 
     def _recurrence(
         self, u: Tensor, a: Tensor, b: Tensor, C: Tensor, state: Tensor, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return what is read of all steps, one step after the other, and the last state."""
-        given = b * u[..., None]  # (B, T, D, N/2)
+        written = b * u[..., None]  # (B, T, D, N/2)
         if self.degree is None:
-            total, last = linear_scan(given, a + given, state[:, 0], cu_seqlens=cu_seqlens)
+            total, last = linear_scan(written, a + written, state[:, 0], cu_seqlens=cu_seqlens)
             lasts = [last]
         else:
             rows = state.unbind(1)
-            s, last = linear_scan(given, a, rows[0], cu_seqlens=cu_seqlens)
+            s, last = linear_scan(written, a, rows[0], cu_seqlens=cu_seqlens)
             total, lasts = s, [last]
             for below, row in pairwise(rows):
-                s, last = linear_scan(given * _before(s, below, cu_seqlens), a, row, cu_seqlens=cu_seqlens)
+                s, last = linear_scan(written * _before(s, below, cu_seqlens), a, row, cu_seqlens=cu_seqlens)
                 total = total + s
                 lasts.append(last)
         return read(total, C), torch.stack(lasts, 1)
@@ -120,7 +120,7 @@ class LiquidS4(GatedDiagonalLayer):
         So the outputs of a block are two convolutions with C a^m b and with C a^m b^2, and what is read of two states.
         """
         steps = u.shape[1] // BLOCK * BLOCK
-        head, rest, spoil = u[:, :steps], u[:, steps:], None
+        head, tail, spoil = u[:, :steps], u[:, steps:], None
         if suspected(head):  # a masked product multiplies later inputs by zero
             spoil, head = since(faulty(head), 1).to(u.dtype), replaced(head)
         x = head.unflatten(1, (-1, BLOCK)).permute(3, 2, 0, 1)  # (D, block, B, blocks)
@@ -153,9 +153,9 @@ class LiquidS4(GatedDiagonalLayer):
         y, lasts = y.view(-1, BLOCK, *shape).permute(2, 3, 1, 0).flatten(1, 2), torch.stack(lasts, 1)
         if spoil is not None:
             y, lasts = y * spoil, lasts * spoil[:, None, -1, :, None]
-        if not rest.shape[1]:
+        if not tail.shape[1]:
             return y, lasts
-        more, lasts = self._recurrence(rest, a, b, C, lasts)
+        more, lasts = self._recurrence(tail, a, b, C, lasts)
         return torch.cat([y, more], 1), lasts
 
 
@@ -188,5 +188,5 @@ def _toeplitz(kernel: Tensor) -> Tensor:
 
 def _before(s: Tensor, row: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """Return the states one step earlier; before the first step of a sequence, its row."""
-    flat, first = (torch.view_as_real(each).flatten(-3) for each in (s, row[:, None]))
+    flat, first = (torch.view_as_real(tensor).flatten(-3) for tensor in (s, row[:, None]))
     return torch.view_as_complex(token_shift(flat, first, cu_seqlens=cu_seqlens)[0].contiguous().view(*s.shape, 2))

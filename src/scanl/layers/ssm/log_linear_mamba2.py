@@ -72,9 +72,9 @@ class LogLinearMamba2(Mamba2):
         sizes = [self.width, sum(self.widths), self.num_heads, self.num_heads * self.levels]
         z, u, dt, weights = self.in_proj(x).split(sizes, -1)
         u, conv = convolve(self.conv1d, u, state.conv, cu_seqlens=cu_seqlens, silu=True)
-        u, B, C = (widen(part) for part in u.split(self.widths, -1))
+        u, B, C = (widen(tensor) for tensor in u.split(self.widths, -1))
         u = u.unflatten(-1, (self.num_heads, self.head_dim))
-        B, C = (part.unflatten(-1, (self.num_groups, self.state_dim)) for part in (B, C))
+        B, C = (tensor.unflatten(-1, (self.num_groups, self.state_dim)) for tensor in (B, C))
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         weights = F.softplus(widen(self.L) * widen(weights).unflatten(-1, (self.num_heads, self.levels)))
         written = dt[..., None] * u
@@ -97,9 +97,9 @@ class LogLinearMamba2(Mamba2):
             scale=1.0,
             cu_seqlens=cu_seqlens,
         )
-        read = torch.where(at.reads[:, :, None], weights[..., 1:], 0)
-        y = (read[..., None] * o.unflatten(2, (self.num_heads, -1))).sum(3)
-        own = (C * B).sum(-1).repeat_interleave(self.num_heads // self.num_groups, 2)
-        y = y + (weights[..., 0] * own)[..., None] * written + widen(self.D)[:, None] * u
+        shares = torch.where(at.reads[:, :, None], weights[..., 1:], 0)
+        y = (shares[..., None] * o.unflatten(2, (self.num_heads, -1))).sum(3)
+        present = (C * B).sum(-1).repeat_interleave(self.num_heads // self.num_groups, 2)
+        y = y + (weights[..., 0] * present)[..., None] * written + widen(self.D)[:, None] * u
         y = self.out_proj(self.norm(y.flatten(-2), z).to(z.dtype))
         return y, LogLinearMamba2State(ssm.unflatten(1, (self.num_heads, -1)), conv, position)

@@ -80,7 +80,7 @@ class LRU(Layer):
             log, one = torch.complex(-rate, phase), torch.ones_like(eigenvalues)
             unit = discretize(log, one, torch.ones_like(rate[:1]))[1][0]
             held = discretize(log, one, timespans.to(rate.dtype).flatten())
-            eigenvalues, gain = (each.unflatten(0, x.shape[:2]) for each in held)
+            eigenvalues, gain = (tensor.unflatten(0, x.shape[:2]) for tensor in held)
             u = u * (gain / unit)
         h, last = linear_scan(u, eigenvalues, state, cu_seqlens=cu_seqlens)
         y = torch.view_as_real(h).flatten(-2).to(x.dtype) @ out_of.t()

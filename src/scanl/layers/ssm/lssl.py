@@ -96,7 +96,7 @@ class LSSL(Layer):
 
     def continuous(self) -> Tensor:
         """Return A (D or 1, N, N) in double."""
-        P, Q, d, T = (each.double() for each in (self.P, self.Q, self.d, self.T))
+        P, Q, d, T = (tensor.double() for tensor in (self.P, self.Q, self.d, self.T))
         below, on, above = T.unbind(1)
         matrix = torch.diag_embed(on) + torch.diag_embed(below[:, 1:], -1) + torch.diag_embed(above[:, :-1], 1)
         return P[..., None] * (torch.diag_embed(d) + torch.linalg.inv(matrix)) * Q[:, None]

@@ -128,7 +128,7 @@ class Mamba(Layer):
         u, conv = convolve(conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
         low, B, C = x_proj(u).split([self.rank, self.state_dim, self.state_dim], -1)
         if self.norm_eps is not None:
-            low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
+            low, B, C = (F.rms_norm(tensor, tensor.shape[-1:], None, self.norm_eps) for tensor in (low, B, C))
         delta = dt_proj(low)
         if timespans is not None:
             delta = F.softplus(delta) * widen(timespans)[..., None]

@@ -80,7 +80,7 @@ class Mamba2(Layer):
         u, conv = convolve(self.conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
         u, B, C = u.split(self.widths, -1)
         u = u.unflatten(-1, (self.num_heads, self.head_dim))
-        B, C = (part.unflatten(-1, (self.num_groups, self.state_dim)) for part in (B, C))
+        B, C = (tensor.unflatten(-1, (self.num_groups, self.state_dim)) for tensor in (B, C))
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         g = dt * -widen(self.A_log).exp()
         y, ssm = linear_attention(C, B, dt[..., None] * u, g, state=ssm, scale=1.0, cu_seqlens=cu_seqlens)

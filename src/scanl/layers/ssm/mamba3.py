@@ -106,14 +106,14 @@ class Mamba3(Layer):
         self.out_proj = nn.Linear(width, dim, bias=False)
 
     def run(self, x: Tensor, state: Mamba3State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Mamba3State]:
-        before = self._begin(x, state, cu_seqlens)
+        start = self._begin(x, state, cu_seqlens)
         parts = self.in_proj(x).split(self.widths, -1)
         at_once = cu_seqlens is not None or torch.compiler.is_compiling() or transforming()
         if self.rank == 1 or at_once or x.shape[1] <= PIECE:
-            mixed, after = self._mix(parts, before, cu_seqlens)
+            mixed, after = self._mix(parts, start, cu_seqlens)
             return self.out_proj(mixed), after
-        pieces, after = [], before
-        for piece in zip(*(part.split(PIECE, 1) for part in parts), strict=True):
+        pieces, after = [], start
+        for piece in zip(*(tensor.split(PIECE, 1) for tensor in parts), strict=True):
             mixed, after = cast(
                 tuple[Tensor, Mamba3State],
                 checkpoint(self._mix, piece, after, None, use_reentrant=False, preserve_rng_state=False),
@@ -133,7 +133,7 @@ class Mamba3(Layer):
         # In float64, because in float32 the sum of many angles loses what one step adds.
         steps = (math.pi * widen(turn).tanh()[:, :, None] * dt[..., None]).double()
         angles, last = linear_scan(steps, steps.new_ones(()), state.angle.double(), cu_seqlens=cu_seqlens)
-        cos, sin = (each.to(g.dtype).unsqueeze(3) for each in (angles.cos(), angles.sin()))
+        cos, sin = (tensor.to(g.dtype).unsqueeze(3) for tensor in (angles.cos(), angles.sin()))
         k, q = self._turned(self.B_norm, B, self.B_bias, cos, sin), self._turned(self.C_norm, C, self.C_bias, cos, sin)
         # What the step before was written with. At the start of a segment the state holds that write already.
         weight = now * dt
@@ -142,13 +142,13 @@ class Mamba3(Layer):
         start = torch.cat([state.value, state.value.new_zeros(state.value.shape[0], 1, self.num_heads)], -1)
         sizes = [state.value.shape[-1], self.num_heads]
         shifted, final = token_shift(shifted, start, cu_seqlens=cu_seqlens)
-        before_u, before = shifted.split(sizes, -1)
+        before_u, earlier = shifted.split(sizes, -1)
         value, final = final.split(sizes, -1)
-        write = ((before + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.num_heads, -1))
+        write = ((earlier + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.num_heads, -1))
         o, S = self._remember(q, before_k.view_as(k), write, g, state.ssm, cu_seqlens)
-        own = weight[..., None, None] * (q @ k.mT)
-        skip = widen(self.D)[:, None, None] * torch.eye(self.rank, device=own.device, dtype=own.dtype)
-        o = o + (own + skip) @ self._inputs(widen(u).unflatten(-1, (self.num_heads, -1)))
+        present = weight[..., None, None] * (q @ k.mT)
+        skip = widen(self.D)[:, None, None] * torch.eye(self.rank, device=present.device, dtype=present.dtype)
+        o = o + (present + skip) @ self._inputs(widen(u).unflatten(-1, (self.num_heads, -1)))
         newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.num_heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
         angle = torch.remainder(last, 2 * math.pi).to(S.dtype)
@@ -162,9 +162,9 @@ class Mamba3(Layer):
         x = (x.unsqueeze(3) + widen(bias).unflatten(0, (self.num_groups, -1))).flatten(2, 3)
         if self.rank == 1:
             return turn_pairs(x, cos, sin)
-        rest = self.state_dim // 2 - self.pairs  # pairs are a half apart
-        first, kept, second, last = x.split([self.pairs, rest, self.pairs, rest], -1)
-        return torch.cat([first * cos - second * sin, kept, first * sin + second * cos, last], -1)
+        still = self.state_dim // 2 - self.pairs  # pairs are a half apart
+        first, middle, second, last = x.split([self.pairs, still, self.pairs, still], -1)
+        return torch.cat([first * cos - second * sin, middle, first * sin + second * cos, last], -1)
 
     def _inputs(self, u: Tensor) -> Tensor:
         """Return the R inputs of each head: (..., H, P) to (..., H, R, P)."""
@@ -186,7 +186,7 @@ class Mamba3(Layer):
         # R steps for each step, the first of which decays. What the later ones wrote the earlier reads have not seen.
         v = self._inputs(write)
         later = (q @ k.mT).triu(1) @ v
-        q, k, v = (part.transpose(2, 3).flatten(1, 2) for part in (q, k, v))
+        q, k, v = (tensor.transpose(2, 3).flatten(1, 2) for tensor in (q, k, v))
         g = F.pad(g.unsqueeze(2), (0, 0, 0, R - 1)).flatten(1, 2)
         cu_seqlens = None if cu_seqlens is None else cu_seqlens * R
         o, last = linear_attention(q, k, v, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
@@ -199,7 +199,7 @@ class Mamba3(Layer):
         if self.norm is None:
             o = o * F.silu(z)
         else:
-            o, z = (part.transpose(2, 3).flatten(-2) for part in (o, z))
+            o, z = (tensor.transpose(2, 3).flatten(-2) for tensor in (o, z))
             o = self.norm(o, z).unflatten(-1, (self.num_heads, -1)).transpose(2, 3)
         o = o if self.rank == 1 else o * widen(self.mimo_o)
         return o.sum(-2).flatten(-2)

@@ -44,8 +44,8 @@ class RotaryBias(Module):
         """Return (N, Q, S) for the positions of queries (N, Q) and keys at 0 to S - 1."""
         there = torch.arange(keys, device=queries.device)[None]
         at, of = (
-            rotate(widen(part).expand(*steps.shape, 1, -1), steps, part.shape[1], 10000.0)[:, :, 0]
-            for part, steps in ((self.alpha, queries), (self.beta, there))
+            rotate(widen(weight).expand(*steps.shape, 1, -1), steps, weight.shape[1], 10000.0)[:, :, 0]
+            for weight, steps in ((self.alpha, queries), (self.beta, there))
         )
         return at @ of.mT
 
@@ -142,10 +142,10 @@ class Mega(Layer):
             raise ShapeError(
                 f"{self._who()}: residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} from x"
             )
-        average, keys, values, read = state or (None, None, None, None)
+        average, keys, values, past = state or (None, None, None, None)
         if self.chunk_size is None:
-            check_length(self._who(), x, read, cu_seqlens, self.max_length)
-        blocks = Blocks(x, read, self.reach, cu_seqlens)
+            check_length(self._who(), x, past, cu_seqlens, self.max_length)
+        blocks = Blocks(x, past, self.reach, cu_seqlens)
         averaged, average = self.move(x, average, cu_seqlens=cu_seqlens)
         sizes = [self.dim, self.z_dim, self.hidden_dim, self.dim]
         update, z, gate, ahead = self.mx_proj(averaged).split(sizes, -1)

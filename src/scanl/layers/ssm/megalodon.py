@@ -107,7 +107,7 @@ class Megalodon(Layer):
         m = self.rmsnorm(averaged)
         z = widen(self.wz(m)).unflatten(-1, (self.num_heads, -1))
         z = F.rms_norm(z, z.shape[-1:], eps=1e-5) / math.sqrt(z.shape[-1])
-        gains, biases = (each.unflatten(-1, z.shape[-2:]) for each in (1 + widen(self.gamma), widen(self.beta)))
+        gains, biases = (tensor.unflatten(-1, z.shape[-2:]) for tensor in (1 + widen(self.gamma), widen(self.beta)))
         rates = 10000.0 ** (-torch.arange(0, z.shape[-1], 2, device=x.device, dtype=torch.float64) / z.shape[-1])
         angles = blocks.steps[..., None, None] * rates
         q, k = (rotate_pairs(z * gain + bias, angles) for gain, bias in zip(gains, biases, strict=True))

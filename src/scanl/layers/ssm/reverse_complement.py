@@ -51,5 +51,5 @@ class ReverseComplement(Layer):
     def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         one, other = x.chunk(2, -1)
         y, state = self.layer(one, state, cu_seqlens=cu_seqlens)
-        read = self.layer(turned(other, cu_seqlens).flip(-1), cu_seqlens=cu_seqlens)[0]
-        return torch.cat([y, turned(read, cu_seqlens).flip(-1)], -1), state
+        answer = self.layer(turned(other, cu_seqlens).flip(-1), cu_seqlens=cu_seqlens)[0]
+        return torch.cat([y, turned(answer, cu_seqlens).flip(-1)], -1), state

@@ -33,7 +33,7 @@ class LowRankKernel(Module):
         super().__init__()
         half = state_dim // 2
         legs = diagonal_legs(state_dim)
-        Lambda, P, B = (part[:half] for part in legs[:3])
+        Lambda, P, B = (tensor[:half] for tensor in legs[:3])
         B = torch.complex(B.real, B.imag.clamp(-2, 2))
         real = torch.get_default_dtype()
 
@@ -53,7 +53,7 @@ class LowRankKernel(Module):
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return Λ, P, B, C (D, N/2), complex, and Δ (D), in double: tensors of size D N are cheap."""
         Lambda = torch.complex(-self.A_real.double().exp(), -self.A_imag.double())
-        P, B, C = (torch.view_as_complex(part[0].double()) for part in (self.P, self.B, self.C))
+        P, B, C = (torch.view_as_complex(tensor[0].double()) for tensor in (self.P, self.B, self.C))
         return Lambda, P, B, C, self.inv_dt[:, 0].double().exp()
 
 
@@ -121,8 +121,8 @@ class S4(Layer):
         def run(entering: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
             if timespans is None:
                 return _scan(entering, *system, dt, state)
-            part, spans = entering.split([self.dim, 1], -1)
-            return _scan(part, *system, spans.double() * dt, state)
+            tensor, spans = entering.split([self.dim, 1], -1)
+            return _scan(tensor, *system, spans.double() * dt, state)
 
         if cu_seqlens is None:
             y, last = run(entering, state)
@@ -173,7 +173,7 @@ def _recurrence(
     entering = b * u[..., None]
     states = []
     for t in range(u.shape[1]):
-        a_t, low_t, after_t = (part if dt.ndim == 1 else part[:, t] for part in (a, low, low_after))
+        a_t, low_t, after_t = (tensor if dt.ndim == 1 else tensor[:, t] for tensor in (a, low, low_after))
         moved = a_t * state - low_t * (2 * (right * state).real.sum(-1, keepdim=True)) + entering[:, t]
         state = moved - after_t * (2 * (right * moved).real.sum(-1, keepdim=True))
         states.append(state)
@@ -219,8 +219,8 @@ def _dense_convolution(
     takes a quarter of the work.
     """
     dense, into = discretize_dplr(Lambda, P, B, dt)
-    own, other = dense[:, : Lambda.shape[1]].chunk(2, -1)  # s = own s' + other conj(s')
-    plus, minus = own + other, own - other
+    plain, other = dense[:, : Lambda.shape[1]].chunk(2, -1)  # s = own s' + other conj(s')
+    plus, minus = plain + other, plain - other
     A = torch.cat([torch.cat([plus.real, -minus.imag], -1), torch.cat([plus.imag, minus.real], -1)], 1)
     into = into[:, : Lambda.shape[1]]
     B, C = torch.cat([into.real, into.imag], -1), 2 * torch.cat([C.real, -C.imag], -1)

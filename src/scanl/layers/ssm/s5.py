@@ -63,9 +63,9 @@ class MIMODiagonal(Layer):
         self.conj_sym, self.clip_eigs = conj_sym, clip_eigs
         self.discretization, self.activation = discretization, activation
         block = diagonal_legs(size // blocks)
-        kept = self.modes // blocks
-        V = torch.block_diag(*[block.V[:, :kept]] * blocks)
-        Lambda = block.Lambda[:kept].repeat(blocks)
+        count = self.modes // blocks
+        V = torch.block_diag(*[block.V[:, :count]] * blocks)
+        Lambda = block.Lambda[:count].repeat(blocks)
         self.Lambda_re = _parameter(Lambda.real)
         self.Lambda_im = _parameter(Lambda.imag)
         B = V.mH @ _cut_normal(size, dim, variance=1 / size).to(V.dtype)

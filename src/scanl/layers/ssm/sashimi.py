@@ -64,10 +64,10 @@ class Tier(Layer):
             self.up = nn.Linear(slow.dim, self.pool * dim)
 
     def run(self, x: Tensor, state: TierState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TierState]:
-        before = self._begin(x, state, cu_seqlens)
+        start = self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None:
-            return each_alone(self, x, before, cu_seqlens)
-        return self._run(x, before)
+            return each_alone(self, x, start, cu_seqlens)
+        return self._run(x, start)
 
     def _run(self, x: Tensor, state: TierState) -> tuple[Tensor, TierState]:
         if self.slow is not None:
@@ -75,30 +75,30 @@ class Tier(Layer):
             if bool((phases != phases[:1]).any()):
                 rows = [self._run(x[n : n + 1], index(state, slice(n, n + 1))) for n in range(len(x))]
                 return torch.cat([y for y, _ in rows]), cat([after for _, after in rows])
-            x, phase, read, due, slow = self._through_slow(x, state, int(phases[0]) if len(phases) else 0)
+            x, phase, pending, due, slow = self._through_slow(x, state, int(phases[0]) if len(phases) else 0)
         else:
-            phase = read = due = slow = ()
+            phase = pending = due = slow = ()
         y, states = x, []
-        for block, before in zip(self.blocks, state.blocks, strict=True):
-            y, after = block(y, before)
+        for block, start in zip(self.blocks, state.blocks, strict=True):
+            y, after = block(y, start)
             states.append(after)
-        return y + x, TierState(tuple(states), phase, read, due, slow)
+        return y + x, TierState(tuple(states), phase, pending, due, slow)
 
     def _through_slow(self, x: Tensor, state: TierState, phase: int) -> tuple[Tensor, Tensor, Tensor, Tensor, State]:
         """Return x plus what the tier below adds, and what is kept of it."""
         assert self.slow is not None
         pool, steps = self.pool, x.shape[1]
-        read = torch.cat([state.read[:, :phase].to(x.dtype), x], 1)
-        count = read.shape[1] // pool
+        pending = torch.cat([state.read[:, :phase].to(x.dtype), x], 1)
+        count = pending.shape[1] // pool
         due, slow = state.due.to(x.dtype), state.slow
         if count:
-            pooled = read[:, : count * pool].unflatten(1, (count, pool)).mT.flatten(2)  # channel by channel
+            pooled = pending[:, : count * pool].unflatten(1, (count, pool)).mT.flatten(2)  # channel by channel
             answers, slow = self.slow(self.down(pooled), slow)
             due = torch.cat([due, self.up(answers).unflatten(2, (-1, pool)).mT.flatten(1, 2)], 1)
         x = x + due[:, phase : phase + steps]
-        rest, due = widen(read[:, count * pool :]), widen(due[:, count * pool :])
-        kept = F.pad(rest, (0, 0, 0, pool - 1 - rest.shape[1]))
-        return x, torch.full_like(state.phase, rest.shape[1]), kept, due, slow
+        tail, due = widen(pending[:, count * pool :]), widen(due[:, count * pool :])
+        padded = F.pad(tail, (0, 0, 0, pool - 1 - tail.shape[1]))
+        return x, torch.full_like(state.phase, tail.shape[1]), padded, due, slow
 
 
 @registry.register("sashimi")
@@ -157,6 +157,6 @@ class Sashimi(Layer):
 
     def run(self, x: Tensor, state: TierState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TierState]:
         if state is not None:  # a tier that does not run in this call keeps its state, in the layer's own dtype
-            state = cast(TierState, map_leaves(lambda leaf, own: leaf.to(own.dtype), state, self._state_form()))
+            state = cast(TierState, map_leaves(lambda leaf, form: leaf.to(form.dtype), state, self._state_form()))
         y, after = self.tier(x, state, cu_seqlens=cu_seqlens)
         return self.norm(y), after

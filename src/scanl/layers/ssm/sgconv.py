@@ -73,9 +73,9 @@ class SGConv(Layer):
         """Return the kernels before they are divided by Z and cut, (1, D, k 2^(S-1))."""
         scales = len(self.kernel_list)
         parts = [
-            F.interpolate(widen(part), scale_factor=float(1 << max(0, i - 1)), mode="linear")
+            F.interpolate(widen(kernel), scale_factor=float(1 << max(0, i - 1)), mode="linear")
             * widen(self.multiplier) ** (scales - 1 - i)
-            for i, part in enumerate(self.kernel_list)
+            for i, kernel in enumerate(self.kernel_list)
         ]
         return torch.cat(parts, -1)
 

@@ -77,8 +77,8 @@ class SpaceTime(Layer):
         A = column + torch.diag(a.new_ones(self.state_dim - 1), -1)
         return self._each(A), self._each(b), self._each(c)
 
-    def _each(self, part: Tensor) -> Tensor:
-        return part.repeat_interleave(self.dim // self.num_groups, 0)
+    def _each(self, system: Tensor) -> Tensor:
+        return system.repeat_interleave(self.dim // self.num_groups, 0)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         A, B, C = self.system()
