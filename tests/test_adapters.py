@@ -19,6 +19,8 @@ from scanl.layers.base import Layer
 from scanl.models import LanguageModel, Stack
 from tests.test_layers import CASES, DIM, REGISTERED, inputs, make
 
+COVERS = ["layers/adapters"]
+
 pytestmark = pytest.mark.cells_by_loop("name")
 
 OPTIONS = {  # with modules that the samples do not have

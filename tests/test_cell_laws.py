@@ -10,6 +10,18 @@ import laws
 import scanl.layers
 from scanl.ops import registry
 
+COVERS = [
+    "ops/cell",
+    "ops/elman",
+    "ops/gru",
+    "ops/indrnn",
+    "ops/ligru",
+    "ops/lstm",
+    "ops/slstm",
+    "ops/sru",
+    "layers/parts/cell_cases",
+]
+
 pytestmark = [pytest.mark.early(1), pytest.mark.cells_by_loop("name")]
 
 PAGE = Path(__file__).parents[1] / "docs" / "cells.md"

@@ -157,8 +157,8 @@ def test_relations_are_checked_after_all_other_ranges():
         def __init__(self, heads: Annotated[int, divides("dim")], dim: Annotated[int, at_least(1)]) -> None:
             pass
 
-    with pytest.raises(ConfigError, match=r"^Example: dim is 0, expected at least 1$"):
-        Example(4, 0)
+    with pytest.raises(ConfigError, match=r"^Example: dim is -1, expected at least 1$"):
+        Example(4, -1)
     with pytest.raises(ConfigError, match=r"^Example: heads is 4, expected a divisor of dim=6$"):
         Example(4, 6)
 
@@ -207,6 +207,19 @@ def test_options_of_a_base_class_follow_by_keyword():
         Child(dim=0)
     with pytest.raises(TypeError, match=r"^Child: too many positional arguments; it is Child\(extra: str = "):
         Child("more", 4)
+
+
+def test_a_base_class_that_is_not_configured_has_no_options():
+    class Plain:
+        def __init__(self, dim, width=3):
+            self.dim = dim
+
+    class Example(Plain, metaclass=Configured):
+        def __init__(self, extra: int = 1, **others) -> None:
+            super().__init__(**others)
+
+    assert list(options(Example)) == ["extra"]
+    assert Example(dim=4).config == {"extra": 1, "dim": 4}
 
 
 def test_an_added_option_is_an_attribute_that_no_constructor_sees():

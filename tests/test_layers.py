@@ -23,6 +23,16 @@ from scanl.layers.registry import channel_mixers
 from scanl.models.stack import Stack
 from scanl.ops import registry
 
+COVERS = [
+    "layers/module",
+    "layers/options",
+    "layers/packing",
+    "layers/parameters",
+    "layers/registry",
+    "layers/state",
+    "layers/channel/mlp",
+]
+
 pytestmark = [pytest.mark.early(3), pytest.mark.cells_by_loop("name", "streaming")]
 
 DIM = 12

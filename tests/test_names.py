@@ -24,6 +24,8 @@ from scanl.models import (
     presets,
 )
 
+COVERS = ["layers/designation", "registry"]
+
 pytestmark = pytest.mark.cells_by_loop("name")
 
 SPELLINGS = {

@@ -24,6 +24,8 @@ from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops import registry
 from scanl.ops.registry import ORDER, Cell, HigherOrder, Op, Operand, Sample
 
+COVERS = ["ops/delta_rule", "ops/dplr_scan", "ops/linear_attention", "ops/linear_scan", "ops/offsets", "ops/registry"]
+
 pytestmark = pytest.mark.early(0)
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -19,6 +19,8 @@ from scanl.layers import registry
 from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack, presets
 
+COVERS = ["models/presets"]
+
 pytestmark = pytest.mark.cells_by_loop("preset_name")
 
 PRESETS = [name for name in layers.names() if name not in layers.names(presets=False)]

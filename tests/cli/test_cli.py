@@ -24,6 +24,8 @@ from scanl.models import LanguageModel
 from scanl.models.block import CHANNEL_MIXERS, NORMS
 from scanl.models.saving import recorded
 
+COVERS = ["cli/data", "cli/demo", "cli/layers", "cli/ops", "cli/parser", "errors"]
+
 pytestmark = pytest.mark.cells_by_loop("name")
 
 TINY = "--accelerator cpu --dim 16 --depth 1 --sequence-length 16 --eval-bytes 64 --steps 3".split()  # noqa: SIM905

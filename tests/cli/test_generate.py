@@ -18,6 +18,8 @@ from scanl.learning.run.config import TrainConfig, seeded_model
 from scanl.models import Channels, Forecaster, Stack
 from scanl.models.heads import make_head
 
+COVERS = ["data/openings"]
+
 SMALL = {"layer": "lru", "dim": 8, "depth": 1, "accelerator": "cpu"}
 
 

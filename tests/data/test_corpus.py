@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from scanl.data import Streams, Windows, read_corpus, standard_library
 from scanl.errors import DataError
 
+COVERS = ["data/order", "data/text"]
+
 ORDERS = [Windows, Streams]
 
 

@@ -15,6 +15,8 @@ from scanl.data.signals import Recording, expanded, mu_law
 from scanl.errors import ConfigError, DataError
 from scanl.learning import RunFolder
 
+COVERS = ["data/own_signals", "data/signals"]
+
 
 def write(path, content):
     """A text; or of a number array a picture (rows, columns) or a recording (samples,)."""

@@ -29,6 +29,8 @@ from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 from scanl.learning.questions import answerer
 
+COVERS = ["data/files", "data/images"]
+
 READ = {files.name: name for name in sources.names() if (files := sources.get(name).needs) is not None}
 # Whose content may be anything, or is read when a batch needs it; the published counts tell.
 ANY_BYTES = {

@@ -25,6 +25,26 @@ from scanl.learning import TrainConfig
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
+COVERS = [
+    "data/atari",
+    "data/audio",
+    "data/babyai",
+    "data/choices",
+    "data/contours",
+    "data/documents",
+    "data/fixed",
+    "data/language",
+    "data/music",
+    "data/photographs",
+    "data/pile",
+    "data/readers/*",
+    "data/recordings",
+    "data/timit",
+    "data/translation",
+    "data/videos",
+    "data/yes_no",
+]
+
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):

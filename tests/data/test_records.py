@@ -22,6 +22,8 @@ from scanl.errors import ConfigError, DataError
 from scanl.layers.state import leaves
 from scanl.learning import TrainConfig
 
+COVERS = ["data/published"]
+
 ROOT = Path(__file__).parents[2]
 HEAD = 'form = "small files"\n'
 SOURCE = """

@@ -31,6 +31,8 @@ from scanl.learning.report import Report
 from scanl.learning.run.config import OWN
 from scanl.models import Stack
 
+COVERS = ["data/base", "data/fresh", "learning/report"]
+
 ROOM = Path(__file__).parents[2] / "src" / "scanl"
 TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 30 --log-every 10 --lr 0.03".split()  # noqa: SIM905
 

@@ -20,6 +20,18 @@ from scanl.learning import RunFolder
 from scanl.learning.questions import answerer
 from scanl.models import Forecaster, SequenceClassifier, SequenceLabeller, SequenceRegressor
 
+COVERS = [
+    "data/columns",
+    "data/rows",
+    "data/series",
+    "data/series_forecast",
+    "data/series_label",
+    "data/series_question",
+    "data/series_source",
+    "data/series_whole",
+    "data/splits",
+]
+
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
 TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 3 --batch-size 4 --log-every 1".split()  # noqa: SIM905

@@ -13,6 +13,8 @@ from scanl.data.table import Table  # noqa: E402
 from scanl.errors import ConfigError, DataError, ScanlError  # noqa: E402
 from scanl.learning.frames import FrameForecaster  # noqa: E402
 
+COVERS = ["data/frequency"]
+
 AHEAD = 9
 
 

@@ -21,6 +21,8 @@ from scanl import hub
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import patches
 
+COVERS = ["hub/forwards", "hub/patches/*"]
+
 STEPS = 13
 each_model = pytest.mark.parametrize("name", CASES)
 

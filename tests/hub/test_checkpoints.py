@@ -23,6 +23,8 @@ from scanl.layers import param_groups
 from scanl.learning import t2r
 from scanl.models import LanguageModel, Stack
 
+COVERS = ["hub/folders", "hub/formats/*", "hub/weights"]
+
 VOCAB = 50
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "vocab_size": VOCAB}
 TURNED = {"use_bias": True, "use_conv_bias": False, "residual_in_fp32": False, "layer_norm_epsilon": 0.01}

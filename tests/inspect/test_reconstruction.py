@@ -12,6 +12,8 @@ from scanl.layers import S4D, LinRNNLTI
 from scanl.layers import state as states
 from scanl.ops import linear_attention, linear_scan, long_convolution, ssm_kernel_diagonal
 
+COVERS = ["inspect/memory"]
+
 
 def test_recurrence_convolution_and_scan_are_three_views_of_one_system():
     """Gu et al., arXiv:2110.13985: the same S4D by steps, by its kernel, and by a scan over discrete states."""

@@ -11,6 +11,8 @@ from scanl.layers import Bidirectional, LinearRNN, MultiScale
 from scanl.layers.parts.short_convolution import ShortConvolution
 from tests.layers.ssm.test_lru import lru
 
+COVERS = ["layers/bidirectional", "layers/linear_rnn", "layers/multi_scale"]
+
 
 def linear_rnn(layer, xs):
     mixed = [layer.in_proj.weight @ x + layer.in_proj.bias for x in xs]

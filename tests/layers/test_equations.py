@@ -8,6 +8,8 @@ from layer_files import declared
 from scanl import layers
 from scanl.layers import state as states
 
+COVERS = ["layers/parts/*", "layers/attention/softmax_attention", "layers/rwkv/rwkv_time_mix"]
+
 pytestmark = pytest.mark.cells_by_loop("name")
 
 FILES = declared("EQUATIONS")

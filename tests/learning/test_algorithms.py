@@ -13,6 +13,8 @@ from scanl.learning.algorithms import BPTT
 from scanl.learning.questions import answerer
 from scanl.models import LanguageModel, Stack
 
+COVERS = ["learning/algorithms/*"]
+
 BYTES = NextToken(Vocabulary(7))
 
 

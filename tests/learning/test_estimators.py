@@ -16,6 +16,8 @@ from scanl.errors import ConfigError, DataError  # noqa: E402
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
 from scanl.learning.frames import FrameForecaster  # noqa: E402
 
+COVERS = ["learning/frames"]
+
 SMALL = {"layer": "lru", "dim": 8, "steps": 3}
 # Checks that need a good score are run with training that is long enough for one.
 SCORED = {"check_classifiers_train", "check_regressors_train", "check_supervised_y_2d"}

@@ -20,6 +20,8 @@ from scanl.learning.questions import answerer
 from scanl.models import Channels, Features, Forecaster, SequenceRegressor, Stack
 from scanl.models.heads import make_head
 
+COVERS = ["data/forecasts", "data/naive", "learning/evaluation", "models/heads"]
+
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 stats = pytest.importorskip("scipy.stats", reason="scipy is not installed: pip install 'scanl[series]'")
 

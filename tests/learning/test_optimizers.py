@@ -15,6 +15,8 @@ from scanl.layers import param_groups
 from scanl.learning.optimizers import OPTIMIZERS, Lion, Muon, optimizer
 from scanl.models import LanguageModel, Stack
 
+COVERS = ["learning/optimizers/*"]
+
 each_optimizer = pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 TINY = "--data parity --data-options.length 6 --layer s5 --dim 8 --depth 1 --batch-size 4 --accelerator cpu --lr 0.01"
 

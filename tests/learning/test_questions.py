@@ -28,6 +28,15 @@ from scanl.learning.scores import scores
 from scanl.models import Stack
 from scanl.models.heads import HEADS
 
+COVERS = [
+    "data/batch",
+    "data/questions",
+    "learning/losses/*",
+    "learning/questions/*",
+    "learning/scores/*",
+    "models/labeller",
+]
+
 ROOM = Path(__file__).parents[2] / "src" / "scanl"
 
 ABSOLUTE_ERROR = '''

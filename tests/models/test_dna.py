@@ -28,6 +28,8 @@ from scanl.models import (
 from scanl.models.dna import complement, decode, encode
 from scanl.models.saving import recorded
 
+COVERS = ["models/soft_prompt", "models/vim"]
+
 OPTIONS = {"state_dim": 2, "rank": 2}
 
 

@@ -30,6 +30,8 @@ from scanl.models.lags import Lags
 from scanl.models.running import nothing_read, running
 from scanl.models.saving import recorded
 
+COVERS = ["models/lags", "models/regressor", "models/running"]
+
 pytestmark = pytest.mark.cells_by_loop("name")
 
 CAUSAL = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]

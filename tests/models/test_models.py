@@ -35,6 +35,18 @@ from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
 from scanl.models.saving import recorded
 
+COVERS = [
+    "models/block",
+    "models/classifier",
+    "models/generation",
+    "models/inputs",
+    "models/language_model",
+    "models/pooling",
+    "models/reader",
+    "models/sampling",
+    "models/stack",
+]
+
 pytestmark = pytest.mark.cells_by_loop("name")
 
 VOCAB, DIM = 11, 12

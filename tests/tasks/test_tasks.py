@@ -29,6 +29,8 @@ from scanl.learning.run.config import seeded_model
 from scanl.tasks import IGNORED, FreshExamples, listops, phonebook
 from scanl.tasks.base import draw_distinct, options
 
+COVERS = ["cli/tasks", "tasks/*"]
+
 SMALL = {  # options with which a sample shows every answer often
     "adding": {"length": 7},
     "associative_recall": {"length": 10, "vocab_size": 9},

@@ -16,6 +16,8 @@ from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.checkpoint import OWN_PARTS, PARTS, read_checkpoint, write_checkpoint
 
+COVERS = ["digests"]
+
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64 --steps 3".split()  # noqa: SIM905
 
 

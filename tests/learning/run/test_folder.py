@@ -28,6 +28,8 @@ from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_figure
 
+COVERS = ["learning/run/callbacks", "learning/run/picture"]
+
 pytestmark = pytest.mark.usefixtures("short_sample")
 
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64".split()  # noqa: SIM905

@@ -13,6 +13,8 @@ from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.run import Run
 from scanl.learning.run.search import HIGHEST, LOWEST, Search, judged, search
 
+COVERS = ["cli/lr"]
+
 TINY = {"data": ["adding"], "data_options": {"length": 6}, "layer": "s5", "dim": 8, "depth": 1, "accelerator": "cpu"}
 TINY |= {"batch_size": 2}
 

@@ -45,6 +45,18 @@ from scanl.learning.run.plan import UNKNOWN, Plan, rate
 from scanl.learning.run.run import Run
 from scanl.models import LanguageModel
 
+COVERS = [
+    "cli/evaluate",
+    "cli/train",
+    "files",
+    "learning/run/config",
+    "learning/run/metrics",
+    "learning/run/module",
+    "learning/run/plan",
+    "learning/run/run",
+    "learning/run/trainer",
+]
+
 pytestmark = pytest.mark.usefixtures("short_sample")
 
 STEPS = 24

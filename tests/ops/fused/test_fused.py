@@ -16,6 +16,8 @@ from scanl.ops.fused.rglru_gates import plain as plain_gates
 from scanl.ops.fused.rglru_gates import rglru_gates
 from scanl.ops.fused.rms_norm import rms_norm
 
+COVERS = ["ops/fused/gated", "ops/fused/rglru_gates", "ops/fused/rms_norm"]
+
 
 def torch_norm(x, weight, eps):
     return F.rms_norm(x, x.shape[-1:], weight, eps)
