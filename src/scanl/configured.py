@@ -239,7 +239,7 @@ def check_names(who: str, cls: Configured, names: Collection[str]) -> None:
 
 
 def check(cls: Configured, config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option whose value is of another type than its annotation's, or outside its range."""
+    """Raise ConfigError for an option whose value does not have the type of its annotation, or is outside its range."""
     hints = _hints(cls)
     for relation in (False, True):
         for name, value in config.items():

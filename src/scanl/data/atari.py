@@ -48,7 +48,7 @@ class AtariReplay(FixedRows):
         seed, eval_examples, folder: see `FixedRows`.
         game: name of its folder, such as Breakout, Qbert, Pong or Seaquest.
         window: steps of a row; 30 in the literature, 50 of Pong.
-        transitions: at least this number is read, if there are so many; 500,000 in the literature, 1 % of all.
+        transitions: the smallest number to read, or all if there are fewer; 500,000 in the literature, 1 % of all.
         visit: episodes of a checkpoint at a time.
         screens: number of screens of a step.
         unit: returns are divided by it; 1 in the literature.

@@ -76,7 +76,7 @@ class Newton:
             )
 
     def limit(self, dtype: torch.dtype) -> float:
-        """Return the tolerance: that of the caller, or eps^(5/6) of the state's dtype."""
+        """Return the tolerance: the caller's, or eps^(5/6) of the state's dtype."""
         return float(torch.finfo(dtype).eps ** (5 / 6) if self.tolerance is None else self.tolerance)
 
     def solve(
@@ -89,7 +89,7 @@ class Newton:
     ) -> tuple[Tensor, Convergence]:
         """Return s of every step (B, T, *F), with its gradient.
 
-        f: from the states before every step, (B·T, *F), to those after it.   state: (B, *F).   starts: of packed
+        f: from the states before every step, (B·T, *F), to the states after it.   state: (B, *F).   starts: of packed
         sequences, for B == 1; then the state has a row for each of them.
         """
         tolerance = self.limit(state.dtype)

@@ -12,7 +12,7 @@ their backward passes, and Newton's method for all steps at once (`Cell.solve`).
 
     y, last = elman(x, u)  # x: (B, T, D), u: (D, D)
 
-The declaration is that of every op: the operands with their axes, the state last, and the output's axes after the
+The declaration is as for every op: the operands with their axes, the state last, and the output's axes after the
 arrow. An operand with an axis T is an input: the step gets one time step of it, here (B, D). An operand without B and T
 is a parameter: the step gets it whole. Keyword-only arguments of the step are options. A state of several variables is
 a NamedTuple: `state.y: B D, state.z: B D` declares its fields, and the step's annotation names it.
@@ -139,7 +139,7 @@ class Cell(Op[..., Any]):
         return self.fields.kind(*[tensor.clone() for tensor in self.fields.unpack(last, sizes)])
 
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
-        """Return the loop over time. Its signature is that of the step with `state=None` and the keywords of `Call`."""
+        """Return the loop over time. Its signature is the step's, with `state=None` and the keywords of `Call`."""
         step = self._step
 
         @functools.wraps(step)
@@ -207,7 +207,7 @@ class Cell(Op[..., Any]):
     def _shapes(
         self, sizes: Mapping[str, Any], names: frozenset[str]
     ) -> tuple[dict[str, tuple[str, ...] | None], tuple[str, ...]]:
-        """Return the axes of every operand, None if it is not given, and of the output, all without time."""
+        """Return the axes of every operand, None for an absent one, and of the output, all without time."""
         shapes: dict[str, tuple[str, ...] | None] = {}
         for operand in self.operands:
             there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
@@ -218,7 +218,7 @@ class Cell(Op[..., Any]):
     def _of_call(
         self, backend: str, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
     ) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
-        """Return the kernels, the operands that are given, and the sizes of a call."""
+        """Return the kernels, the operands that are not None, and the sizes of a call."""
         operands = dict(zip(self.names, values, strict=True))
         sizes = self.sizes(operands, cu_seqlens)
         present = {name: value for name, value in operands.items() if value is not None}

@@ -177,7 +177,7 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
     slow: Tensor | None = None
 
     def mixed(r: Tensor, ds: Tensor, dr: Tensor) -> Tensor:
-        """Return what the combination adds to plain steps. r: (B, N).   ds, dr: (B, steps kept, N)."""
+        """Return the difference between the combination and plain steps. r: (B, N).   ds, dr: (B, steps kept, N)."""
         # Normalise the columns, in double: small angles between them then survive rounding in the normal equations.
         size = torch.linalg.vector_norm(dr, dim=2, keepdim=True, dtype=torch.float64)
         size = torch.where(size > 0, size, 1)
@@ -191,7 +191,7 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
         size = r.norm(dim=1)
         if last_step is not None:
             # If a row's residual grew tenfold, its history is misleading: set it to zero, so it gets no weight.
-            # Smaller growth is normal where f does not contract: f multiplies what the combination left.
+            # Smaller growth is normal where f does not contract: f multiplies the combination's residual.
             misled = (size > 10 * last_step[2])[:, None]
             if misled.any():
                 moves[:], changes[:] = ([torch.where(misled, 0, d) for d in items] for items in (moves, changes))

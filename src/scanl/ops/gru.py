@@ -1,4 +1,4 @@
-r"""Gated recurrent unit: a reset gate on what the state gives to the candidate, and a gate that keeps the state.
+r"""Gated recurrent unit: a reset gate on the state's contribution to the candidate, and a gate that keeps the state.
 
 .. math::
    r_t = \sigma(\hat r_t + U_r h_{t-1} + b_r), \quad z_t = \sigma(\hat z_t + U_z h_{t-1} + b_z), \quad

@@ -190,7 +190,7 @@ def _product(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
         return x.new_zeros(x.shape[0], count, x.shape[2])
     if x.numel() == 0:  # torch.fft refuses empty tensors; the zeros returned stay in the graph
         return (x.sum() * kernel.sum()).expand(x.shape[0], count, x.shape[2])
-    # The full product has `full` terms; the terms from `skip` on are wanted. Terms that wrap around may fall before
+    # The full product has `full` terms; the terms from `skip` on are returned. Terms that wrap around may fall before
     # `skip`, so the transform can be shorter.
     skip, full = first - low, n + high - low - 1
     size = _fast(max(full - skip, min(skip + count, full)))
@@ -228,7 +228,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         x, kernel, spectrum, filters = ctx.saved_tensors
         (by,) = cotangents
-        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+        if torch.is_grad_enabled():  # this pass is differentiated
             with torch.enable_grad():
                 y = _by_fft(x, kernel, ctx.size)
             leaves = [leaf for leaf in (x, kernel) if leaf.requires_grad]

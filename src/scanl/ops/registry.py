@@ -35,7 +35,7 @@ def every() -> list[Op | HigherOrder]:
 
 
 def declared() -> list[Op]:
-    """Return the ops with declared operands, which the tests cover: all except cells and those that take functions."""
+    """Return the ops with declared operands, which the tests cover: all except cells and ops that take functions."""
     return [REGISTRY[name] for name in sorted(REGISTRY) if not isinstance(REGISTRY[name], Cell)]
 
 

@@ -5,10 +5,10 @@ r"""Sliding-window softmax attention that can be continued from a memory of fixe
 
 Source: Beltagy, Peters and Cohan, "Longformer", arXiv:2004.05150, section 3.1, for the sliding window and its blocks;
 Dai et al., "Transformer-XL", arXiv:1901.02860, section 3.2, for the memory carried between segments; De et al.,
-"Griffin", arXiv:2402.19427, section 2.3, for the use beside a recurrence; Ainslie et al., "GQA", arXiv:2305.13245, for
-query heads that use one key head. Differs: every query sees W tokens, itself included, so the results do not depend on
-where a sequence is cut into segments. In Transformer-XL every token of a segment sees the whole memory. Gradients flow
-through the memory unless the caller detaches it.
+"Griffin", arXiv:2402.19427, section 2.3, for the use together with a recurrence; Ainslie et al., "GQA",
+arXiv:2305.13245, for query heads that use one key head. Differs: every query sees W tokens, itself included, so the
+results do not depend on where a sequence is cut into segments. In Transformer-XL every token of a segment sees the
+whole memory. Gradients flow through the memory unless the caller detaches it.
 """
 
 import itertools

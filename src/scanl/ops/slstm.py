@@ -9,9 +9,9 @@ Before its nonlinearity every gate is g^_t = x^g_t + R_g h_{t-1}, with R_g block
    h_t = \sigma(\hat o_t) \odot c_t / n_t
 
 Source: Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eqs. (8) to (17). The forget gate is
-log f = log σ(f^), as in the authors' program, or f^ itself. As in it, the order of the gates is i, f, z, o, that of the
-state h, c, n, m; the first step from a zero state sets m = i^; and f' is at most 1. Differs: here each channel
-with n = 0 sets m = i^; in the authors' program the whole batch does or none.
+log f = log σ(f^), as in the authors' program, or f^ itself. As in it, the order of the gates is i, f, z, o, and of the
+state h, c, n, m; the first step from a zero state sets m = i^; and f' is at most 1. Differs: here each channel with n =
+0 sets m = i^; in the authors' program the whole batch does or none.
 """
 
 from collections.abc import Iterator

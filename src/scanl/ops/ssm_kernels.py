@@ -78,8 +78,8 @@ def sum_of_powers(weights: Tensor, a: Tensor, length: int) -> Tensor:
     """Return Re Σ_n w_n a_n^j for j < length: (D, length), the kernel of a discrete-time system.
 
     weights: w, (N,) or (D, N), real if a is.   a: multiplier per step, (N,) or (D, N), real or complex. 0^0 is 1.
-    The powers of an a of shape (N,) are computed once for all channels. The method is that of `ssm_kernel_diagonal`,
-    in double.
+    The powers of an a of shape (N,) are computed once for all channels. The method is as in `ssm_kernel_diagonal`, in
+    double.
 
     >>> sum_of_powers(torch.tensor([2.0, 1.0]), torch.tensor([0.5, 0.0]), 3).tolist()  # 2 + 1; 1; .5
     [[3.0, 1.0, 0.5]]

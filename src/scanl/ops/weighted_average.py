@@ -165,7 +165,7 @@ def noncausal_weighted_average(
     has weight e^{k_i + (|t-i|-1) w}, and the current step has e^{u + k_t}: Bi-WKV of Duan et al., "Vision-RWKV",
     arXiv:2403.02308, which writes -w/T for our w. Decays that differ between steps act on later steps as they do in
     `weighted_average` with `reverse`. Shapes, state and errors are as for `weighted_average`. The state holds what came
-    before the first step; the last state is that of the causal op. Autograd computes derivatives of every order.
+    before the first step; the last state is the causal op's. Autograd computes derivatives of every order.
 
     >>> k, v = torch.zeros(1, 3, 1), torch.tensor([[[2.0], [4.0], [9.0]]])
     >>> noncausal_weighted_average(k, v)[0].flatten().tolist()  # (2 + 4 + 9)/3

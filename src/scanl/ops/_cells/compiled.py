@@ -1,4 +1,4 @@
-"""What the kernels of a cell have in common on every device: the trace, the plans, and what torch computes beside them.
+"""The kernels of a cell on any device: the trace, the plans, and the part that torch computes.
 
 The source of the kernels depends on the step, its options and which operands are given, never on sizes or lengths.
 """
@@ -113,7 +113,7 @@ class Compiled:
         raise NotImplementedError
 
     def _beside(self) -> Iterator[Any]:
-        """Yield what torch computes beside the kernels, with numbers as expressions of the axes."""
+        """Yield the operations that torch computes, with numbers as expressions of the axes."""
 
         def of(value: Any) -> Any:
             if isinstance(value, Ref):
@@ -141,7 +141,8 @@ class Compiled:
         return self.traced.operands[operand].node.size
 
     def _plan_backward(self) -> None:
-        """Plan the backward pass: what has a row for every step, what is summed, and what torch does afterwards."""
+        """Plan the backward pass: its outputs with a row for every step, its sums over time, and torch's work
+        afterwards."""
         traced, roots = self.traced, []
         self._rows: dict[str, int] = {}  # gradients with a row for every step, and the numbers of a row
         self._factors: dict[str, int] = {}  # of products, likewise
@@ -242,7 +243,7 @@ class Compiled:
     def _gradients(
         self, values: Mapping[str, Tensor], results: Mapping[str, Tensor], dstate: Tensor, torchs: "OfTorch"
     ) -> list[Tensor]:
-        """Return the gradient of every operand that is given."""
+        """Return the gradient of every operand that is not None."""
         gradients = []
         for operand in self.present:
             ref, like = self.traced.gradients[operand], values[operand]
@@ -259,7 +260,7 @@ class Compiled:
 
 
 class OfTorch(Values):
-    """Values without a batch axis that the kernels read, and those that follow from what the kernels sum."""
+    """Values without a batch axis that the kernels read, and values that follow from the kernels' sums."""
 
     def __init__(self, compiled: Compiled, values: Mapping[str, Tensor], sizes: Sizes):
         super().__init__(values, sizes, compiled.dtype)

@@ -1,13 +1,13 @@
 """The Jacobian of a cell's next state by its state, for many rows at once, from the operations of the step.
 
-Every operation of the traced step runs once, on all rows. Beside a value goes its derivative by the state, (rows,
+Every operation of the traced step runs once, on all rows. Each value has its derivative by the state, (rows,
 directions, numbers of a row). There are two forms of it:
 
 - *by channel*: every number depends on the state in one channel only. The directions are the variables of a channel,
   and `channels` names the channel of each number. The state itself has this form.
 - *dense*: the directions are all numbers of the state.
 
-A derivative that is the same in every row, such as that of a product of the state with a matrix, has one row. Views and
+A derivative that is the same in every row, as for a product of the state with a matrix, has one row. Views and
 joins act on a derivative as on its value. Elementwise operations multiply it by the partial derivatives, which autograd
 gives. Products multiply it by the matrix. A derivative becomes dense where numbers of different channels meet.
 """

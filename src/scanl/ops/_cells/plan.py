@@ -1,8 +1,8 @@
 """Order the nodes of a trace into the work of one time step.
 
 A step is a sequence of segments. In a segment every sequence runs some loops, then products with matrices run for all
-sequences of a group together. A loop computes elementwise values of one shape. It stores those values that other loops
-or products need.
+sequences of a group together. A loop computes elementwise values of one shape. It stores the values that other loops or
+products need.
 """
 
 import math
@@ -235,7 +235,8 @@ class Plan:
             self.scratch.append(node)
 
     def _left(self, node: Node, level: int) -> Ref:
-        """Return the left factor in memory that a product can read: scratch or what is carried, its last axis whole."""
+        """Return the left factor in memory that a product can read: scratch or the carried state, its last axis
+        contiguous."""
         lhs: Ref = node.args[0]
         carried = "dlast" if self.backward else "state"
         if (lhs.node in self._level or lhs.node.what == carried) and lhs.strides[-1] == 1:
@@ -249,7 +250,7 @@ class Plan:
         return copy.whole
 
     def _materialise(self) -> None:
-        """Store in scratch what is read from memory."""
+        """Store values in scratch that are read from memory."""
         sources: set[Node] = {ref.node for ref in self.lefts.values()}
         for segment in self.segments:
             for item in segment.items:

@@ -193,7 +193,7 @@ class Writer:
         return ast.unparse(_Translation(self).visit(ast.parse(text, mode="eval")))
 
     def _inside(self, name: str, axis: str, other: str = "0.0") -> str:
-        """Return a tile with `other` in place of what is past its channels."""
+        """Return a tile with `other` beyond its channels."""
         key = name, f"{axis}, {other}"
         if key not in self._masked:
             self._masked[key] = masked = f"b_in{len(self._masked)}"
@@ -312,7 +312,7 @@ class Writer:
         return [self.sums[other] for other in names[: names.index(name)]]
 
     def _end(self) -> None:
-        """Write the step to the next state, and what is kept."""
+        """Write the step to the next state, and the values to store."""
         following = getattr(self, "_next", [self._constant("0.0")] * len(self._state))
         for i, name in enumerate(following):
             self.body.append(f"n_{i} = tl.where(live, {name}, s_{i})")

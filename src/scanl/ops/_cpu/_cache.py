@@ -63,7 +63,7 @@ class MachineCode:
 
 @functools.cache
 def source_digest(module: str | None) -> str:
-    """Return a digest of the source of a module, and of those that it imports from this folder; "" without a source.
+    """Return a digest of the source of a module and of its imports from this folder; "" without a source.
 
     module: its name; None for code that belongs to no module.
 

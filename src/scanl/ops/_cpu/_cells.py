@@ -43,7 +43,7 @@ def groups(count: int) -> tuple[int, int]:
 def in_panels(matrix: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a matrix (..., n, width) in the order in which a product reads them, from end to end.
 
-    A panel is a vector of each of the n rows. The panels follow one another, then what is left of all rows.
+    A panel is a vector of each of the n rows. The panels follow one another, then the rest of all rows.
     """
     *groups, n, width = matrix.shape
     lanes = BYTES // matrix.itemsize

@@ -784,7 +784,7 @@ def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g
 def run_backward(
     dy, dlast, q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None
 ):
-    """Return the gradient of every given operand, by name."""
+    """Return the gradient of every operand that is not None, by name."""
     work, slots = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     parts, columns, sequences = work.head_parts * work.column_parts, work.column_parts, len(work.ranges)
     heads, keys = state.shape[1:3]

@@ -286,7 +286,7 @@ def _time(i, begin, end, reverse):
 
 @helper(**FLAGS)
 def _open(slots, s, step, z, bs, cs, block, dtype, real):
-    """Load what is constant over time: A, D, the bias of Δ, and B and C if they are."""
+    """Load the constants over time: A, D, the bias of Δ, and B and C if they are."""
     width, states, first, size = slots.width, slots.states, block.first, block.size
     _load(s, A, step, array(slots.A, width * states, dtype), first * states, states, size)
     fill(z, SKIP, W, 0)

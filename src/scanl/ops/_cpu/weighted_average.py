@@ -45,7 +45,7 @@ _FLAGS = {"forceinline": True, "error_model": "numpy"}
 
 @helper(**_FLAGS)
 def _weigh(k, w, s, c):
-    """Write the weight of the current step and 1 minus that of the past; update m. NaN or +inf makes all NaN."""
+    """Write the weight of the current step and 1 minus the weight of the past; update m. NaN or +inf makes all NaN."""
     kind = c.dtype.type
     one, zero, near = kind(1), kind(0), kind(0.0625 if c.itemsize == 4 else 0)
     half, third, fourth, fifth = kind(1 / 2), kind(1 / 3), kind(1 / 4), kind(1 / 5)

@@ -95,7 +95,7 @@ class Registration:
         return self.kernel_forward(*args)
 
     def backward(self, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
-        """Run the backward kernel: return the gradients of the operands that are given."""
+        """Run the backward kernel: return the gradients of the operands that are not None."""
         if dy.numel() == 0 and dlast.numel() == 0:
             return [torch.zeros_like(value) for value in self.backward_meta(dy, dlast, *args)]
         return self.kernel_backward(dy, dlast, *args)
@@ -128,7 +128,7 @@ class Registration:
     # First derivatives
 
     def setup_context(self, ctx: Any, inputs: tuple, output: tuple) -> None:
-        """Save for `differentiate` what the backward kernel reads."""
+        """Save the backward kernel's inputs for `differentiate`."""
         count = self.count
         values = dict(zip(self.op.names, inputs[:count], strict=True))
         values |= dict(zip(("y", "", "kept"), output, strict=False))

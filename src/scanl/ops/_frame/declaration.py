@@ -90,10 +90,10 @@ class Call(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class OpSpec:
-    """What an op declares besides its reference and its operands.
+    """The declaration of an op, without its reference and its operands.
 
     neutral: values of the operands for a step that does not change the state.   divides: pairs of axes; the size of the
-    first must divide that of the second (G divides H).   derived: state axes whose size is computed from the other
+    first must divide the size of the second (G divides H).   derived: state axes whose size is computed from the other
     sizes.   real: operands that must be real even if others are complex.   wide: operands that may be float32 when the
     others are half precision; they do not widen the others.   initial: the first state, from zeros.
     form: for a state of several tensors, a function `form(sizes, options, dtype, device)` that returns the empty state.

@@ -69,7 +69,7 @@ def choose(
     dtype: torch.dtype,
     sizes: Mapping[str, Any],
 ) -> Backend:
-    """Return the first wanted backend that can run; "auto" stands for all. BackendError says why none can."""
+    """Return the first preferred backend that can run; "auto" stands for all. BackendError says why none can."""
     refusals = []
     for name in names:
         if name == "auto":

@@ -45,7 +45,7 @@ class Effect(ABC):
 class Linear(Effect):
     """An effect whose A is computed by running the op from a unit state, with operands that write nothing.
 
-    silent: the names and values of those operands.
+    silent: the names and values of these operands.
     """
 
     def __init__(self, silent: Mapping[str, float], unless: tuple[str, ...] = ()):

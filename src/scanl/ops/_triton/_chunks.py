@@ -271,7 +271,8 @@ def decayed(b_A, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 @triton.jit
 def pairs_backward(b_dA, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, b_dx=None, b_dy=None, b_dg=None):
-    """Return the gradients of x, y and the decays of a block of channels, from that of the pairs after `decayed`.
+    """Return the gradients of x, y and the decays of a block of channels, from the gradient of the pairs after
+    `decayed`.
 
     Each is added to the one passed in, if any. The gradient of a decay is the sum over the pairs that it decays; the
     axes are as in `decay_gradient`. Sums of x dx - y dy from a step on equal it, but in them the pairs of later steps

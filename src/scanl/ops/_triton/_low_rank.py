@@ -9,7 +9,7 @@ Then r, which `_matrix_memory` takes as w and z, solves
 For dplr c is zero, and b reads before the decay of its step. For the delta rule b = -β k, which reads after the decay,
 c = β v, a = k, and there is no term k vᵀ. T, the inverse of I - L, is computed in float32: by substitution in diagonal
 blocks of 16 steps, which are then merged in pairs. w = T (b e^lead) and z = T (c + M v) are products in the operands'
-dtype. Backwards, the gradients of b e^lead and c + M v are Tᵀ dw and Tᵀ dz; that of L is Tᵀ (dw wᵀ + dz zᵀ).
+dtype. Backwards, the gradients of b e^lead and c + M v are Tᵀ dw and Tᵀ dz; dL is Tᵀ (dw wᵀ + dz zᵀ).
 
 A program does one chunk of one head. In bfloat16 with K = V = 128 and C = 64, for each step of a head dplr reads a, b,
 k, v and writes w, z (1.5 KB), with 2 C (3 K + 2 V) operations, and 3,000 in float32 for T. The delta rule moves k, v,

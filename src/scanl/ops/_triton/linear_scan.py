@@ -386,7 +386,7 @@ class _Plan:
         self.launch(_forward, x, self.a, carry, y, last, self.ranges.table, *self.numbers, **flags)
 
     def enter(self, x: Tensor, carry: Tensor, *, reverse: bool, adjoint: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the carries of the sequences followed by those after each piece; and those after each sequence."""
+        """Return the carries before the sequences and after each piece, and the carries after each sequence."""
         ends = carry.new_empty(self.ranges.count, *carry.shape[1:])
         products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)

@@ -5,8 +5,8 @@ and states only, as it does forwards at N = 16, rows are registers, all masked w
 multiply-add. The loop returns the state before each step, because the gradients of decays need it.
 
 Costs per token and channel: the forward pass reads u, Δ (and z), writes y, and does N exponentials and 5 N
-multiply-adds. The backward pass recomputes states in three stages: those between chunks of CHUNK steps (reading Δ and
-u, writing and reading 8 N / CHUNK bytes); from these, those between the tiles of a chunk, which stay in the
+multiply-adds. The backward pass recomputes states in three stages: states between chunks of CHUNK steps (reading Δ and
+u, writing and reading 8 N / CHUNK bytes); from these, the states between the tiles of a chunk, which stay in the
 second-level cache; from these, all others (reading u, Δ, dy (z), writing du, dΔ (dz)). This takes 3 N exponentials in
 all. dB and dC are summed over a program's channels in the kernel, and over programs by torch: 8 N / CHANNELS bytes for
 each of the two.
@@ -86,7 +86,7 @@ def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, C
 @triton.jit
 def _constant(p_A, p_B, p_C, p_D, p_bias, i_channel, there, states, dtype: tl.constexpr, B_TIMED: tl.constexpr,
               C_TIMED: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """Return the indices of states, and what is constant over time: A for exponents of 2, B, C, D, the bias of Δ."""
+    """Return the indices of states, and the constants over time: A for exponents of 2, B, C, D, the bias of Δ."""
     i_state = tl.arange(0, STATES)[None, :, None]
     named = i_state < states
     i_fixed, all_there = i_channel * states + i_state, there & named
@@ -191,7 +191,8 @@ def _backward(
     C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradients. s_t = C_t dy_t + a_u s_u, u the step after t, is that of h_t. With p_t = a_t h_{t-1} s_t,
+    """Compute the gradients. s_t = C_t dy_t + a_u s_u, u the step after t, is the gradient of h_t. With p_t = a_t
+    h_{t-1} s_t,
 
     dA = Σ Δ_t p_t,  dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,  du_t = Δ_t Σ_n B_t s_t + D dy_t,  dB_t = Σ Δ_t u_t s_t and
     dC_t = Σ dy_t h_t, the last two summed over channels. The loop carries a_t s_t from step to step.
@@ -349,7 +350,7 @@ class _Plan:
         self.launch(_forward, *pointers, *strides, STEPS=self.steps, maxnreg=128, **timed, **flags)
 
     def enter(self, u, delta, A, B, z, bias, carry, **flags) -> tuple[Tensor, Tensor]:
-        """Return the carries of the sequences followed by those after each piece; and those after each sequence."""
+        """Return the carries before the sequences and after each piece, and the carries after each sequence."""
         ends = carry.new_empty(1, self.ranges.count, *A.shape)
         products = torch.empty_like(ends)
         self.forward(u, delta, A, B, B, None, z, bias, carry, products, ends, GIVES="product", **flags)

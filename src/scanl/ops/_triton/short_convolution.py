@@ -7,7 +7,7 @@ multiply-adds and one SiLU; a fraction (W-1) / ROWS of that work is done twice. 
 the kernel, and over tiles by torch: 4 (W+1) bytes per channel for every TILES * ROWS steps.
 
 Steps count from a sequence's first input; the W-1 steps before it are the rows of its state. The kernels process these
-too. So the gradient of the state is computed like that of the input, and the last state is the last W-1 inputs, even if
+too. So the gradient of the state is computed like the input's, and the last state is the last W-1 inputs, even if
 a sequence is shorter than that.
 
 Legend: p_ is a pointer, i_ an index, b_ a block. W taps; the state has the last W-1 = KEPT inputs.

@@ -8,7 +8,7 @@ rows of a tile are loaded before the first is used; a step is then a chain of a 
 The forward pass reads k, v (and the decay, if it varies with time) and writes o. The backward pass reads them to
 compute the states between tiles, writing and reading 48 / ROWS bytes per channel and token. Then, from the last tile to
 the first, it recomputes the tile's states, reads do, k, v and writes dk, dv. P and Z, the gradients of p and z at fixed
-m, and M, that of m, are propagated by the equations in `_cpu/weighted_average.py`.
+m, and M, the gradient of m, are propagated by the equations in `_cpu/weighted_average.py`.
 
 Legend: p_ is a pointer, i_ an index, b_ a block. A lane is a channel of a sequence. Masked steps have weight 0 and
 decay 1, which leave the state unchanged.

@@ -54,7 +54,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         (dy,), (a, b) = cotangents, ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+        if torch.is_grad_enabled():  # this pass is differentiated
             return *differentiable(lambda a, b: plain(a, b, ctx.activation), (a, b), [dy]), None
         operands = map(contiguous, (dy, a, b))
         return *kernels("gated").backward(*operands, POLYNOMIALS[ctx.activation]), None

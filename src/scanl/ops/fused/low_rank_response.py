@@ -50,7 +50,7 @@ class _Response(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         system, begin, x = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+        if torch.is_grad_enabled():  # this pass is differentiated
             gradients = differentiable(
                 lambda system, begin, x: reference(system, begin, ctx.steps, x), (system, begin, x), cotangents
             )

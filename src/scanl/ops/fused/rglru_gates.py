@@ -73,7 +73,7 @@ class _Gates(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         x, i_gate, r_gate, log_decay, least = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+        if torch.is_grad_enabled():  # this pass is differentiated
             operands = (x, i_gate, r_gate, log_decay)
             return *differentiable(lambda x, i, r, log: plain(x, i, r, log, least), operands, cotangents), None
         rows = (_flat(value) for value in (*cotangents, x, i_gate, r_gate))

@@ -45,7 +45,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         (dy,), (x, weight, r) = cotangents, ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+        if torch.is_grad_enabled():  # this pass is differentiated
             operands = [x] if weight is None else [x, weight]
             gradients = differentiable(lambda x, *w: F.rms_norm(x, x.shape[-1:], *w, eps=ctx.eps), operands, [dy])
             return gradients[0], None if weight is None else gradients[1], None
