@@ -337,7 +337,7 @@ def test_dates_go_on_as_in_the_table(tmp_path, capfd):
     for options, message in (
         (
             ["--prompt-file", str(tmp_path / "days.csv")],
-            "a step of the times 'ds' lasts 0.03285 times what it lasts in",
+            "a step of the times 'ds' lasts 0.03285 times as long as in",
         ),
         (["--freq", "often"], "freq is 'often', expected a frequency of pandas"),
         (["--freq", "MS"], "freq is 'MS', expected none because the times have another frequency: 2021-01-31 00:00:00"),

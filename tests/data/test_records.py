@@ -252,8 +252,8 @@ GOOD = HEAD + IDX + SOURCE.format(name="tiny", kind="Images") + "shape = [2, 2, 
         ("[sources", '[packages.nothing]\n"a" = "a"\n[sources', "unknown package of .*small.toml 'nothing'"),
         ("[sources", '[counts]\n"a" = "b"\n[sources', "small.toml: counts is {'a': 'b'}, expected a table of int"),
         ('kind = "Images"', 'kind = "Image"', r"unknown kind of .*small.toml 'Image'; did you mean 'Images'\?"),
-        ("sources.tiny", "sources.mnist", "sources.mnist: a source of this name is there already, expected a new name"),
-        ("sources.tiny", "sources.parity", "sources.parity: a source of this name is there already"),
+        ("sources.tiny", "sources.mnist", "sources.mnist: a source of this name exists already, expected a new name"),
+        ("sources.tiny", "sources.parity", "sources.parity: a source of this name exists already"),
         ('class = "Small"', 'class = "Images"', "class is 'Images', expected a name that scanl.data.images lacks"),
         ('class = "Small"', 'class = "1"', "class is '1', expected a name that scanl.data.images lacks"),
         ('class = "Small"\n', "", "sources.tiny has no class, expected about, citation, class, split"),
@@ -289,7 +289,7 @@ def test_a_part_has_as_many_files_as_its_kind_reads(root):
 
 
 def test_other_mistakes_are_one_line(root):
-    with pytest.raises(ConfigError, match="the data set 'mnist' is there already; rename the file"):
+    with pytest.raises(ConfigError, match="the data set 'mnist' exists already; rename the file"):
         add(write(root, GOOD, "mnist"))
     (root.parent / "catalogue" / "mnist.toml").unlink()
     with pytest.raises(DataError, match=r"catalogue has no file \*.toml, expected one for each data set"):
@@ -299,5 +299,5 @@ def test_other_mistakes_are_one_line(root):
         add(write(root, GOOD))
     (root.parent / "catalogue" / "packages.toml").unlink()
     write(root, GOOD)
-    with pytest.raises(ConfigError, match=r"sources.tiny: a source of this name is there already"):
+    with pytest.raises(ConfigError, match=r"sources.tiny: a source of this name exists already"):
         add(write(root, GOOD, "twice"))

@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
         exam = config.open_source().exam()
         exam = replace(exam, title=f"another text than the run's: {exam.title}")
     else:
-        reason = "has changed since training" if digest is not None else "may differ from that of training"
+        reason = "has changed since training" if digest is not None else "may differ from the data of training"
         advice = "put it back"
         if "data" in accepted:
             ways = (

@@ -89,7 +89,7 @@ def _parser() -> Parser:
         type=str | None,
         default=None,
         metavar="PATH",
-        help="file with the prompt; - is the standard input. For a run on recordings, pictures or a table: such a file",
+        help="file with the prompt: a text (- is the standard input), recording, picture or table, as the run read",
     )
     parser.add_argument(
         "--prompt-steps", type=int | None, default=None, help="signals only: steps of the prompt to read (default: all)"

@@ -55,14 +55,14 @@ def add(folder: str | Path) -> list[str]:
     """Read a catalogue of your own, register its sources, and return their names.
 
     A record without a kind waits for the class that `published` registers. Raises ConfigError for a mistake in the
-    catalogue, and for a name of a data set or a source that is there already; then nothing is registered.
+    catalogue, and for a name of a data set or a source that exists already; then nothing is registered.
     """
     new = read(Path(folder))
     for record in new:
         if record.files.name in folders:
-            raise ConfigError(f"{record.where}: the data set {record.files.name!r} is there already; rename the file")
+            raise ConfigError(f"{record.where}: the data set {record.files.name!r} exists already; rename the file")
         if record.name in sources.names() or sum(one.name == record.name for one in new) > 1:
-            raise ConfigError(f"{record.where}: a source of this name is there already, expected a new name")
+            raise ConfigError(f"{record.where}: a source of this name exists already, expected a new name")
         if not record.kind:
             continue
         if record.kind not in kinds:

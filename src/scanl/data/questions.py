@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True)
 class NextToken(Question):
-    """The next token at every step of tokens. targets: (N, T) integers, IGNORED where none is wanted."""
+    """The next token at every step of tokens. targets: (N, T) integers, IGNORED where there is no target."""
 
     inputs: Vocabulary
     loss: str = "cross_entropy"
@@ -104,7 +104,7 @@ class Number(Question):
 
 @dataclass(frozen=True)
 class Numbers(Question):
-    """`count` numbers at every step of features. targets: (N, T, count) float32, NaN where no answer is wanted."""
+    """`count` numbers at every step of features. targets: (N, T, count) float32, NaN where there is no target."""
 
     inputs: Features
     count: int

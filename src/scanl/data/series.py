@@ -104,7 +104,7 @@ def series_of(
         and all((np.ptp(one) <= SLACK) for one in spans if len(one))
     ):
         raise DataError(
-            f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times what it lasts in the "
+            f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times as long as in the "
             "table of training, expected the same; give a table of that frequency"
         )
     seconds = clock.walls / clock.per_second
