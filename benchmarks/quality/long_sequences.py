@@ -66,7 +66,7 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
     },
     "imdb": {
         "hawk": {
-            "data": ["imdb"], "data_options": {"most": 2048}, "layer": "hawk", "dim": 64, "depth": 2,
+            "data": ["imdb"], "data_options": {"max_length": 2048}, "layer": "hawk", "dim": 64, "depth": 2,
             "channel_mixer": "none", "dropout": 0.2, "lr": 3e-3, "batch_size": 32, "eval_examples": 2500, "patience": 5,
             "minutes": 57.0,
         },
