@@ -17,7 +17,7 @@ from scanl.models import (
     Forecaster,
     LanguageModel,
     SequenceClassifier,
-    SequenceLabeller,
+    SequenceLabeler,
     SequenceRegressor,
     Stack,
     Tokens,
@@ -121,7 +121,7 @@ MODELS = {
     "language model": lambda layer: LanguageModel(7, Stack(8, 2, layer)),
     "classifier": lambda layer: SequenceClassifier(3, Stack(8, 2, layer), Tokens(7)),
     "regressor": lambda layer: SequenceRegressor(1, Stack(8, 2, layer), Tokens(7)),
-    "labeller": lambda layer: SequenceLabeller(3, Stack(8, 2, layer), Tokens(7)),
+    "labeler": lambda layer: SequenceLabeler(3, Stack(8, 2, layer), Tokens(7)),
 }
 
 

@@ -25,7 +25,7 @@ from scanl.models import (
     LanguageModel,
     Policy,
     SequenceClassifier,
-    SequenceLabeller,
+    SequenceLabeler,
     SequenceRegressor,
     Stack,
     Tokens,
@@ -37,7 +37,7 @@ torch.manual_seed(0)
 LM = LanguageModel(256, Stack(8, 1, "lru")).eval()
 DRAWS = Forecaster(2, Stack(8, 1, "lru"), recursive=True).eval()
 PROMPT, X = torch.tensor([[1, 2, 3]]), torch.zeros(1, 3, 1)
-POLICY = Policy(SequenceLabeller(3, Stack(8, 1, "lru"), Features(5)))
+POLICY = Policy(SequenceLabeler(3, Stack(8, 1, "lru"), Features(5)))
 
 
 class Corridor:

@@ -18,7 +18,7 @@ from scanl.data.naive import naive, season_errors
 from scanl.errors import ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.questions import answerer
-from scanl.models import Forecaster, SequenceClassifier, SequenceLabeller, SequenceRegressor
+from scanl.models import Forecaster, SequenceClassifier, SequenceLabeler, SequenceRegressor
 
 COVERS = [
     "data/columns",
@@ -320,7 +320,7 @@ RUNS = {
     "forecast": (["--target", "y", "--horizon", "4", "--series", "id", "--past", "u", "--static", "size"], Forecaster),
     "recursive": (["--target", "y,u", "--horizon", "3", "--recursive", "--distribution", "points"], Forecaster),
     "classify": (["--target", "kind", "--series", "id", "--past", "y", "u"], SequenceClassifier),
-    "label": (["--target", "up", "--series", "id", "--past", "y", "u", "--split", "time"], SequenceLabeller),
+    "label": (["--target", "up", "--series", "id", "--past", "y", "u", "--split", "time"], SequenceLabeler),
     "regress": (["--target", "size", "--series", "id", "--past", "y"], SequenceRegressor),
 }
 

@@ -64,7 +64,7 @@ from scanl.data.fresh import FreshRows
 from scanl.data.questions import Question, Vocabulary
 from scanl.learning.questions import Answerer, Answers, answers
 from scanl.learning.questions.base import form
-from scanl.models import SequenceLabeller
+from scanl.models import SequenceLabeler
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class MaskedToken(Question):
 
 @answers(MaskedToken)
 class MaskedTokenAnswerer(Answerer[MaskedToken]):
-    """A labeller of each step; the last token of the vocabulary hides another."""
+    """A labeler of each step; the last token of the vocabulary hides another."""
 
     every_step = True
 
     def head(self, stack, options):
-        return SequenceLabeller(self.question.inputs.size - 1, stack, form(self.question.inputs))
+        return SequenceLabeler(self.question.inputs.size - 1, stack, form(self.question.inputs))
 
     def answers(self, model, batch, state=None):
         logits, state = model(batch.inputs, state)

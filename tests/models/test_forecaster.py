@@ -19,7 +19,7 @@ from scanl.models import (
     LanguageModel,
     Normalization,
     Saved,
-    SequenceLabeller,
+    SequenceLabeler,
     SequenceRegressor,
     Stack,
     Tokens,
@@ -425,9 +425,9 @@ def test_a_regressor_tells_numbers(name):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_labeller_labels_each_step():
+def test_a_labeler_labels_each_step():
     torch.manual_seed(0)
-    model = SequenceLabeller(4, Stack(8, 2, "lru"), Features(3, missing=True)).double()
+    model = SequenceLabeler(4, Stack(8, 2, "lru"), Features(3, missing=True)).double()
     x = torch.randn(2, 6, 3).double()
     x[0, 1, 1] = torch.nan
     whole, last = model(x)
@@ -454,7 +454,7 @@ SAVED = [
         lags=4,
     ),
     SequenceRegressor(2, Stack(8, 1, "gru"), Features(4), distribution="quantiles", output_scales=[[1, 2]] * 2),
-    SequenceLabeller(3, Stack(8, 1, "mingru"), Tokens(7)),
+    SequenceLabeler(3, Stack(8, 1, "mingru"), Tokens(7)),
 ]
 
 
@@ -464,7 +464,7 @@ def test_saved_and_loaded(model, tmp_path):
     model.save(tmp_path)
     again = Saved.load(tmp_path)
     assert recorded(again) == recorded(model)
-    x = torch.tensor([[1, 2, 3]]) if isinstance(model, SequenceLabeller) else torch.randn(1, 3, model.input.in_features)
+    x = torch.tensor([[1, 2, 3]]) if isinstance(model, SequenceLabeler) else torch.randn(1, 3, model.input.in_features)
     given = {}
     if isinstance(model, Forecaster):
         x, given = torch.randn(1, 3, 2), {"past": torch.randn(1, 3, 1)}

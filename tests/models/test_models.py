@@ -26,7 +26,7 @@ from scanl.models import (
     LanguageModel,
     Saved,
     SequenceClassifier,
-    SequenceLabeller,
+    SequenceLabeler,
     SequenceRegressor,
     Stack,
     Tokens,
@@ -726,7 +726,7 @@ def test_a_token_out_of_range_is_named(model, token):
 
 @pytest.mark.parametrize("name", layers.names(presets=False))
 def test_every_layer_fits_each_model(name):
-    """Of features, some of them missing: a classifier, a labeller and a regressor read with it.
+    """Of features, some of them missing: a classifier, a labeler and a regressor read with it.
 
     Language models and forecasters run every causal layer elsewhere, and the laws of layers have the gradients.
     """
@@ -734,7 +734,7 @@ def test_every_layer_fits_each_model(name):
     torch.manual_seed(0)
     x = torch.randn(2, 5, 2).double()
     x[0, 1, 1] = torch.nan
-    for kind, shape in ((SequenceClassifier, (2, 3)), (SequenceLabeller, (2, 5, 3)), (SequenceRegressor, (2, 3, 1))):
+    for kind, shape in ((SequenceClassifier, (2, 3)), (SequenceLabeler, (2, 5, 3)), (SequenceRegressor, (2, 3, 1))):
         outputs, _ = kind(3, Stack(DIM, 1, name, **options), Features(2, missing=True)).double()(x)
         assert outputs.shape == shape
         assert outputs.isfinite().all()

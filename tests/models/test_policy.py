@@ -9,7 +9,7 @@ import published
 from scanl.data.base import IGNORED
 from scanl.errors import ConfigError, ShapeError
 from scanl.learning import TrainConfig
-from scanl.models import Features, Policy, SequenceLabeller, Stack, Tokens
+from scanl.models import Features, Policy, SequenceLabeler, Stack, Tokens
 
 UP, DOWN, RIGHT = range(3)
 PLACES = 6
@@ -55,7 +55,7 @@ def episodes(count):
 @pytest.fixture(scope="module")
 def policy():
     torch.manual_seed(0)
-    model = SequenceLabeller(3, Stack(16, 1, "lru"), Features(7))
+    model = SequenceLabeler(3, Stack(16, 1, "lru"), Features(7))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs, actions = episodes(256)
     for step in range(150):
@@ -99,7 +99,7 @@ def test_an_episode_that_is_cut_is_over(policy):
 
 
 def test_a_policy_drops_nothing():
-    assert not Policy(SequenceLabeller(3, Stack(8, 1, "lru", dropout=0.5), Features(7))).model.training
+    assert not Policy(SequenceLabeler(3, Stack(8, 1, "lru", dropout=0.5), Features(7))).model.training
 
 
 def test_several_episodes_go_on_at_once_as_each_alone(policy):
@@ -139,7 +139,7 @@ def test_a_step_is_that_of_the_source(tmp_path, monkeypatch):
     assert steps > 2
     actions = source.question.classes
     assert actions
-    model = SequenceLabeller(actions, Stack(8, 1, "lru"), Features(inputs.shape[2]))
+    model = SequenceLabeler(actions, Stack(8, 1, "lru"), Features(inputs.shape[2]))
     read = []
     model.register_forward_pre_hook(lambda _, given: read.append(given[0][0, 0]))
     policy = Policy(model, unit=3.0)
@@ -154,9 +154,9 @@ def test_a_step_is_that_of_the_source(tmp_path, monkeypatch):
 
 def test_wrong_arguments_are_refused(policy):
     with pytest.raises(ConfigError, match="the model reads tokens, expected features"):
-        Policy(SequenceLabeller(3, Stack(8, 1, "lru"), Tokens(5)))
+        Policy(SequenceLabeler(3, Stack(8, 1, "lru"), Tokens(5)))
     with pytest.raises(ConfigError, match="reads 4 channels, expected at least 5: the return, 3 for the action before"):
-        Policy(SequenceLabeller(3, Stack(8, 1, "lru"), Features(4)))
+        Policy(SequenceLabeler(3, Stack(8, 1, "lru"), Features(4)))
     with pytest.raises(ConfigError, match="unit is 0, expected above 0"):
         Policy(policy.model, unit=0)
     with pytest.raises(ShapeError, match=r"target has shape \(3,\), expected \(\) or \(2,\)"):

@@ -31,7 +31,7 @@ from scanl.models import (
     Patches,
     Saved,
     SequenceClassifier,
-    SequenceLabeller,
+    SequenceLabeler,
     SequenceRegressor,
     SpaceTimeNet,
     Stack,
@@ -92,7 +92,7 @@ MODELS = {
         SequenceRegressor(2, stack, Features(2, [[0, 1], [2, 3]]), distribution="gaussian", output_scales=[(1, 2)] * 2),
         NUMBERS,
     ),
-    SequenceLabeller: lambda stack: (SequenceLabeller(3, stack, Features(2, missing=True)), NUMBERS),
+    SequenceLabeler: lambda stack: (SequenceLabeler(3, stack, Features(2, missing=True)), NUMBERS),
     Forecaster: lambda stack: (
         Forecaster(3, stack, Channels(target=2, scales=((0, 1), (1, 2))), lags=2, normalization=Normalization(5.0)),
         NUMBERS,

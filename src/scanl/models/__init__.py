@@ -15,7 +15,7 @@ from scanl.models.generation import Generation as Generation
 from scanl.models.inputs import Channels as Channels
 from scanl.models.inputs import Features as Features
 from scanl.models.inputs import Tokens as Tokens
-from scanl.models.labeller import SequenceLabeller as SequenceLabeller
+from scanl.models.labeler import SequenceLabeler as SequenceLabeler
 from scanl.models.language_model import LanguageModel as LanguageModel
 from scanl.models.mega import MegalodonStack as MegalodonStack
 from scanl.models.mega import mega as mega

@@ -1,4 +1,4 @@
-"""A policy: a labeller of steps that chooses actions to reach a return."""
+"""A policy: a labeler of steps that chooses actions to reach a return."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State
 from scanl.models.inputs import Features
-from scanl.models.labeller import SequenceLabeller
+from scanl.models.labeler import SequenceLabeler
 from scanl.models.sampling import as_generator, as_limit, check_options, sample
 from scanl.whole import whole_number
 
@@ -48,12 +48,12 @@ class Policy:
     attention reads the last K steps again; here it is one step of a recurrence.
 
     Args:
-        model: a labeller of features with one class for each action, such as `scanl train --data atari` trains.
+        model: a labeler of features with one class for each action, such as `scanl train --data atari` trains.
             `Policy` puts it into evaluation mode.
         unit: returns are divided by it, as in training.
     """
 
-    def __init__(self, model: SequenceLabeller, *, unit: float = 1.0) -> None:
+    def __init__(self, model: SequenceLabeler, *, unit: float = 1.0) -> None:
         if not isinstance(model.inputs, Features):
             raise ConfigError("policy: the model reads tokens, expected features: a return, an action, an observation")
         self.actions: int = model.head.out_features

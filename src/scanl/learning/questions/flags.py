@@ -1,4 +1,4 @@
-"""Answers of yes and no at every step, by a labeller."""
+"""Answers of yes and no at every step, by a labeler."""
 
 from scanl.data.questions import Flags
 from scanl.learning.questions.base import answers

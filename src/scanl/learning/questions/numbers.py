@@ -1,4 +1,4 @@
-"""Numbers at every step, by a labeller."""
+"""Numbers at every step, by a labeler."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,26 +11,26 @@ from scanl.layers.base import widen
 from scanl.layers.state import State
 from scanl.learning.losses import losses
 from scanl.learning.questions.base import Answerer, Answers, answers, durations, form, mean
-from scanl.models import Backbone, SequenceLabeller
+from scanl.models import Backbone, SequenceLabeler
 
 
 @answers(Numbers)
 class NumbersAnswerer(Answerer[Numbers]):
-    """A `SequenceLabeller` with an output for each number: the outputs at the n targets, (n,), and the targets (n,)."""
+    """A `SequenceLabeler` with an output for each number: the outputs at the n targets, (n,), and the targets (n,)."""
 
     every_step = True
 
-    def head(self, stack: Backbone, options: Mapping[str, Any]) -> SequenceLabeller:
-        return SequenceLabeller(self.question.count, stack, form(self.question.inputs))
+    def head(self, stack: Backbone, options: Mapping[str, Any]) -> SequenceLabeler:
+        return SequenceLabeler(self.question.count, stack, form(self.question.inputs))
 
-    def answers(self, model: SequenceLabeller, batch: Batch, state: State = None) -> Answers:
+    def answers(self, model: SequenceLabeler, batch: Batch, state: State = None) -> Answers:
         outputs, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
         return Answers(outputs[batch.targets.isfinite()], self.selected(batch.targets), state)
 
     def selected(self, targets: Any) -> Any:
         return targets[targets.isfinite()]
 
-    def loss(self, model: SequenceLabeller, batch: Batch, state: State = None) -> tuple[Tensor, State]:
+    def loss(self, model: SequenceLabeler, batch: Batch, state: State = None) -> tuple[Tensor, State]:
         outputs, targets, state = self.answers(model, batch, state)
         wide = widen(outputs)
         parts = losses.get(self.question.loss)(wide, targets.to(wide))

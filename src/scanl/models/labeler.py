@@ -1,4 +1,4 @@
-"""A labeller of steps that can use any layer."""
+"""A labeler of steps that can use any layer."""
 
 from typing import Annotated, ClassVar
 
@@ -10,13 +10,13 @@ from scanl.layers.state import Device, DType, State
 from scanl.models.reader import AnyStack, Inputs, Reader
 
 
-class SequenceLabeller(Reader):
+class SequenceLabeler(Reader):
     """Give each step of a sequence a class: a stack of blocks, and a linear map at each step.
 
     logits: (B, T, C).   State: one BlockState for each block.
     """
 
-    name: ClassVar[str] = "labeller"
+    name: ClassVar[str] = "labeler"
 
     def __init__(self, num_classes: Annotated[int, at_least(1), "C"], stack: AnyStack, inputs: Inputs) -> None:
         super().__init__(stack, inputs)
