@@ -237,7 +237,7 @@ GOOD = HEAD + IDX + SOURCE.format(name="tiny", kind="Images") + "shape = [2, 2, 
     [
         ("form =", "form", "small.toml is no file of TOML: Expected '=' after a key"),
         ('form = "small files"', "", r"small.toml has no form, expected form, sources"),
-        ("form =", 'lisence = "x"\nform =', r"unknown entry of .*small.toml 'lisence'; did you mean 'licence'\?"),
+        ("form =", 'lisence = "x"\nform =', r"unknown entry of .*small.toml 'lisence'; did you mean 'license'\?"),
         ('"small files"', "3", "small.toml: form is 3, expected str"),
         ('reader = "idx"', 'reader = "idy"', r"unknown reader of .*small.toml for Images 'idy'; did you mean 'idx'\?"),
         ('reader = "idx"', 'reader = "fasta"', "unknown reader of .*small.toml for Images 'fasta'"),

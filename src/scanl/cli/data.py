@@ -76,7 +76,7 @@ def table() -> str:
         packages = ", ".join(f"{package.manager} `{package.name}` {package.version}" for package in files.packages)
         about = summary(sources.get(name)).rstrip(".").replace("|", "")
         chance = "" if record.chance is None else f"{record.chance:.4g}"
-        cells = (f"`{name}`", record.id, about, record.split, chance, files.licence, record.citation, f"`{files.name}`")
+        cells = (f"`{name}`", record.id, about, record.split, chance, files.license, record.citation, f"`{files.name}`")
         rows.append(f"| {' | '.join((*cells, packages or files.form))} |")
     return "\n".join(rows)
 

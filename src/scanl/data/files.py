@@ -71,7 +71,7 @@ class Files:
     needs: paths in the folder that must exist; a packed file `NAME.gz` or `NAME.xz` will do.
     sha256: digest of each unpacked file, by path, where it is known.
     counts: published numbers of what is in the files, which a reader gives to `counted`.
-    packages: the packages that contain the files.   licence: of the data.
+    packages: the packages that contain the files.   license: of the data.
     or_needs: paths of another form of the same data, which will do in place of `needs`.
     layout, other_layout: how the files of the two forms are read; None where a class has the code.
     """
@@ -82,7 +82,7 @@ class Files:
     sha256: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     packages: tuple[Package, ...] = ()
-    licence: str = "not stated"
+    license: str = "not stated"
     or_needs: tuple[str, ...] = ()
     layout: Layout | None = None
     other_layout: Layout | None = None
