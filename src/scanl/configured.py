@@ -171,11 +171,20 @@ def _signature(cls: Configured, constructor: Callable[..., None] | None) -> insp
     for start in _constructors(cls):
         _, *arguments = inspect.signature(start).parameters.values()
         types = get_type_hints(start)
-        arguments = [one.replace(annotation=types.get(one.name, one.annotation)) for one in arguments]
+        arguments = [
+            argument.replace(annotation=types.get(argument.name, argument.annotation)) for argument in arguments
+        ]
         if parameters:
-            arguments = [one.replace(kind=one.KEYWORD_ONLY) if one.kind in POSITIONAL else one for one in arguments]
-        more = [one for one in arguments if one.kind is one.VAR_KEYWORD]
-        parameters |= {one.name: one for one in arguments if one not in more and one.name not in parameters}
+            arguments = [
+                argument.replace(kind=argument.KEYWORD_ONLY) if argument.kind in POSITIONAL else argument
+                for argument in arguments
+            ]
+        more = [argument for argument in arguments if argument.kind is argument.VAR_KEYWORD]
+        parameters |= {
+            argument.name: argument
+            for argument in arguments
+            if argument not in more and argument.name not in parameters
+        }
     for name, kind in cls.added.items():
         option = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name))
         parameters[name] = option.replace(annotation=_bare(kind))

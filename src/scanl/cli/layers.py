@@ -178,11 +178,11 @@ def describe_layer(name: str, dim: int) -> str:
         if row[0] == "options":
             meanings = [f"{option.name}: {option.meaning}." for option in options_of(name)]
             lines += [textwrap.fill(meaning, 100, **HANGING, break_long_words=False) for meaning in meanings]
-    for one in _backends(cls):
-        where = "any device" if one.devices is None else ", ".join(one.devices)
-        if one.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
+    for entry in _backends(cls):
+        where = "any device" if entry.devices is None else ", ".join(entry.devices)
+        if entry.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
             where += "; it refuses some cells, see docs/cells.md"
-        lines.append(f"{'':<12}{one.name}: {where}")
+        lines.append(f"{'':<12}{entry.name}: {where}")
     return "\n".join(lines)
 
 

@@ -61,7 +61,10 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
 def refuse_unused(config: TrainConfig) -> None:
     """Raise ConfigError for an option that other sources use but this one does not."""
     entry, defaults = config.entry, TrainConfig().options()
-    names, others = entry.option_names(), {name for one in sources.names() for name in sources.get(one).option_names()}
+    names, others = (
+        entry.option_names(),
+        {name for source_name in sources.names() for name in sources.get(source_name).option_names()},
+    )
     for name, value in vars(config.source).items():
         if name == "data" or name not in others or name in names or value == defaults[name]:
             continue

@@ -110,11 +110,11 @@ class AtariReplay(FixedRows):
     def _chosen(self, episodes: dict[int, list[Episode]]) -> list[Episode]:
         """Take episodes from random checkpoints, `visit` at a time, until there are enough transitions."""
         random, chosen, count = np.random.default_rng(self.choice_seed), list[Episode](), 0
-        while count < self.transitions and (known := sorted(number for number, some in episodes.items() if some)):
+        while count < self.transitions and (known := sorted(number for number, waiting in episodes.items() if waiting)):
             number = known[random.integers(len(known))]
-            some, episodes[number] = episodes[number][: self.visit], episodes[number][self.visit :]
-            chosen += some
-            count += sum(episode.end - episode.begin for episode in some)
+            visit, episodes[number] = episodes[number][: self.visit], episodes[number][self.visit :]
+            chosen += visit
+            count += sum(episode.end - episode.begin for episode in visit)
         return chosen
 
     @cached_property
@@ -133,7 +133,7 @@ class AtariReplay(FixedRows):
 
     @property
     def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
-        actions = 1 + max(int(some.max(initial=0)) for some in self._logged[0].values())
+        actions = 1 + max(int(numbers.max(initial=0)) for numbers in self._logged[0].values())
         channels = 1 + actions + self.screens * SIDE**2
         return Label(Features(channels), actions)
 
@@ -144,7 +144,7 @@ class AtariReplay(FixedRows):
             raise DataError(f"{self.name}: {self.game} has {len(episodes)} whole episodes, expected three or more")
         _ = self._frames
         parts = (episodes[: -2 * aside], episodes[-2 * aside : -aside], episodes[-aside:])
-        return Parts(*(self._part(some) for some in parts))
+        return Parts(*(self._part(episodes) for episodes in parts))
 
     def _part(self, episodes: Sequence[Episode]) -> Part:
         """Return the rows as their checkpoint, the begin and end of their episode, and their first transition."""

@@ -158,8 +158,12 @@ class TenWords(SpeechCommands):
                 paths[split].extend(clips[number] for number in np.sort(indices))
                 labels[split].extend([label] * len(indices))
         self.files.counted({"whole clips of ten words": sum(map(len, paths))}, self.folder)
-        parts = zip(paths, labels, strict=True)
-        return Parts(*(Part(FromFiles(some, self.clip), np.array(them, np.int64)) for some, them in parts))
+        return Parts(
+            *(
+                Part(FromFiles(split_paths, self.clip), np.array(split_labels, np.int64))
+                for split_paths, split_labels in zip(paths, labels, strict=True)
+            )
+        )
 
     def _samples(self, path: Path) -> int:
         with opened(self.files, path, self.folder) as file:
@@ -179,8 +183,8 @@ class TenWords(SpeechCommands):
         clips = self.parts.train.rows
         count, total, squares = 0, 0.0, 0.0
         for start in range(0, len(clips), 256):
-            some = self._features([clips[place] for place in range(start, min(start + 256, len(clips)))]).astype(float)
-            values = some.reshape(-1, COEFFICIENTS) if self.mfcc else some
+            batch = self._features([clips[place] for place in range(start, min(start + 256, len(clips)))]).astype(float)
+            values = batch.reshape(-1, COEFFICIENTS) if self.mfcc else batch
             count, total, squares = count + len(values), total + values.sum(0), squares + np.square(values).sum(0)
         mean = np.asarray(total) / count
         return mean, np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0)) + 1e-5

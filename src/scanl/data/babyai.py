@@ -80,8 +80,8 @@ def _whole(episode: Any) -> bool:
         and isinstance(packed, bytes)
         and lists
         and len(directions) == len(actions) > 0
-        and all(isinstance(one, int) and 0 <= one < DIRECTIONS for one in directions)
-        and all(isinstance(one, int) and 0 <= one < ACTIONS for one in actions)
+        and all(isinstance(number, int) and 0 <= number < DIRECTIONS for number in directions)
+        and all(isinstance(number, int) and 0 <= number < ACTIONS for number in actions)
     )
 
 

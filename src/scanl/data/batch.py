@@ -99,4 +99,4 @@ def _mapped(f: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to each array, and keep the names."""
     if value is None:
         return None
-    return type(value)(*(_mapped(f, one) for one in value)) if isinstance(value, tuple) else f(value)
+    return type(value)(*(_mapped(f, element) for element in value)) if isinstance(value, tuple) else f(value)

@@ -162,12 +162,15 @@ class MMLUQuestions(Choices):
 
     def asked(self) -> Sequence[Sequence[Asked]]:
         solved: dict[str, list[str]] = {}
-        for subject, one in self._part("dev"):
-            solved.setdefault(subject, []).append(one.written(solved=True))
-        first = {subject: "".join(some[: self.shots]) for subject, some in solved.items()}
-        train = [one for _, one in self._part("auxiliary_train")]
+        for subject, question in self._part("dev"):
+            solved.setdefault(subject, []).append(question.written(solved=True))
+        first = {subject: "".join(examples[: self.shots]) for subject, examples in solved.items()}
+        train = [question for _, question in self._part("auxiliary_train")]
         measured = (
-            [Asked(first.get(subject, "") + one.text, one.options, one.answer) for subject, one in self._part(split)]
+            [
+                Asked(first.get(subject, "") + question.text, question.options, question.answer)
+                for subject, question in self._part(split)
+            ]
             for split in ("val", "test")
         )
         return [train, *measured]

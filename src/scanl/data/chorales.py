@@ -33,7 +33,7 @@ class BachChorales(Polyphony):
             try:
                 parts = musicxml.score(self.files.read(f"bach/{path.name}", self.folder)).findall("part")
                 if len(parts) == 4:
-                    rolls.setdefault((one := roll(musicxml.frames(parts))).tobytes(), one)
+                    rolls.setdefault((frames := roll(musicxml.frames(parts))).tobytes(), frames)
             except musicxml.BROKEN as error:
                 raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
         self.files.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)

@@ -164,11 +164,11 @@ class FixedRows(Source):
         test = self.parts.test
         if sample:
             count = max(self.eval_examples, MOST_STEPS // self.length)
-        some = test if count is None else spread(test, count)
-        of = "" if len(some.answers) == len(test.answers) else f", a sample of {len(test.answers):,}"
+        rows = test if count is None else spread(test, count)
+        of = "" if len(rows.answers) == len(test.answers) else f", a sample of {len(test.answers):,}"
         beside = {} if self.chance is None else {"chance": self.chance}
-        title = f"{self.metric} on {len(some.answers):,} test rows of {self.name}{of}:"
-        return Exam(title, Repeated(lambda: self._batches(some)), beside, ".4g")
+        title = f"{self.metric} on {len(rows.answers):,} test rows of {self.name}{of}:"
+        return Exam(title, Repeated(lambda: self._batches(rows)), beside, ".4g")
 
     def _batches(self, split: Part) -> Iterator[Batch]:
         numbers = self.length * (self.question.inputs.width)

@@ -231,7 +231,7 @@ class Folders(FixedRows):
         return splits
 
     def _by_class(self, folder: Path) -> dict[str, list[Path]]:
-        return {one.name: below(one) for one in _folders(folder)}
+        return {subfolder.name: below(subfolder) for subfolder in _folders(folder)}
 
     def _classes(self, splits: Sequence[Mapping[str, Sequence[Path]]]) -> list[str]:
         """The names of the classes. Raises DataError unless the files can be learnt from."""
@@ -286,9 +286,9 @@ class Folders(FixedRows):
         paths = [path for split in parts for path, _ in split]
         first, words = kind.about(paths[0])
         for path in paths:
-            other, its = kind.about(path)
+            other, other_words = kind.about(path)
             if other != first:
-                raise DataError(f"{self.name}: {paths[0]} has {words} and {path} has {its}, expected all alike")
+                raise DataError(f"{self.name}: {paths[0]} has {words} and {path} has {other_words}, expected all alike")
         return first
 
     @cached_property

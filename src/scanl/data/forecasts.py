@@ -94,8 +94,8 @@ class PublishedSeries(SeriesSource):
     def collection(self) -> Collection:
         columns, values = self.table
         none = values[:, :0]
-        one = Series("", values, none, np.zeros(0), none, None, np.arange(len(values), dtype=np.float64))
-        return Collection([one], [], self.usual_season, f"{len(values):,} rows of {len(columns)} series")
+        series = Series("", values, none, np.zeros(0), none, None, np.arange(len(values), dtype=np.float64))
+        return Collection([series], [], self.usual_season, f"{len(values):,} rows of {len(columns)} series")
 
     def digest(self) -> str:
         return hashlib.sha256(f"{self.name} {super().digest()}".encode()).hexdigest()

@@ -158,28 +158,27 @@ def frequencies(
     steps its times are. Raises ConfigError when the times have another frequency than the user says.
     """
     if freq is not None:
-        one = said(freq, series_times[0])
+        frequency = said(freq, series_times[0])
         for times in series_times:
-            _refuse_other(freq, one, times)
-        return [one] * len(series_times)
+            _refuse_other(freq, frequency, times)
+        return [frequency] * len(series_times)
     result: list[Frequency | None] = [None] * len(series_times)
     candidates = list(known)
     for i in sorted(range(len(series_times)), key=lambda i: -len(series_times[i])):
-        result[i] = next((one for one in candidates if _absent(one, series_times[i]) == 0), None) or inferred(
-            series_times[i], max_absent
-        )
-        one = result[i]
-        if one is not None and one not in candidates:
-            candidates.append(one)
+        complete = (candidate for candidate in candidates if _absent(candidate, series_times[i]) == 0)
+        frequency = result[i] = next(complete, None) or inferred(series_times[i], max_absent)
+        if frequency is not None and frequency not in candidates:
+            candidates.append(frequency)
     for i, frequency in enumerate(result):
         if frequency is None:
-            result[i] = next((one for one in candidates if one.exact and one.counts(series_times[i]) is not None), None)
+            exact = (candidate for candidate in candidates if candidate.exact)
+            result[i] = next((other for other in exact if other.counts(series_times[i]) is not None), None)
     return result
 
 
-def _refuse_other(freq: Any, one: Frequency, times: Times) -> None:
+def _refuse_other(freq: Any, frequency: Frequency, times: Times) -> None:
     """Raise ConfigError for times that have another frequency than the user's."""
-    counts = one.counts(times)
+    counts = frequency.counts(times)
     if counts is not None and (len(counts) < 2 or np.median(np.diff(counts)) == 1):
         return
     other = inferred(times)
@@ -194,13 +193,13 @@ def inferred(times: Times, max_absent: float = FEW) -> Frequency | None:
     """Return the frequency at which at most the fraction `max_absent` of the steps is absent; None if there is none."""
     if len(times) < (3 if times.dates else 2) or (np.diff(times.marks) <= 0).any():
         return None
-    for one in _candidates(times):
-        counts = one.counts(times)
+    for frequency in _candidates(times):
+        counts = frequency.counts(times)
         if counts is None:
             continue
         total = int(counts[-1]) + 1
         if total - len(times) <= max_absent * total and np.median(np.diff(counts)) == 1:
-            return one
+            return frequency
     return None
 
 

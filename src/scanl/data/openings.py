@@ -52,11 +52,11 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         odd, usual = ("regular", "irregular") if collection.series[0].spans is None else ("irregular", "regular")
         raise DataError(f"table: {path} has {odd} times, expected {usual} times as in training")
     result = []
-    for one, (_, places) in zip(collection.series, grouped(longer, path, table.series), strict=True):
-        rows = len(one) - steps
+    for member, (_, places) in zip(collection.series, grouped(longer, path, table.series), strict=True):
+        rows = len(member) - steps
         now = rows if prompt is None else min(prompt, rows)
         begin = max(0, now - table.length)
-        series, count = (one, now - begin) if now else (_with_nothing_before(one), 1)
+        series, count = (member, now - begin) if now else (_with_nothing_before(member), 1)
         ahead = steps - 1 + table.horizon
         flat, rows = Rows([series], ahead), (begin + np.arange(count))[None]
         batch = Batch(flat.columns(rows, ahead), None, timespans=flat.durations(rows, ahead))
@@ -76,10 +76,10 @@ def _refuse_text(frame: Any, path: Path, table: Table) -> None:
             )
 
 
-def _with_nothing_before(one: Series) -> Series:
+def _with_nothing_before(series: Series) -> Series:
     """Return a series with a row before it in which all numbers are missing."""
-    nothing = {name: np.insert(getattr(one, name), 0, np.nan, axis=0) for name in ("target", "past", "future")}
-    return replace(one, **nothing, spans=None if one.spans is None else np.insert(one.spans, 0, 1.0))
+    nothing = {name: np.insert(getattr(series, name), 0, np.nan, axis=0) for name in ("target", "past", "future")}
+    return replace(series, **nothing, spans=None if series.spans is None else np.insert(series.spans, 0, 1.0))
 
 
 def write_series(path: Path, openings: list[Opening], numbers: NDArray[np.float64], names: list[str]) -> None:
@@ -92,7 +92,7 @@ def write_series(path: Path, openings: list[Opening], numbers: NDArray[np.float6
                 np.save(file, numbers)
             return
         frames = [
-            one.after.assign(**dict(zip(names, values.T, strict=True)))
-            for one, values in zip(openings, numbers, strict=True)
+            opening.after.assign(**dict(zip(names, values.T, strict=True)))
+            for opening, values in zip(openings, numbers, strict=True)
         ]
         pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)

@@ -16,9 +16,9 @@ def shuffled(
     """
     epochs, places = np.divmod((step * world + rank) * size + np.arange(size), pieces)
     offsets, numbers = np.empty((2, size), np.int64)
-    for one in np.unique(epochs):
-        offset, order = epoch(seed, int(one), total, pieces)
-        here = epochs == one
+    for epoch_number in np.unique(epochs):
+        offset, order = epoch(seed, int(epoch_number), total, pieces)
+        here = epochs == epoch_number
         offsets[here], numbers[here] = offset, order[places[here]]
     return offsets, numbers
 

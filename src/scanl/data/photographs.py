@@ -81,9 +81,9 @@ class ImageNetPatches(FixedRows):
         paths: list[Path] = []
         answers: list[int] = []
         for number, name in enumerate(self.classes):
-            some = self.files.below(f"{split}/{name}", "*.JPEG", self.folder)
-            paths += some
-            answers += [number] * len(some)
+            split_paths = self.files.below(f"{split}/{name}", "*.JPEG", self.folder)
+            paths += split_paths
+            answers += [number] * len(split_paths)
         self.files.counted({what: len(paths)}, self.folder)
         return Part(FromFiles(paths, self.photograph), np.array(answers, np.int64))
 
@@ -167,7 +167,7 @@ class MiniImageNetEpisodes(FreshRows):
                 why = f"it has {len(classes)} classes of {least} photographs or more, expected {self.ways} of"
                 raise self.files.damaged(path, f"{why} {self.shots + 1}", self.folder)
             parts.append([classes[name] for name in sorted(classes)])
-        self.files.counted({"images": sum(len(some) for split in parts for some in split)}, self.folder)
+        self.files.counted({"images": sum(len(class_paths) for split in parts for class_paths in split)}, self.folder)
         return parts
 
     def check(self) -> None:
@@ -188,7 +188,7 @@ class MiniImageNetEpisodes(FreshRows):
             answers[row] = random.integers(self.ways)
             shown = random.permutation(np.repeat(np.arange(self.ways), self.shots))
             # `shots` photographs of each class to show, and one for the query.
-            places = [list(random.choice(len(classes[one]), self.shots + 1, replace=False)) for one in drawn]
+            places = [list(random.choice(len(classes[label]), self.shots + 1, replace=False)) for label in drawn]
             for step, number in enumerate([*shown, answers[row]]):
                 path = classes[drawn[number]][places[number].pop()]
                 pixels = square(self.files, path, self.side, self.side, self.folder)

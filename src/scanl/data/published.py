@@ -61,7 +61,7 @@ def add(folder: str | Path) -> list[str]:
     for record in new:
         if record.files.name in folders:
             raise ConfigError(f"{record.where}: the data set {record.files.name!r} exists already; rename the file")
-        if record.name in sources.names() or sum(one.name == record.name for one in new) > 1:
+        if record.name in sources.names() or sum(other.name == record.name for other in new) > 1:
             raise ConfigError(f"{record.where}: a source of this name exists already, expected a new name")
         if not record.kind:
             continue
@@ -129,7 +129,7 @@ def _facts(record: Record, cls: type[Any]) -> dict[str, Any]:
 def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
     """Raise ConfigError unless a class reads the parts of a layout, and its reader takes the options."""
     if record.kind and tuple(layout.parts) not in cls.splits:
-        splits = " or ".join(", ".join(one) for one in cls.splits)
+        splits = " or ".join(", ".join(names) for names in cls.splits)
         have = ", ".join(layout.parts) or "none"
         raise ConfigError(
             f"{record.where}: the layout has the parts {have}, expected {splits} because of {record.kind}"
@@ -145,9 +145,18 @@ def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
     if layout.reader not in cls.readers:
         raise nearest(f"reader of {record.path} for {cls.__name__}", layout.reader, list(cls.readers))
     reader = cls.readers[layout.reader]
-    options = [one for one in inspect.signature(reader).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    types = {one.name: one.annotation for one in options}
-    typed(f"{record.path}: layout", layout.options, types, [one.name for one in options if one.default is one.empty])
+    options = [
+        parameter
+        for parameter in inspect.signature(reader).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    types = {option.name: option.annotation for option in options}
+    typed(
+        f"{record.path}: layout",
+        layout.options,
+        types,
+        [option.name for option in options if option.default is option.empty],
+    )
 
 
 @cache

@@ -63,7 +63,7 @@ class Recordings(FixedRows):
         self._scales = np.array([scale_of(channel) for channel in steps.T])
         location, scale = self._scales.T
         rows = [[((row - location) / scale).astype(np.float32) for row in split.rows] for split in parts]
-        return Parts(*(Part(some, split.answers) for some, split in zip(rows, parts, strict=True)))
+        return Parts(*(Part(split_rows, split.answers) for split_rows, split in zip(rows, parts, strict=True)))
 
     def digest(self) -> str:
         digest = hashlib.sha256(super().digest().encode())
@@ -100,7 +100,7 @@ class SeriesProblem(Recordings):
 
     def read(self) -> Parts:
         series = {split: self._series(names) for split, names in self.file_names.items()}
-        self.files.counted({self.row_name: sum(len(one.rows) for one in series.values())}, self.folder)
+        self.files.counted({self.row_name: sum(len(labeled.rows) for labeled in series.values())}, self.folder)
         parts = self._split(series)
         if self.standardized:
             return self._standardized(parts)
@@ -108,7 +108,7 @@ class SeriesProblem(Recordings):
 
     def _split(self, series: Mapping[str, "Labeled"]) -> Parts:
         known = series["train"].labels
-        numbered = [self._numbered(one, known, self.file_names[split][-1]) for split, one in series.items()]
+        numbered = [self._numbered(labeled, known, self.file_names[split][-1]) for split, labeled in series.items()]
         if len(numbered) == 3:
             return Parts(*numbered)
         train, test = numbered
@@ -158,8 +158,8 @@ class PooledSeries(SeriesProblem):
     shares: ClassVar[tuple[float, float]]
 
     def _split(self, series: Mapping[str, Labeled]) -> Parts:
-        rows = [row for one in series.values() for row in one.rows]
-        labels = [label for one in series.values() for label in one.labels]
+        rows = [row for labeled in series.values() for row in labeled.rows]
+        labels = [label for labeled in series.values() for label in labeled.labels]
         return shares(self._numbered(Labeled(rows, labels), labels, ""), *self.shares, self.split_seed)
 
 

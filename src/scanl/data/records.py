@@ -159,14 +159,14 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is ClassVar:
         return _fits(value, inner[0])
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(_fits(value, kind) for kind in inner)
     if origin is tuple:
         if not isinstance(value, list):
             return False
         hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
         return len(value) == len(hints) and all(map(_fits, value, hints))
     if origin is not None and issubclass(origin, Mapping):
-        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+        return isinstance(value, dict) and all(_fits(element, inner[1]) for element in value.values())
     return type(value) is hint or (hint is float and type(value) is int)
 
 
@@ -176,7 +176,7 @@ def _named(hint: Any) -> str:
     if origin is ClassVar:
         return _named(inner[0])
     if origin in (Union, UnionType):
-        return " or ".join(_named(one) for one in inner if one is not type(None))
+        return " or ".join(_named(kind) for kind in inner if kind is not type(None))
     if origin is tuple:
         return f"a list of {_named(inner[0])}" + ("" if inner[-1] is Ellipsis else f", {len(inner)} of them")
     if origin is not None:

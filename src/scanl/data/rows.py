@@ -21,32 +21,34 @@ class Rows:
 
     def __init__(self, series: Sequence[Series], pad: int) -> None:
         self.series, self.pad = series, pad
-        self.starts = np.cumsum([0, *(len(one) + pad for one in series[:-1])])
-        self.static = np.stack([one.static for one in series])
-        spans = [one.spans for one in series if one.spans is not None]
+        self.starts = np.cumsum([0, *(len(member) + pad for member in series[:-1])])
+        self.static = np.stack([member.static for member in series])
+        spans = [member.spans for member in series if member.spans is not None]
         self.spans = self.joined(spans, 1.0) if spans else None
 
     def joined(self, parts: Sequence[NDArray[Any]], fill: float = np.nan) -> NDArray[Any]:
         """Return an array (n, ...) of each series as rows; behind each series they have the value `fill`."""
         behind = np.full((self.pad, *parts[0].shape[1:]), fill, parts[0].dtype)
-        return np.concatenate([rows for one in parts for rows in (one, behind)])
+        return np.concatenate([rows for array in parts for rows in (array, behind)])
 
     @cached_property
     def target(self) -> NDArray[Any]:
-        return self.joined([one.target for one in self.series])
+        return self.joined([member.target for member in self.series])
 
     @cached_property
     def past(self) -> Numbers:
-        return self.joined([one.past for one in self.series])
+        return self.joined([member.past for member in self.series])
 
     @cached_property
     def future(self) -> Numbers:
-        return self.joined([one.future for one in self.series])
+        return self.joined([member.future for member in self.series])
 
     @cached_property
     def features(self) -> Numbers:
         """The covariates of the past and the static ones at each row, and its duration if it has one."""
-        static = self.joined([np.broadcast_to(one.static, (len(one), len(one.static))) for one in self.series])
+        static = self.joined(
+            [np.broadcast_to(member.static, (len(member), len(member.static))) for member in self.series]
+        )
         spans = [] if self.spans is None else [self.spans[:, None]]
         return np.hstack([self.past, static, *spans])
 

@@ -93,15 +93,15 @@ def series_of(
     counts, length = _counted(clocks, freqs)
     step = like.step if like else length or _usual_step(clocks)
     if counts is None:
-        spans = [np.diff(one.marks) / (step * clock.per_second) for one in clocks]
+        spans = [np.diff(times_of_series.marks) / (step * clock.per_second) for times_of_series in clocks]
     else:
-        spans = [np.diff(one) * (length / step) for one in counts]
-    regular = all((abs(one - 1) <= SLACK).all() for one in spans)
+        spans = [np.diff(steps) * (length / step) for steps in counts]
+    regular = all((abs(span - 1) <= SLACK).all() for span in spans)
     if (
         like
         and like.series[0].spans is None
         and not regular
-        and all((np.ptp(one) <= SLACK) for one in spans if len(one))
+        and all(np.ptp(span) <= SLACK for span in spans if len(span))
     ):
         raise DataError(
             f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times as long as in the "
@@ -116,15 +116,15 @@ def series_of(
     all_series = [
         Series(
             name, answers[rows], past_values[rows], constant[rows[0]], known[rows],
-            None if regular else np.concatenate([[1.0], one]), seconds[rows],
+            None if regular else np.concatenate([[1.0], span]), seconds[rows],
         )
-        for (name, rows), one in zip(groups, spans, strict=True)
+        for (name, rows), span in zip(groups, spans, strict=True)
     ]  # fmt: skip
     of_calendar = season(length, max(map(len, clocks))) if counts is not None and clock.dates else 1
     return Collection(
         all_series, names, like.season if like else of_calendar, _summary(all_series, answers, len(turns), regular),
         len(turns), step,
-        list(dict.fromkeys(one for one in freqs if one is not None)),
+        list(dict.fromkeys(frequency for frequency in freqs if frequency is not None)),
     )  # fmt: skip
 
 
@@ -197,11 +197,11 @@ def filled(
     when, clock = times(frame, path, time)
     groups = grouped(frame, path, series)
     clocks = [clock[rows] for _, rows in groups]
-    if any((np.diff(one.marks) <= 0).any() for one in clocks):
+    if any((np.diff(times_of_series.marks) <= 0).any() for times_of_series in clocks):
         return frame, 0
     freqs = frequencies(clocks, freq, max_added, known)
     counts, _ = _counted(clocks, freqs)
-    absent = 0 if counts is None else sum(int(one[-1]) + 1 - len(one) for one in counts)
+    absent = 0 if counts is None else sum(int(count[-1]) + 1 - len(count) for count in counts)
     if counts is None or not 0 < absent <= max_added * (len(frame) + absent):
         return frame, 0
     if absent > 9 * len(frame):
@@ -210,7 +210,7 @@ def filled(
             f"{len(frame):,} that are there; give --gaps durations"
         )
     frame, pieces = frame.assign(**{time: when}), []
-    for (_, rows), one, frequency, count in zip(groups, clocks, freqs, counts, strict=True):
+    for (_, rows), times_of_series, frequency, count in zip(groups, clocks, freqs, counts, strict=True):
         assert frequency is not None
         piece = frame.iloc[rows]
         pieces.append(piece)
@@ -218,7 +218,7 @@ def filled(
         if len(lacking):
             row = np.searchsorted(count, lacking) - 1
             more = {name: piece[name].iloc[row].to_numpy() for name in (*constant, series) if name is not None}
-            more[time] = frequency.between(one, count, lacking)
+            more[time] = frequency.between(times_of_series, count, lacking)
             index = piece.index[row] + (lacking - count[row]) / np.diff(count)[row]  # between two rows of the table
             pieces.append(pd.DataFrame(more, index=index, columns=frame.columns))
     result = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
@@ -237,14 +237,14 @@ def _counted(clocks: Sequence[Times], freqs: Sequence[Frequency | None]) -> tupl
     The first is None, and the length is 0, when a series has no frequency, when steps are not equally long in all, or
     when most times are several steps after the previous time.
     """
-    same = [one for one in freqs if one is not None]
-    if len(same) < len(freqs) or not all(one.like(same[0].seconds) for one in same):
+    same = [frequency for frequency in freqs if frequency is not None]
+    if len(same) < len(freqs) or not all(frequency.like(same[0].seconds) for frequency in same):
         return None, 0.0
-    counts = [one.counts(times) for one, times in zip(same, clocks, strict=True)]
-    known = [one for one in counts if one is not None]
+    counts = [frequency.counts(times) for frequency, times in zip(same, clocks, strict=True)]
+    known = [count for count in counts if count is not None]
     if len(known) < len(counts):
         return None, 0.0
-    steps = np.concatenate([np.diff(one) for one in known])
+    steps = np.concatenate([np.diff(count) for count in known])
     return (None, 0.0) if len(steps) and np.median(steps) != 1 else (known, same[0].seconds)
 
 

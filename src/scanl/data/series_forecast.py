@@ -145,10 +145,10 @@ class SeriesForecast(SeriesQuestion):
         """The seasonal naive's mean absolute error and root mean square in training, for each series."""
         series, parts = self.source.collection.series, self.source.parts
         begins = {i: begin for split in (VALIDATION, TEST) for i, begin, _ in parts[split] if begin}
-        cut = [begins.get(i, len(one)) for i, one in enumerate(series)]
+        cut = [begins.get(i, len(member)) for i, member in enumerate(series)]
         for i, begin, _ in parts[VALIDATION]:
             cut[i] = begin or cut[i]
-        return [season_errors(one.target[:end], self.season) for one, end in zip(series, cut, strict=True)]
+        return [season_errors(member.target[:end], self.season) for member, end in zip(series, cut, strict=True)]
 
     @cached_property
     def units(self) -> list[Numbers]:

@@ -29,7 +29,7 @@ class SeriesLabel(SeriesQuestion):
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """The labels of all rows, IGNORED where missing."""
-        labels = self.flat.joined([one.target for one in self.source.collection.series], IGNORED)
+        labels = self.flat.joined([member.target for member in self.source.collection.series], IGNORED)
         return np.where(labels < 0, IGNORED, labels)
 
     @cached_property

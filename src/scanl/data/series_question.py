@@ -72,15 +72,17 @@ class SeriesQuestion(ABC):
     def check_answers(self, collection: Collection, target: str) -> None:
         """Raise DataError unless the answers of series fit the question and the distribution. target: their column."""
         path, counts = self.source.path, self.counted and self.source.distribution == "negative_binomial"
-        for one in collection.series:
-            of = f" of series {one.name!r}" if one.name else ""
-            if self.per_series and len(np.unique(one.target, axis=0)) > 1:
+        for member in collection.series:
+            of = f" of series {member.name!r}" if member.name else ""
+            if self.per_series and len(np.unique(member.target, axis=0)) > 1:
                 raise DataError(
                     f"table: {path}: the target {target!r}{of} changes, expected one answer for a series; "
                     "to answer at each step: --question label"
                 )
             odd = (
-                one.target[(one.target < 0) | (one.target % 1 != 0) & ~np.isnan(one.target)] if counts else np.empty(0)
+                member.target[(member.target < 0) | (member.target % 1 != 0) & ~np.isnan(member.target)]
+                if counts
+                else np.empty(0)
             )
             if len(odd):
                 raise DataError(

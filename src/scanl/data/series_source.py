@@ -94,8 +94,8 @@ class SeriesSource(Source):
     def digest(self) -> str:
         options = [field.name for field in fields(self)]  # pyright: ignore[reportArgumentType]: of a subclass
         digest = hashlib.sha256(repr([(name, getattr(self, name)) for name in options if name not in UNSEEN]).encode())
-        for one in self.collection.series:
-            for array in (one.target, one.past, one.static, one.future, one.times):
+        for member in self.collection.series:
+            for array in (member.target, member.past, member.static, member.future, member.times):
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 

@@ -64,11 +64,11 @@ class SeriesClass(SeriesWhole):
         return named(self)
 
     def groups(self) -> list[int]:
-        return [int(one.target[0]) for one in self.source.collection.series]
+        return [int(member.target[0]) for member in self.source.collection.series]
 
     def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         usual = most_frequent(self)
-        return {"most frequent": Repeated(lambda: (np.tile(usual, (one.size, 1)) for one in self.examples(split)))}
+        return {"most frequent": Repeated(lambda: (np.tile(usual, (batch.size, 1)) for batch in self.examples(split)))}
 
 
 class SeriesNumber(SeriesWhole):
@@ -93,4 +93,4 @@ class SeriesNumber(SeriesWhole):
 
     def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         mean = np.concatenate([self.known(*piece) for piece in self.source.parts[TRAINING]]).mean()
-        return {"training mean": Repeated(lambda: (np.full(one.size, mean) for one in self.examples(split)))}
+        return {"training mean": Repeated(lambda: (np.full(batch.size, mean) for batch in self.examples(split)))}

@@ -18,10 +18,10 @@ Piece = tuple[int, int, int]  # number of a series, its first row in the part, a
 def by_time(series: Sequence[Series], validation: float, test: float) -> list[list[Piece]]:
     """Return the pieces of the three splits: each series is cut into training, validation and test, in this order."""
     parts: list[list[Piece]] = [[], [], []]
-    for i, one in enumerate(series):
-        last = len(one) - round(test * len(one))
-        first = last - round(validation * len(one))
-        for split, (begin, end) in enumerate(((0, first), (first, last), (last, len(one)))):
+    for i, member in enumerate(series):
+        last = len(member) - round(test * len(member))
+        first = last - round(validation * len(member))
+        for split, (begin, end) in enumerate(((0, first), (first, last), (last, len(member)))):
             parts[split].append((i, begin, end))
     return parts
 

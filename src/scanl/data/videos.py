@@ -69,7 +69,8 @@ class Skeletons(FixedRows):
             paths[test].append(path)
             answers[test].append(action - 1)
         train, test = (
-            Part(FromFiles(some, self.clip), np.array(of, np.int64)) for some, of in zip(paths, answers, strict=True)
+            Part(FromFiles(split_paths, self.clip), np.array(labels, np.int64))
+            for split_paths, labels in zip(paths, answers, strict=True)
         )
         return Parts(*set_aside(train, max(1, len(train.answers) // 10)), test)
 

@@ -39,7 +39,7 @@ class AeonClassifier(Trained, BaseClassifier):
     }
 
     def _fit(self, X: Any, y: Any) -> Self:
-        self.steps_ = max(one.shape[1] for one in X)
+        self.steps_ = max(series.shape[1] for series in X)
         self.model_ = SeriesClassifier(**self.get_params(deep=False)).fit(_rows(X, self.steps_), y)
         return self
 
@@ -49,12 +49,12 @@ class AeonClassifier(Trained, BaseClassifier):
     @torch.no_grad()
     def _predict_proba(self, X: Any) -> NDArray[np.float32]:
         probabilities = np.empty((len(X), len(self.classes_)), np.float32)
-        lengths = np.array([max(self.steps_, one.shape[1]) for one in X])
+        lengths = np.array([max(self.steps_, series.shape[1]) for series in X])
         for steps in np.unique(lengths):
             (places,) = np.nonzero(lengths == steps)
-            for some in np.array_split(places, -(-len(places) // ROWS)):
-                rows = torch.from_numpy(_rows([X[place] for place in some], steps))
-                probabilities[some] = self.model_.model_(rows)[0].softmax(-1).numpy()
+            for chunk in np.array_split(places, -(-len(places) // ROWS)):
+                rows = torch.from_numpy(_rows([X[place] for place in chunk], steps))
+                probabilities[chunk] = self.model_.model_(rows)[0].softmax(-1).numpy()
         return probabilities
 
     @classmethod
@@ -131,6 +131,6 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
 def _rows(X: Any, steps: int) -> NDArray[np.float64]:
     """Return series (channels, t) as one array (n, steps, channels); shorter ones begin with NaN."""
     rows = np.full((len(X), steps, X[0].shape[0]), np.nan)
-    for place, one in zip(rows, X, strict=True):
-        place[steps - one.shape[1] :] = one.T
+    for place, series in zip(rows, X, strict=True):
+        place[steps - series.shape[1] :] = series.T
     return rows

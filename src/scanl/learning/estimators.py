@@ -222,7 +222,7 @@ def _refuse_unequal(who: str, X: Any) -> None:
     if not isinstance(X, list | tuple):
         return
     try:
-        shapes = {np.shape(one) for one in X}
+        shapes = {np.shape(series) for series in X}
     except ValueError:
         raise DataError(f"{who}: a series of X has steps of different channels, expected (T,) or (T, C)") from None
     if len(shapes) > 1:

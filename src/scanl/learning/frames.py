@@ -105,7 +105,7 @@ class FrameForecaster:
         )
         source.collection = source.taken(self._frame, PATH, training)
         source.asking.check_answers(source.collection, "y")
-        ends = [len(one) - self.horizon for one in source.collection.series]
+        ends = [len(member) - self.horizon for member in source.collection.series]
         source.parts = [[(i, 0, end) for i, end in enumerate(ends)], [], []]
         if source.length < 1:
             raise DataError("frame: no series has two steps to train on")
@@ -133,13 +133,13 @@ class FrameForecaster:
         source, frames = self._source, []
         rows = source.asking.flat
         tail = (1 - level / 100) / 2
-        for i, one in enumerate(source.collection.series):
-            last = len(one) - self.horizon
+        for i, member in enumerate(source.collection.series):
+            last = len(member) - self.horizon
             places = rows.starts[i] + np.arange(max(0, last - source.length), last)
             inputs = rows.columns(places[None], self.horizon), rows.durations(places[None], self.horizon)
             x, more = columns(Batch(inputs[0], None, timespans=inputs[1]).tensors())
             forecast, _ = self.model.predict(x, levels=(tail, 1 - tail), **more)
-            future: Any = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
+            future: Any = self._frame[self._frame["unique_id"].astype(str) == member.name].tail(self.horizon)
             bounds = {
                 f"y-{side}-{level:g}": forecast.quantiles[0, :, 0, k].numpy() for k, side in enumerate(("lo", "hi"))
             }

@@ -160,7 +160,7 @@ class Cell(Op[..., Any]):
 
         declared = inspect.signature(step)
         parameters = list(declared.parameters.values())
-        state = max(i for i, one in enumerate(parameters) if one.kind is one.POSITIONAL_OR_KEYWORD)
+        state = max(i for i, parameter in enumerate(parameters) if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
         if parameters[state].annotation is not inspect.Parameter.empty:
             parameters[state] = parameters[state].replace(annotation=parameters[state].annotation | None)
         for i in range(state, -1, -1):  # the state, and the optional operands just before it, may be left out
@@ -345,8 +345,8 @@ class Cell(Op[..., Any]):
         present |= {name: present[name].flatten(0, 1) for name in timed}
         starts, ends = None, None
         if cu_seqlens is not None:
-            some = (cu_seqlens.diff() > 0).nonzero()[:, 0]
-            starts, ends = Starts(cu_seqlens[some].long(), some), cu_seqlens[some + 1].long() - 1
+            nonempty = (cu_seqlens.diff() > 0).nonzero()[:, 0]
+            starts, ends = Starts(cu_seqlens[nonempty].long(), nonempty), cu_seqlens[nonempty + 1].long() - 1
         y, s, convergence = self._solve(newton, present, timed, state, steps, sizes, options, starts)
         if starts is not None and ends is not None:
             last = state.index_copy(0, starts.rows, s[0, ends])

@@ -181,7 +181,7 @@ def _samples() -> Iterator[Sample]:
 @linear_scan.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
     x, a = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3)
-    one = torch.zeros(1, 4, 3)
+    zeros = torch.zeros(1, 4, 3)
     yield Sample({"x": x.long(), "a": a}), "x is int64, expected bfloat16, float16, float32"
     yield Sample({"x": x, "a": a.to("meta")}), "a is on meta, expected cpu because of x"
     yield Sample({"x": x, "a": 0.5}), "a is a float, expected a tensor"  # type: ignore[dict-item]
@@ -190,14 +190,14 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({"x": x, "a": a}, {"backend": "tritn"}), "did you mean 'triton'?"
     yield Sample({"x": x, "a": a}, {"cu_seqlens": torch.tensor([0, 4])}), "x has a batch of 2, expected 1"
     yield (
-        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0.0, 4.0])}),
+        Sample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0.0, 4.0])}),
         "cu_seqlens is float32 of shape (2,)",
     )
     yield (
-        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0, 3])}),
+        Sample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0, 3])}),
         "expected offsets that rise from 0 to T=4",
     )
     yield (
-        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}),
+        Sample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}),
         "cu_seqlens is [0, 3, 2, 4]",
     )

@@ -389,8 +389,8 @@ def _each_alone(
     for n, (i, j) in enumerate(itertools.pairwise(bounds)):
         alone = None if fresh else SegmentMemory(*(tensor[n : n + 1] for tensor in memory))
         more: dict[str, Any] = {"window": window, "scale": scale, "overwrite": False, "reverse": False}
-        one = _parallel(q[:, i:j], k[:, i:j], v[:, i:j], mask=None, memory=alone, cu_seqlens=None, **more)
-        parts.append(one)
+        result = _parallel(q[:, i:j], k[:, i:j], v[:, i:j], mask=None, memory=alone, cu_seqlens=None, **more)
+        parts.append(result)
     if not parts:
         return _attend(q, k, v, None, window, scale), memory
     memories = [after for _, after in parts]

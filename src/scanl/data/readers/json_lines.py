@@ -31,5 +31,5 @@ def field(row: Any, path: str) -> Any:
     first, *names = path.split(".")
     value = row[first]
     for name in names:
-        value = [one[name] for one in value] if isinstance(value, list) else value[name]
+        value = [element[name] for element in value] if isinstance(value, list) else value[name]
     return value

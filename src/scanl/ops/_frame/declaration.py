@@ -134,9 +134,13 @@ class Declaration:
         self.output = tuple(output.split())
         self.names = tuple(operand.name for operand in self.operands)
         self.state = self.names[-1]
-        self.positional = tuple(name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD)
+        self.positional = tuple(
+            name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        )
         self.options = {
-            name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and name not in self.names
+            name: parameter
+            for name, parameter in parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in self.names
         }
         self._absent: dict[str, Tensor | None] = dict.fromkeys(self.names)
         self._defaults = {name: option.default for name, option in self.options.items()}

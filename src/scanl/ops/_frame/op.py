@@ -265,7 +265,9 @@ def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor,
 def _signature(reference: Callable[..., Any]) -> inspect.Signature:
     """Return the reference's signature, with the keywords of `Call` written out."""
     declared = inspect.signature(reference)
-    parameters = [one for one in declared.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    parameters = [
+        parameter for parameter in declared.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     every = inspect.signature(Op._call).parameters
     return declared.replace(parameters=[*parameters, *(every[name] for name in Call.__annotations__)])
 
