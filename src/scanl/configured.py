@@ -252,7 +252,7 @@ def check(cls: Configured, config: Mapping[str, Any]) -> None:
     hints = _hints(cls)
     for relation in (False, True):
         for name, value in config.items():
-            refused = _refused(hints.get(name, Any), name, value, config, relation)
+            refused = _mistake(hints.get(name, Any), name, value, config, relation)
             if refused:
                 raise ConfigError(f"{who(cls)}: {refused}")
 
@@ -290,31 +290,31 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name, parameter in bound.signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            config |= _kept(bound.arguments[name])
+            config |= _copied(bound.arguments[name])
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            config[name] = _kept(bound.arguments[name])
+            config[name] = _copied(bound.arguments[name])
     return config
 
 
-def _kept(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Return an argument as `config` keeps it: mappings and lists are copied, because the caller may change them."""
     if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
-    return [_kept(item) for item in value] if isinstance(value, list) else value
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
-def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any], relation: bool) -> str:
+def _mistake(annotation: Any, name: str, value: object, config: Mapping[str, Any], relation: bool) -> str:
     """Return why a value does not fit an annotation, or "" if it fits. relation: which of the ranges are checked."""
     if get_origin(annotation) is Annotated:
         inner, *notes = get_args(annotation)
-        refused = _refused(inner, name, value, config, relation)
+        refused = _mistake(inner, name, value, config, relation)
         if refused or value is None:
             return refused
         ranges = [note for note in notes if isinstance(note, Range) and note.relation == relation]
         return next((bound.explained(name, value, config) for bound in ranges if not bound.holds(value, config)), "")
     if get_origin(annotation) in (Union, UnionType):
         arms = get_args(annotation)
-        reasons = [_refused(arm, name, value, config, relation) for arm in arms]
+        reasons = [_mistake(arm, name, value, config, relation) for arm in arms]
         if not all(reasons):
             return ""
         fitting = [reason for arm, reason in zip(arms, reasons, strict=True) if _is(value, arm)]
@@ -325,7 +325,7 @@ def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any
         return f"{name} is {shown(value)}, expected {described(annotation)}"
     if get_origin(annotation) is Sequence and isinstance(value, Sequence):
         (arm,) = get_args(annotation)
-        parts = (_refused(arm, f"{name}[{i}]", item, config, relation) for i, item in enumerate(value))
+        parts = (_mistake(arm, f"{name}[{i}]", item, config, relation) for i, item in enumerate(value))
         return next(filter(None, parts), "")
     return ""
 

@@ -197,7 +197,7 @@ def collection(**parts):
     ]
     frame = pd.concat(pieces, ignore_index=True)
     source = Table(["frame"], "forecast", "y", time="ds", series="id")
-    return source.taken(source.without_gaps(frame, Path("frame"))[0], Path("frame"))
+    return source.collect(source.without_gaps(frame, Path("frame"))[0], Path("frame"))
 
 
 def test_series_have_their_own_dates():
@@ -239,7 +239,7 @@ def test_business_days_are_compared_with_the_same_day_of_the_week():
     y = dates.day_of_week * 10.0
     source = Table(["frame"], "forecast", "y", time="ds", horizon=5)
     frame = pd.DataFrame({"ds": dates, "y": y})
-    source.collection = source.taken(frame, Path("frame"))
+    source.collection = source.collect(frame, Path("frame"))
     assert source.asking.season == 5
     assert season_errors(y.to_numpy()[:, None], source.asking.season)[0] == 0
     median = source.asking.naive([(0, 0, 79)])[0, :, 0, 5]
@@ -266,8 +266,8 @@ def test_durations_of_another_table_are_in_steps_of_training():
     source = Table(["frame"], "forecast", "y", time="ds")
     first = pd.DataFrame({"ds": [0.0, 1.0, 2.0, 3.0, 7.5, 8.5], "y": 1.0})
     other = pd.DataFrame({"ds": [0.0, 4.0, 8.0, 13.0], "y": 1.0})
-    training = source.taken(first, Path("frame"))
-    later = source.taken(other, Path("frame"), training)
+    training = source.collect(first, Path("frame"))
+    later = source.collect(other, Path("frame"), training)
     assert training.series[0].spans.tolist() == [1, 1, 1, 1, 4.5, 1]
     assert later.series[0].spans.tolist() == [1, 4, 4, 5]
 

@@ -109,7 +109,7 @@ def variants(op: Op, sizes: Mapping[str, Any]) -> list[dict[str, tuple[str, ...]
     """
     defaults = {name: option.default for name, option in op.options.items()}
 
-    def able(axes: Mapping[str, Any]) -> bool:
+    def supported(axes: Mapping[str, Any]) -> bool:
         return not op.backends["triton"].needs(**sizes, **defaults, given=frozenset(axes))
 
     base = {operand.name: operand.choices[0] for operand in op.operands if not operand.optional}
@@ -117,9 +117,9 @@ def variants(op: Op, sizes: Mapping[str, Any]) -> list[dict[str, tuple[str, ...]
     for operand in op.operands:
         for axes in operand.choices[0 if operand.optional else 1 :]:
             sets.append(base | {operand.name: axes})
-        if operand.optional and able(more := full | {operand.name: operand.choices[-1]}):
+        if operand.optional and supported(more := full | {operand.name: operand.choices[-1]}):
             full = more
-    sets = [axes for axes in [*sets, full] if axes is base or able(axes)]
+    sets = [axes for axes in [*sets, full] if axes is base or supported(axes)]
     return [axes for i, axes in enumerate(sets) if axes not in sets[:i]]
 
 

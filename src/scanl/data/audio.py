@@ -68,7 +68,7 @@ class SpeechCommands(FixedRows):
                 labels[split].append(label)
         if self.words is WORDS:
             for what, clips in zip(("training clips", "validation clips", "test clips"), paths, strict=True):
-                self.files.counted({what: len(clips)}, self.folder)
+                self.files.check_counts({what: len(clips)}, self.folder)
         return Parts(
             *(
                 Part(FromFiles(clips, self.clip), np.array(answers, np.int64))
@@ -157,7 +157,7 @@ class TenWords(SpeechCommands):
             ):
                 paths[split].extend(clips[number] for number in np.sort(indices))
                 labels[split].extend([label] * len(indices))
-        self.files.counted({"whole clips of ten words": sum(map(len, paths))}, self.folder)
+        self.files.check_counts({"whole clips of ten words": sum(map(len, paths))}, self.folder)
         return Parts(
             *(
                 Part(FromFiles(split_paths, self.clip), np.array(split_labels, np.int64))

@@ -21,7 +21,7 @@ from scanl.errors import ConfigError
 LETTERS = "ABCDE"
 
 
-class Asked(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """A question, its options, and the number of the right one."""
 
     text: str
@@ -64,7 +64,7 @@ class Choices(FixedRows):
         return Class(Vocabulary(256), self.ways)
 
     @abstractmethod
-    def asked(self) -> Sequence[Sequence[Asked]]:
+    def questions(self) -> Sequence[Sequence[ChoiceQuestion]]:
         """Read the questions of three parts, or of training and test. Then a tenth of training becomes the validation
         part."""
 
@@ -74,7 +74,7 @@ class Choices(FixedRows):
                 [np.frombuffer(question.written().encode()[-self.max_length :], np.uint8) for question in questions],
                 np.array([question.answer for question in questions], np.int64),
             )
-            for questions in self.asked()
+            for questions in self.questions()
         ]
         if len(parts) == 2:
             parts[:1] = set_aside(parts[0], max(1, len(parts[0].answers) // 10))
@@ -103,12 +103,12 @@ class JSONQuestions(Choices):
     label_field: ClassVar[str] = ""
     first_answer: ClassVar[int] = 0
 
-    def asked(self) -> Sequence[Sequence[Asked]]:
+    def questions(self) -> Sequence[Sequence[ChoiceQuestion]]:
         return [self._part(*names) for names in self.files.laid_out(self.folder).parts.values()]
 
-    def _part(self, name: str, answers: str = "") -> list[Asked]:
+    def _part(self, name: str, answers: str = "") -> list[ChoiceQuestion]:
         labels = self.files.text(answers, self.folder).split() if answers else []
-        next_labels, questions = iter(labels), list[Asked]()
+        next_labels, questions = iter(labels), list[ChoiceQuestion]()
         for number, question in json_lines.rows(
             self.files,
             name,
@@ -120,13 +120,13 @@ class JSONQuestions(Choices):
                 why = f"line {number} has the answer {question.answer} to {len(question.options)} options"
                 raise self.files.damaged(self.files.path(name, self.folder), why, self.folder)
             questions.append(question)
-        self.files.counted({Path(name).stem: len(questions)}, self.folder)
+        self.files.check_counts({Path(name).stem: len(questions)}, self.folder)
         if answers and len(labels) != len(questions):
             why = f"it has {len(labels)} labels for {len(questions)} questions"
             raise self.files.damaged(self.files.path(answers, self.folder), why, self.folder)
         return questions
 
-    def _question(self, row: Any, answers: Iterator[str] | None) -> Asked:
+    def _question(self, row: Any, answers: Iterator[str] | None) -> ChoiceQuestion:
         text, fields = json_lines.field(row, self.question_field), self.option_fields
         if not isinstance(text, str):
             raise TypeError(f"its question is {text!r}")
@@ -136,8 +136,8 @@ class JSONQuestions(Choices):
             options = [json_lines.field(row, name) for name in fields]
         answer = next(answers, "-1") if answers else json_lines.field(row, self.answer_field)
         if self.label_field:
-            return Asked(text, options, json_lines.field(row, self.label_field).index(answer))
-        return Asked(text, list(map(str, options)), int(answer) - self.first_answer)
+            return ChoiceQuestion(text, options, json_lines.field(row, self.label_field).index(answer))
+        return ChoiceQuestion(text, list(map(str, options)), int(answer) - self.first_answer)
 
 
 @published("mmlu")
@@ -160,7 +160,7 @@ class MMLUQuestions(Choices):
         if not 0 <= self.shots <= 5:
             raise ConfigError(f"{self.name}: shots is {self.shots}, expected from 0 to 5")
 
-    def asked(self) -> Sequence[Sequence[Asked]]:
+    def questions(self) -> Sequence[Sequence[ChoiceQuestion]]:
         solved: dict[str, list[str]] = {}
         for subject, question in self._part("dev"):
             solved.setdefault(subject, []).append(question.written(solved=True))
@@ -168,14 +168,14 @@ class MMLUQuestions(Choices):
         train = [question for _, question in self._part("auxiliary_train")]
         measured = (
             [
-                Asked(first.get(subject, "") + question.text, question.options, question.answer)
+                ChoiceQuestion(first.get(subject, "") + question.text, question.options, question.answer)
                 for subject, question in self._part(split)
             ]
             for split in ("val", "test")
         )
         return [train, *measured]
 
-    def _part(self, split: str) -> Iterator[tuple[str, Asked]]:
+    def _part(self, split: str) -> Iterator[tuple[str, ChoiceQuestion]]:
         """Yield the subject and the question of each row of the tables of a part."""
         count = 0
         for path in self.files.below(split, "*.csv", self.folder):
@@ -184,9 +184,9 @@ class MMLUQuestions(Choices):
                 if len(row) != 6 or row[5] not in tuple(LETTERS[:4]):
                     why = f"row {number} is not a question, four options and a letter"
                     raise self.files.damaged(path, why, self.folder)
-                yield path.stem.removesuffix(f"_{split}"), Asked(row[0], row[1:5], LETTERS.index(row[5]))
+                yield path.stem.removesuffix(f"_{split}"), ChoiceQuestion(row[0], row[1:5], LETTERS.index(row[5]))
                 count += 1
-        self.files.counted({split: count}, self.folder)
+        self.files.check_counts({split: count}, self.folder)
 
 
 @published("lambada")
@@ -216,5 +216,5 @@ class Lambada(Translation):
                     self.files.path(name, self.folder), f"line {number} is no passage", self.folder
                 )
             passages.append((passage, word))
-        self.files.counted({split: len(passages)}, self.folder)
+        self.files.check_counts({split: len(passages)}, self.folder)
         return passages

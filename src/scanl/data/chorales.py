@@ -36,7 +36,7 @@ class BachChorales(Polyphony):
                     rolls.setdefault((frames := roll(musicxml.frames(parts))).tobytes(), frames)
             except musicxml.BROKEN as error:
                 raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
-        self.files.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
+        self.files.check_counts({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
         chorales = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
         fifth = np.arange(len(rolls)) % 5
         return Parts(*(chorales.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))

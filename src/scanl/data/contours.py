@@ -52,7 +52,7 @@ class PublishedPathfinder(FixedRows):
             for folder, name, label in self._list(path):
                 paths.append(path.parents[1] / folder / name)
                 answers.append(label)
-        self.files.counted({"pictures": len(paths)}, self.folder)
+        self.files.check_counts({"pictures": len(paths)}, self.folder)
         order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(42)).numpy()
         tenth = len(paths) // 10
         cuts = order[: len(order) - 2 * tenth], order[len(order) - 2 * tenth : len(order) - tenth], order[-tenth:]

@@ -59,7 +59,7 @@ class IMDbReviews(FixedRows):
             raise self.files.damaged(path, f"it is no list of reviews: {error}", self.folder) from error
         if not all(isinstance(text, str) and text and sentiment in (0, 1) for text, sentiment in pairs):
             raise self.files.damaged(path, "a review is no text of sentiment 0 or 1", self.folder)
-        self.files.counted({"reviews": len(pairs)}, self.folder)
+        self.files.check_counts({"reviews": len(pairs)}, self.folder)
         reviews = part_of(list(dict.fromkeys(pairs)))
         return set_aside(reviews, len(reviews.answers) // 2)
 
@@ -72,7 +72,7 @@ class IMDbReviews(FixedRows):
                 for sentiment, name in enumerate(names)
                 for path in self.files.below(name, "*.txt", self.folder)
             ]
-            self.files.counted({f"{what} reviews": len(pairs)}, self.folder)
+            self.files.check_counts({f"{what} reviews": len(pairs)}, self.folder)
             parts.append(part_of(pairs))
         return parts[0], parts[1]
 
@@ -119,7 +119,7 @@ class PaperPairs(FixedRows):
                 pair = first.encode()[: self.max_length] + b"\0" + second.encode()[: self.max_length]
                 rows.append(np.frombuffer(pair, np.uint8))
                 answers.append(int(float(label)))
-            self.files.counted({f"{what} pairs": len(rows)}, self.folder)
+            self.files.check_counts({f"{what} pairs": len(rows)}, self.folder)
             parts.append(Part(rows, np.array(answers, np.int64)))
         return Parts(*parts)
 
@@ -169,7 +169,7 @@ class LongListOps(FixedRows):
                 why = f"line {table.line_num} is no ListOps row with a digit"
                 raise self.files.damaged(path, why, self.folder)
             answers.append(int(line["Target"]))
-        self.files.counted({f"{what} rows": len(rows)}, self.folder)
+        self.files.check_counts({f"{what} rows": len(rows)}, self.folder)
         return Part(rows, np.array(answers, np.int64))
 
 

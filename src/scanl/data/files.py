@@ -70,7 +70,7 @@ class Files:
     form: what the files are, in the form of the original download, and where that is.
     needs: paths in the folder that must exist; a packed file `NAME.gz` or `NAME.xz` will do.
     sha256: digest of each unpacked file, by path, where it is known.
-    counts: published numbers of what is in the files, which a reader gives to `counted`.
+    counts: published numbers of what is in the files, which a reader gives to `check_counts`.
     packages: the packages that contain the files.   license: of the data.
     or_needs: paths of another form of the same data, which will do in place of `needs`.
     layout, other_layout: how the files of the two forms are read; None where a class has the code.
@@ -148,7 +148,7 @@ class Files:
             raise DataError(f"{self.name}: {where} has no file {pattern}; {self.advice(folder)}")
         return paths
 
-    def counted(self, counts: Mapping[str, int], folder: str = "") -> None:
+    def check_counts(self, counts: Mapping[str, int], folder: str = "") -> None:
         """Raise DataError when a number differs from the published one."""
         for what, count in counts.items():
             published = self.counts.get(what, count)

@@ -107,10 +107,10 @@ def _grid(start: Any, offset: Any, **until: Any) -> Any:
     return pd.date_range(start, freq=offset, unit=start.unit, **until)
 
 
-def said(freq: Any, times: Times) -> Frequency:
-    """Return the frequency that a user says: for dates an alias or an offset of pandas, else a number.
+def parsed(freq: Any, times: Times) -> Frequency:
+    """Return the user's frequency: for dates an alias or an offset of pandas, else a number.
 
-    Raises ConfigError for another one.
+    Raises ConfigError for any other value.
     """
     import pandas as pd
 
@@ -158,7 +158,7 @@ def frequencies(
     steps its times are. Raises ConfigError when the times have another frequency than the user says.
     """
     if freq is not None:
-        frequency = said(freq, series_times[0])
+        frequency = parsed(freq, series_times[0])
         for times in series_times:
             _refuse_other(freq, frequency, times)
         return [frequency] * len(series_times)

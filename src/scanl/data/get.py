@@ -71,7 +71,7 @@ def _unpack(files: Files, package: Package, archive: Path, folder: Path, tempora
     names = {member: name for name, member in package.members.items()}
     missing, ready = set(names), dict[Path, Path]()
     for member, content in _members(archive, set(names)):
-        entry = _known(member, names)
+        entry = _entry(member, names)
         missing.discard(entry)
         name = names[entry] + member.removeprefix(entry)
         suffix = Path(member).suffix if Path(member).suffix != Path(name).suffix else ""
@@ -91,7 +91,7 @@ def _unpack(files: Files, package: Package, archive: Path, folder: Path, tempora
         os.replace(new, path)
 
 
-def _known(member: str, paths: Container[str]) -> str:
+def _entry(member: str, paths: Container[str]) -> str:
     """Return the path of a member of an archive, or of its folder, if it is one of `paths`; "" otherwise."""
     folder = f"{member.rpartition('/')[0]}/"
     return next((path for path in (member, folder) if path in paths and not member.endswith("/")), "")
@@ -102,7 +102,7 @@ def _members(archive: Path, paths: set[str]) -> Iterator[tuple[str, bytes]]:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for name in wheel.namelist():
-                if _known(name, paths):
+                if _entry(name, paths):
                     yield name, wheel.read(name)
         return
     if archive.suffix == ".deb":
@@ -113,5 +113,5 @@ def _members(archive: Path, paths: set[str]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(archive if content is None else None, fileobj=content) as opened:
         for member in opened:
             name = member.name.removeprefix("./")
-            if _known(name, paths) and (file := opened.extractfile(member)) is not None:
+            if _entry(name, paths) and (file := opened.extractfile(member)) is not None:
                 yield name, file.read()

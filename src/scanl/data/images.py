@@ -33,7 +33,7 @@ def read_images(files: Files, folder: str, shape: tuple[int, int, int]) -> tuple
     layout, parts = files.laid_out(folder), []
     for name, what in (("train", "training images"), ("test", "test images")):
         parts.append(READERS[layout.reader](files, layout.parts[name], folder, shape, **layout.options))
-        files.counted({what: len(parts[-1].rows)}, folder)
+        files.check_counts({what: len(parts[-1].rows)}, folder)
     return parts[0], parts[1]
 
 

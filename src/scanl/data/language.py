@@ -126,8 +126,8 @@ class Words(Published):
             except KeyError as error:
                 path = self.files.path(name, self.folder)
                 raise self.files.damaged(path, f"its word {error} is not in the training file", self.folder) from error
-            self.files.counted({f"{what} words": len(words)}, self.folder)
-        self.files.counted({"different words": len(known)}, self.folder)
+            self.files.check_counts({f"{what} words": len(words)}, self.folder)
+        self.files.check_counts({"different words": len(known)}, self.folder)
         self._size = len(known)
         return parts[0], parts[1], parts[2]
 
@@ -182,7 +182,7 @@ class HumanGenome(Genome):
             begin, end = extended(int(fields[1]), int(fields[2]), self.interval, len(genome[fields[0]]))
             parts[fields[3]].append(genome[fields[0]][begin:end])
         for name, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
-            self.files.counted({f"{what} intervals": len(parts[name])}, self.folder)
+            self.files.check_counts({f"{what} intervals": len(parts[name])}, self.folder)
             if not parts[name]:
                 raise self.files.damaged(bed, f"it has no interval of part {name}", self.folder)
         train, valid, test = map(np.concatenate, parts.values())

@@ -64,7 +64,7 @@ class PublishedPieces(Polyphony):
                 rolls = [roll(piece) for piece in pieces[split]]
             except (TypeError, ValueError) as error:
                 raise files.damaged(path, f"a piece is no list of frames of notes: {error}", self.folder) from error
-            files.counted({f"{what} pieces": len(rolls)}, self.folder)
+            files.check_counts({f"{what} pieces": len(rolls)}, self.folder)
             parts.append(Part(rolls, np.zeros(len(rolls), np.int64)))
         return Parts(*parts)
 

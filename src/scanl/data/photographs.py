@@ -59,7 +59,7 @@ class ImageNetPatches(FixedRows):
     def classes(self) -> list[str]:
         """Names of the folders of the training part, sorted."""
         names = sorted(path.name for path in self.files.path("train", self.folder).iterdir() if path.is_dir())
-        self.files.counted({"classes": len(names)}, self.folder)
+        self.files.check_counts({"classes": len(names)}, self.folder)
         return names
 
     @property
@@ -84,7 +84,7 @@ class ImageNetPatches(FixedRows):
             split_paths = self.files.below(f"{split}/{name}", "*.JPEG", self.folder)
             paths += split_paths
             answers += [number] * len(split_paths)
-        self.files.counted({what: len(paths)}, self.folder)
+        self.files.check_counts({what: len(paths)}, self.folder)
         return Part(FromFiles(paths, self.photograph), np.array(answers, np.int64))
 
     def photograph(self, path: Path) -> NDArray[np.uint8]:
@@ -161,13 +161,15 @@ class MiniImageNetEpisodes(FreshRows):
                 if len(row) != 2 or "/" in row[0]:
                     raise self.files.damaged(path, f"line {row} is not the name of a file and a class", self.folder)
                 classes.setdefault(row[1], []).append(images / row[0])
-            self.files.counted({f"{split} classes": len(classes)}, self.folder)
+            self.files.check_counts({f"{split} classes": len(classes)}, self.folder)
             least = min(map(len, classes.values()), default=0)
             if len(classes) < self.ways or least <= self.shots:
                 why = f"it has {len(classes)} classes of {least} photographs or more, expected {self.ways} of"
                 raise self.files.damaged(path, f"{why} {self.shots + 1}", self.folder)
             parts.append([classes[name] for name in sorted(classes)])
-        self.files.counted({"images": sum(len(class_paths) for split in parts for class_paths in split)}, self.folder)
+        self.files.check_counts(
+            {"images": sum(len(class_paths) for split in parts for class_paths in split)}, self.folder
+        )
         return parts
 
     def check(self) -> None:

@@ -116,7 +116,7 @@ def _register(record: Record, cls: type[Any], facts: Mapping[str, Any]) -> type[
 
 def _facts(record: Record, cls: type[Any]) -> dict[str, Any]:
     """Return the facts of a record as a class takes them. Raises ConfigError unless they fit the class."""
-    known = _known(cls)
+    known = _types(cls)
     if "readers" in known:
         if record.kind and record.files.layout is None:
             raise ConfigError(f"{record.where}: the data set has no layout, expected one because of {record.kind}")
@@ -160,7 +160,7 @@ def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
 
 
 @cache
-def _known(cls: type[Any]) -> dict[str, Any]:
+def _types(cls: type[Any]) -> dict[str, Any]:
     """Return the types of the class variables and of the options that a record may give."""
     hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in get_type_hints(Source)}
     options = {option.name for option in fields(cls) if option.default is not MISSING}

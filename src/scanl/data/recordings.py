@@ -100,7 +100,7 @@ class SeriesProblem(Recordings):
 
     def read(self) -> Parts:
         series = {split: self._series(names) for split, names in self.file_names.items()}
-        self.files.counted({self.row_name: sum(len(labeled.rows) for labeled in series.values())}, self.folder)
+        self.files.check_counts({self.row_name: sum(len(labeled.rows) for labeled in series.values())}, self.folder)
         parts = self._split(series)
         if self.standardized:
             return self._standardized(parts)
@@ -243,7 +243,7 @@ class Activity(Recordings):
             path = self.files.path(f"{split}/y_{split}.txt", self.folder)
             shapes = sorted({signal.shape for signal in signals})
             raise self.files.damaged(path, f"it has {len(labels)} labels, the signals are {shapes}", self.folder)
-        self.files.counted({f"{what} windows": len(labels)}, self.folder)
+        self.files.check_counts({f"{what} windows": len(labels)}, self.folder)
         # 1 walking, 2 upstairs, 3 downstairs, 4 sitting, 5 standing, 6 laying
         return Part(list(np.stack(signals, 2)), np.isin(labels, (1, 3, 5)).astype(np.int64))
 
@@ -278,7 +278,7 @@ class Sepsis(Recordings):
     def read(self) -> Parts:
         rows, answers = [], []
         paths = [path for name in self.files.needs for path in self.files.below(name, "*.psv", self.folder)]
-        self.files.counted({"stays": len(paths)}, self.folder)
+        self.files.check_counts({"stays": len(paths)}, self.folder)
         for path in paths:
             values = self._stay(path)
             first_hours = values[values[:, 39] <= 72]  # ICULOS, the hour

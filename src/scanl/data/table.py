@@ -132,7 +132,7 @@ class Table(SeriesSource):
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
         frame, absent = self.without_gaps(self.read(self.path), self.path)
-        collection = self.taken(frame, self.path)
+        collection = self.collect(frame, self.path)
         collection.summary += f", {absent} absent steps are missing numbers" if absent else ""
         if self.left_out:
             collection.summary += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
@@ -162,7 +162,7 @@ class Table(SeriesSource):
         roles = {*self.targets, self.time, self.series, *self.static, "step"}
         return [name for name in self.read(self.path).columns if name not in roles]
 
-    def taken(self, frame: Any, path: Path, like: Collection | None = None) -> Collection:
+    def collect(self, frame: Any, path: Path, like: Collection | None = None) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
         return series_of(
             frame, path, target=self.targets, classes=self.asking.classes, time=self.time,

@@ -74,7 +74,7 @@ class TIMITFrames(FixedRows):
         test = self.files.below("TEST", "*/*/S[IX]*.WAV", self.folder)
         parts = [train, *([path for path in test if path.parent.name in who] for who in (self.development, self.core))]
         for what, split in zip(("training", "development", "core test"), parts, strict=True):
-            self.files.counted({f"{what} sentences": len(split)}, self.folder)
+            self.files.check_counts({f"{what} sentences": len(split)}, self.folder)
         if self.exchanged:
             parts[1:] = parts[:0:-1]
         return Parts(*(Part(FromFiles(split, self.frames), np.zeros(len(split), np.int64)) for split in parts))

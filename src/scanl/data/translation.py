@@ -149,7 +149,7 @@ class IWSLT14Pairs(Translation):
         spoken = self.parallel(self.files, names, [list(self._spoken(name)) for name in names])
         train = [pair for pair in spoken if _alike(*pair)]
         test = [pair for split in MEASURED for pair in self._segments(split)]
-        self.files.counted({"test pairs": len(test)}, self.folder)
+        self.files.check_counts({"test pairs": len(test)}, self.folder)
         return [pair for i, pair in enumerate(train, 1) if i % 23], train[22::23], test
 
     def _spoken(self, name: str) -> Iterator[str]:

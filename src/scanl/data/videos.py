@@ -57,7 +57,7 @@ class Skeletons(FixedRows):
 
     def read(self) -> Parts:
         clips = self.files.below("nturgb+d_skeletons", "*.skeleton", self.folder)
-        self.files.counted({"clips": len(clips)}, self.folder)
+        self.files.check_counts({"clips": len(clips)}, self.folder)
         paths: tuple[list[Path], list[Path]] = ([], [])
         answers: tuple[list[int], list[int]] = ([], [])
         for path in clips:
@@ -117,7 +117,7 @@ class Videos(YesNo):
         self._about: list[Any] = []
         for split, what in (("train", "training videos"), ("test", "test videos")):
             annotations = self.annotated(split)
-            self.files.counted({what: len(annotations)}, self.folder)
+            self.files.check_counts({what: len(annotations)}, self.folder)
             paths = [self.files.path(f"features/{name}.npy", self.folder) for name in annotations]
             places = np.arange(len(annotations)) + len(self._about)
             self._about += annotations.values()

@@ -40,7 +40,7 @@ def replace(module: nn.Module, run: Run) -> None:
         module.__class__ = _subclass(kind)
     forward = module.__dict__.get(name)
     if forward is not None and not _is_ours(forward):
-        module.__dict__[name] = functools.update_wrapper(functools.partial(_instead, module, forward), forward)
+        module.__dict__[name] = functools.update_wrapper(functools.partial(_dispatch, module, forward), forward)
 
 
 def restore(module: nn.Module) -> None:
@@ -48,7 +48,7 @@ def restore(module: nn.Module) -> None:
     module.__dict__.pop("_scanl_forward", None)
     for name in _SLOTS:
         forward = module.__dict__.get(name)
-        if isinstance(forward, functools.partial) and forward.func is _instead:
+        if isinstance(forward, functools.partial) and forward.func is _dispatch:
             module.__dict__[name] = forward.args[1]
     kind = type(module)
     if _is_made(kind):
@@ -57,7 +57,7 @@ def restore(module: nn.Module) -> None:
         module.__class__ = _on(kind, kind.__bases__[0].__bases__[0])
 
 
-def _instead(module: nn.Module, original: Run, /, *args: Any, **kwargs: Any) -> Any:
+def _dispatch(module: nn.Module, original: Run, /, *args: Any, **kwargs: Any) -> Any:
     run = module.__dict__.get("_scanl_forward")
     return original(*args, **kwargs) if run is None else run(module, original, *args, **kwargs)
 
@@ -86,7 +86,7 @@ def _subclass(kind: Any) -> type:
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _instead(self, functools.partial(kind.forward, self), *args, **kwargs)
+        return _dispatch(self, functools.partial(kind.forward, self), *args, **kwargs)
 
     vars(forward)["_scanl_forward"] = None
 

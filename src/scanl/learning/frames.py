@@ -99,11 +99,11 @@ class FrameForecaster:
         if frame.empty:
             raise DataError("frame: it has no rows, expected a row for each step of a series")
         frame, _ = source.without_gaps(frame.reset_index(drop=True), PATH)
-        training = source.taken(frame, PATH)
+        training = source.collect(frame, PATH)
         self._frame = continued(
             frame, PATH, self.horizon, time="ds", series="unique_id", constant=self.static, freq=self.freq
         )
-        source.collection = source.taken(self._frame, PATH, training)
+        source.collection = source.collect(self._frame, PATH, training)
         source.asking.check_answers(source.collection, "y")
         ends = [len(member) - self.horizon for member in source.collection.series]
         source.parts = [[(i, 0, end) for i, end in enumerate(ends)], [], []]

@@ -125,7 +125,7 @@ class Stack(Backbone):
             Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps, dropout, own_norm, two_hop)
             for m in mixers
         )
-        channels = [block.channel for block in self._each() if block.channel is not None]
+        channels = [block.channel for block in self._blocks() if block.channel is not None]
         for stacked in (mixers, channels):
             for index, entering in enumerate(stacked):
                 entering.enter_stack(index, stacked)
@@ -135,19 +135,19 @@ class Stack(Backbone):
         self._scale_residual_writers()
 
     def mixers(self) -> list[Layer]:
-        return [block.mixer for block in self._each()]
+        return [block.mixer for block in self._blocks()]
 
     def make_norm(self) -> nn.RMSNorm | nn.LayerNorm:
         return make_norm(self.norm_kind, self.dim, self.norm_eps)
 
-    def _each(self) -> list[Block]:
+    def _blocks(self) -> list[Block]:
         return cast(list[Block], list(self.blocks))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> StackState:
-        return tuple(block.init_state(batch_size, device=device, dtype=dtype) for block in self._each())
+        return tuple(block.init_state(batch_size, device=device, dtype=dtype) for block in self._blocks())
 
     def _scale_residual_writers(self) -> None:
-        writes = sum(1 if block.channel is None else 2 for block in self._each())
+        writes = sum(1 if block.channel is None else 2 for block in self._blocks())
         for layer in self.modules():
             if isinstance(layer, Layer) and layer.residual_out is not None and not layer.residual_by_depth:
                 projection = cast(nn.Linear, layer.get_submodule(layer.residual_out))
@@ -175,7 +175,7 @@ class Stack(Backbone):
         """Apply all blocks without the norm after the last."""
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
-        for block, previous in zip(self._each(), state or [None] * len(self.blocks), strict=True):
+        for block, previous in zip(self._blocks(), state or [None] * len(self.blocks), strict=True):
             x, after = block(x, previous, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
             states.append(after)
         return x, tuple(states)

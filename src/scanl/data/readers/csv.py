@@ -31,5 +31,5 @@ def columns(
             values[number] = [np.nan if row[at] in MISSING else float(row[at]) for at in places]
         except (ValueError, IndexError) as error:
             raise files.damaged(path, f"line {number + 2}: {error}", folder) from error
-    files.counted({"rows": len(values)}, folder)
+    files.check_counts({"rows": len(values)}, folder)
     return names, values

@@ -35,5 +35,5 @@ def records(files: Files, name: str, folder: str = "") -> dict[str, Bytes]:
 def bases(files: Files, name: str, folder: str, split: str) -> Bytes:
     """Return the tokens of all records of a file, one after the other."""
     tokens = np.concatenate(list(records(files, name, folder).values()))
-    files.counted({f"{split} bases".strip(): len(tokens)}, folder)
+    files.check_counts({f"{split} bases".strip(): len(tokens)}, folder)
     return tokens

@@ -14,7 +14,7 @@ def whole(files: Files, name: str, folder: str, split: str, *, letters: str = ""
     characters that the file may have; empty: all.
     """
     content = np.frombuffer(files.read(name, folder), np.uint8)
-    files.counted({f"{split} bytes".strip(): len(content)}, folder)
+    files.check_counts({f"{split} bytes".strip(): len(content)}, folder)
     if letters and (odd := set(np.unique(content).tolist()) - set(letters.encode())):
         raise files.damaged(files.path(name, folder), f"it has byte {min(odd)}, expected {letters!r} alone", folder)
     return content
@@ -34,7 +34,7 @@ def words(files: Files, name: str, folder: str) -> list[str]:
 def books(files: Files, name: str, folder: str, split: str) -> Bytes:
     """Return the bytes of the files *.txt of a folder, a zero byte between two."""
     paths = files.below(name, "*.txt", folder)
-    files.counted({f"{split} books".strip(): len(paths)}, folder)
+    files.check_counts({f"{split} books".strip(): len(paths)}, folder)
     try:
         return np.frombuffer(SEPARATOR.join(path.read_bytes() for path in paths), np.uint8)
     except OSError as error:

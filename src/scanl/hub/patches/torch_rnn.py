@@ -67,10 +67,10 @@ class TorchPatch(Patch):
         if isinstance(input, PackedSequence):
             data, batch_sizes, sorted_indices, unsorted_indices = input
             packing = _Packing.of(batch_sizes)
-            initial = [_taken(state, sorted_indices) for state in _parts(hx)]
+            initial = [_rows(state, sorted_indices) for state in _parts(hx)]
             y, states = cls._layers(module, data[packing.order][None], initial, packing)
             y = torch.empty_like(y[0]).index_copy(0, packing.order, y[0])
-            states = [_taken(state, unsorted_indices) for state in states]
+            states = [_rows(state, unsorted_indices) for state in states]
             return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), _joined(module, states)
         if input.ndim == 2:
             y, states = cls._layers(module, input[None], [state[:, None] for state in _parts(hx)])
@@ -142,7 +142,7 @@ def _joined(module: Any, states: list[Tensor]) -> Tensor | States:
     return tuple(states) if isinstance(module, nn.LSTM) else states[0]
 
 
-def _taken(state: Tensor, rows: Tensor | None) -> Tensor:
+def _rows(state: Tensor, rows: Tensor | None) -> Tensor:
     return state if rows is None else state.index_select(1, rows)
 
 
