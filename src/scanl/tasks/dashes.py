@@ -27,17 +27,22 @@ def _far(dash, row, column):
 @numba.njit
 def _box(dash, reach, side):
     """Return the first and last row and column of the pixels around a dash, as ends of ranges."""
-    top, left = min(dash[0], dash[2]) - reach, min(dash[1], dash[3]) - reach
-    bottom, right = max(dash[0], dash[2]) + reach, max(dash[1], dash[3]) + reach
-    return max(0, int(top)), min(side, int(bottom) + 2), max(0, int(left)), min(side, int(right) + 2)
+    first_row, first_column = min(dash[0], dash[2]) - reach, min(dash[1], dash[3]) - reach
+    last_row, last_column = max(dash[0], dash[2]) + reach, max(dash[1], dash[3]) + reach
+    return (
+        max(0, int(first_row)),
+        min(side, int(last_row) + 2),
+        max(0, int(first_column)),
+        min(side, int(last_column) + 2),
+    )
 
 
 @numba.njit
 def _free(occupied, dash, beside, reach):
     """Return whether the surroundings of a dash meet no occupied pixel, and not the surroundings of `beside`."""
-    top, bottom, left, right = _box(dash, reach, len(occupied))
-    for row in range(top, bottom):
-        for column in range(left, right):
+    first_row, last_row, first_column, last_column = _box(dash, reach, len(occupied))
+    for row in range(first_row, last_row):
+        for column in range(first_column, last_column):
             both = occupied[row, column] or _far(beside, row, column) <= reach**2
             if both and _far(dash, row, column) <= reach**2:
                 return False
@@ -46,9 +51,9 @@ def _free(occupied, dash, beside, reach):
 
 @numba.njit
 def _take(occupied, near, dash, reach, gap):
-    top, bottom, left, right = _box(dash, reach + gap, len(occupied))
-    for row in range(top, bottom):
-        for column in range(left, right):
+    first_row, last_row, first_column, last_column = _box(dash, reach + gap, len(occupied))
+    for row in range(first_row, last_row):
+        for column in range(first_column, last_column):
             far = _far(dash, row, column)
             occupied[row, column] |= far <= reach**2
             near[row, column] |= far <= (reach + gap) ** 2
@@ -57,9 +62,9 @@ def _take(occupied, near, dash, reach, gap):
 @numba.njit
 def _draw(picture, dash, width, brightness):
     """Draw a line with round ends: a pixel is as bright as the part of it that is covered, about."""
-    top, bottom, left, right = _box(dash, width, len(picture))
-    for row in range(top, bottom):
-        for column in range(left, right):
+    first_row, last_row, first_column, last_column = _box(dash, width, len(picture))
+    for row in range(first_row, last_row):
+        for column in range(first_column, last_column):
             covered = min(max(width / 2 + 0.5 - np.sqrt(_far(dash, row, column)), 0.0), 1.0, width)
             picture[row, column] = max(picture[row, column], brightness * covered)
 

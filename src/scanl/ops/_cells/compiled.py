@@ -28,7 +28,7 @@ class _Place(NamedTuple):
     """Where a value of every step is: an array, or a part of its rows."""
 
     array: str
-    part: Ref | None
+    view: Ref | None
 
 
 class States:
@@ -296,7 +296,7 @@ class OfTorch(Values):
                 continue
             total = self._memory[node]
             *groups, m, n = total.shape
-            a, b = (self._rows(window[place.array], place.part) for place in places)
+            a, b = (self._rows(window[place.array], place.view) for place in places)
             if groups:
                 a, b = (
                     tensor.reshape(len(tensor), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)

@@ -32,7 +32,7 @@ class Work(NamedTuple):
 class Unit(NamedTuple):
     """A unit of work: some heads and some blocks of their columns, for one sequence."""
 
-    part: int  # index among the parts that use one head of q and k
+    share: int  # index among the units that use one head of q and k
     n: int  # the sequence
     shared_head: int
     start: int  # the row of its first step

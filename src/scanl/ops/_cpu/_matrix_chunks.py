@@ -494,7 +494,7 @@ def _backward(slots):
     for number in units(slots):
         unit = unit_of(number, slots, ranges)
         chunks, blocks = -(-unit.steps // C), _blocks(sizes, unit)
-        spot = unit.part % slots.column_parts * decay_rows * heads  # where the part's gradients of decays begin
+        spot = unit.share % slots.column_parts * decay_rows * heads  # where the part's gradients of decays begin
         for pair in range(unit.heads * blocks):
             h = unit.head + pair // blocks
             first, size, V = _columns(sizes, unit, pair % blocks)
@@ -551,7 +551,7 @@ def _backward(slots):
                 for j in range(V):
                     across += _dot(m, previous + j * k_row, turned_dS + j * k_row, K)
                 across *= m[to.e + C - 1]
-                offset = unit.part * operands.q.size + chunk.qk_at
+                offset = unit.share * operands.q.size + chunk.qk_at
                 _give_rows(m, to_q, k_row, chunk.steps, keys, operands.scale, dq, offset, chunk.qk_step, pair > 0)
                 if delta:
                     _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
@@ -567,7 +567,7 @@ def _backward(slots):
                     fill(m, to.spare, C, 0)
                     _add_dots(m, m_dv, r, v_row, C, V, to.spare)
                     for i in range(chunk.steps):
-                        at = ((unit.part % slots.column_parts) * slots.rows + chunk.r + chunk.r_step * i) * heads + h
+                        at = ((unit.share % slots.column_parts) * slots.rows + chunk.r + chunk.r_step * i) * heads + h
                         dbeta[at] = m[to.spare + i] + (dbeta[at] if again else 0)
                 _give_rows(m, to_k, k_row, chunk.steps, keys, one, dk, offset, chunk.qk_step, pair > 0)
                 du = m_y if delta else m_dv

@@ -648,10 +648,10 @@ def _step_gradients(sizes, operands, gradients, unit, h, first, size, i, index, 
     _step(sizes, operands, place, 0, c, 0)
     _enter(operands.v, operands.av, place.at, place.weight, size, x, c, kind, columns, memory.ys, index * W, do)
     _step_back(memory.states, index * (-(-keys // 4) * 4 * W), memory.dS, keys, c, size, x, kind, columns)
-    spot = (unit.part % sizes.column_parts * sizes.rows + place.r) * sizes.heads + h
+    spot = (unit.share % sizes.column_parts * sizes.rows + place.r) * sizes.heads + h
     _settle(
         c, keys, operands.scale, place.weight, kind, sizes.d_key, gradients.q, gradients.k,
-        unit.part * operands.q.size + place.t, pair > 0, gradients.a, gradients.b, gradients.g, spot * keys, again,
+        unit.share * operands.q.size + place.t, pair > 0, gradients.a, gradients.b, gradients.g, spot * keys, again,
     )  # fmt: skip
     _leave(operands.v, gradients.v, gradients.gv, place.at, place.weight, size, x, c, kind, columns)
     if sizes.d_step and sizes.d_key == 0:
@@ -667,7 +667,7 @@ def _step_gradients(sizes, operands, gradients, unit, h, first, size, i, index, 
 def _sums_over_time(sizes, gradients, unit, h, again, constant, u_sums):
     """Write the gradients of a decay and a bonus that are constant over time."""
     keys = sizes.keys
-    spot = (unit.part % sizes.column_parts * sizes.sequences + unit.n) * sizes.heads + h
+    spot = (unit.share % sizes.column_parts * sizes.sequences + unit.n) * sizes.heads + h
     if sizes.d_step == 0:
         gradients.g[spot] = constant + (gradients.g[spot] if again else 0)
     if sizes.kind == BONUS:
