@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.constant import constant
 from scanl.ops._frame.declaration import FLOATING, HALF
 from scanl.ops._frame.nonfinite import faulty, since
 from scanl.ops._frame.op import Op
@@ -47,7 +48,18 @@ def add_kernels(op: Op, without: Sequence[str] = ()) -> None:
         dtypes=HALF + FLOATING,
         half_products=True,
         needs=over_a_tile,
+        faults=_of_half_products,
     )
+
+
+@constant
+def _of_half_products(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Return why the Triton kernels cannot be trusted with this dtype on this device."""
+    if dtype not in HALF:
+        return []
+    from scanl.ops._triton._assembler import faults
+
+    return faults(device)
 
 
 def spoilt(keys: list[Tensor], decays: Tensor | None, values: list[Tensor], decays_of_values: Tensor | None) -> Tensor:

@@ -27,6 +27,7 @@ class Backend:
     whole: bool = False  # handles reverse and cu_seqlens itself; else it gets forward time and one sequence per row
     package: str | None = None  # a package that it needs and that is not installed; None: nothing is missing
     needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # (sizes, options, names of `given` operands) -> reasons
+    faults: Callable[[torch.device, torch.dtype], Sequence[str]] = lambda device, dtype: ()  # reasons not to trust it
     forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
     excused: Mapping[str, str] = field(default_factory=dict)  # tests that it need not pass, each with the reason
     half_products: bool = False  # with half-precision operands, factors of products are rounded to half, sums float32
@@ -48,8 +49,11 @@ class Backend:
             reasons.append(f"package {self.package} is not installed")
         if not named and not self.forward_mode and in_forward_mode():
             reasons.append("it has no derivative in forward mode, which this call asks for")
-        if self.compute_dtype(dtype) not in self.dtypes:
+        compute = self.compute_dtype(dtype)
+        if compute not in self.dtypes:
             reasons.append(f"dtype {short(dtype)} (takes {', '.join(map(short, self.dtypes))})")
+        if not reasons:
+            reasons.extend(self.faults(device, compute))
         return reasons
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
