@@ -55,7 +55,7 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
 
 
 def _restoring(names: Sequence[str]) -> dict[str, Any]:
-    """Return hooks that restore arguments between measurements. `restore_value` fails where one is None, up to 3.6."""
+    """Return hooks that restore arguments between measurements. `restore_value` of triton before 3.8 fails for None."""
     copies: dict[str, Any] = {}
 
     def before(arguments: dict[str, Any], reset_only: bool = False) -> None:
