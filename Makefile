@@ -25,8 +25,12 @@ test-all: lint
 costs: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_layers.py tests/test_layer_robustness.py tests/test_nonfinite.py tests/layers --costs
 
+# On a device the kernels are compiled, which takes most of the time: so a worker a core, the small files first, and wide
+# memories with ALL=--all alone. Failures are in gpu-failures.txt at once.
 test-gpu: $(VENV)/dev
-	$(BIN)/python -m pytest -q -m gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(or $(WORKERS),14) -p no:benchmark --failures gpu-failures.txt $(ALL) \
+	tests/test_triton_faults.py tests/test_triton.py tests/test_triton_recurrent.py tests/test_triton_vectors.py \
+	tests/test_cell_triton.py tests/test_triton_linear_attention.py tests/test_triton_low_rank.py
 
 lint: style types
 

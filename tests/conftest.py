@@ -31,6 +31,7 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="the long cases too, and every law over every sample")
+    parser.addoption("--failures", metavar="FILE", help="append each failure to this file when it happens")
     parser.addoption("--costs", action="store_true", help="end with the table of what each law costs of each layer")
 
 
@@ -44,8 +45,22 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "long: much time for a case that others come near; runs with --all")
     if config.getoption("--all"):
         os.environ["SCANL_TEST_ALL"] = "1"  # laws.py reads it; the worker processes inherit it
+    if config.getoption("--failures") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(Path(config.getoption("--failures"))))
     if config.getoption("--costs"):
         config.pluginmanager.register(costs.Costs())
+
+
+class Failures:
+    """A plugin that appends failures to a file at once, for a machine whose time may end before the run does."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            with self.path.open("a") as file:
+                file.write(f"### {report.when} {report.nodeid}\n{report.longreprtext}\n")
 
 
 def pytest_collection_modifyitems(config, items):

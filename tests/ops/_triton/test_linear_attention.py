@@ -156,7 +156,14 @@ def test_says_what_it_cannot():
 @pytest.mark.gpu
 @each_decay
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("sizes", [(2, 1000, 4, 64, 64), (1, 4096, 2, 128, 128), (1, 300, 2, 256, 200)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((2, 1000, 4, 64, 64), id="64"),
+        pytest.param((1, 4096, 2, 128, 128), id="128", marks=pytest.mark.long),
+        pytest.param((1, 300, 2, 256, 200), id="256 and 200", marks=pytest.mark.long),
+    ],
+)
 def test_real_sizes(sizes, dtype, decay):
     sample = draw(decay, **dict(zip("BTHKV", sizes, strict=True)))
     sample.operands["k"] /= sizes[3] ** 0.5

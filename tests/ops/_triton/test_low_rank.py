@@ -184,7 +184,9 @@ def test_keys_and_values_too_wide_are_refused(op):
 @each_op
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("decay", [None, "BTH", "BTHK"])
-@pytest.mark.parametrize("K", [64, 128, 256])
+@pytest.mark.parametrize(
+    "K", [64, pytest.param(128, marks=pytest.mark.long), pytest.param(256, marks=pytest.mark.long)]
+)
 def test_real_sizes(op, dtype, decay, K):
     sample = draw(op, 1000, decay, G=2, H=4, K=K, V=128)
     operands = laws.at(op, sample, dtype, "triton")
