@@ -1,12 +1,18 @@
 """Backpropagation through time."""
 
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from scanl.configured import at_least
 from scanl.data.batch import Batch
 from scanl.layers.state import State, detach
-from scanl.learning.algorithms.base import Algorithm, algorithm
+from scanl.learning.algorithms._pieces import InPieces
+from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
 from scanl.learning.questions import Model
 
 
@@ -19,6 +25,10 @@ class BPTT(Algorithm):
     For a whole sequence in one update the gradient is exact. The learner is the state s_T, detached from the graph: a
     second update goes on from it, and its gradient ignores the effect of the parameters on s_0 (truncated
     backpropagation through time).
+
+    With `segments` above 1 the forward pass keeps only the states between segments, and the backward pass runs each
+    segment again. √T segments need the least memory, of order √T. The gradient is the same. Dropout draws the same
+    numbers again, and buffers such as running means are changed once.
     """
 
     id = "A-bptt"
@@ -26,16 +36,57 @@ class BPTT(Algorithm):
     source = (
         'Werbos, "Backpropagation Through Time: What It Does and How to Do It", Proc. IEEE 78(10), 1990; truncated: '
         'Williams and Peng, "An Efficient Gradient-Based Algorithm for On-Line Training of Recurrent Network '
-        'Trajectories", Neural Computation 2(4), 1990'
+        'Trajectories", Neural Computation 2(4), 1990; segments: Chen et al., "Training Deep Nets with Sublinear '
+        'Memory Cost", arXiv:1604.06174'
     )
     computes: ClassVar = "exact"
     error = "over several updates, the effect of the parameters through the state before an update is left out"
-    memory = "B*T*e"
-    operations = "2*B*T*p"
+    memory = "B*e*(T/segments + segments - 1)"
+    operations = "B*T*p*(2 + Min(segments - 1, 1))"
+
+    def __init__(
+        self,
+        loss: Loss,
+        segments: Annotated[
+            int,
+            at_least(1),
+            "parts of the steps of an update that the backward pass runs again, one after another, so that the "
+            "activations of only one are in memory; 1 keeps those of all steps",
+        ] = 1,
+    ) -> None:
+        super().__init__(loss)
+        self.segments = segments
 
     def init(self, model: Model, batch_size: int) -> State:
         return model.init_state(batch_size, device=next(model.parameters()).device)
 
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, Any]:
-        loss, state = self.loss(model, batch, learner)
+        if self.segments == 1:
+            loss, state = self.loss(model, batch, learner)
+            return loss, detach(state)
+
+        def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:
+            def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+                return nullcontext(), _BuffersUnchanged(model)
+
+            return checkpoint(partial(model, **others), x, state, use_reentrant=False, context_fn=contexts)
+
+        size = -(-batch.length // self.segments)
+        loss, state = self.loss(InPieces("bptt", model, size, run), batch, learner)
         return loss, detach(state)
+
+
+class _BuffersUnchanged:
+    """A context that restores the buffers when a segment has run again; it can be entered more than once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before: list[list[tuple[Tensor, Tensor]]] = []
+
+    def __enter__(self) -> None:
+        self._before.append([(buffer, buffer.clone()) for buffer in self._model.buffers()])
+
+    def __exit__(self, *error: object) -> None:
+        with torch.no_grad():
+            for buffer, values in self._before.pop():
+                buffer.copy_(values)

@@ -368,8 +368,12 @@ class Trace(TorchDispatchMode):
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Trace as if called at the top of a program, not within a trace, a transformation or inference mode."""
+    """Trace as if called at the top of a program, not within a trace, a transformation or inference mode.
+
+    Hooks on tensors that are saved for a backward pass do not see the trace: `torch.utils.checkpoint` counts them.
+    """
     with (
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         _disable_current_modes(),
         temporarily_clear_interpreter_stack(),
         torch._C._DisablePythonDispatcher(),

@@ -1,0 +1,154 @@
+"""Backpropagation through time with its segments, and truncated: against the undivided sequence and a plain loop."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from scanl.data.batch import Batch
+from scanl.data.questions import Features, Label, NextToken, Vocabulary
+from scanl.errors import ConfigError
+from scanl.layers.state import leaves
+from scanl.learning.algorithms import BPTT, TBPTT
+from scanl.learning.questions import answerer
+from scanl.models import Stack
+
+pytestmark = pytest.mark.cells_by_loop
+BYTES = answerer(NextToken(Vocabulary(7)))
+EPS = torch.finfo(torch.float64).eps
+
+
+def tiny(layer="gru", **options):
+    torch.manual_seed(1)
+    return BYTES.model(Stack(4, 2, layer, layer_options=options)).double()
+
+
+def tokens(length, rows=2):
+    x = torch.randint(7, (rows, length + 1), generator=torch.Generator().manual_seed(2))
+    return Batch(x[:, :-1], x[:, 1:])
+
+
+def learned(algorithm, model, *batches):
+    """Return the gradient of all updates together, the losses, and the learner."""
+    model = copy.deepcopy(model)
+    learner, losses = algorithm.init(model, batches[0].size), []
+    for batch in batches:
+        loss, learner = algorithm.update(model, learner, batch)
+        loss.backward()
+        losses.append(loss.item())
+    return {name: parameter.grad for name, parameter in model.named_parameters()}, losses, learner
+
+
+def assert_close(found, expected, terms=1000):
+    for name, value in expected.items():
+        bound = terms * EPS * max(1.0, value.abs().max().item())
+        torch.testing.assert_close(found[name], value, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("segments", [2, 3, 5, 17])
+def test_segments_change_neither_the_gradient_nor_the_state(segments):
+    model, batch = tiny(), tokens(17)
+    expected, losses, state = learned(BPTT(BYTES.loss), model, batch)
+    gradient, same, last = learned(BPTT(BYTES.loss, segments=segments), model, batch)
+    assert_close(gradient, expected)
+    torch.testing.assert_close(same, losses)
+    for (_, leaf), (_, value) in zip(leaves(last), leaves(state), strict=True):
+        torch.testing.assert_close(leaf, value)
+
+
+def test_a_segment_that_runs_twice_changes_running_statistics_once_and_repeats_dropout():
+    model = BYTES.model(Stack(4, 1, "ligru", dropout=0.5)).double()
+    batch = tokens(8, rows=3)
+    expected = copy.deepcopy(model)
+    for segments, net in ((2, model), (2, expected)):
+        algorithm = BPTT(BYTES.loss, segments=segments)
+        torch.manual_seed(3)
+        loss, _ = algorithm.update(net, algorithm.init(net, 3), batch)
+        if net is model:
+            loss.backward()  # runs the segments again
+    assert any("running" in name for name, _ in model.named_buffers())
+    for (name, buffer), (_, value) in zip(model.named_buffers(), expected.named_buffers(), strict=True):
+        torch.testing.assert_close(buffer, value, msg=name)
+
+
+def test_segments_keep_fewer_numbers_for_the_backward_pass():
+    model, batch = tiny("elman"), tokens(64)
+
+    def saved(segments):
+        count = 0
+
+        def pack(tensor):
+            nonlocal count
+            count += tensor.numel()
+            return tensor
+
+        algorithm = BPTT(BYTES.loss, segments=segments)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            algorithm.update(model, algorithm.init(model, 2), batch)
+        return count
+
+    assert saved(8) < saved(1) / 3
+
+
+def test_a_mask_is_cut_with_its_segments():
+    question = answerer(Label(Features(2), classes=3))
+    torch.manual_seed(0)
+    model = question.model(Stack(4, 1, "gru")).double()
+    mask = torch.arange(9) < torch.tensor([[9], [4]])
+    targets = torch.where(mask, torch.randint(3, (2, 9)), -100)
+    batch = Batch(torch.randn(2, 9, 2, dtype=torch.float64), targets, mask)
+    expected, _, _ = learned(BPTT(question.loss), model, batch)
+    assert_close(learned(BPTT(question.loss, segments=3), model, batch)[0], expected)
+
+
+def truncated(model, batch, every, window):
+    """The definition: for each part, run all steps from the beginning, and cut the graph before the window."""
+    total = torch.zeros((), dtype=torch.float64)
+    for begin in range(0, batch.length, every):
+        end, state = min(begin + every, batch.length), model.init_state(batch.size)
+        start = max(0, begin + every - window)
+        with torch.no_grad():
+            for t in range(start):
+                state = model(batch.inputs[:, t : t + 1], state)[1]
+        for t in range(start, end):
+            logits, state = model(batch.inputs[:, t : t + 1], state)
+            if t >= begin:
+                total = total + F.cross_entropy(logits[:, 0], batch.targets[:, t]) / batch.length
+    total.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("every", "window"), [(1, 1), (1, 4), (2, 5), (3, 3), (5, 12), (12, 12)])
+def test_tbptt_is_the_gradient_through_the_window(every, window):
+    model, batch = tiny("lstm"), tokens(12)
+    gradient, _, _ = learned(TBPTT(BYTES.loss, every=every, window=window), model, batch)
+    assert_close(gradient, truncated(copy.deepcopy(model), batch, every, window))
+    if every == window == 12:
+        assert_close(gradient, learned(BPTT(BYTES.loss), model, batch)[0])
+
+
+@pytest.mark.parametrize("layer", ["lstm", "mamba"])
+def test_the_window_of_tbptt_goes_on_from_update_to_update(layer):
+    model, batch = tiny(layer), tokens(12)
+    parts = [batch.steps(t, t + 2, targets=True) for t in range(0, 12, 2)]
+    algorithm = TBPTT(BYTES.loss, every=2, window=7)
+    together, losses, _ = learned(algorithm, model, batch)
+    split, parted, learner = learned(algorithm, model, *parts)
+    assert_close({name: value / 6 for name, value in split.items()}, together)
+    assert sum(parted) / 6 == pytest.approx(losses[0], rel=100 * EPS)
+    assert learner.inputs.shape == (2, 5)
+    assert learner.filled.tolist() == [5, 5]
+
+
+def test_errors_of_a_window():
+    with pytest.raises(ConfigError, match="window is 3, expected at least every=4"):
+        TBPTT(BYTES.loss, every=4, window=3)
+    algorithm = TBPTT(BYTES.loss, every=1, window=3)
+    model, batch = tiny(), tokens(4)
+    learner = algorithm.init(model, 2)
+    with pytest.raises(ConfigError, match="mask is given, expected none"):
+        algorithm.update(model, learner, batch._replace(mask=torch.ones(2, 4, dtype=torch.bool)))
+    learner = learner._replace(filled=torch.tensor([0, 1]))
+    with pytest.raises(ConfigError, match=r"kept \[0, 1\] samples"):
+        algorithm.update(model, learner, batch)
