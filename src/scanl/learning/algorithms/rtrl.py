@@ -1,0 +1,147 @@
+"""Real-time recurrent learning, and what it has in common with its sparse approximations."""
+
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from scanl.configured import at_least, who
+from scanl.data.batch import Batch
+from scanl.layers.state import State, detach
+from scanl.learning.algorithms._flat import flatten, unflatten
+from scanl.learning.algorithms._influence import Influence
+from scanl.learning.algorithms._pieces import InPieces
+from scanl.learning.algorithms._structure import Structure, structure
+from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
+from scanl.learning.questions import Model
+from scanl.ops import backend
+
+
+class Influenced(NamedTuple):
+    """A state, and the influence of the parameters on it, in blocks (B, groups, numbers, parameters)."""
+
+    state: State
+    influence: tuple[Tensor, ...]
+
+
+class Carried(Algorithm):
+    """An algorithm that carries the influence of the parameters on the state forward. Abstract.
+
+    In a block of steps the gradient is that of backpropagation through the block, plus dL/ds_0 times the influence on
+    the state s_0 before it. `block` is the number of steps of a block, `steps` how far a parameter is followed.
+    """
+
+    block: int | None = None
+    steps: int | None = None
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(loss)
+        self._structures: WeakKeyDictionary[Any, Structure] = WeakKeyDictionary()
+        self._influences: WeakKeyDictionary[Any, Influence] = WeakKeyDictionary()
+
+    def within(self) -> AbstractContextManager[Any]:
+        """Return the context in which the model runs: plain torch, whose backward passes can run many at a time."""
+        return backend("parallel", "reference")
+
+    def init(self, model: Model, batch_size: int) -> Influenced:
+        """Return the learner; raises ConfigError for a model without a state of constant size."""
+        state = model.init_state(batch_size, device=next(model.parameters()).device)
+        influence = self._influence(model).zeros(batch_size, flatten(state).dtype)
+        return Influenced(detach(state), influence)
+
+    def update(self, model: Model, learner: Influenced, batch: Batch) -> tuple[Tensor, Influenced]:
+        blocks: list[tuple[Tensor, Tensor]] = []
+
+        def enter(state: State) -> State:
+            before = flatten(state).detach().requires_grad_()
+            blocks.append((before, before))
+            return unflatten(before, state)
+
+        def leave(state: State) -> State:
+            blocks[-1] = (blocks[-1][0], flatten(state))
+            return detach(state)
+
+        def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:
+            y, after = model(x, enter(state), **others)
+            return y, leave(after)
+
+        with torch.enable_grad(), self.within():
+            if self.block is None:
+                loss, after = self.loss(model, batch, enter(learner.state))
+                state = leave(after)
+            else:
+                loss, state = self.loss(InPieces(who(type(self)), model, self.block, run), batch, learner.state)
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            named = dict(model.named_parameters())
+            starts = [before for before, _ in blocks]
+            found = torch.autograd.grad(loss, [*parameters, *starts], retain_graph=True, allow_unused=True)
+            gradients = dict(zip(map(id, parameters), found, strict=False))
+            influence = self._influence(model)
+            reaching = [named[name] for name in self._structure(model).names]
+            carried = learner.influence
+            for (before, after), by_state in zip(blocks, found[len(parameters) :], strict=True):
+                if by_state is not None:
+                    for parameter, more in zip(reaching, influence.gradient(by_state, carried), strict=True):
+                        known = gradients[id(parameter)]
+                        more = more.reshape_as(parameter).to(parameter.dtype)
+                        gradients[id(parameter)] = more if known is None else known + more
+                single = 1 in (self.block, batch.length)
+                carried = influence.advance(carried, before, after, reaching, single=single)
+        return with_gradients(loss, parameters, list(gradients.values())), Influenced(state, carried)
+
+    def _structure(self, model: Model) -> Structure:
+        if model not in self._structures:
+            self._structures[model] = structure(who(type(self)), model, self.within)
+        return self._structures[model]
+
+    def _influence(self, model: Model) -> Influence:
+        if model not in self._influences:
+            device = next(model.parameters()).device
+            self._influences[model] = Influence(self._structure(model), self.steps, device)
+        return self._influences[model]
+
+
+@algorithm("rtrl")
+class RTRL(Carried):
+    r"""Real-time recurrent learning: the exact gradient, from the influence M of the parameters on the state.
+
+    .. math:: M_t = J_t M_{t-1} + \bar M_t, \quad \nabla_\theta \ell_t = \frac{\partial \ell_t}{\partial s_t} M_t
+
+    J_t = ds_t/ds_{t-1}, and M̄_t = ds_t/dθ for a constant s_{t-1}. The gradient of each step is there at once, and
+    nothing grows with the length of the stream. With constant parameters the sum of all gradients is that of
+    backpropagation through time over the stream.
+
+    An update of T steps is computed in blocks. In a block, backward passes replace the products of Jacobians, and M
+    advances once: M_C = (Π J) M_0 + ds_C/dθ. From about e steps on, a step costs e times less than in blocks of one.
+
+    M is kept only where a parameter reaches the state at all, in any number of steps. In a diagonal recurrence that is
+    one channel, and in a stack the layers from its own upwards.
+    """
+
+    id = "A-rtrl"
+    equation = "M_t = J_t M_{t-1} + ds_t/dtheta,  dl_t/dtheta = (dl_t/ds_t) M_t"
+    source = (
+        'Williams and Zipser, "A Learning Algorithm for Continually Running Fully Recurrent Neural Networks", Neural '
+        'Computation 1(2), 1989; blocks: Schmidhuber, "A Fixed Size Storage O(n^3) Time Complexity Learning Algorithm '
+        'for Fully Recurrent Continually Running Networks", Neural Computation 4(2), 1992'
+    )
+    computes: ClassVar = "exact"
+    error = (
+        "exact while the parameters are constant. After an optimizer's step M still has the influence of the former "
+        "parameters"
+    )
+    memory = "B*e*(p + 1)"
+    operations = "2*B*e*p*T + B*e**2*p"
+    works_for = "every layer with a state of constant size; M is at most of this size"
+
+    def __init__(
+        self,
+        loss: Loss,
+        block: Annotated[
+            int | None, at_least(1), "steps of a block, whose activations are in memory; None for all of an update"
+        ] = None,
+    ) -> None:
+        super().__init__(loss)
+        self.block = block

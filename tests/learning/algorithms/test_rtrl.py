@@ -1,0 +1,89 @@
+"""Real-time recurrent learning is exact: against backpropagation through time over the undivided sequence."""
+
+import pytest
+import torch
+
+from gradients import QUESTION, by_bptt, difference, learned, numbers, parts, tiny
+from scanl.errors import ConfigError
+from scanl.layers.state import index, leaves, load, save
+from scanl.learning.algorithms import RTRL
+
+pytestmark = pytest.mark.cells_by_loop
+
+
+@pytest.mark.parametrize("layers", [("elman",), ("gru", "lru"), ("lstm",)])
+def test_the_sum_of_64_single_steps_is_the_gradient_of_the_sequence(layers):
+    model, batch = tiny(*layers), numbers(64)
+    gradients, _ = learned(RTRL(QUESTION.loss), model, parts(batch, 1))
+    assert difference(gradients, by_bptt(model, batch)) < 1e-9
+
+
+@pytest.mark.parametrize(("size", "block"), [(2, None), (8, 3), (4, 1)])
+@pytest.mark.parametrize("layers", [("gru",), ("hawk", "indrnn")])
+def test_every_split_gives_the_same_sum(layers, size, block):
+    model, batch = tiny(*layers), numbers(8)
+    gradients, _ = learned(RTRL(QUESTION.loss, block=block), model, parts(batch, size))
+    assert difference(gradients, by_bptt(model, batch)) < 1e-9
+
+
+def test_influence_is_dense_only_where_a_parameter_reaches_the_state():
+    """LRU: two real numbers a channel, for its row of 2 x 4 weights, 1 scale and 2 numbers of the pole. GRU: 4."""
+    model = tiny("gru", "lru", channel_mixer="none")
+    learner = RTRL(QUESTION.loss).init(model, 3)
+    inputs = 4 * (3 + 1) + 4  # the map of the features and the norm before the first layer
+    second = 4  # the norm before the second
+    recurrence = 2 * 3 * 4 * 4 + 2 * 3 * 4
+    sizes = [leaf[0].numel() for leaf in learner.influence]
+    assert sum(sizes) == (4 + 8) * (inputs + recurrence) + 8 * second + 4 * 2 * (2 * 4 + 1 + 2)
+
+
+def test_memory_is_as_declared_for_a_dense_layer():
+    model = tiny("gru", channel_mixer="none")
+    learner = RTRL(QUESTION.loss).init(model, 3)
+    reaching = sum(p.numel() for name, p in model.named_parameters() if not name.startswith(("head", "stack.norm")))
+    assert sum(leaf.numel() for _, leaf in leaves(learner)) == 3 * 4 * (reaching + 1)
+
+
+def test_a_learner_that_was_saved_goes_on_to_the_bit(tmp_path):
+    model, algorithm = tiny("lstm"), RTRL(QUESTION.loss)
+    first, second = parts(numbers(6), 3)
+    _, learner = algorithm.update(model, algorithm.init(model, 2), first)
+    save(learner, tmp_path / "learner")
+    restored = load(tmp_path / "learner", algorithm.init(model, 2))
+    found = []
+    for each in (learner, restored):
+        model.zero_grad()
+        loss, _ = RTRL(QUESTION.loss).update(model, each, second)
+        loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_rows_are_independent():
+    model, batch = tiny("gru"), numbers(6, rows=3)
+    _, learner = learned(RTRL(QUESTION.loss), model, parts(batch, 2))
+    alone = [part.rows(slice(1, 2)) for part in parts(batch, 2)]
+    _, single = learned(RTRL(QUESTION.loss), model, alone)
+    for (_, leaf), (_, value) in zip(leaves(index(learner, [1])), leaves(single), strict=True):
+        torch.testing.assert_close(leaf, value)
+
+
+def test_parameters_that_are_frozen_have_no_influence():
+    model = tiny("gru", channel_mixer="none")
+    model.input.requires_grad_(False)
+    model.stack.blocks[0].mixer.weight_ih_l0.requires_grad_(False)
+    batch = numbers(8)
+    gradients, learner = learned(RTRL(QUESTION.loss), model, parts(batch, 2))
+    expected = by_bptt(model, batch)
+    assert difference(gradients, expected) < 1e-9
+    assert gradients["input.weight"] is None
+    assert sum(leaf.shape[-1] for leaf in learner.influence) == 4 + 3 * 4 * 4 + 2 * 3 * 4
+
+
+def test_models_without_a_state_of_constant_size_are_refused():
+    model = tiny("gru")
+    model.init_state = lambda *args, **kwargs: ()
+    with pytest.raises(ConfigError, match="rtrl: the model carries no numbers"):
+        RTRL(QUESTION.loss).init(model, 1)
+    with pytest.raises(ConfigError, match="rtrl: the model carries no numbers"):
+        RTRL(QUESTION.loss).init(tiny("attention", layer_options={"num_heads": 1}), 1)
