@@ -71,6 +71,9 @@ class Layer(Module, metaclass=Configured):
     residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
     takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `run`, among `TAKES`; set for each subclass
+    # Parameters that act on the state through several channels, where channels have recurrences of their own otherwise:
+    # see `channelwise`. None: the channels have none.
+    left_out: ClassVar[Sequence[str] | None] = None
     added: ClassVar[Mapping[str, Any]] = {}  # options of every subclass beside its own: name -> annotation
     state: ClassVar[Form | None] = None  # what the layer carries from step to step; None: `init_state` is overridden
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason

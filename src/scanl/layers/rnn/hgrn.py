@@ -1,5 +1,6 @@
 """Hierarchically gated recurrent unit."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -8,13 +9,14 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
+from scanl.layers.channelwise import Channelwise, driven
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.ops import linear_scan
 
 
 @registry.register("hgrn")
-class HGRN(LowerBounded):
+class HGRN(Channelwise, LowerBounded):
     """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
 
     The bound γ rises with depth, see `LowerBounded`. The SiLU gate multiplies after the norm, as in the released code;
@@ -51,9 +53,19 @@ class HGRN(LowerBounded):
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         bound = self.lower_bound()
-        keep = bound + (1 - bound) * widen(self.lambda_proj(x)).sigmoid()
-        c = widen(F.silu(self.input_proj(x))).unflatten(-1, (-1, 2))
-        u = torch.view_as_complex((1 - keep)[..., None] * c)
-        h, last = linear_scan(u, torch.polar(keep, widen(self.theta).expand_as(keep)), state, cu_seqlens=cu_seqlens)
+        _, keep = driven(self.lambda_proj, x, lambda rows: rows)
+        _, c = driven(self.input_proj, x, lambda rows: rows.unflatten(-1, (-1, 2)).movedim(-1, -2))
+        vectors = [self.theta.flatten(), *([bound] if isinstance(bound, Tensor) else [])]
+        h, (last,) = self.advance([keep, c], vectors, [state], cu_seqlens)
         feature = self.norm(torch.cat([h.real, h.imag], -1).to(x.dtype))
         return self.out_proj(feature * F.silu(self.gate(x))), last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        theta, bound = widen(v[0]), v[1] if len(v) > 1 else 0.0
+        keep = bound + (1 - bound) * widen(p[0]).sigmoid()
+        c = widen(F.silu(p[1])).movedim(-2, -1).contiguous()
+        u = torch.view_as_complex((1 - keep)[..., None] * c)
+        h, last = linear_scan(u, torch.polar(keep, theta.expand_as(keep)), states[0], cu_seqlens=cu_seqlens)
+        return h, [last]

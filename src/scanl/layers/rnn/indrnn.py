@@ -1,5 +1,6 @@
 """Independently recurrent neural network."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from scanl.configured import at_least, one_of
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.channelwise import Channelwise, driven
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import indrnn
@@ -15,7 +17,7 @@ from scanl.ops.indrnn import ACTIVATIONS
 
 
 @registry.register("indrnn")
-class IndRNN(SolvedLayer):
+class IndRNN(Channelwise, SolvedLayer):
     """IndRNN: each channel feeds back only to itself; channels mix in the projection of the next layer.
 
     Differs: the authors' program clamps the parameter a before each step of training. Here a is clamped where it is
@@ -69,5 +71,12 @@ class IndRNN(SolvedLayer):
         a = self.weight_hh
         if self.bound is not None:
             a = a + (a.clamp(-self.bound, self.bound) - a).detach()
-        y, last = self.run_cell(indrnn, widen(self.fc(x)), a, state, activation=self.activation, cu_seqlens=cu_seqlens)
+        _, drive = driven(self.fc, x, lambda rows: rows)
+        y, (last,) = self.advance([drive], [a], [state], cu_seqlens)
         return y.to(x.dtype), last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        y, last = self.run_cell(indrnn, widen(p[0]), v[0], states[0], activation=self.activation, cu_seqlens=cu_seqlens)
+        return y, [last]

@@ -1,18 +1,20 @@
 """Minimal gated recurrent unit."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import Layer, widen
+from scanl.layers.base import widen
+from scanl.layers.channelwise import Channelwise, driven
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
 @registry.register("mingru")
-class MinGRU(Layer):
+class MinGRU(Channelwise):
     """minGRU: a gated recurrence whose gates do not depend on the state, so a scan computes it.
 
     The authors' program scans logarithms, for which g has to be positive. The plain scan here gives the same numbers.
@@ -47,7 +49,14 @@ class MinGRU(Layer):
         self.to_out = nn.Linear(self.width, dim, bias=bias)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        hidden, gate = widen(self.to_hidden_and_gate(x)).chunk(2, -1)
-        candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
-        h, last = linear_scan(gate.sigmoid() * candidate, (-gate).sigmoid(), state, cu_seqlens=cu_seqlens)
+        _, drive = driven(self.to_hidden_and_gate, x, lambda rows: rows.unflatten(-1, (2, -1)))
+        h, (last,) = self.advance([drive], [], [state], cu_seqlens)
         return self.to_out(h.to(x.dtype)), last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        hidden, gate = widen(p[0]).unbind(2)
+        candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
+        h, last = linear_scan(gate.sigmoid() * candidate, (-gate).sigmoid(), states[0], cu_seqlens=cu_seqlens)
+        return h, [last]

@@ -1,12 +1,14 @@
 """Quasi-recurrent neural network."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from scanl.configured import one_of
 from scanl.layers import options, registry
-from scanl.layers.base import Layer, widen
+from scanl.layers.base import widen
+from scanl.layers.channelwise import Channelwise, driven
 from scanl.layers.parts.window import WindowState, windows
 from scanl.ops import linear_scan
 
@@ -14,7 +16,7 @@ POOLINGS = {"f": 2, "fo": 3, "ifo": 4}  # projections of each
 
 
 @registry.register("qrnn")
-class QRNN(Layer):
+class QRNN(Channelwise):
     """QRNN: a causal convolution over a few steps gives candidates and gates, and a linear recurrence pools them.
 
     Differs: zoneout is omitted, as dropout is in every layer.
@@ -54,9 +56,21 @@ class QRNN(Layer):
     def run(self, x: Tensor, state: WindowState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, WindowState]:
         recurrent, inputs = state or (None, None)
         seen, inputs = windows(x, self.past + 1, inputs, cu_seqlens=cu_seqlens)
-        z, f, *more = widen(self.linear(seen)).chunk(POOLINGS[self.pooling], -1)
-        keep = f if self.variant == "old" else -f
-        write = more[1] if self.pooling == "ifo" else -keep
-        c, last = linear_scan(write.sigmoid() * z.tanh(), keep.sigmoid(), recurrent, cu_seqlens=cu_seqlens)
-        y = more[0].sigmoid() * c if more else c
+        rows = [0, 1, 3] if self.pooling == "ifo" else slice(2)  # those of O, row 2, do not act on the state
+
+        def layout(every: Tensor) -> Tensor:
+            return every.unflatten(-1, (-1, self.dim))[..., rows, :]
+
+        every, drive = driven(self.linear, seen, layout)
+        c, (last,) = self.advance([drive], [], [recurrent], cu_seqlens)
+        y = c if self.pooling == "f" else widen(every.chunk(POOLINGS[self.pooling], -1)[2]).sigmoid() * c
         return y.to(x.dtype), WindowState(last, inputs)
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        z, f, *i = widen(p[0]).unbind(2)
+        keep = f if self.variant == "old" else -f
+        write = i[0] if i else -keep
+        c, last = linear_scan(write.sigmoid() * z.tanh(), keep.sigmoid(), states[0], cu_seqlens=cu_seqlens)
+        return c, [last]

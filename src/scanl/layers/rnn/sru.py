@@ -1,6 +1,7 @@
 """Simple recurrent unit."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -8,13 +9,14 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
+from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import sru
 
 
 @registry.register("sru")
-class SRU(SolvedLayer):
+class SRU(Channelwise, SolvedLayer):
     """SRU: a gated average of projected inputs for each channel, and a highway past it.
 
     As in the released code, the gate r reads the old state. In the paper's first version it reads the new state.
@@ -70,13 +72,27 @@ class SRU(SolvedLayer):
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         normed = x if self.layer_norm is None else self.layer_norm(x)
-        new, f, r = widen(normed @ self.weight).unflatten(-1, (-1, 3)).unbind(-1)
+        rows = (normed @ self.weight).unflatten(-1, (-1, 3))
+        drive = Drive(_state_rows(rows), normed, lambda: _state_rows(self.weight.unflatten(-1, (-1, 3))))
         b_f, b_r = self.bias.chunk(2)
-        v_f, v_r = (None, None) if self.variant == "v1" else self.weight_c.chunk(2)
-        y, last = self.run_cell(
-            sru, new, f + b_f, r + b_r, widen(x) * self.scale_x, v_f, v_r, state, cu_seqlens=cu_seqlens
-        )
+        gates = [] if self.variant == "v1" else self.weight_c.chunk(2)
+        reset = widen(rows[..., 2]) + b_r
+        y, (last,) = self.advance([drive, reset, widen(x) * self.scale_x], [b_f, *gates], [state], cu_seqlens)
         return y.to(x.dtype), last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        (new, f), (b_f, *gates) = widen(p[0]).unbind(2), v
+        y, last = self.run_cell(
+            sru, new, f + b_f, p[1], p[2], *(gates or (None, None)), states[0], cu_seqlens=cu_seqlens
+        )
+        return y, [last]
+
+
+def _state_rows(rows: Tensor) -> Tensor:
+    """Return the rows of W and W_f, which act on the state, (..., 2, D); those of W_r act on the output alone."""
+    return rows[..., :2].movedim(-1, -2)
 
 
 @registry.preset("sru_v1", variant="v1")

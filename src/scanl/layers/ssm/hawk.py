@@ -40,6 +40,7 @@ class Hawk(Layer):
     sample: ClassVar = {"num_heads": 2, "width": 12}
     residual_out = "linear_out"
     residual_by_depth = True
+    left_out = ("linear_x", "conv_1d")
 
     def __init__(
         self,

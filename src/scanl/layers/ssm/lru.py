@@ -1,6 +1,7 @@
 """Linear recurrent unit."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -8,13 +9,14 @@ from torch import Tensor, nn
 
 from scanl.configured import at_least, between
 from scanl.layers import options, registry
-from scanl.layers.base import Layer, widen
+from scanl.layers.base import widen
+from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.initial_state import Axes
 from scanl.ops import discretize, linear_scan
 
 
 @registry.register("lru")
-class LRU(Layer):
+class LRU(Channelwise):
     """LRU: a complex diagonal recurrence, stable by construction, with a linear readout.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. A step of duration n
@@ -81,7 +83,15 @@ class LRU(Layer):
             unit = discretize(log, one, torch.ones_like(rate[:1]))[1][0]
             held = discretize(log, one, timespans.to(rate.dtype).flatten())
             eigenvalues, gain = (tensor.unflatten(0, x.shape[:2]) for tensor in held)
-            u = u * (gain / unit)
-        h, last = linear_scan(u, eigenvalues, state, cu_seqlens=cu_seqlens)
+            h, last = linear_scan(u * (gain / unit), eigenvalues, state, cu_seqlens=cu_seqlens)
+        else:
+            drive = Drive(u, x, lambda: torch.complex(into[:, 0], into[:, 1]).t())
+            h, (last,) = self.advance([drive], [eigenvalues], [state], cu_seqlens)
         y = torch.view_as_real(h).flatten(-2).to(x.dtype) @ out_of.t()
         return torch.addcmul(y, x, self.D), last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        h, last = linear_scan(p[0], v[0], states[0], cu_seqlens=cu_seqlens)
+        return h, [last]

@@ -1,6 +1,7 @@
 """Mamba: a short convolution, then a selective state space model."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -8,11 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, Layer, widen
+from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
-from scanl.ops import selective_scan
+from scanl.ops import linear_scan, selective_scan
+from scanl.ops.fused.gated import gated
 
 
 class MambaState(NamedTuple):
@@ -32,7 +35,7 @@ class StepProjection(nn.Linear):
 
 
 @registry.register("mamba")
-class Mamba(Layer):
+class Mamba(Channelwise):
     """Mamba (S6): a diagonal recurrence whose step size, input and output depend on the input.
 
     B is discretized as Δ B, as in the released code. The zero-order hold of the paper's eq. (4) differs by O(Δ²).
@@ -58,6 +61,7 @@ class Mamba(Layer):
     state: ClassVar = MambaState
     sample: ClassVar = {"state_dim": 3, "rank": 2}
     residual_out = "out_proj"
+    left_out = ("in_proj", "conv1d", "x_proj", "dt_proj.weight")
     hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED)
 
     def __init__(
@@ -133,7 +137,29 @@ class Mamba(Layer):
         if timespans is not None:
             delta = F.softplus(delta) * widen(timespans)[..., None]
         A = -widen(A_log).exp()
+        if self.watcher is not None and timespans is None:
+            parts = u[..., None], _spread(delta, dt_proj, self.state_dim), widen(B)[:, :, None]
+            h, (ssm,) = self.advance(parts, [A], [ssm], cu_seqlens)
+            y = torch.addcmul((h * C[:, :, None]).sum(-1), u, widen(D)).to(u.dtype)
+            return gated(z, y, "silu"), MambaState(conv, ssm)
         y, ssm = selective_scan(
             u, delta, A, B, C, widen(D), z, None, ssm, delta_softplus=timespans is None, cu_seqlens=cu_seqlens
         )
         return y, MambaState(conv, ssm)
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        (u, delta, B), (A,) = p, v
+        delta = F.softplus(delta)
+        h, last = linear_scan(delta * u * B, (delta * A).exp(), states[0], cu_seqlens=cu_seqlens)
+        return h, [last]
+
+
+def _spread(delta: Tensor, dt_proj: nn.Linear, state_dim: int) -> Drive:
+    """Return Δ before the softplus as a drive of each of a channel's numbers: the bias alone acts on this channel."""
+    return Drive(
+        delta[..., None].expand(*delta.shape, state_dim),
+        delta,
+        bias=lambda: widen(dt_proj.bias)[:, None].expand(-1, state_dim),
+    )

@@ -1,6 +1,7 @@
 """Real-gated linear recurrent unit."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import Layer, widen
+from scanl.layers.base import widen
+from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
@@ -30,6 +32,11 @@ class BlockDiagonalLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         return block_diagonal(x, self.w, self.b)
 
+    def driven(self, x: Tensor) -> Drive:
+        """Return the result as a drive: each channel reads the inputs of its own block."""
+        y, inputs = self(x), x.unflatten(-1, self.b.shape)
+        return Drive(y, inputs, lambda: self.w.transpose(0, 1).flatten(1), lambda: self.b.flatten())
+
 
 class RGLRUState(NamedTuple):
     recurrent: Annotated[Tensor, Axes("dim")]
@@ -37,7 +44,7 @@ class RGLRUState(NamedTuple):
 
 
 @registry.register("rglru")
-class RGLRU(Layer):
+class RGLRU(Channelwise):
     """RG-LRU: a diagonal recurrence with input and recurrence gates, both block-diagonal.
 
     The first input of a sequence has the factor 1 in place of sqrt(1 - a²), as in the released code. The state
@@ -87,6 +94,14 @@ class RGLRU(Layer):
             owner = sequence_index(cu_seqlens, x.shape[1])
             least = (fresh[owner] * (cu_seqlens[owner] == steps)[:, None])[None]
             fresh = fresh * (cu_seqlens.diff() == 0)[:, None]
-        u, a = rglru_gates(x, self.input_gate(x), self.a_gate(x), log_decay, least)
-        y, recurrent = linear_scan(u, a, recurrent, cu_seqlens=cu_seqlens)
+        drives = [x, self.input_gate.driven(x), self.a_gate.driven(x), least]
+        y, (recurrent,) = self.advance(drives, [log_decay], [recurrent], cu_seqlens)
         return y.to(x.dtype), RGLRUState(recurrent, fresh)
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        x, input_gate, a_gate, least = p
+        u, a = rglru_gates(x, input_gate, a_gate, v[0], least)
+        y, last = linear_scan(u, a, states[0], cu_seqlens=cu_seqlens)
+        return y, [last]

@@ -1,5 +1,6 @@
 """S4D: a diagonal state space model for each channel."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -8,11 +9,13 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
+from scanl.layers.channelwise import Channelwise
 from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
-from scanl.layers.parts.diagonal_ssm import diagonal_ssm
+from scanl.layers.parts.diagonal_ssm import diagonal_ssm, read
 from scanl.layers.parts.diagonal_start import diagonal_systems
 from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.ops import discretize, linear_scan
 
 
 class S4DKernel(Module):
@@ -75,7 +78,7 @@ class GatedDiagonalLayer(Layer):
 
 
 @registry.register("s4d")
-class S4D(GatedDiagonalLayer):
+class S4D(Channelwise, GatedDiagonalLayer):
     """S4D: a time-invariant recurrence on N/2 complex numbers per channel, then GELU and a gated linear map.
 
     A long sequence is computed as a convolution with the system's kernel, a few steps as the recurrence. Both give the
@@ -100,9 +103,19 @@ class S4D(GatedDiagonalLayer):
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         A, C, dt = self.kernel.system()
-        u = widen(x)
-        y, last = diagonal_ssm(
-            u, A, torch.ones_like(A), C, dt, state,
-            discretization=self.discretization, cu_seqlens=cu_seqlens, timespans=timespans,
-        )  # fmt: skip
+        u, B = widen(x), torch.ones_like(A)
+        if self.watcher is None or timespans is not None:
+            y, last = diagonal_ssm(
+                u, A, B, C, dt, state,
+                discretization=self.discretization, cu_seqlens=cu_seqlens, timespans=timespans,
+            )  # fmt: skip
+        else:  # a watcher needs the recurrence, in which no system acts on another
+            h, (last,) = self.advance([u[..., None]], discretize(A, B, dt, self.discretization), [state], cu_seqlens)
+            y = read(h, C)
         return self._read_out(y, u, x.dtype), last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        h, last = linear_scan(v[1] * p[0], v[0], states[0], cu_seqlens=cu_seqlens)
+        return h, [last]

@@ -1,6 +1,7 @@
 """S5: one diagonal state space model with many inputs and outputs."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from scanl.configured import at_least, one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
+from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
@@ -90,10 +92,19 @@ class MIMODiagonal(Layer):
         if constant:  # a gain that is the same at every step is one of the matrix
             into = torch.view_as_real(b[:, None] * torch.view_as_complex(into))
         u = torch.view_as_complex(widen(x @ into.transpose(1, 2).flatten(0, 1).t().to(x.dtype)).unflatten(-1, (-1, 2)))
-        s, last = linear_scan(u if constant else b * u, a, state, cu_seqlens=cu_seqlens)
+        if constant:
+            s, last = self._scan(u, x, into, a, state, cu_seqlens)
+        else:
+            s, last = linear_scan(b * u, a, state, cu_seqlens=cu_seqlens)
         out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
         y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
         return self._activate(y), last
+
+    def _scan(
+        self, u: Tensor, x: Tensor, into: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Scan u = x intoᵀ with the same decay at every step."""
+        return linear_scan(u, a, state, cu_seqlens=cu_seqlens)
 
     def _eigenvalues(self) -> Tensor:
         """Return Λ (P)."""
@@ -121,7 +132,7 @@ class MIMODiagonal(Layer):
 
 
 @registry.register("s5")
-class S5(MIMODiagonal):
+class S5(Channelwise, MIMODiagonal):
     """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
 
     Parameters as in the authors' program: Lambda_re, Lambda_im (P); B (P, D, 2) and C (D, P, 2) as pairs of real
@@ -147,6 +158,19 @@ class S5(MIMODiagonal):
 
     def _make_steps(self, dt_min: float, dt_max: float) -> None:
         self.log_step = nn.Parameter(log_uniform(self.modes, dt_min, dt_max)[:, None])
+
+    def _scan(
+        self, u: Tensor, x: Tensor, into: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        drive = Drive(u, x, lambda: torch.view_as_complex(into).t())
+        s, (last,) = self.advance([drive], [a], [state], cu_seqlens)
+        return s, last
+
+    def recur(
+        self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        s, last = linear_scan(p[0], v[0], states[0], cu_seqlens=cu_seqlens)
+        return s, [last]
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         steps = widen(self.log_step).exp().t()

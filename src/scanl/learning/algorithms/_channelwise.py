@@ -1,0 +1,260 @@
+"""The influence of parameters on the states of channelwise layers, carried from block to block.
+
+A layer of `layers.channelwise` says how parameters enter its channels. The influence of a parameter on the state is one
+number for each number of its channel's state, so it has the shape of the parameter. Over a block of steps it becomes
+the Jacobian of the block, elementwise, times what it was, plus the derivative within the block.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.configured import who
+from scanl.errors import ConfigError
+from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.designation import label
+from scanl.layers.registry import classes
+from scanl.learning.questions import Model
+
+Influence = tuple[Tensor, ...]  # (B, M, *target) for each target; M numbers in the state of a channel
+Kinds = frozenset[str]
+EVERY: Kinds = frozenset({"weight", "bias", "vector"})
+
+
+class Target(NamedTuple):
+    """Parameters that act on the states, and the numbers at which their influence is measured.
+
+    kind: one of `EVERY`.   value: (d, *P, *K), (*P, *K) or (*K).   entering: (B, T, *P, *K), or (B, *K) of a vector.
+    source: what the weight of a map reads, (B, T, d) or (B, T, H, d).
+    """
+
+    kind: str
+    value: Tensor
+    entering: Tensor
+    source: Tensor | None = None
+
+
+def channelwise(model: Model, algorithm: type) -> list[Channelwise]:
+    """Return the channelwise layers of a model, the lowest first. Raises ConfigError where a mixer has none."""
+    for mixer in model.stack.mixers():
+        if mixer.bidirectional or mixer.left_out is None:
+            able = ", ".join(cls.name for cls in classes() if cls.left_out is not None and cls.preset_of is None)
+            raise ConfigError(
+                f"{who(algorithm)}: the model has the layer {label(mixer)!r}, expected layers whose channels have "
+                f"recurrences of their own: {able}"
+            )
+    return [layer for layer in model.stack.modules() if isinstance(layer, Channelwise)]
+
+
+class Followed:
+    """Runs the recurrences of channelwise layers, carries influences, and counts them in the gradient.
+
+    layers: the layers.   influences: of their parameters on the states before the block; None at the start.
+    kinds: which parameters' influence is carried.   frozen: kinds whose gradient is zero.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Channelwise],
+        influences: Sequence[Influence] | None = None,
+        kinds: Kinds = EVERY,
+        frozen: Kinds = frozenset(),
+    ) -> None:
+        self.layers, self.kinds, self.frozen = layers, kinds, frozen
+        self.before = None if influences is None else dict(zip(layers, influences, strict=True))
+        self.after: dict[Channelwise, Influence] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Stand between the layers and their recurrences."""
+        for layer in self.layers:
+            layer.watcher = self._run
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                del layer.watcher
+
+    def influences(self) -> tuple[Influence, ...]:
+        """Return the influences on the states after the block."""
+        return tuple(self.after[layer] for layer in self.layers)
+
+    def _run(
+        self,
+        layer: Channelwise,
+        drives: Sequence[Drive | Tensor],
+        vectors: Sequence[Tensor],
+        states: Sequence[Tensor],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        if "vector" in self.frozen:
+            vectors = [vector.detach() for vector in vectors]
+        rows = len(states[0])
+        by_row = [vector.expand(rows, *vector.shape) for vector in vectors]
+        targets = [target for target in _targets(drives, vectors, by_row) if target.kind in self.kinds]
+        if self.before is None:
+            self.after[layer] = tuple(_zeros(states, target) for target in targets)
+            before = self.after[layer]
+        else:
+            before = self.before[layer]
+        entering = _carried(states, before, [target.value for target in targets])
+        values = [each.value if isinstance(each, Drive) else each for each in drives]
+        read, last = run_rows(layer, values, by_row, entering)
+        if self.before is not None:
+            self.after[layer] = _after(before, targets, entering, last)
+        return read, last
+
+
+def start(model: Model, layers: Sequence[Channelwise], batch_size: int, kinds: Kinds = EVERY) -> tuple[Influence, ...]:
+    """Return influences of zero on the states before the first step."""
+    followed = Followed(layers, kinds=kinds)
+    with torch.no_grad(), followed.watching():
+        for mixer in model.stack.mixers():
+            weight = next(mixer.parameters())
+            mixer(weight.new_zeros(batch_size, 1, mixer.dim), mixer.init_state(batch_size))
+    return followed.influences()
+
+
+def _targets(drives: Sequence[Drive | Tensor], vectors: Sequence[Tensor], by_row: Sequence[Tensor]) -> Iterator[Target]:
+    for drive in drives:
+        if isinstance(drive, Drive):
+            if drive.weight is not None:
+                yield Target("weight", drive.weight(), drive.value, drive.source)
+            if drive.bias is not None:
+                yield Target("bias", drive.bias(), drive.value)
+    for vector, entering in zip(vectors, by_row, strict=True):
+        yield Target("vector", vector, entering)
+
+
+def _zeros(states: Sequence[Tensor], target: Target) -> Tensor:
+    return states[0].new_zeros(len(states[0]), len(states), *target.value.shape)
+
+
+def run_rows(
+    layer: Channelwise, values: Sequence[Tensor], vectors: Sequence[Tensor], states: Sequence[Tensor]
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Run `recur` with vectors (B, *K) that each row of the batch has for itself.
+
+    Channels do not act on each other, so the channels of all rows stand side by side in one row.
+    """
+    rows, *channels = states[0].shape
+    if rows == 1 or not vectors:
+        return layer.recur(values, [vector[0] for vector in vectors], states, None)
+    axes = len(channels)
+
+    def joined(value: Tensor) -> Tensor:  # (B, T, *P, *K) to (1, T, *P, B * K0, ...)
+        at = value.ndim - axes
+        value = value.expand(*value.shape[:at], channels[0], *value.shape[at + 1 :])
+        return value.movedim(0, at - 1).flatten(at - 1, at)[None]
+
+    flat = [state.flatten(0, 1)[None] for state in states]
+    read, last = layer.recur(list(map(joined, values)), [vector.flatten(0, 1) for vector in vectors], flat, None)
+    return read[0].unflatten(1, (rows, -1)).movedim(1, 0), [each[0].unflatten(0, (rows, -1)) for each in last]
+
+
+def _after(
+    before: Influence, targets: Sequence[Target], entering: Sequence[Tensor], last: Sequence[Tensor]
+) -> Influence:
+    """Return the influences after a block: (∏ J) M_0, and the derivative of the last states within the block."""
+    at = [target.entering for target in targets]
+    probes = [each for each in (*entering, *at) if each.requires_grad]
+    if not entering[0].requires_grad:
+        return before
+    holomorphic = all(each.is_complex() for each in at)
+    states, after = len(last), []
+    for number in last:
+        by_probe = _derivatives(number, probes, holomorphic)
+        jacobian = [by_probe[id(each)] for each in entering]
+        inner = [None if not each.requires_grad else by_probe[id(each)] for each in at]
+        row = []
+        for influence, target, entry in zip(before, targets, inner, strict=True):
+            axes = (1,) * (target.value.ndim - jacobian[0].ndim + 1)
+            sums = sum(jacobian[k].reshape(-1, *axes, *jacobian[k].shape[1:]) * influence[:, k] for k in range(states))
+            row.append(sums if entry is None else sums + _within(target, entry))
+        after.append(row)
+    return tuple(torch.stack(parts, 1) if states > 1 else parts[0][:, None] for parts in zip(*after, strict=True))
+
+
+def _derivatives(number: Tensor, probes: Sequence[Tensor], holomorphic: bool) -> dict[int, Tensor]:
+    """Return the derivative of a state (B, *K) by each probe, by its id. Channels are apart, so a sum has them all."""
+
+    def by(total: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad(total.sum(), probes, retain_graph=True, materialize_grads=True)
+
+    if not number.is_complex():
+        return {id(probe): without_denormals(each) for probe, each in zip(probes, by(number), strict=True)}
+    # torch's gradient of Re f by a complex z is conj(df/dz); of a real p, df/dp is that of Re f plus i that of Im f.
+    real = by(number.real)
+    imaginary = real if holomorphic else by(number.imag)
+    return {
+        id(probe): without_denormals(re.conj().resolve_conj() if probe.is_complex() else torch.complex(re, im))
+        for probe, re, im in zip(probes, real, imaginary, strict=True)
+    }
+
+
+def without_denormals(x: Tensor) -> Tensor:
+    """Return x with zeros for numbers so small that products with them are denormal: these take 200 times as long.
+
+    Products of many decays are as small as that.
+    """
+    if x.is_complex():
+        return torch.view_as_complex(without_denormals(torch.view_as_real(x)))
+    kind = torch.finfo(x.dtype)
+    return F.hardshrink(x, kind.tiny / kind.eps)
+
+
+def _within(target: Target, by_entry: Tensor) -> Tensor:
+    """Return the derivative by a target from that by what enters at every step."""
+    if target.kind == "vector":
+        return by_entry
+    if target.kind == "bias":
+        return by_entry.sum(1)
+    source = target.source
+    assert source is not None
+    rows = by_entry.flatten(2)
+    parts = torch.view_as_real(rows).flatten(2) if rows.is_complex() else rows
+    source = source.detach().to(parts.dtype)
+    if source.ndim == 3:
+        sums = source.mT @ parts
+    else:  # a group of channels reads inputs of its own
+        sums = torch.einsum("bthd,bthr->bdhr", source, parts.unflatten(2, (source.shape[2], -1))).flatten(2)
+    if rows.is_complex():
+        sums = torch.view_as_complex(sums.unflatten(-1, (-1, 2)))
+    return sums.reshape(len(sums), *target.value.shape)
+
+
+def _carried(states: Sequence[Tensor], influence: Influence, targets: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the states as functions of the targets: s_0 + M_0 (θ - θ now)."""
+    return _Carried.apply(len(states), *states, *influence, *targets)
+
+
+class _Carried(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        states, rest = tensors[:count], tensors[count:]
+        half = len(rest) // 2
+        ctx.count, ctx.influence, ctx.real = count, rest[:half], [not each.is_complex() for each in rest[half:]]
+        return tuple(state.clone() for state in states)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        wanted = ctx.needs_input_grad[1 + ctx.count + len(ctx.influence) :]
+        gradients = [
+            _gradient(influence, cotangents, real) if each else None
+            for influence, real, each in zip(ctx.influence, ctx.real, wanted, strict=True)
+        ]
+        return None, *[None] * (ctx.count + len(ctx.influence)), *gradients
+
+
+def _gradient(influence: Tensor, cotangents: Sequence[Tensor], real: bool) -> Tensor:
+    """Return Σ over rows and numbers of δ conj(M)."""
+    axes = (1,) * (influence.ndim - 1 - cotangents[0].ndim)
+    total: Any = 0
+    for k, delta in enumerate(cotangents):
+        delta = without_denormals(delta).reshape(len(delta), *axes, *delta.shape[1:])
+        total = total + (delta * influence[:, k].conj()).sum(0)
+    return total.real if real and total.is_complex() else total

@@ -1,0 +1,102 @@
+"""Real-time recurrent learning of channelwise layers, against backpropagation through time over whole sequences."""
+
+import copy
+
+import pytest
+import torch
+
+from scanl.data.batch import Batch
+from scanl.data.questions import Features, Numbers
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.channelwise import Channelwise
+from scanl.layers.registry import classes
+from scanl.learning.algorithms import BPTT, DiagonalRTRL
+from scanl.learning.questions import answerer
+from scanl.models import Stack
+
+TASK = answerer(Numbers(Features(3), count=2))
+STEPS = 64
+ABLE = [cls for cls in classes() if cls.left_out is not None and cls.preset_of is None and not cls.bidirectional]
+OPTIONS = {"qrnn": [{"pooling": "ifo"}, {"pooling": "f", "variant": "new"}], "s5": [{"conj_sym": False}]}
+CASES = [(cls.name, options) for cls in ABLE for options in ({}, *OPTIONS.get(cls.name, ()))]
+
+
+def model_of(layer: str, options=None, width: int = 6, depth: int = 1):
+    torch.manual_seed(0)
+    sample = next(cls.sample for cls in ABLE if cls.name == layer)
+    model = TASK.model(Stack(width, depth, layer, layer_options={**sample, **(options or {})})).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # none is 0 or 1 at the start, where an error would not show
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model, torch.randn(2, STEPS, 3).double(), torch.randn(2, STEPS, 2).double()
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    """Of the parameters of the layers, by their names in the layer."""
+    named = {name: parameter.grad for name, parameter in model.named_parameters() if ".mixer." in name}
+    return {name: torch.zeros(()) if grad is None else grad.clone() for name, grad in named.items()}
+
+
+def learn(algorithm, model, x, y, cuts) -> dict[str, torch.Tensor]:
+    """Return the gradient of the mean loss over all steps, from blocks of `cuts` steps."""
+    model.zero_grad()
+    learner, at = algorithm.init(model, len(x)), 0
+    for cut in cuts:
+        loss, learner = algorithm.update(model, learner, Batch(x[:, at : at + cut], y[:, at : at + cut]))
+        (loss * cut / x.shape[1]).backward()
+        at += cut
+    return gradients(model)
+
+
+@pytest.mark.parametrize(("layer", "options"), CASES)
+@pytest.mark.parametrize("cuts", [[1] * 16 + [48], [5, 20, 39]])
+def test_the_gradient_of_every_layer_is_exact_but_for_the_parameters_that_it_leaves_out(layer, options, cuts):
+    model, x, y = model_of(layer, options)
+    expected = learn(BPTT(TASK.loss), copy.deepcopy(model), x, y, [STEPS])
+    found = learn(DiagonalRTRL(TASK.loss), model, x, y, cuts)
+    left_out = model.stack.mixers()[0].left_out
+    for name, value in expected.items():
+        own = name.split(".mixer.")[1]
+        error = (found[name] - value).abs().max() / value.abs().max().clamp(min=1e-12)
+        if any(own == part or own.startswith(part + ".") for part in left_out):
+            assert error > 1e-6, f"{name} is exact: it need not be left out"
+        else:
+            assert error < 1e-9, f"{name}: {error}"
+
+
+def test_in_a_stack_the_gradient_of_the_top_layer_is_exact_and_that_of_lower_ones_better_than_truncated():
+    model, x, y = model_of("lru", depth=2)
+    expected = learn(BPTT(TASK.loss), copy.deepcopy(model), x, y, [STEPS])
+    truncated = learn(BPTT(TASK.loss), copy.deepcopy(model), x, y, [4] * 16)
+    found = learn(DiagonalRTRL(TASK.loss), model, x, y, [4] * 16)
+    for name, value in expected.items():
+        error = (found[name] - value).norm() / value.norm()
+        top = "blocks.1." in name
+        assert error < (1e-9 if top else 1)
+        assert top or not truncated[name].any() or error <= (truncated[name] - value).norm() / value.norm()
+
+
+def test_what_is_trained_once_is_not_trained_again_through_the_influence():
+    """A frozen layer, and a model none of whose layers is trained."""
+    model, x, y = model_of("mingru")
+    for parameter in model.stack.mixers()[0].parameters():
+        parameter.requires_grad_(False)
+    found = learn(DiagonalRTRL(TASK.loss), model, x, y, [32, 32])
+    assert not any(value.any() for value in found.values())
+
+
+def test_the_layers_are_left_as_they_were_even_where_the_loss_raises():
+    model, x, y = model_of("lru")
+    algorithm = DiagonalRTRL(TASK.loss)
+    learner = algorithm.init(model, 2)
+    with pytest.raises(ShapeError):
+        algorithm.update(model, learner, Batch(x[..., :2], y))
+    assert all(layer.watcher is None for layer in model.modules() if isinstance(layer, Channelwise))
+
+
+def test_other_layers_are_refused_with_the_names_of_those_that_will_do():
+    model = TASK.model(Stack(6, 2, ["lru", "gru"]))
+    with pytest.raises(
+        ConfigError, match=r"diagonal_rtrl: the model has the layer 'gru', expected .*: .*lru, .*mingru"
+    ):
+        DiagonalRTRL(TASK.loss).init(model, 2)
