@@ -1,4 +1,4 @@
-"""Layers whose channels have recurrences of their own, from which learning algorithms read how parameters act on them."""
+"""Layers whose channels have recurrences of their own, and how their parameters enter them."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
@@ -65,7 +65,7 @@ class Channelwise(Layer):
         states: Sequence[Tensor | None],
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Run `recur`. A tensor in place of a drive enters the channels too, but no parameter of this layer makes it."""
+        """Run `recur`. A tensor in place of a drive is an input of the channels that no linear map makes."""
         if self.watcher is None:
             values = [each.value if isinstance(each, Drive) else each for each in drives]
             return self.recur(values, vectors, states, cu_seqlens)

@@ -18,11 +18,19 @@ from scanl.errors import ConfigError
 from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.designation import label
 from scanl.layers.registry import classes
+from scanl.layers.state import State
 from scanl.learning.questions import Model
 
 Influence = tuple[Tensor, ...]  # (B, M, *target) for each target; M numbers in the state of a channel
 Kinds = frozenset[str]
 EVERY: Kinds = frozenset({"weight", "bias", "vector"})
+
+
+class Learner(NamedTuple):
+    """The model's state, and the influences of the parameters on it, for each layer."""
+
+    state: State
+    influences: tuple[Influence, ...]
 
 
 class Target(NamedTuple):
@@ -54,7 +62,8 @@ class Followed:
     """Runs the recurrences of channelwise layers, carries influences, and counts them in the gradient.
 
     layers: the layers.   influences: of their parameters on the states before the block; None at the start.
-    kinds: which parameters' influence is carried.   frozen: kinds whose gradient is zero.
+    kinds: which parameters' influence is carried.   by_step: every step is a block, so no gradient goes from a step to
+    earlier ones but by an influence.   constant: vectors are constants, whose gradient is zero.
     """
 
     def __init__(
@@ -62,11 +71,12 @@ class Followed:
         layers: Sequence[Channelwise],
         influences: Sequence[Influence] | None = None,
         kinds: Kinds = EVERY,
-        frozen: Kinds = frozenset(),
+        by_step: bool = False,
+        constant: bool = False,
     ) -> None:
-        self.layers, self.kinds, self.frozen = layers, kinds, frozen
-        self.before = None if influences is None else dict(zip(layers, influences, strict=True))
-        self.after: dict[Channelwise, Influence] = {}
+        self.layers, self.kinds, self.by_step, self.constant = layers, kinds, by_step, constant
+        self.at_start = influences is None
+        self.carried = {} if influences is None else dict(zip(layers, influences, strict=True))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -81,7 +91,7 @@ class Followed:
 
     def influences(self) -> tuple[Influence, ...]:
         """Return the influences on the states after the block."""
-        return tuple(self.after[layer] for layer in self.layers)
+        return tuple(self.carried[layer] for layer in self.layers)
 
     def _run(
         self,
@@ -90,21 +100,34 @@ class Followed:
         vectors: Sequence[Tensor],
         states: Sequence[Tensor],
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        if "vector" in self.frozen:
+        if self.constant:
             vectors = [vector.detach() for vector in vectors]
+        if not self.by_step:
+            return self._block(layer, drives, vectors, states)
+        every = []
+        for t in range(len(_value(drives[0])[0])):
+            read, states = self._block(layer, [_at(drive, t) for drive in drives], vectors, states)
+            states = [state.detach() for state in states]
+            every.append(read)
+        return torch.cat(every, 1), states
+
+    def _block(
+        self,
+        layer: Channelwise,
+        drives: Sequence[Drive | Tensor],
+        vectors: Sequence[Tensor],
+        states: Sequence[Tensor],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
         rows = len(states[0])
         by_row = [vector.expand(rows, *vector.shape) for vector in vectors]
         targets = [target for target in _targets(drives, vectors, by_row) if target.kind in self.kinds]
-        if self.before is None:
-            self.after[layer] = tuple(_zeros(states, target) for target in targets)
-            before = self.after[layer]
-        else:
-            before = self.before[layer]
+        if self.at_start:
+            self.carried[layer] = tuple(_zeros(states, target) for target in targets)
+        before = self.carried[layer]
         entering = _carried(states, before, [target.value for target in targets])
-        values = [each.value if isinstance(each, Drive) else each for each in drives]
-        read, last = run_rows(layer, values, by_row, entering)
-        if self.before is not None:
-            self.after[layer] = _after(before, targets, entering, last)
+        read, last = _run_rows(layer, [_value(drive) for drive in drives], by_row, entering)
+        if not self.at_start:
+            self.carried[layer] = _after(before, targets, entering, last)
         return read, last
 
 
@@ -116,6 +139,17 @@ def start(model: Model, layers: Sequence[Channelwise], batch_size: int, kinds: K
             weight = next(mixer.parameters())
             mixer(weight.new_zeros(batch_size, 1, mixer.dim), mixer.init_state(batch_size))
     return followed.influences()
+
+
+def _value(drive: Drive | Tensor) -> Tensor:
+    return drive.value if isinstance(drive, Drive) else drive
+
+
+def _at(drive: Drive | Tensor, t: int) -> Drive | Tensor:
+    """Return step t of a drive, as a block of one step."""
+    if isinstance(drive, Drive):
+        return drive._replace(value=drive.value[:, t : t + 1], source=drive.source[:, t : t + 1])
+    return drive[:, t : t + 1]
 
 
 def _targets(drives: Sequence[Drive | Tensor], vectors: Sequence[Tensor], by_row: Sequence[Tensor]) -> Iterator[Target]:
@@ -133,7 +167,7 @@ def _zeros(states: Sequence[Tensor], target: Target) -> Tensor:
     return states[0].new_zeros(len(states[0]), len(states), *target.value.shape)
 
 
-def run_rows(
+def _run_rows(
     layer: Channelwise, values: Sequence[Tensor], vectors: Sequence[Tensor], states: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Run `recur` with vectors (B, *K) that each row of the batch has for itself.
@@ -185,23 +219,23 @@ def _derivatives(number: Tensor, probes: Sequence[Tensor], holomorphic: bool) ->
         return torch.autograd.grad(total.sum(), probes, retain_graph=True, materialize_grads=True)
 
     if not number.is_complex():
-        return {id(probe): without_denormals(each) for probe, each in zip(probes, by(number), strict=True)}
+        return {id(probe): _without_denormals(each) for probe, each in zip(probes, by(number), strict=True)}
     # torch's gradient of Re f by a complex z is conj(df/dz); of a real p, df/dp is that of Re f plus i that of Im f.
     real = by(number.real)
     imaginary = real if holomorphic else by(number.imag)
     return {
-        id(probe): without_denormals(re.conj().resolve_conj() if probe.is_complex() else torch.complex(re, im))
+        id(probe): _without_denormals(re.conj().resolve_conj() if probe.is_complex() else torch.complex(re, im))
         for probe, re, im in zip(probes, real, imaginary, strict=True)
     }
 
 
-def without_denormals(x: Tensor) -> Tensor:
+def _without_denormals(x: Tensor) -> Tensor:
     """Return x with zeros for numbers so small that products with them are denormal: these take 200 times as long.
 
     Products of many decays are as small as that.
     """
     if x.is_complex():
-        return torch.view_as_complex(without_denormals(torch.view_as_real(x)))
+        return torch.view_as_complex(_without_denormals(torch.view_as_real(x)))
     kind = torch.finfo(x.dtype)
     return F.hardshrink(x, kind.tiny / kind.eps)
 
@@ -241,7 +275,7 @@ class _Carried(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted = ctx.needs_input_grad[1 + ctx.count + len(ctx.influence) :]
         gradients = [
             _gradient(influence, cotangents, real) if each else None
@@ -255,6 +289,6 @@ def _gradient(influence: Tensor, cotangents: Sequence[Tensor], real: bool) -> Te
     axes = (1,) * (influence.ndim - 1 - cotangents[0].ndim)
     total: Any = 0
     for k, delta in enumerate(cotangents):
-        delta = without_denormals(delta).reshape(len(delta), *axes, *delta.shape[1:])
+        delta = _without_denormals(delta).reshape(len(delta), *axes, *delta.shape[1:])
         total = total + (delta * influence[:, k].conj()).sum(0)
     return total.real if real and total.is_complex() else total

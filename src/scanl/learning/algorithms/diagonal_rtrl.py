@@ -1,22 +1,15 @@
 """Real-time recurrent learning where the channels of the recurrence are apart."""
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from scanl.data.batch import Batch
-from scanl.layers.state import State, detach
-from scanl.learning.algorithms._channelwise import Followed, Influence, channelwise, start
+from scanl.layers.state import detach
+from scanl.learning.algorithms._channelwise import Followed, Learner, channelwise, start
 from scanl.learning.algorithms.base import Algorithm, algorithm
 from scanl.learning.questions import Model
-
-
-class Learner(NamedTuple):
-    """What is kept between two updates: the model's state, and the influence of the parameters on it, layer by layer."""
-
-    state: State
-    influences: tuple[Influence, ...]
 
 
 @algorithm("diagonal_rtrl")
@@ -24,7 +17,7 @@ class DiagonalRTRL(Algorithm):
     r"""Real-time recurrent learning of layers whose channels do not act on each other, a block of steps at once.
 
     .. math::
-       \nabla_\theta = \sum_{t \le C} \bar\delta_t \frac{\partial s_t}{\partial \theta} + \frac{\partial L}{\partial s_0} M_0,
+       \nabla_\theta = \Big(\frac{\partial L}{\partial \theta}\Big)_{s_0} + \frac{\partial L}{\partial s_0} M_0,
        \quad M_C = \Big(\prod_{t=1}^{C} a_t\Big) M_0 + \sum_{t=1}^{C} \Big(\prod_{j>t} a_j\Big) u_t x_t^\top
 
     with s_t = f(p_t, v, s_{t-1}) in each channel, p = W x, a_t = ∂s_t/∂s_{t-1} and u_t = ∂s_t/∂p_t. A parameter acts on
@@ -47,8 +40,8 @@ class DiagonalRTRL(Algorithm):
     )
     computes: ClassVar = "exact"
     error = (
-        "parameters below a layer (the model's input map, norms, lower layers) and those that a layer lists in left_out "
-        "act on earlier blocks too: that part is left out; so is the change of M when the parameters change"
+        "of parameters below a layer (the model's input map, norms, lower layers), and of those that a layer lists in "
+        "left_out, the effect through the state before an update is left out; M is that of the parameters as they were"
     )
     memory = "B*(T*e + p)"
     operations = "B*(3*T*p + 2*p)"
