@@ -15,7 +15,8 @@ from scanl.errors import ConfigError, DivergenceError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model
-from scanl.learning.run.config import OWN, add_options, check_resumable
+from scanl.learning.run.config import OWN, check_resumable
+from scanl.learning.run.configuration import add_options
 from scanl.learning.run.run import Run
 from scanl.models import presets
 

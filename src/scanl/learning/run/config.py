@@ -1,29 +1,26 @@
-"""The configuration of a training run: nested dataclasses, from which the options of the command line are made."""
+"""The configuration of a training run, and what is made of it."""
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
-import jsonargparse
 import torch
-import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
-from scanl.configured import Range, above, at_least, below, check, check_names, one_of, options
+from scanl.configured import above, at_least, below, check, check_names, one_of, options
 from scanl.data import Folders, OwnSignals, Question, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
-from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
+from scanl.errors import ConfigError, ScanlError
 from scanl.learning.algorithms import algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
+from scanl.learning.run.configuration import Configuration, options_of
 from scanl.models import Stack
 from scanl.models.heads import HEADS
-from scanl.parsing import in_a_line
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
 OWN = (Text.name, Table.name, *(source.name for source in OF_FOLDERS.values()))  # sources of the user's own files
@@ -156,11 +153,11 @@ class RunConfig:
 
 
 @dataclass
-class TrainConfig:
-    """The options of `scanl train`, in five parts. The file `config.yaml` of a run holds one.
+class TrainConfig(Configuration):
+    """The options of `scanl train`, in five parts. The file `config.yaml` of a run holds one."""
 
-    No two parts have an option of the same name, so the command line and `of` need no name of a part.
-    """
+    command = "train"
+    noun = "training run"
 
     stack: Any = field(default_factory=StackConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
@@ -168,33 +165,9 @@ class TrainConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
-    @classmethod
-    def of(cls, **options: Any) -> "TrainConfig":
-        """Make a configuration of options by their names: `TrainConfig.of(layer="lru", steps=100)`.
-
-        Raises ConfigError for an unknown name.
-        """
-        parts: dict[str, dict[str, Any]] = {group.name: {} for group in fields(cls)}
-        for name, value in options.items():
-            if name not in OPTIONS:
-                raise nearest("option of train", name, OPTIONS)
-            parts[OPTIONS[name].part][name] = value
-        return cls(**{group: PARTS[group](**values) for group, values in parts.items()})
-
-    def options(self) -> dict[str, Any]:
-        """Return every value by its name on the command line."""
-        return {name: getattr(getattr(self, option.part), name) for name, option in OPTIONS.items()}
-
     def check(self) -> None:
         """Raise ConfigError for a value out of range, and for both steps and minutes."""
-        for name, value in self.options().items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"train: {name} is {value}, expected a finite number")
-            if isinstance(value, int) and value >= 2**63:
-                raise ConfigError(f"train: {name} is {value}, expected less than 2**63")
-            for allowed in OPTIONS[name].ranges if value is not None else ():
-                if not allowed.holds(value, {}):
-                    raise ConfigError(f"train: {allowed.explained(name, value, {})}")
+        super().check()
         check(Stack, vars(self.stack))
         chosen = algorithms.get(self.training.algorithm)
         check_names(self.training.algorithm, chosen, self.training.algorithm_options)
@@ -222,91 +195,8 @@ class TrainConfig:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""
         return self.entry.open({**vars(self.source), "seed": self.run.seed})
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
 
-    @classmethod
-    def from_yaml(cls, path: Path) -> "TrainConfig":
-        """Read a run's config.yaml. Raises CheckpointError when that fails, and ConfigError as `check` does."""
-        try:
-            return cls.from_values(yaml.safe_load(path.read_text(encoding="utf-8")), path)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
-
-    @classmethod
-    def from_values(cls, values: Any, path: Path) -> "TrainConfig":
-        """Make a configuration from the values of a file.
-
-        Raises CheckpointError for an unknown name or a wrong type, and ConfigError as `check` does.
-        """
-        parts = [group.name for group in fields(cls)]
-        if not isinstance(values, dict):
-            raise CheckpointError(f"run: {path} is no configuration of a training run: it is {values!r}; put it back")
-        for name, group in values.items():
-            if not isinstance(group, dict):
-                raise CheckpointError(
-                    f"run: {path} is no configuration of a training run: {name} is {group!r}, expected the options "
-                    f"of one of the parts {', '.join(parts)}"
-                )
-        parser = jsonargparse.ArgumentParser(exit_on_error=False)
-        add_options(parser, cls())
-        try:
-            config = cls.parsed(parser.parse_object(values))
-        except jsonargparse.ArgumentError as error:
-            raise CheckpointError(
-                f"run: {path} is no configuration of a training run: {in_a_line(str(error))}; correct it, or go on "
-                "with the version of scanl that wrote it"
-            ) from error
-        config.check()
-        return config
-
-    @classmethod
-    def parsed(cls, values: jsonargparse.Namespace) -> "TrainConfig":
-        """Make a configuration of what a parser with the options of `add_options` returns.
-
-        Raises ConfigError for a part that is not a mapping.
-        """
-        for name in PARTS:
-            if not isinstance(values[name], jsonargparse.Namespace):
-                raise ConfigError(f"train: {name} is {values[name]}, expected options by name")
-        return cls(**{name: group(**vars(values[name])) for name, group in PARTS.items()})
-
-
-PARTS: dict[str, Any] = {group.name: group.default_factory for group in fields(TrainConfig)}
-
-
-class Option(NamedTuple):
-    """An option: the part that it belongs to, its type, its meaning, and the ranges of its values."""
-
-    part: str
-    kind: Any
-    meaning: str
-    ranges: tuple[Range, ...]
-
-
-def _options() -> Iterator[tuple[str, Option]]:
-    for group, cls in PARTS.items():
-        for name, hint in get_type_hints(cls, include_extras=True).items():
-            kind, *notes = get_args(hint)
-            (meaning,) = (note for note in notes if isinstance(note, str))
-            yield name, Option(group, kind, meaning, tuple(note for note in notes if isinstance(note, Range)))
-
-
-OPTIONS = dict(_options())
-assert len(OPTIONS) == sum(len(fields(cls)) for cls in PARTS.values()), "two parts have an option of one name"
-
-
-def add_options(parser: jsonargparse.ArgumentParser, defaults: TrainConfig) -> None:
-    """Add the options of training to a parser: short on the command line, in parts in a file and in the result."""
-    for name, option in OPTIONS.items():
-        how: dict[str, Any] = {"type": option.kind}
-        if option.kind is bool:
-            how |= {"nargs": "?", "const": True, "metavar": "false"}  # the name alone says true
-        elif get_origin(option.kind) is list:
-            how = {"type": str, "nargs": "*", "metavar": "NAME_OR_PATH" if name == "data" else "COLUMN"}
-        default = getattr(getattr(defaults, option.part), name)
-        flag, key = f"--{name.replace('_', '-')}", f"{option.part}.{name}"
-        parser.add_argument(flag, dest=key, default=default, help=option.meaning, **how)
+OPTIONS = options_of(TrainConfig)
 
 
 def named(word: str) -> str | None:

@@ -1,0 +1,28 @@
+"""Learning from a stream: each sample is answered, scored and then learnt, in constant memory.
+
+`Prequential` is the loop, and `make_loop` makes one from options. `RiverRegressor` and `RiverClassifier` are estimators
+of river; they import it when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from scanl.learning.online.answers import AnswerClass as AnswerClass
+from scanl.learning.online.answers import AnswerNumbers as AnswerNumbers
+from scanl.learning.online.bank import Bank as Bank
+from scanl.learning.online.build import make_loop as make_loop
+from scanl.learning.online.learner import Learner as Learner
+from scanl.learning.online.prequential import Prequential as Prequential
+
+if TYPE_CHECKING:
+    from scanl.learning.online.river import RiverClassifier as RiverClassifier
+    from scanl.learning.online.river import RiverRegressor as RiverRegressor
+    from scanl.learning.online.scores import Scores as Scores
+else:
+
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        homes = {"RiverClassifier": "river", "RiverRegressor": "river", "Scores": "scores"}
+        if name not in homes:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{homes[name]}"), name)

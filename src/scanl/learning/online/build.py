@@ -1,0 +1,53 @@
+"""Make a prequential loop from options."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from scanl.learning.algorithms import algorithms
+from scanl.learning.online.answers import Answering
+from scanl.learning.online.bank import Bank
+from scanl.learning.online.learner import Learner
+from scanl.learning.online.prequential import Prequential, Scorer
+from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.questions import answerer
+from scanl.learning.run.config import make_stack
+
+SPAN = 10_000  # numbers after which the past fades in the running means
+FADE = 0.999  # of the errors
+
+
+def make_loop(
+    kind: Answering,
+    inputs: int,
+    stack: Any,
+    *,
+    algorithm: str,
+    algorithm_options: Mapping[str, Any] = MappingProxyType({}),
+    optimizer: str = "adamw",
+    lr: Sequence[float],
+    weight_decay: float = 0.0,
+    clip: float = 1.0,
+    block: int = 1,
+    span: int = SPAN,
+    fade: float = FADE,
+    waiting: int = 1000,
+    seed: int = 0,
+    scores: Scorer | None = None,
+) -> Prequential:
+    """Make the loop of a model over `stack`, a `StackConfig`, with a learner for each rate in `lr`.
+
+    All learners begin with the same weights. The other arguments are options of `scanl learn`. Raises ConfigError for
+    options that do not fit.
+    """
+    task = answerer(kind.question(inputs + kind.width))
+    learners = []
+    for rate in lr:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model = task.model(make_stack(stack))
+        chosen = algorithms.get(algorithm)(task.loss, **algorithm_options)
+        learners.append(Learner(model, chosen, OPTIMIZERS[optimizer](model, rate, weight_decay), block, clip))
+    return Prequential(Bank(learners, fade), kind, inputs, span, waiting, scores)

@@ -1,0 +1,162 @@
+"""Learners as estimators of river: `predict_one`, `learn_one`, in pipelines, with river's metrics and evaluation.
+
+This module imports river: `pip install 'scanl[online]'`.
+"""
+
+import copy
+import io
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from river import base
+
+from scanl.errors import ConfigError
+from scanl.learning.online.answers import AnswerClass, Answering, AnswerNumbers, likeliest
+from scanl.learning.online.build import SPAN, make_loop
+from scanl.learning.online.prequential import Prequential
+from scanl.learning.run.config import StackConfig
+
+
+class _RiverLearner(base.Estimator):
+    """What both estimators have in common.
+
+    `predict_one` of a sample that `learn_one` has not read yet advances no state, as river wants: the state changes in
+    `learn_one` alone. The features are those of the first sample that is learnt. Later ones are not read, and one that
+    disappears is missing. Put `river.preprocessing.FeatureHasher` or `OneHotEncoder` before, if features have text.
+    """
+
+    def __init__(
+        self,
+        layer: str = "lru",
+        dim: int = 64,
+        depth: int = 1,
+        algorithm: str = "bptt",
+        optimizer: str = "adamw",
+        lr: float = 3e-3,
+        block: int = 1,
+        span: int = SPAN,
+        feedback: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.layer, self.dim, self.depth, self.algorithm = layer, dim, depth, algorithm
+        self.optimizer, self.lr, self.block, self.span = optimizer, lr, block, span
+        self.feedback, self.seed = feedback, seed
+        self._names: list[Hashable] = []
+        self._loop: Prequential | None = None
+
+    def _kind(self) -> Answering:
+        raise NotImplementedError
+
+    def _made(self) -> Prequential:
+        stack = StackConfig(layer=self.layer, dim=self.dim, depth=self.depth)
+        how: dict[str, Any] = {"algorithm": self.algorithm, "optimizer": self.optimizer, "lr": [self.lr]}
+        return make_loop(self._kind(), len(self._names), stack, block=self.block, span=self.span, seed=self.seed, **how)
+
+    def _read(self, x: Mapping[Hashable, Any]) -> list[float]:
+        return [_number(x.get(name)) for name in self._names]
+
+    def _foreseen(self, x: Mapping[Hashable, Any]) -> Any:
+        """Return the answer to a sample, and keep nothing of it."""
+        return None if self._loop is None else self._loop.peek(self._read(x))
+
+    def learn_one(self, x: Mapping[Hashable, Any], y: Any) -> None:
+        """Read a sample and its truth, and learn from it."""
+        if self._loop is None:
+            self._names = sorted((name for name in x if not np.isnan(_number(x[name]))), key=str)
+            self._loop = self._made()
+        truth = self._loop.kind.read(y)  # before anything changes
+        self._loop.answer(self._read(x))
+        self._loop.learn(truth)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the options, and the state of the loop as bytes."""
+        state = vars(self).copy()
+        if self._loop is not None:
+            torch.save(self._loop.state_dict(), stored := io.BytesIO())
+            state["_loop"] = stored.getvalue()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if isinstance(stored := state["_loop"], bytes):
+            self._loop = self._made()
+            self._loop.load_state_dict(torch.load(io.BytesIO(stored), weights_only=True))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_RiverLearner":
+        other = type(self).__new__(type(self))
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return other
+
+    @property
+    def _raw_memory_usage(self) -> int:
+        """Bytes of the pickled estimator. river adds up what Python knows of, which leaves out tensors."""
+        state = self.__getstate__()
+        return len(state["_loop"]) if isinstance(state["_loop"], bytes) else 0
+
+
+class RiverRegressor(_RiverLearner, base.Regressor):
+    """A recurrent regressor of river that learns sample by sample.
+
+    Args:
+        layer, dim, depth: of the `Stack`.   algorithm, optimizer, lr: how it learns, as in `scanl train`.
+        block: samples of an update.   span: numbers after which the past fades in the running means.
+        feedback: whether the last truth is an input too.   seed: of the weights.
+    """
+
+    def _kind(self) -> AnswerNumbers:
+        return AnswerNumbers(1, self.span, self.feedback)
+
+    def predict_one(self, x: Mapping[Hashable, Any]) -> float:
+        """Return the number that is expected with a sample; 0 before the first is learnt."""
+        found = self._foreseen(x)
+        return 0.0 if found is None else float(found)
+
+
+class RiverClassifier(_RiverLearner, base.Classifier):
+    """A recurrent classifier of river that learns sample by sample.
+
+    Args:
+        classes: largest number of classes; they are known once they have been seen.
+        The others are those of `RiverRegressor`.
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        layer: str = "lru",
+        dim: int = 64,
+        depth: int = 1,
+        algorithm: str = "bptt",
+        optimizer: str = "adamw",
+        lr: float = 3e-3,
+        block: int = 1,
+        span: int = SPAN,
+        feedback: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(layer, dim, depth, algorithm, optimizer, lr, block, span, feedback, seed)
+        self.classes = classes
+        if classes < 2:
+            raise ConfigError(f"RiverClassifier: classes is {classes}, expected at least 2")
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def _kind(self) -> AnswerClass:
+        return AnswerClass(self.classes, self.feedback)
+
+    def predict_proba_one(self, x: Mapping[Hashable, Any], **kwargs: Any) -> dict[Any, float]:
+        """Return the probability of each class that has been seen."""
+        return self._foreseen(x) or {}
+
+    def predict_one(self, x: Mapping[Hashable, Any], **kwargs: Any) -> Any:
+        """Return the likeliest class, None before the first is learnt."""
+        return likeliest(self.predict_proba_one(x))
+
+
+def _number(value: Any) -> float:
+    """Return a feature as a number; NaN for text, and for what is missing."""
+    return float(value) if isinstance(value, int | float | np.number | np.bool_) else np.nan
