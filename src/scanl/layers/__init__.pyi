@@ -117,7 +117,9 @@ from scanl.layers.rnn.ornn import DTriv as DTriv
 from scanl.layers.rnn.ornn import ExpRNN as ExpRNN
 from scanl.layers.rnn.ornn import OrthogonalRNN as OrthogonalRNN
 from scanl.layers.rnn.ornn import ScoRNN as ScoRNN
+from scanl.layers.rnn.plrnn import PLRNN as PLRNN
 from scanl.layers.rnn.qrnn import QRNN as QRNN
+from scanl.layers.rnn.shallow_plrnn import ShallowPLRNN as ShallowPLRNN
 from scanl.layers.rnn.slstm import SLSTM as SLSTM
 from scanl.layers.rnn.sru import SRU as SRU
 from scanl.layers.rnn.sru import SRUv1 as SRUv1
