@@ -8,6 +8,7 @@ from scanl.models.distillation import distil_model as distil_model
 from scanl.models.dna import StrandModel as StrandModel
 from scanl.models.dna import caduceus as caduceus
 from scanl.models.dna import hyena_dna as hyena_dna
+from scanl.models.dynamics import Dynamics as Dynamics
 from scanl.models.forecaster import Forecast as Forecast
 from scanl.models.forecaster import Forecaster as Forecaster
 from scanl.models.forecaster import Normalization as Normalization

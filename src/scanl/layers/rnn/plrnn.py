@@ -72,7 +72,6 @@ class PLRNN(CellLayer):
     aliases = ("piecewise_linear_rnn", "dendritic_plrnn")
     cell = plrnn_cell
     equation = "z_t = A z_{t-1} + W phi(z_{t-1}) + h + C x_t,  phi(z) = ReLU(z), or sum_n alpha_n ReLU(z - h_n)"
-    reads: ClassVar = {"C": nn.Linear}
     hints: ClassVar = {"A": UNDECAYED}
 
     def __init__(

@@ -38,7 +38,7 @@ def shallow_plrnn_cell(
 
 cases(
     shallow_plrnn_cell,
-    "w_out has shape (3, 4), expected (D, H) with D=3 from x, H=5 from w_in",
+    "bias has shape (4,), expected (H,) with H=5 from w_out",
     "a has shape (4,), expected (D,) with D=3 from x",
     options=[{"clipped": False}],
     D=3,
@@ -63,18 +63,17 @@ class ShallowPLRNN(CellLayer):
     aliases = ("shPLRNN",)
     cell = shallow_plrnn_cell
     equation = "z_t = A z_{t-1} + W_1 (ReLU(W_2 z_{t-1} + h_2) - ReLU(W_2 z_{t-1})) + h_1 + C x_t"
-    reads: ClassVar = {"C": nn.Linear}
     hints: ClassVar = {"A": UNDECAYED}
     sample: ClassVar = {"hidden_dim": 5}
 
     def __init__(
         self,
         dim: options.Dim,
-        hidden_dim: Annotated[options.HiddenDim | None, "H, hidden units; by default 4 D"] = None,
+        hidden_dim: Annotated[options.HiddenDim | None, "H, hidden units; by default 2 D"] = None,
         clipped: Annotated[bool, "ReLU(W_2 z) is subtracted, so that the state is bounded"] = True,
     ) -> None:
         super().__init__()
-        hidden_dim = 4 * dim if hidden_dim is None else hidden_dim
+        hidden_dim = 2 * dim if hidden_dim is None else hidden_dim
         self.dim, self.hidden_dim, self.clipped = dim, hidden_dim, clipped
         wide, narrow = 1 / math.sqrt(hidden_dim), 1 / math.sqrt(dim)
         self.A = nn.Parameter(decaying_diagonal(dim))

@@ -1,0 +1,213 @@
+r"""Fixed points and cycles of piecewise-linear recurrent networks, with their stability.
+
+.. math:: z_t = A z_{t-1} + B\, \mathrm{ReLU}(G z_{t-1} + g) + h
+
+Every network of `layers.PLRNN` and `layers.ShallowPLRNN` has this form, under a constant input. Where the same units
+are active it is the linear map z -> M z + c. A cycle of k points that passes the regions D_1, ..., D_k solves
+(I - M_k ... M_1) z_1 = c_k + M_k c_{k-1} + ... + M_k ... M_2 c_1. The solution is a cycle of the network if it passes
+these regions; else it is a virtual one.
+
+Source: Eisenmann, Monfared, Göring and Durstewitz, "Bifurcations and loss jumps in RNN training", arXiv:2310.17561,
+algorithm 1 (SCYFI): from drawn regions to their solution, then to the regions that the solution passes, until these
+agree. Differs: many draws are followed at once, by batched solves; no sequence is solved twice; where all sequences are
+fewer than the search would try, each is tried; equal cycles are recognised by their distance, not by two decimals.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import PLRNN, ShallowPLRNN
+
+ROUNDING = 1e-9  # largest distance between equal points, relative to their size
+
+
+class Cycle(NamedTuple):
+    """A cycle of k points; a fixed point for k = 1.
+
+    points: (k, D), the orbit in its order.   multipliers: (D,), complex eigenvalues of the Jacobian over the k steps.
+    """
+
+    points: Tensor
+    multipliers: Tensor
+
+    @property
+    def stable(self) -> bool:
+        """Whether orbits that begin near the cycle end on it: every multiplier is inside the unit circle."""
+        return bool((self.multipliers.abs() < 1).all())
+
+
+class Regions(NamedTuple):
+    """A network z -> A z + B ReLU(G z + g) + h: A (D, D), B (D, R), G (R, D), g (R,), h (D,), in float64."""
+
+    A: Tensor
+    B: Tensor
+    G: Tensor
+    g: Tensor
+    h: Tensor
+
+    def step(self, z: Tensor) -> Tensor:
+        """Map states (..., D) to the next ones."""
+        return z @ self.A.T + torch.relu(z @ self.G.T + self.g) @ self.B.T + self.h
+
+    def active(self, z: Tensor) -> Tensor:
+        """Return (..., R): which units of the states (..., D) are active."""
+        return z @ self.G.T + self.g > 0
+
+    def maps(self, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Return M (..., D, D) and c (..., D) of the regions in which these units (..., R) are active."""
+        chosen = self.B * active.to(self.B.dtype)[..., None, :]
+        return self.A + chosen @ self.G, chosen @ self.g + self.h
+
+
+def regions(layer: PLRNN | ShallowPLRNN, x: Tensor | None = None) -> Regions:
+    """Return the network of a layer under a constant input x (D,), zeros by default.
+
+    Raises ConfigError for another layer, ShapeError for another shape of x.
+    """
+    if not isinstance(layer, PLRNN | ShallowPLRNN):
+        raise ConfigError(f"regions: layer is a {type(layer).__name__}, expected a PLRNN or a ShallowPLRNN")
+    D = layer.dim
+    x = layer.A.new_zeros(D) if x is None else x
+    if x.shape != (D,):
+        raise ShapeError(f"regions: x has shape {tuple(x.shape)}, expected ({D},) of the layer")
+    with torch.no_grad():
+        push = layer.C(x.to(layer.A))
+        if isinstance(layer, ShallowPLRNN):
+            zero = torch.zeros_like(layer.h2)
+            G, g, B, h = (layer.W2, layer.h2, layer.W1, layer.h1)
+            if layer.clipped:
+                G, g, B = torch.cat([G, G]), torch.cat([g, zero]), torch.cat([B, -B], 1)
+        else:
+            W, h = layer.W - torch.diag(layer.W.diagonal()), layer.h
+            G, g, B = torch.eye(D).to(W), torch.zeros_like(h), W
+            if layer.alphas is not None and layer.thresholds is not None:
+                G, g = G.repeat(len(layer.alphas), 1), -layer.thresholds.flatten()
+                B = torch.cat([alpha * W for alpha in layer.alphas], 1)
+        return Regions(*(value.double() for value in (torch.diag(layer.A), B, G, g, h + push)))
+
+
+def cycles(
+    network: Regions,
+    length: int,
+    *,
+    draws: int = 256,
+    rounds: int = 15,
+    spread: float = 10.0,
+    generator: torch.Generator | None = None,
+) -> list[Cycle]:
+    """Return the cycles of exactly `length` points, each once, sorted by their first coordinate.
+
+    network: of `regions`.   draws: sequences of regions that a round follows at once.   rounds: the search ends after
+    so many rounds in a row that find no new cycle.   spread: the first regions are those of points from N(0, spread²),
+    and of their orbits.   generator: of the draws; None for seed 0.
+
+    Memory is draws (D² + length R), and a number for each sequence that was solved. A round solves at most draws times
+    20, 60 or 300 systems of D equations, for a length below 3, below 6, or more. Raises ConfigError for a number below
+    1.
+
+    >>> plane = Regions(*(torch.tensor(v).double() for v in ([[0.5]], [[-2.0]], [[1.0]], [0.0], [1.0])))
+    >>> [fixed] = cycles(plane, 1)  # z = 0.5 z - 2 z + 1 for z > 0; at 0.4 the slope is -1.5
+    >>> round(fixed.points.item(), 12), fixed.stable
+    (0.4, False)
+    """
+    for name, value in {"length": length, "draws": draws, "rounds": rounds}.items():
+        if value < 1:
+            raise ConfigError(f"cycles: {name} is {value}, expected at least 1")
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    units, cycles = len(network.g), _Distinct()
+    steps = 20 if length < 3 else 60 if length < 6 else 300
+    if length * units < 60 and 2 ** (length * units) <= draws * rounds * steps:
+        for begin in range(0, 2 ** (length * units), 2**14):
+            codes = torch.arange(begin, min(begin + 2**14, 2 ** (length * units)))
+            bits = codes[:, None] >> torch.arange(length * units)
+            cycles.add(_orbits(network, (bits % 2).bool().unflatten(1, (length, units)))[0])
+        return cycles.sorted(network)
+    weights = torch.randint(-(2**62), 2**62, (length, units), generator=generator)
+    solved = torch.empty(0, dtype=torch.int64)  # codes of the sequences so far: none is solved twice
+    idle = 0
+    while idle < rounds:
+        sequence, known = _drawn(network, length, draws, spread, generator), len(cycles)
+        for _ in range(steps):
+            codes = (sequence * weights).sum((1, 2))
+            fresh = ~torch.isin(codes, solved)
+            if not fresh.any():
+                break
+            solved = torch.cat([solved, codes[fresh].unique()])
+            orbits, sequence = _orbits(network, sequence[fresh])
+            cycles.add(orbits)
+        idle = 0 if len(cycles) > known else idle + 1
+    return cycles.sorted(network)
+
+
+def _drawn(network: Regions, length: int, draws: int, spread: float, generator: torch.Generator) -> Tensor:
+    """Return (draws, length, R): half of orbits from drawn points, half of points that are drawn one by one."""
+    width = len(network.h)
+    points = spread * torch.randn(draws, length, width, generator=generator, dtype=torch.float64)
+    for t in range(1, length):
+        points[: draws // 2, t] = network.step(points[: draws // 2, t - 1])
+    return network.active(points)
+
+
+def _orbits(network: Regions, sequence: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve for the cycles through sequences of regions (N, k, R).
+
+    Return the orbits (n, k, D) of those that are cycles, and the regions (m, k, R) that the virtual ones pass, in which
+    the search goes on.
+    """
+    M, c = network.maps(sequence)
+    eye = torch.eye(M.shape[-1], dtype=M.dtype)
+    P, H = eye.expand_as(M[:, 0]), torch.zeros_like(c[:, 0])
+    for t in range(sequence.shape[1]):
+        P, H = M[:, t] @ P, (M[:, t] @ H[..., None])[..., 0] + c[:, t]
+    first, info = torch.linalg.solve_ex(eye - P, H[..., None])
+    points = [first[..., 0]]
+    for _ in range(sequence.shape[1] - 1):
+        points.append(network.step(points[-1]))
+    orbit = torch.stack(points, 1)
+    finite = (info == 0) & orbit.isfinite().all((1, 2))
+    passed = network.active(orbit)
+    same = (passed == sequence).all((1, 2))
+    return orbit[finite & same], passed[finite & ~same]
+
+
+class _Distinct:
+    """Orbits (k, D), each once, whatever its first point; without those that repeat a shorter one."""
+
+    def __init__(self) -> None:
+        self.orbits: list[Tensor] = []
+        self.centres: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.orbits)
+
+    def add(self, orbits: Tensor) -> None:
+        for orbit in orbits:
+            k, near = len(orbit), ROUNDING * (1 + orbit.abs().max())
+            if any((orbit[0] - orbit[d]).abs().max() < near for d in range(1, k) if k % d == 0):
+                continue
+            if any((other[:, None] - orbit[None]).abs().amax(2).min() < near for other in self._around(orbit, near)):
+                continue
+            self.orbits.append(orbit)
+            centre = orbit.mean(0)[None]
+            self.centres = centre if self.centres is None else torch.cat([self.centres, centre])
+
+    def _around(self, orbit: Tensor, near: Tensor) -> list[Tensor]:
+        """Return the orbits with the same mean of their points: only these may be the same."""
+        if self.centres is None:
+            return []
+        close = (self.centres - orbit.mean(0)).abs().amax(1) < near
+        return [self.orbits[i] for i in close.nonzero().flatten().tolist()]
+
+    def sorted(self, network: Regions) -> list[Cycle]:
+        cycles = []
+        for orbit in self.orbits:
+            start = min(range(len(orbit)), key=lambda i: orbit[i].tolist())
+            orbit = orbit.roll(-start, 0)
+            P = torch.eye(orbit.shape[1], dtype=orbit.dtype)
+            for M in network.maps(network.active(orbit))[0]:
+                P = M @ P
+            cycles.append(Cycle(orbit, torch.linalg.eigvals(P)))
+        return sorted(cycles, key=lambda cycle: cycle.points[0].tolist())

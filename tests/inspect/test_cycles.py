@@ -1,0 +1,113 @@
+"""Fixed points and cycles of piecewise-linear networks, beside an exhaustive search over the sequences of regions."""
+
+import itertools
+
+import pytest
+import torch
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.inspect import Regions, cycles, regions
+from scanl.layers import GRU, PLRNN, ShallowPLRNN
+
+
+def plain(units: int, seed: int) -> PLRNN:
+    torch.manual_seed(seed)
+    layer = PLRNN(units).double()
+    with torch.no_grad():
+        layer.W.copy_(4 * torch.randn(units, units))
+        layer.A.copy_(2 * torch.rand(units) - 1)
+        layer.h.copy_(torch.randn(units))
+    return layer
+
+
+def exhaustive(network: Regions, length: int) -> list[torch.Tensor]:
+    """Every sequence of regions, one after the other: the first points of cycles of this length, each cycle once."""
+    units, firsts, points = len(network.g), [], []
+    for bits in itertools.product((False, True), repeat=units * length):
+        active = torch.tensor(bits).unflatten(0, (length, units))
+        P, H = torch.eye(len(network.h)).double(), torch.zeros_like(network.h)
+        for pattern in active:
+            M, c = network.maps(pattern)
+            P, H = M @ P, M @ H + c
+        z = torch.linalg.solve(torch.eye(len(P)).double() - P, H)
+        orbit = [z]
+        for _ in range(length - 1):
+            orbit.append(network.step(orbit[-1]))
+        if not torch.equal(network.active(torch.stack(orbit)), active):
+            continue
+        shorter = any((orbit[0] - orbit[d]).norm() < 1e-6 for d in range(1, length))
+        if not shorter and not any((z - known).norm() < 1e-6 for known in points):
+            firsts.append(min(orbit, key=lambda point: point.tolist()))
+            points += orbit
+    return sorted(firsts, key=lambda point: point.tolist())
+
+
+def assert_all_found(network: Regions, length: int, **options) -> int:
+    expected, actual = exhaustive(network, length), cycles(network, length, **options)
+    assert len(actual) == len(expected)
+    for cycle, first in zip(actual, expected, strict=True):
+        torch.testing.assert_close(cycle.points[0], first, rtol=1e-8, atol=1e-8)
+    return len(expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"draws": 4, "rounds": 20}], ids=["every sequence", "search"])
+def test_all_cycles_of_small_networks_are_found(options):
+    """With few draws the sequences are too many to try each, so the search runs."""
+    for seed, counts in {4: [2, 2, 2], 7: [1, 1, 5], 9: [1, 0, 1]}.items():
+        network = regions(plain(3, seed))
+        assert [assert_all_found(network, length, **options) for length in (1, 2, 3)] == counts
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: plain(3, 4), lambda: PLRNN(3, branches=2), lambda: ShallowPLRNN(3, 4), lambda: ShallowPLRNN(2, 3, False)],
+    ids=["plain", "dendritic", "clipped", "shallow"],
+)
+def test_cycles_are_orbits_of_the_layer_itself(make):
+    torch.manual_seed(3)
+    layer, x = make().double(), None
+    network, seen = regions(layer, x), 0
+    for length in (1, 2, 4):
+        for cycle in cycles(network, length, draws=32, rounds=3):
+            state = cycle.points[:1]
+            for point in cycle.points.roll(-1, 0):
+                _, state = layer.step(torch.zeros_like(state), state)
+                torch.testing.assert_close(state[0], point, rtol=1e-8, atol=1e-8)
+            jacobian = torch.autograd.functional.jacobian(
+                lambda z, n=length: _iterated(layer, z[None], n)[0], cycle.points[0]
+            )
+            values = torch.linalg.eigvals(jacobian)
+            torch.testing.assert_close(values.abs().sort().values, cycle.multipliers.abs().sort().values)
+            seen += 1
+    assert seen
+
+
+def _iterated(layer, state, length):
+    for _ in range(length):
+        _, state = layer.step(torch.zeros_like(state), state)
+    return state
+
+
+def test_a_constant_input_moves_the_fixed_point():
+    layer, x = plain(3, 4), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    for cycle in cycles(regions(layer, x), 1):
+        _, state = layer.step(x[None], cycle.points)
+        torch.testing.assert_close(state, cycle.points)
+
+
+def test_stability_is_that_of_orbits_nearby():
+    for seed in (0, 4, 8):
+        layer = plain(3, seed)
+        for cycle in cycles(regions(layer), 1):
+            nearby = cycle.points + 1e-6 * torch.randn(20, 3, dtype=torch.float64)
+            away = (_iterated(layer, nearby, 400) - cycle.points).norm(dim=1)
+            assert cycle.stable == bool((away < 1e-5).all()) or cycle.multipliers.abs().max() > 0.98
+
+
+def test_wrong_arguments():
+    with pytest.raises(ConfigError, match="regions: layer is a GRU, expected a PLRNN or a ShallowPLRNN"):
+        regions(GRU(3))  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"regions: x has shape \(2,\), expected \(3,\) of the layer"):
+        regions(PLRNN(3), torch.zeros(2))
+    with pytest.raises(ConfigError, match="cycles: length is 0, expected at least 1"):
+        cycles(regions(PLRNN(2)), 0)
