@@ -41,10 +41,9 @@ def plrnn_cell(
 
 cases(
     plrnn_cell,
+    "D=3 N=2",
     "w has shape (2, 3), expected (D, D) with D=3 from x",
     "a has shape (4,), expected (D,) with D=3 from x",
-    D=3,
-    N=2,
 )
 
 

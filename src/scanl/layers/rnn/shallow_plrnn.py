@@ -38,11 +38,10 @@ def shallow_plrnn_cell(
 
 cases(
     shallow_plrnn_cell,
+    "D=3 H=5",
     "bias has shape (4,), expected (H,) with H=5 from w_out",
     "a has shape (4,), expected (D,) with D=3 from x",
     options=[{"clipped": False}],
-    D=3,
-    H=5,
 )
 
 

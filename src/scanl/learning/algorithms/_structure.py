@@ -1,8 +1,8 @@
 """Which numbers of the state a parameter reaches within n steps: from the structure of a model, not from its values.
 
 The structure is that of the derivatives of a copy of the model with random numbers in the places of the parameters, the
-input and the state. An entry is absent if it is 0 for all of a few hundred such numbers. A matrix keeps the zeros that it has, so
-a sparse network has a sparse structure.
+input and the state. An entry is absent if it is 0 for all of a few hundred such numbers. A matrix keeps the zeros that
+it has, so a sparse network has a sparse structure.
 """
 
 import copy
