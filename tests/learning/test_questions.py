@@ -34,7 +34,7 @@ COVERS = [
     "learning/losses/*",
     "learning/questions/*",
     "learning/scores/*",
-    "models/labeller",
+    "models/labeler",
 ]
 
 ROOM = Path(__file__).parents[2] / "src" / "scanl"

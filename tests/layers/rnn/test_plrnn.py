@@ -6,6 +6,8 @@ import torch
 from by_hand import DIM
 from scanl.layers import PLRNN, ShallowPLRNN
 
+COVERS = ["layers/rnn/shallow_plrnn"]
+
 
 def plrnn(layer, xs):
     A, W, h, C = (value.tolist() for value in (layer.A, layer.W, layer.h, layer.C.weight))

@@ -14,6 +14,8 @@ from scanl.learning.algorithms import BPTT, DiagonalRTRL
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
+COVERS = ["layers/channelwise"]
+
 TASK = answerer(Numbers(Features(3), count=2))
 STEPS = 64
 ABLE = [cls for cls in classes() if cls.left_out is not None and cls.preset_of is None and not cls.bidirectional]

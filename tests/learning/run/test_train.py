@@ -50,6 +50,7 @@ COVERS = [
     "cli/train",
     "files",
     "learning/run/config",
+    "learning/run/configuration",
     "learning/run/metrics",
     "learning/run/module",
     "learning/run/plan",
