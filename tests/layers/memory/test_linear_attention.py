@@ -27,7 +27,7 @@ WRONG = [
         {"forget_gate": True, "causal": False},
         "forget_gate is True, expected False because of causal=False",
     ),
-    ("linear_attention", {"qk_norm": "l2"}, "unknown qk_norm 'l2'"),
+    ("linear_attention", {"qk_norm": "l2"}, "qk_norm is 'l2', expected 'sum' or 'layernorm' or None"),
 ]
 
 

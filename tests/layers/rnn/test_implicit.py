@@ -34,11 +34,11 @@ REFUSED = [
 
 @pytest.mark.usefixtures("double")
 def test_the_start_of_the_solver_changes_nothing_but_the_iterations():
-    layer, x = shaken(Implicit(DIM, tolerance=1e-12)), torch.randn(2, T, DIM)
+    layer, x = shaken(Implicit(DIM, rtol=1e-12)), torch.randn(2, T, DIM)
     y, last = layer(x)
     torch.testing.assert_close(layer(x, torch.randn(2, DIM))[0], y, rtol=0, atol=1e-10)
     torch.testing.assert_close(last, y[:, -1])
-    hasty = Implicit(DIM, tolerance=1e-12, max_iterations=1)
+    hasty = Implicit(DIM, rtol=1e-12, max_iterations=1)
     hasty.load_state_dict(layer.state_dict())
     hasty(x[:, :1], y[:, 0])  # from the solution itself, one evaluation is enough
     with pytest.raises(ConvergenceError, match="did not converge in 1 iterations"):
