@@ -101,8 +101,8 @@ def cycles(
     """Return the cycles of exactly `length` points, each once, sorted by their first coordinate.
 
     network: of `regions`.   draws: sequences of regions that a round follows at once.   rounds: the search ends after
-    so many rounds in a row that find no new cycle.   spread: the first regions are those of points from N(0, spread²),
-    and of their orbits.   generator: of the draws; None for seed 0.
+    this number of rounds in a row without a new cycle.   spread: the first regions contain points from N(0, spread²)
+    and their orbits.   generator: of the draws; None for seed 0.
 
     Memory is draws (D² + length R), and a number for each sequence that was solved. A round solves at most draws times
     20, 60 or 300 systems of D equations, for a length below 3, below 6, or more. Raises ConfigError for a number below
@@ -178,7 +178,7 @@ class _Distinct:
 
     def __init__(self) -> None:
         self.orbits: list[Tensor] = []
-        self.centres: Tensor | None = None
+        self.centers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.orbits)
@@ -191,14 +191,14 @@ class _Distinct:
             if any((other[:, None] - orbit[None]).abs().amax(2).min() < near for other in self._around(orbit, near)):
                 continue
             self.orbits.append(orbit)
-            centre = orbit.mean(0)[None]
-            self.centres = centre if self.centres is None else torch.cat([self.centres, centre])
+            center = orbit.mean(0)[None]
+            self.centers = center if self.centers is None else torch.cat([self.centers, center])
 
     def _around(self, orbit: Tensor, near: Tensor) -> list[Tensor]:
         """Return the orbits with the same mean of their points: only these may be the same."""
-        if self.centres is None:
+        if self.centers is None:
             return []
-        close = (self.centres - orbit.mean(0)).abs().amax(1) < near
+        close = (self.centers - orbit.mean(0)).abs().amax(1) < near
         return [self.orbits[i] for i in close.nonzero().flatten().tolist()]
 
     def sorted(self, network: Regions) -> list[Cycle]:

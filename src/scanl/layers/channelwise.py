@@ -67,7 +67,7 @@ class Channelwise(Layer):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Run `recur`. A tensor in place of a drive is an input of the channels that no linear map makes."""
         if self.watcher is None:
-            values = [each.value if isinstance(each, Drive) else each for each in drives]
+            values = [drive.value if isinstance(drive, Drive) else drive for drive in drives]
             return self.recur(values, vectors, states, cu_seqlens)
         assert cu_seqlens is None
         return self.watcher(self, drives, vectors, [state for state in states if state is not None])

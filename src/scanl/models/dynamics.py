@@ -127,8 +127,8 @@ def distance(orbit: Tensor, observed: Tensor, *, bins: int = 30, smooth: float =
 
     def spectrum(points: Tensor) -> Tensor:
         steps = min(len(orbit), len(observed))
-        centred = points[:steps].double() - points[:steps].double().mean(0)
-        power = torch.fft.rfft(centred, dim=0).abs().square()
+        centered = points[:steps].double() - points[:steps].double().mean(0)
+        power = torch.fft.rfft(centered, dim=0).abs().square()
         offsets = torch.arange(-int(4 * smooth), int(4 * smooth) + 1, dtype=torch.float64)
         kernel = torch.exp(-0.5 * (offsets / smooth) ** 2)
         padded = F.pad(power.T[:, None], (len(offsets) // 2, len(offsets) // 2), mode="reflect")

@@ -49,7 +49,7 @@ class Answering(ABC):
 
     @abstractmethod
     def question(self, inputs: int) -> Question:
-        """Return what is asked of a model that reads so many inputs."""
+        """Return the question for a model with `inputs` inputs."""
 
     @abstractmethod
     def read(self, truth: Truth) -> Any:
@@ -81,7 +81,7 @@ class Answering(ABC):
 
     @abstractmethod
     def naive(self, frame: Frame) -> Answer | None:
-        """Return the answer of who repeats the last truth, None before any."""
+        """Return the naive answer, which repeats the last truth; None before any."""
 
     @abstractmethod
     def error(self, truth: Any, answer: Answer) -> float:

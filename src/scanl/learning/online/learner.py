@@ -61,11 +61,11 @@ class Learner:
         if len(self.samples) < self.block:
             return
         batch = Batch(*(self.samples[0] if self.block == 1 else map(_joined, zip(*self.samples, strict=True))))
-        wanted, self.samples, self.targets = self.targets, [], 0
+        targets, self.samples, self.targets = self.targets, [], 0
         for parameter in self.parameters:
             parameter.grad = None
         loss, self.carried = self.algorithm.update(self.model, self.carried, batch)
-        if not wanted:
+        if not targets:
             return
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip).item()

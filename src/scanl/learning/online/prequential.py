@@ -99,13 +99,13 @@ class Prequential:
         anything changes, for a truth of another kind, and when no sample waits for it.
         """
         sample = self._waiting(index)
-        wanted = self.kind.read(truth)
-        errors = [self.kind.error(wanted, answer) for answer in sample.answers]
+        target = self.kind.read(truth)
+        errors = [self.kind.error(target, answer) for answer in sample.answers]
         if self.scores is not None:
             best = sample.best
-            self.scores.update(wanted, sample.answers[best], self.kind.naive(sample.frame), errors[best])
+            self.scores.update(target, sample.answers[best], self.kind.naive(sample.frame), errors[best])
         self.bank.judge(errors)
-        sample.target = self.kind.target(wanted, sample.frame)
+        sample.target = self.kind.target(target, sample.frame)
         self._advance()
 
     def skip(self, index: int | None = None) -> None:

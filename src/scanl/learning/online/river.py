@@ -23,7 +23,7 @@ class _RiverLearner(base.Estimator):
     """What both estimators have in common.
 
     `predict_one` of a sample that `learn_one` has not read yet advances no state, as river wants: the state changes in
-    `learn_one` alone. The features are those of the first sample that is learnt. Later ones are not read, and one that
+    `learn_one` alone. The features come from the first sample that is learnt. Later ones are not read, and one that
     disappears is missing. Put `river.preprocessing.FeatureHasher` or `OneHotEncoder` before, if features have text.
     """
 
@@ -110,8 +110,8 @@ class RiverRegressor(_RiverLearner, base.Regressor):
 
     def predict_one(self, x: Mapping[Hashable, Any]) -> float:
         """Return the number that is expected with a sample; 0 before the first is learnt."""
-        found = self._foreseen(x)
-        return 0.0 if found is None else float(found)
+        number = self._foreseen(x)
+        return 0.0 if number is None else float(number)
 
 
 class RiverClassifier(_RiverLearner, base.Classifier):
@@ -119,7 +119,7 @@ class RiverClassifier(_RiverLearner, base.Classifier):
 
     Args:
         classes: largest number of classes; they are known once they have been seen.
-        The others are those of `RiverRegressor`.
+        The others as in `RiverRegressor`.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class Scaling:
     def scaled(self, x: Values) -> Values:
         """Return (x - m) / sqrt(v), cut at `LARGEST`; 0 where all numbers so far were equal."""
         deviation = np.sqrt(self.variance)
-        found = (x - self.mean) / np.where(deviation > 0, deviation, np.inf)
-        return np.clip(found, -LARGEST, LARGEST)
+        scaled = (x - self.mean) / np.where(deviation > 0, deviation, np.inf)
+        return np.clip(scaled, -LARGEST, LARGEST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as lists of numbers."""
@@ -96,10 +96,10 @@ class Innovation:
             self.last_mean = self.last_mean + paired * moved
             self.covariance = (1 - paired) * (self.covariance + paired * moved * off)
             self.last_variance = (1 - paired) * (self.last_variance + paired * moved * moved)
-        rest = y - base
+        residual = y - base
         among = 1 / min(self.count - 1, self.span)
-        self.square = (1 - among) * self.square + among * rest * rest
-        return np.clip(rest / np.where(self.square > 0, self.scale, np.inf), -LARGEST, LARGEST)
+        self.square = (1 - among) * self.square + among * residual * residual
+        return np.clip(residual / np.where(self.square > 0, self.scale, np.inf), -LARGEST, LARGEST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as lists of numbers."""

@@ -67,13 +67,13 @@ class Scores:
 
     def update(self, truth: Any, answer: Any, naive: Any, error: float) -> None:
         """Read a truth, the answer, the naive answer (None before any), and the error of the answer."""
-        for wanted, one in self.kind.pairs(truth, answer):
+        for target, prediction in self.kind.pairs(truth, answer):
             for metric in (*self.all, *self.windows):
-                metric.update(wanted, _form(metric, one))
-            self.fading.update(wanted, _form(self.all[0], one))
+                metric.update(target, _form(metric, prediction))
+            self.fading.update(target, _form(self.all[0], prediction))
         if naive is not None:
-            for wanted, one in self.kind.pairs(truth, naive):
-                self.naive.update(wanted, _form(self.naive, one))
+            for target, prediction in self.kind.pairs(truth, naive):
+                self.naive.update(target, _form(self.naive, prediction))
         if self.detector is not None:
             self.detector.update(error)
             self.drift = self.detector.drift_detected
@@ -82,8 +82,8 @@ class Scores:
         """Return each score by its name: `MAE`, `MAE window`, `MAE fading`, `MAE naive`, `RMSE`, ..."""
         first = self.names[0]
         row: dict[str, float] = {}
-        for name, whole, window in zip(self.names, self.all, self.windows, strict=True):
-            row |= {name: whole.get(), f"{name} window": window.get()}
+        for name, overall, window in zip(self.names, self.all, self.windows, strict=True):
+            row |= {name: overall.get(), f"{name} window": window.get()}
             if name == first:
                 row |= {f"{name} fading": self.fading.get(), f"{name} naive": self.naive.get()}
         return row
@@ -102,7 +102,7 @@ class Scores:
 
 
 def _metric(name: str) -> type[Any]:
-    known = {each.casefold(): each for each in metrics.__all__ if each not in ("base", "multioutput")}
+    known = {metric.casefold(): metric for metric in metrics.__all__ if metric not in ("base", "multioutput")}
     if name.casefold() not in known:
         raise nearest("metric of river", name, sorted(known.values()))
     cls = getattr(metrics, known[name.casefold()])
@@ -128,9 +128,9 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         plain = {("collections", "deque"), ("collections", "defaultdict"), ("collections", "Counter")}
         if module.split(".")[0] == "river" or module == __name__ or (module, name) in plain:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
+            result = super().find_class(module, name)
+            if isinstance(result, type):
+                return result
         elif module == "builtins" and name in ("set", "frozenset", "int", "float", "bool", "dict", "list", "tuple"):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is no part of the scores")
