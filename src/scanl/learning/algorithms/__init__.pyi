@@ -7,4 +7,5 @@ from scanl.learning.algorithms.diagonal_rtrl import DiagonalRTRL as DiagonalRTRL
 from scanl.learning.algorithms.gtf import GTF as GTF
 from scanl.learning.algorithms.online_lru import OnlineLRU as OnlineLRU
 from scanl.learning.algorithms.rtrl import RTRL as RTRL
+from scanl.learning.algorithms.snap import SnAp as SnAp
 from scanl.learning.algorithms.tbptt import TBPTT as TBPTT

@@ -29,6 +29,17 @@ def unflatten(flat: Tensor, like: State) -> State:
     return map_leaves(part, like)
 
 
+def complex_parts(state: State) -> Tensor:
+    """Return (e, e), True where two numbers of `flatten` are one number or the parts of one complex number."""
+    places: list[int] = []
+    for leaf in _floating(state):
+        width = 2 if leaf.is_complex() else 1
+        first = places[-1] + 1 if places else 0
+        places += [first + i // width for i in range(prod(_real(leaf).shape[1:]))]
+    at = torch.tensor(places)
+    return at[:, None] == at
+
+
 def _floating(state: State) -> Iterator[Tensor]:
     yield from (leaf for _, leaf in leaves(state) if leaf.is_floating_point() or leaf.is_complex())
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.layers.state import map_leaves
-from scanl.learning.algorithms._flat import flatten, products, unflatten
+from scanl.learning.algorithms._flat import complex_parts, flatten, products, unflatten
 from scanl.learning.algorithms._pieces import reads
 from scanl.learning.questions import Model
 from scanl.models import Tokens
@@ -86,7 +86,8 @@ def structure(who: str, model: Model, within: Within) -> Structure:
     spans = [slice(begin, end) for begin, end in pairwise(ends)]
     if not reaching:
         raise ConfigError(f"{who}: no parameter reaches the state of the model, expected a recurrent layer with some")
-    immediate = torch.cat([patterns[index] for index in reaching], 1)
+    parts = complex_parts(model.init_state(1))  # what reaches the real part of a number reaches the number
+    immediate = _compose(parts, torch.cat([patterns[index] for index in reaching], 1))
     return Structure([names[index] for index in reaching], spans, immediate, jacobian, batched)
 
 
