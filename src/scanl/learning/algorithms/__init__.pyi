@@ -9,3 +9,4 @@ from scanl.learning.algorithms.online_lru import OnlineLRU as OnlineLRU
 from scanl.learning.algorithms.rtrl import RTRL as RTRL
 from scanl.learning.algorithms.snap import SnAp as SnAp
 from scanl.learning.algorithms.tbptt import TBPTT as TBPTT
+from scanl.learning.algorithms.uoro import UORO as UORO

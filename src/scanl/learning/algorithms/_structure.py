@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -135,3 +136,20 @@ def _random(parameter: Tensor) -> Tensor:
     scale = parameter.abs().mean()
     values = parameter + 0.5 * (scale if scale > 0 else 0.2) * torch.randn_like(parameter)
     return torch.where(parameter == 0, 0, values) if parameter.ndim > 1 and scale > 0 else values
+
+
+class Structures:
+    """The structures of models, each read once.
+
+    who: the algorithm, for messages.   within: the context in which it runs the model.
+    """
+
+    def __init__(self, who: str, within: Within) -> None:
+        self._who, self._within = who, within
+        self._known: WeakKeyDictionary[Any, Structure] = WeakKeyDictionary()
+
+    def of(self, model: Model) -> Structure:
+        """Return the structure of a model, as it was at the first call."""
+        if model not in self._known:
+            self._known[model] = structure(self._who, model, self._within)
+        return self._known[model]

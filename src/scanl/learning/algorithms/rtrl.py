@@ -13,7 +13,7 @@ from scanl.layers.state import State, detach
 from scanl.learning.algorithms._flat import flatten, unflatten
 from scanl.learning.algorithms._influence import Influence
 from scanl.learning.algorithms._pieces import InPieces
-from scanl.learning.algorithms._structure import Structure, structure
+from scanl.learning.algorithms._structure import Structures
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model
 from scanl.ops import backend
@@ -38,7 +38,7 @@ class Carried(Algorithm):
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(loss)
-        self._structures: WeakKeyDictionary[Any, Structure] = WeakKeyDictionary()
+        self._structures = Structures(who(type(self)), self.within)
         self._influences: WeakKeyDictionary[Any, Influence] = WeakKeyDictionary()
 
     def within(self) -> AbstractContextManager[Any]:
@@ -79,7 +79,7 @@ class Carried(Algorithm):
             found = torch.autograd.grad(loss, [*parameters, *starts], retain_graph=True, allow_unused=True)
             gradients = dict(zip(map(id, parameters), found, strict=False))
             influence = self._influence(model)
-            reaching = [named[name] for name in self._structure(model).names]
+            reaching = [named[name] for name in self._structures.of(model).names]
             carried = learner.influence
             for (before, after), by_state in zip(blocks, found[len(parameters) :], strict=True):
                 if by_state is not None:
@@ -91,15 +91,10 @@ class Carried(Algorithm):
                 carried = influence.advance(carried, before, after, reaching, single=single)
         return with_gradients(loss, parameters, list(gradients.values())), Influenced(state, carried)
 
-    def _structure(self, model: Model) -> Structure:
-        if model not in self._structures:
-            self._structures[model] = structure(who(type(self)), model, self.within)
-        return self._structures[model]
-
     def _influence(self, model: Model) -> Influence:
         if model not in self._influences:
             device = next(model.parameters()).device
-            self._influences[model] = Influence(self._structure(model), self.steps, device)
+            self._influences[model] = Influence(self._structures.of(model), self.steps, device)
         return self._influences[model]
 
 
