@@ -1,13 +1,17 @@
 """Real-time recurrent learning of channelwise layers, against backpropagation through time over whole sequences."""
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from scanl.data.batch import Batch
 from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers import build
 from scanl.layers.channelwise import Channelwise
 from scanl.layers.registry import classes
 from scanl.learning.algorithms import BPTT, DiagonalRTRL
@@ -102,3 +106,44 @@ def test_other_layers_are_refused_with_the_names_of_those_that_will_do():
         ConfigError, match=r"diagonal_rtrl: the model has the layer 'gru', expected .*: .*lru, .*mingru"
     ):
         DiagonalRTRL(TASK.loss).init(model, 2)
+
+
+class Alone(nn.Module):
+    """A layer as a model by itself, without norms and residual connections."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.stack = layer, self
+
+    def mixers(self):
+        return [self.layer]
+
+    def init_state(self, batch_size, device=None):
+        return self.layer.init_state(batch_size, device=device)
+
+
+@pytest.mark.parametrize("cuts", [[9], [4, 5]])
+def test_elstm_authors_program(cuts):
+    """rtrl_layers.py of IDSIA/rtrl-elstm, in float64: the last memory, and the gradients of Σ ||c_t||²/2."""
+    figures = json.loads((Path(__file__).parents[2] / "outside" / "elstm.json").read_text())
+    layer = build("elstm", 4, output_gate=False).double()
+    with torch.no_grad():
+        for index, (_, parameter) in enumerate(sorted(layer.named_parameters())):
+            parameter.copy_(torch.sin(1.3 * torch.arange(parameter.numel()).double() + index).view(parameter.shape) / 2)
+    x = torch.cos(0.7 * torch.arange(72).double()).view(2, 9, 4)
+
+    def loss(model, batch, state):
+        c, state = model.layer(batch.inputs, state)
+        return c.square().sum() / 2, state
+
+    model, algorithm, at = Alone(layer), DiagonalRTRL(loss), 0
+    learner = algorithm.init(model, 2)
+    for cut in cuts:
+        value, learner = algorithm.update(model, learner, Batch(x[:, at : at + cut], x[:, at : at + cut]))
+        value.backward()
+        at += cut
+    exact = {"dtype": torch.float64}
+    torch.testing.assert_close(learner.state.flatten(), torch.tensor(figures["state"], **exact), rtol=1e-12, atol=0)
+    for name, figure in figures["gradients"].items():
+        grad = layer.get_parameter(name).grad
+        torch.testing.assert_close(grad.flatten(), torch.tensor(figure, **exact), rtol=1e-11, atol=1e-13)
