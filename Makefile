@@ -29,8 +29,7 @@ costs: $(VENV)/dev
 # memories with ALL=--all alone. Failures are in gpu-failures.txt at once.
 test-gpu: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(or $(WORKERS),14) -p no:benchmark --failures gpu-failures.txt $(ALL) \
-	tests/test_triton_faults.py tests/test_triton.py tests/test_triton_recurrent.py tests/test_triton_vectors.py \
-	tests/test_cell_triton.py tests/test_triton_linear_attention.py tests/test_triton_low_rank.py
+	tests/ops/_triton tests/ops/_cells/test_triton_kernels.py
 
 lint: style types
 
@@ -51,7 +50,7 @@ docs: $(VENV)/scanl
 	$(BIN)/python docs/write.py
 
 bench: $(VENV)/bench
-	$(BIN)/python benchmarks/run.py linear_scan
+	$(BIN)/python benchmarks/speed/ops.py linear_scan
 
 clean:
 	rm -rf $(VENV)

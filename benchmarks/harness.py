@@ -11,6 +11,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import itertools
+import multiprocessing
 import os
 import platform
 import statistics
@@ -117,6 +118,12 @@ def race(contenders: Mapping[str, Contender], rounds: int, device: str = "cpu") 
     return measure({key: call for key, call in calls.items() if call is not None}, rounds, device)
 
 
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function of a module returns in a fresh process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
 def resident(field: str) -> int:
     """Return bytes that Linux counts for this process: VmRSS now, or the peak VmHWM."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -142,8 +149,8 @@ class Results:
     """The rows of a benchmark, in a CSV file."""
 
     def __init__(self, name: str, options: argparse.Namespace | None = None) -> None:
-        quick = options is not None and options.quick
-        self.folder, self.pictures = (RESULTS / "quick",) * 2 if quick else (RESULTS, DOCS)
+        self.folder = RESULTS if options is None else options.results
+        self.pictures = DOCS if self.folder == RESULTS else self.folder
         self.path = self.folder / f"{name}.csv"
         self.again = options is not None and options.again
         self.device = "cpu" if options is None else options.device
@@ -165,10 +172,10 @@ class Results:
         """Return whether this machine has measured these values with as many threads."""
         return self.has(**key, machine=machine(self.device), threads=torch.get_num_threads())
 
-    def add(self, **row: Any) -> Row:
-        """Add a row, write the file, and print the row."""
+    def add(self, line: str = "", /, **row: Any) -> Row:
+        """Add a row, write the file, and print `line`, or the row."""
         added = {name: text(value) for name, value in row.items() if value is not None}
-        print("  ".join(f"{name} {value}" for name, value in added.items()), flush=True)
+        print(line or "  ".join(f"{name} {value}" for name, value in added.items()), flush=True)
         about = {
             "machine": machine(self.device), "threads": torch.get_num_threads(), "load": f"{os.getloadavg()[0]:.1f}",
             "date": datetime.date.today(), "versions": versions(),
@@ -179,14 +186,16 @@ class Results:
 
     def record(self, took: Mapping[tuple[str, str], Took], base: str, **key: Any) -> list[Row]:
         """Add a row for each program and way. ratio: its time over that of the program `base`."""
-        return [
-            self.add(
-                **key, program=who, way=way, seconds=each.seconds, processor=each.processor, base=base,
-                ratio=each.seconds / took[base, way].seconds if (base, way) in took else None,
-                processor_ratio=each.processor / took[base, way].processor if (base, way) in took else None,
-            )
-            for (who, way), each in took.items()
-        ]  # fmt: skip
+        added = []
+        for (who, way), each in took.items():
+            row: dict[str, Any] = {"seconds": each.seconds, "processor": each.processor}
+            line = f"{' '.join(map(text, key.values()))}  {who}, {way}: {1e3 * each.seconds:.3f} ms"
+            if (beside := took.get((base, way))) is not None:
+                row |= {"base": base, "ratio": each.seconds / beside.seconds}
+                row |= {"processor_ratio": each.processor / max(beside.processor, 1e-9)}
+                line += f", {row['ratio']:.3g} × {base} ({row['processor_ratio']:.3g} × by the processor)"
+            added.append(self.add(line, **key, program=who, way=way, **row))
+        return added
 
 
 def text(value: object) -> str:
@@ -211,7 +220,7 @@ def parser(
     *,
     rounds: int | None = None,
     threads: int | None = 1,
-    cuda: bool = False,
+    devices: Sequence[str] = ("cpu",),
 ) -> argparse.ArgumentParser:
     """Return the options that all benchmarks have; `parse` reads them. rounds: of a benchmark that times programs."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -221,8 +230,9 @@ def parser(
     if rounds is not None:
         made.add_argument("--rounds", type=int, default=rounds, help="runs of each program, of which the median counts")
     made.add_argument("--threads", type=int, default=threads, help="of the processor")
-    made.add_argument("--device", choices=("cpu", "cuda") if cuda else ("cpu",), default="cpu")
-    made.add_argument("--quick", action="store_true", help="small sizes and one round; rows go to results/quick")
+    made.add_argument("--device", choices=devices, default=devices[0])
+    made.add_argument("--quick", action="store_true", help="small sizes and one round; rows go to a folder `quick`")
+    made.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the rows are")
     made.add_argument("--again", action="store_true", help="measure what the file of results has already")
     made.set_defaults(known=known)
     return made
@@ -239,7 +249,7 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.quick:
-        options.rounds = 1
+        options.rounds, options.results = 1, options.results / "quick"
     return options
 
 

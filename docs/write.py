@@ -67,13 +67,13 @@ def environment() -> Environment:
     return made
 
 
-def rows(name: str, **key: str) -> Rows:
+def rows(name: str, /, **key: str) -> Rows:
     """Return the rows of benchmarks/results/NAME.csv that have these values."""
     with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return of(list(csv.DictReader(file)), **key)
 
 
-def of(rows: Rows, **key: str) -> Rows:
+def of(rows: Rows, /, **key: str) -> Rows:
     return [row for row in rows if all(row[name] == str(value) for name, value in key.items())]
 
 
@@ -134,6 +134,15 @@ def ascending(rows: Rows, name: str) -> Rows:
     return sorted(rows, key=lambda row: float(row[name]))
 
 
+def column(rows: Rows, name: str) -> str:
+    return ", ".join(row[name] for row in rows)
+
+
+def ms(seconds: str) -> str:
+    """Return seconds as milliseconds, in as many digits."""
+    return f"{1000 * float(seconds):.4g}"
+
+
 def lowest(groups: Sequence[Rows], name: str) -> Rows:
     """Return the group of rows with the lowest mean."""
     return min(groups, key=lambda rows: fmean(_numbers(rows, name)))
@@ -151,7 +160,7 @@ def code(name: str) -> str:
     return f"`{name}`" if name.islower() and " " not in name else name
 
 
-FILTERS = (of, by, values, mean, least, most, span, total, best, ascending, lowest, number, code)
+FILTERS = (of, by, values, mean, least, most, span, total, best, ascending, column, ms, lowest, number, code)
 
 if __name__ == "__main__":
     for path, text in {**stubs(), **pages()}.items():

@@ -1,32 +1,27 @@
 """The benchmarks run: each on tiny operands, beside its peers of a CPU, and the summary of a GPU from their rows."""
 
+import argparse
 import contextlib
+import csv
 import io
-import json
-import math
-import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import beside
-import cells
-import gpu
 import harness
-import mackey_glass
-import run
-import seen_to_learn
-import slow_corners
-import tasks
-from quality import learn, recall
+from quality import learn, recall, seen_to_learn, tasks
 from scanl import cli, layers
 from scanl.layers import state as states
 from scanl.learning import TrainConfig
 from scanl.learning.run.config import seeded_model
 from scanl.ops import registry
+from speed import cells, gpu, peers
+from speed import layers as speed_of_layers
+from speed import ops as speed_of_ops
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
@@ -41,15 +36,26 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("name", beside.BENCHMARKS)
-def test_each_runs(name, capfd):
-    """Those that time what the op computes are checked to agree with it."""
-    benchmark = beside.BENCHMARKS[name]
-    rows = run.run(name, TINY.get(name, (2, 16, 2, 8)), 1, "cpu", quick=name == "linear_scan")
-    found = {row["name"]: row for row in rows}
-    assert {"floor", "cpu", "parallel", "reference"} <= set(found)
-    assert ("attention" in found) == ("attention" in benchmark.peers)
-    assert set(found["cpu"]["seconds"]) == ({"forward", "both"} if benchmark.backward else {"forward"})
+@pytest.fixture
+def options(tmp_path):
+    """One round, with rows in a temporary folder."""
+    return argparse.Namespace(rounds=1, quick=False, again=False, device="cpu", results=tmp_path)
+
+
+@pytest.mark.parametrize("name", peers.BENCHMARKS)
+def test_each_runs(name, options, capfd):
+    """Those that time what the op computes are checked to agree with it. The rows are not measured again."""
+    benchmark, shape = peers.BENCHMARKS[name], TINY.get(name, (2, 16, 2, 8))
+    options.quick = name == "linear_scan"
+    results = harness.Results("ops", options)
+    rows = speed_of_ops.run(results, name, shape, options)
+    programs = {row["program"] for row in rows}
+    assert {"floor", "cpu", "parallel", "reference"} <= programs
+    assert ("attention" in programs) == ("attention" in benchmark.peers)
+    ways = {row["way"] for row in rows if row["program"] == "cpu"}
+    assert ways == ({"forward", "both"} if benchmark.backward else {"forward"})
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    assert speed_of_ops.run(harness.Results("ops", options), name, shape, options) == rows
     assert "left out" not in capfd.readouterr().out
     shapes = [len(shape) for shape in (benchmark.sweep(16), *benchmark.shapes, TINY.get(name, (2, 16, 2, 8)))]
     assert len(set(shapes)) == 1
@@ -59,18 +65,69 @@ def test_each_runs(name, capfd):
 def test_tables_and_pictures(name, monkeypatch, tmp_path, capfd):
     shape = TINY[name]
     sweep = (lambda n: (n, *shape[1:])) if name.endswith("decode") else (lambda n: (1, n, *shape[2:]))
-    small = beside.BENCHMARKS[name]._replace(shapes=(shape,), lengths=(1, 3), sweep=sweep)
-    monkeypatch.setitem(beside.BENCHMARKS, name, small)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py", name])
-    run.main()
-    found = json.loads((tmp_path / f"{name}-cpu.json").read_text())
-    assert {row["shape"][0] * row["shape"][1] for row in found["rows"]} == {2, 8, shape[0] * shape[1]}
+    small = peers.BENCHMARKS[name]._replace(shapes=(shape,), lengths=(1, 3), sweep=sweep)
+    monkeypatch.setitem(peers.BENCHMARKS, name, small)
+    monkeypatch.setattr(sys, "argv", ["ops.py", name, "--rounds", "1", "--results", str(tmp_path)])
+    speed_of_ops.main()
+    rows = [row["shape"] for row in csv.DictReader((tmp_path / "ops.csv").read_text().splitlines())]
+    assert set(rows) == {str(sweep(2)), str(sweep(8)), str(shape)}
     assert (tmp_path / f"{name}-cpu.png").stat().st_size > 0
 
 
+def test_a_row_names_the_machine_and_a_run_resumes_from_its_folder(options, monkeypatch):
+    first = harness.Results("few", options)
+    added = first.add(name="a", score=1 / 3)
+    first.add(name="b", more=2)
+    assert added["score"] == "0.33333"
+    assert added["machine"] == harness.machine()
+    assert f"torch {torch.__version__}" in added["versions"]
+    assert float(added["load"]) >= 0
+    columns = first.path.read_text().splitlines()[0].split(",")
+    assert columns == ["name", "score", "more", "machine", "threads", "load", "date", "versions"]
+    second = harness.Results("few", options)
+    assert second.rows[0] == {**added, "more": ""}
+    assert second.has(name="a")
+    assert second.timed(name="a")
+    assert not second.has(name="c")
+    monkeypatch.setattr(harness, "machine", lambda device: "another")
+    assert not second.timed(name="a")
+    options.again = True
+    third = harness.Results("few", options)
+    assert not third.has(name="a")
+    third.add(name="a", score=1 / 3)
+    assert third.has(name="a")
+
+
+def test_medians_are_of_runs_in_turns():
+    """A short call is repeated within a run; a slow one is run once after the first."""
+    order = []
+    calls = {"short": lambda: order.append("short"), "slow": lambda: order.append("slow") or time.sleep(0.02)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "SLOW", 0.01)
+        took = harness.measure(calls, 3)
+    assert order.count("slow") == 2
+    assert order.count("short") > 100
+    assert took["slow"].seconds > 0.02 > took["short"].seconds
+    assert took["slow"].processor < 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["linear"], "unknown name 'linear'; known: a, b"),
+        (["--device", "cuda"], "invalid choice: 'cuda'"),
+        (["--rounds", "x"], "invalid int value"),
+    ],
+)
+def test_options_are_refused(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x", *words])
+    with pytest.raises(SystemExit):
+        harness.parse(harness.parser("", ["a", "b"], rounds=1))
+    assert message in capsys.readouterr().err
+
+
 def test_every_op_of_a_gpu_is_timed():
-    timed = {benchmark.op for benchmark in beside.BENCHMARKS.values()}
+    timed = {benchmark.op for benchmark in peers.BENCHMARKS.values()}
     assert {op.name for op in registry.declared() if "triton" in op.backends} <= timed
 
 
@@ -92,71 +149,54 @@ def test_multiplications_of_cells():
     assert found == {**elementwise, **once, **gated, "ctrnn_cell": 6, "ltc_fused_cell": 6}
 
 
-def test_a_wrong_peer_is_left_out(monkeypatch, capfd):
+def test_a_wrong_peer_is_left_out(monkeypatch, options, capfd):
     def wrong(*operands):
-        return beside.in_torch(lambda q, k, v: 2 * v, *operands[:3], operands[-1])
+        return peers.contender(lambda q, k, v: 2 * v, *operands[:3], operands[-1])
 
-    benchmark = beside.BENCHMARKS["linear_attention"]
-    peers = {"wrong": beside.Peer(wrong, ("cpu",)), "another": beside.Peer(wrong, ("cpu",), same=False)}
-    monkeypatch.setitem(beside.BENCHMARKS, "linear_attention", benchmark._replace(peers=peers))
-    rows = run.run("linear_attention", (2, 16, 2, 8), 1, "cpu", quick=False, only=("cpu",))
-    assert [row["name"] for row in rows] == ["floor", "cpu", "another"]
+    benchmark = peers.BENCHMARKS["linear_attention"]
+    pair = {"wrong": peers.Peer(wrong, ("cpu",)), "another": peers.Peer(wrong, ("cpu",), same=False)}
+    monkeypatch.setitem(peers.BENCHMARKS, "linear_attention", benchmark._replace(peers=pair))
+    results = harness.Results("ops", options)
+    rows = speed_of_ops.run(results, "linear_attention", (2, 16, 2, 8), options, only=("cpu",))
+    assert {row["program"] for row in rows} == {"floor", "cpu", "another"}
     assert "wrong: left out: AssertionError" in capfd.readouterr().out
 
 
 def test_half_precision_agrees_by_its_norm():
     right = torch.randn(1000).bfloat16()
-    run.agree(right + 0.01 * torch.randn(1000), right)
+    speed_of_ops.agree(right + 0.01 * torch.randn(1000), right)
     with pytest.raises(AssertionError, match="of the output's norm"):
-        run.agree(right + 0.1 * torch.randn(1000), right)
+        speed_of_ops.agree(right + 0.1 * torch.randn(1000), right)
 
 
 def test_bytes_of_the_floor():
     q, dy = torch.zeros(4, dtype=torch.float32), torch.zeros(2, dtype=torch.float32)
-    assert beside.moved(q, None, q, dy) == (40, 112)  # in, out; and again, with dy, and as many gradients
-    floor = beside.copy(q, None, q, dy)
+    assert peers.moved(q, None, q, dy) == (40, 112)  # in, out; and again, with dy, and as many gradients
+    floor = peers.copy(q, None, q, dy)
     assert (floor.forward, floor.both) == (40, 112)
     assert floor.call().nbytes == 20  # read and written
 
 
-def test_summary_of_a_gpu(tmp_path):
-    seconds = {"triton": 2.0, "fla": 3.0, "attention": 1.0, "floor": 0.5}
-    rows = [
-        {"name": name, "seconds": {"forward": s, "both": 4 * s}, "ratio": {"forward": s / 0.5, "both": s / 0.5}}
-        for name, s in seconds.items()
-    ]
-    del rows[2]["seconds"]["both"]
-    found = gpu.ratios(rows)
-    assert found == [
-        {"beside": "fla", "forward": 1.5, "both": 1.5},
-        {"beside": "attention", "forward": 0.5},
-        {"beside": "floor", "forward": 0.25, "both": 0.25},
-    ]
-    assert gpu.ratios(rows[1:]) == []
-    gpu.picture([{"name": "op", "shape": (1, 2), "times_as_long": found}], "a machine", tmp_path / "gpu.png")
-    assert (tmp_path / "gpu.png").stat().st_size > 0
+def test_ratios_are_to_the_base(options):
+    took = {("triton", "both"): (2.0, 1.0), ("fla", "both"): (3.0, 2.0), ("fla", "forward"): (1.0, 1.0)}
+    took = {key: harness.Took(*value) for key, value in took.items()}
+    rows = harness.Results("gpu", options).record(took, "triton", name="op")
+    assert [row.get("ratio") for row in rows] == ["1", "1.5", None]
+    assert [row.get("processor_ratio") for row in rows] == ["1", "2", None]
 
 
-def test_picture_of_tasks_from_a_page(tmp_path, monkeypatch):
-    """Its numbers are those of the table, its rows grouped by family; what has none comes last."""
-    page = Path(__file__).parents[2] / "docs" / "tasks.md"
-    rows = tasks.read_table(page.read_text(encoding="utf-8"))
-    at = {(row["layer"], row["task"]): row for row in rows}
-    assert at["lstm", "selective_copy"] == {"task": "selective_copy", "layer": "lstm", "scaled": 0.91, "solved": False}
-    assert tasks.shown(at["gru", "copy"]) == "0.99*"
-    names = list(dict.fromkeys(row["layer"] for row in rows))
-    groups = tasks.grouped([*names, "a new one"])
-    assert sorted(name for members in groups.values() for name in members) == sorted([*names, "a new one"])
+def test_layers_of_the_picture_of_tasks(tmp_path):
+    """The rows are grouped by family; what has none comes last."""
+    rows = harness.Results("tasks").of(setting="short")
+    groups = tasks.grouped([*dict.fromkeys(row["layer"] for row in rows), "a new one"])
     assert groups["others"] == ["a new one"]
     assert all(layers.get(name).name == name for members in tasks.FAMILIES.values() for name in members)
-    (tmp_path / "tasks.md").write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["tasks.py", "--redraw", str(tmp_path / "tasks.md")])
-    tasks.main()
+    tasks.draw(rows, tmp_path / "tasks.png")
     assert (tmp_path / "tasks.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")
-@pytest.mark.parametrize("program", [gpu, run], ids=["gpu", "run"])
+@pytest.mark.parametrize("program", [gpu, speed_of_ops], ids=["gpu", "ops"])
 def test_without_a_gpu(program, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x"] if program is gpu else ["x", "linear_scan", "--device", "cuda"])
     with pytest.raises(SystemExit, match="no CUDA device"):
@@ -174,16 +214,19 @@ def test_a_row_that_compares_layers_trains_and_scores_each(tmp_path, monkeypatch
     tiny = "--data-options.length 6 --dim 8 --depth 1 --steps 2 --eval-examples 8 --accelerator cpu"
     sides = seen_to_learn.Side("elman", ("--lr 1e-2",)), seen_to_learn.Side("lru", ("--lr 1e-3",))
     row = seen_to_learn.Beside("irregular", (tiny,), *sides, reached=0.0)
-    monkeypatch.setattr(seen_to_learn, "FOLDER", tmp_path)
+    monkeypatch.setattr(seen_to_learn, "FOLDER", tmp_path / "runs")
     monkeypatch.setattr(seen_to_learn, "scanl", scanl)
     monkeypatch.setitem(seen_to_learn.SEEN, "tiny", row)
-    monkeypatch.setattr(sys, "argv", ["seen_to_learn.py", "tiny"])
-    assert seen_to_learn.main() == 1
-    first, second, verdict = capfd.readouterr().out.splitlines()
-    assert re.fullmatch(r"elman --lr 1e-2: mean squared error \d\S+", first)
-    assert re.fullmatch(r"lru --lr 1e-3: mean squared error \d\S+", second)
-    assert verdict == "the claim did not hold"
-    assert {path.name for path in tmp_path.iterdir()} == {"tiny-elman-1-1", "tiny-lru-1-1"}
+    monkeypatch.setattr(sys, "argv", ["seen_to_learn.py", "tiny", "--results", str(tmp_path)])
+    for trained in (2, 0):  # the second time both scores are recorded
+        assert seen_to_learn.main() == 1
+        *rows, verdict = capfd.readouterr().out.splitlines()
+        assert len(rows) == trained
+        assert verdict == "tiny: the claim does not hold"
+    rows = list(csv.DictReader((tmp_path / "seen_to_learn.csv").read_text().splitlines()))
+    assert [(row["layer"], row["options"]) for row in rows] == [("elman", "--lr 1e-2"), ("lru", "--lr 1e-3")]
+    assert all(float(row["score"]) > 0 for row in rows)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"tiny-elman-1-1", "tiny-lru-1-1"}
 
 
 @pytest.mark.parametrize(
@@ -200,38 +243,46 @@ def test_a_row_that_compares_layers_trains_and_scores_each(tmp_path, monkeypatch
         ("copy", None, None, [0.3], [0.4, 0.2], False),
     ],
 )
-def test_when_a_comparison_holds(task, reached, missed, ours, theirs, held, monkeypatch):
+def test_when_a_comparison_holds(task, reached, missed, ours, theirs, held, options, monkeypatch):
     scores = iter([*ours, *theirs])
     monkeypatch.setattr(seen_to_learn, "trained", lambda *args: next(scores))
-    sides = (seen_to_learn.Side(layer, ("",) * len(found)) for layer, found in (("lem", ours), ("lstm", theirs)))
-    assert seen_to_learn.Beside(task, ("",), *sides, reached, missed).run("name") == held
+    sides = (
+        seen_to_learn.Side(layer, tuple(f"--lr {n}" for n in range(len(scores_of))))
+        for layer, scores_of in (("lem", ours), ("lstm", theirs))
+    )
+    results = harness.Results("seen_to_learn", options)
+    assert seen_to_learn.Beside(task, ("",), *sides, reached, missed).run("name", results) == held
 
 
-def test_the_mackey_glass_series_is_generated_freely(monkeypatch, capfd):
-    sizes = mackey_glass.Sizes(units=60, washout=100, fitted=600, starts=3, apart=20, seeds=1)
-    x = mackey_glass.series(900)
+def test_the_mackey_glass_series_is_generated_freely(monkeypatch, options, capfd):
+    sizes = seen_to_learn.Sizes(units=60, washout=100, fitted=600, starts=3, apart=20, seeds=1)
+    x = seen_to_learn.series(900)
     slope = 0.2 * (x[:-17] + 1) / (1 + (x[:-17] + 1) ** 10) - 0.1 * (x[17:] + 1)
     torch.testing.assert_close(x[18:] - x[17:-1], slope[:-1], rtol=0, atol=0.02)  # one step of Euler's method
     starts = torch.stack([x[600:700], x[650:750]])
-    answers = mackey_glass.ours(x[:600], starts, 0, sizes)
-    alone = mackey_glass.ours(x[:600], starts[1:], 0, sizes)
+    answers = seen_to_learn.reservoir(x[:600], starts, 0, sizes)
+    alone = seen_to_learn.reservoir(x[:600], starts[1:], 0, sizes)
     torch.testing.assert_close(answers[1:], alone, rtol=0, atol=1e-9)
     assert answers.shape == (2, 84)
     assert (answers[:, 0] - x[[700, 750]]).abs().max() < 1e-3 < (x[[700, 750]] - x[[699, 749]]).abs().max()
     assert (answers[:, 19] - x[[719, 769]]).abs().max() < 0.02
-    monkeypatch.setattr(mackey_glass, "find_spec", lambda name: None)
-    assert mackey_glass.run(sizes, math.inf)
-    assert not mackey_glass.run(sizes, 0.0)
+    monkeypatch.setattr(seen_to_learn, "find_spec", lambda name: None)
+    monkeypatch.setattr(seen_to_learn, "Sizes", lambda: sizes)
+    results = harness.Results("seen_to_learn", options)
+    assert seen_to_learn.Forecast(float("inf")).run("name", results)
+    assert not seen_to_learn.Forecast(0.0).run("name", results)
     assert "reservoirpy is not installed" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("beside", "held"), [([0.3, 0.1, 0.1], False), ([0.1, 0.2, 0.3], True)])
-def test_the_reservoir_is_not_worse_than_that_of_reservoirpy(beside, held, monkeypatch):
-    scores = {mackey_glass.ours: [0.15, 0.9, 0.1], mackey_glass.theirs: beside}
-    monkeypatch.setattr(mackey_glass, "find_spec", lambda name: name)
-    monkeypatch.setattr(mackey_glass, "nrmse", lambda sizes, generate: scores[generate])
-    assert mackey_glass.run(mackey_glass.Sizes(), 0.2) == held
-    assert not mackey_glass.run(mackey_glass.Sizes(), 0.15)
+def test_the_reservoir_is_not_worse_than_that_of_reservoirpy(beside, held, options, monkeypatch):
+    scores = {seen_to_learn.reservoir: [0.15, 0.9, 0.1], seen_to_learn.reservoirpy: beside}
+    monkeypatch.setattr(seen_to_learn, "find_spec", lambda name: name)
+    monkeypatch.setattr(seen_to_learn, "Sizes", lambda: argparse.Namespace(seeds=3))
+    monkeypatch.setattr(seen_to_learn, "nrmse", lambda sizes, generate, seed: scores[generate][seed])
+    results = harness.Results("seen_to_learn", options)
+    assert seen_to_learn.Forecast(0.2).run("name", results) == held
+    assert not seen_to_learn.Forecast(0.15).run("name", results)
 
 
 def test_recall_continues_where_it_stopped_and_draws_each_setting(tmp_path, monkeypatch, capfd):
@@ -298,11 +349,9 @@ def test_memories_of_recall_have_heads_at_every_width():
                 layers.build(name, dim, **options)
 
 
-def test_slow_corners_times_a_layer_beside_the_lstm(monkeypatch, capsys):
-    monkeypatch.setattr(slow_corners, "BATCH", 2)
-    monkeypatch.setattr(slow_corners, "STEPS", 8)
-    monkeypatch.setattr(slow_corners, "DIM", 16)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # it would hold for all later tests
-    monkeypatch.setattr(sys, "argv", ["slow_corners", "gru", "--rounds", "1"])
-    slow_corners.main()
-    assert re.search(r"^gru +\d", capsys.readouterr().out, re.MULTILINE)
+def test_layers_are_timed_beside_the_lstm(options):
+    results = harness.Results("layers", options)
+    speed_of_layers.run(results, "gru", (2, 8, 16), 1)
+    ratios = {row["program"]: float(row["ratio"]) for row in results.rows}
+    assert ratios["torch.nn.LSTM"] == 1
+    assert ratios["gru"] > 0

@@ -5,6 +5,7 @@ that is not known here fails, so that none goes untried.
 """
 
 import argparse
+import csv
 import functools
 import importlib
 import re
@@ -296,65 +297,55 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
     assert tried > 40
 
 
-ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts processes
+ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "ahead_of_time": "tests/benchmarks/test_ahead_of_time.py",
     "classify": "tests/benchmarks/test_evidence.py",
-    "forecast": "tests/benchmarks/test_evidence.py",
-    "long_sequences": "tests/benchmarks/test_evidence.py",
     "gpu": "tests/benchmarks/test_benchmarks.py",
-    "run": "tests/benchmarks/test_benchmarks.py",
-    "slow_corners": "tests/benchmarks/test_benchmarks.py",
-    "kill_and_resume": "tests/learning/run/test_train.py",
+    "layers": "tests/benchmarks/test_benchmarks.py",
+    "long_sequences": "tests/benchmarks/test_evidence.py",
+    "ops": "tests/benchmarks/test_benchmarks.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
+}
+HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
+    "speed.cells": ("ornn_cell indrnn", {}, "torch"),
+    "speed.hub": ("short_convolution GRU", {}, "transformers"),
+    "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
+    "speed.stream": ("--layers lru", {}, "torch"),
+    "quality.capacity": ("", {"STEPS": 2}, "torch"),
+    "quality.forecast": ("spacetime", {"SPACETIME": {"dim": 16, "depth": 1, "num_groups": 16}}, "statsmodels"),
+    "quality.tasks": ("elman --short --tasks parity", {"COUNT": 4}, "torch"),
 }
 
 
-def run_primitives(monkeypatch):
-    import primitives
-
-    return primitives, ["--only", "overhead", "--rounds", "1"]
-
-
-def run_cells(monkeypatch):
-    import cells
-
-    small = ["--batch", "2", "--steps", "9", "--width", "8", "--newton-steps", "9", "--newton-widths", "4"]
-    return cells, ["--only", "ornn_cell", "indrnn", "--rounds", "1", *small]
-
-
-def run_hub(monkeypatch):
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
-    import hub
-
-    return hub, ["--families", "short_convolution", "--tokens", "8", "--rounds", "1"]
-
-
-def run_forecast_stream(monkeypatch):
-    import forecast_stream
-
-    monkeypatch.setattr(forecast_stream.sys, "exit", lambda code: pytest.fail("a forecast is wrong") if code else None)
-    return forecast_stream, ["--steps", "250", "--layers", "lru"]
-
-
-def run_rnn(monkeypatch):
-    import rnn
-
-    monkeypatch.setattr(rnn, "SHAPES", ((2, 5, 3),))
-    return rnn, ["--rounds", "1"]
+@pytest.mark.parametrize("name", HERE)
+def test_benchmarks_run(name, tmp_path, monkeypatch, capfd):
+    """Each adds its rows; a second run measures nothing again."""
+    words, sizes, package = HERE[name]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    benchmark = importlib.import_module(name)
+    for key, size in sizes.items():
+        monkeypatch.setattr(benchmark, key, size)
+    if name == "speed.memories":  # its default argument was read before
+        small = functools.partial(benchmark.versus_attention, shape=sizes["LONG"])
+        monkeypatch.setitem(benchmark.CASES, "linear attention, 4096 steps", small)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # it would hold for all later tests
+    arguments = words.split("|") if "|" in words else words.split()
+    monkeypatch.setattr(sys, "argv", [name, *arguments, "--quick", "--results", str(tmp_path)])
+    texts = []
+    for _ in range(2):
+        benchmark.main()
+        (path,) = (tmp_path / "quick").glob("*.csv")
+        texts.append(path.read_text(encoding="utf-8"))
+    assert texts[0].count("\n") > 1
+    assert texts[0] == texts[1]
+    if name == "speed.stream":
+        for row in csv.DictReader(texts[0].splitlines()):
+            assert float(row["error"]) <= 1e-5, row
 
 
-def run_tasks(monkeypatch):
-    import tasks
-
-    monkeypatch.setitem(tasks.QUICK, "steps", 2)
-    monkeypatch.setattr(tasks, "COUNT", 4)
-    return tasks, ["--quick", "--layers", "elman", "--tasks", "parity"]
-
-
-def run_seen_to_learn(monkeypatch):
-    """Its commands, whose training takes long, are read, and their models built. All score the same."""
-    import mackey_glass
-    import seen_to_learn
+def test_commands_of_what_was_seen_to_learn(tmp_path, monkeypatch):
+    """Their training takes long: they are read, and their models built. All score the same."""
+    from quality import seen_to_learn
 
     def scanl(command, *arguments):
         if command == "train":
@@ -364,67 +355,18 @@ def run_seen_to_learn(monkeypatch):
         return "  this model  0.5\n"
 
     monkeypatch.setattr(seen_to_learn, "scanl", scanl)
-    monkeypatch.setattr(mackey_glass, "run", lambda sizes, below: below > 0)
-    return seen_to_learn, ["mqar-gated_deltanet"]
-
-
-@pytest.mark.parametrize(
-    "make", [run_primitives, run_cells, run_forecast_stream, run_hub, run_rnn, run_tasks, run_seen_to_learn]
-)
-def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
-    benchmark, arguments = make(monkeypatch)
-    if hasattr(benchmark, "RESULTS"):
-        monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    names = benchmark.SEEN if make is run_seen_to_learn else [""]
-    for name in names:
-        monkeypatch.setattr(sys, "argv", [make.__name__, *([name] if name else arguments)])
-        benchmark.main()
-
-
-SMALL = {  # what is made smaller in a benchmark, its arguments, and the package that it needs
-    "memories": (
-        {"LONG": (1, 20, 2, 4), "LOOP": (1, 5, 8)},
-        ["--only", "linear attention, 4096 steps", "rdn", "--rounds", "1"],
-        "torch",
-    ),
-    "capacity": ({"KEYS": (4, 8), "TIMES": (1, 2)}, ["--steps", "2"], "matplotlib"),
-    "state_space": ({"beside_lstm": (1, 20, 4), "beside_authors": (1, 20, 4)}, ["--rounds", "1"], "torch"),
-    "spacetime": (
-        {},
-        ["--series", "nile", "--horizon", "2", "--window", "6", "--steps", "2", "--seeds", "1", "--dim", "16"],
-        "statsmodels",
-    ),
-    "sashimi": ({}, ["--samples", "20", "--dim", "2", "--blocks", "1"], "torch"),
-    "laughing_hyena": (
-        {"TRAINED": 8},
-        ["--context", "16", "--dim", "4", "--depth", "1", "--steps", "1", "--rounds", "1"],
-        "torch",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_small_benchmarks_run(name, tmp_path, monkeypatch, capsys):
-    sizes, arguments, package = SMALL[name]
-    pytest.importorskip(package, reason=f"{package} is not installed")
-    benchmark = importlib.import_module(name)
-    for key, size in sizes.items():
-        whole = getattr(benchmark, key)
-        monkeypatch.setattr(benchmark, key, functools.partial(whole, shape=size) if callable(whole) else size)
-    written = {"PICTURE": tmp_path / "picture.png", "RESULTS": tmp_path}
-    for key in written.keys() & vars(benchmark):
-        monkeypatch.setattr(benchmark, key, written[key])
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # it would hold for all later tests
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    benchmark.main()
-    assert [path.stat().st_size > 0 for path in tmp_path.iterdir()] == [True]
-    assert capsys.readouterr().out
+    monkeypatch.setattr(seen_to_learn, "nrmse", lambda *given: 0.5)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(sys, "argv", ["seen_to_learn.py", "--results", str(tmp_path)])
+    assert seen_to_learn.main() == 1
+    rows = list(csv.DictReader((tmp_path / "seen_to_learn.csv").read_text().splitlines()))
+    assert {row["name"] for row in rows} == set(seen_to_learn.SEEN)
 
 
 def test_every_benchmark_of_the_pages_runs():
     named = set(re.findall(r"benchmarks/(?:\w+/)?(\w+)\.py", "\n".join(PAGES.values())))
-    here = {"primitives", "cells", "forecast_stream", "hub", "rnn", "tasks", "seen_to_learn", *SMALL}
-    assert named <= here | ELSEWHERE.keys()
+    here = {name.partition(".")[2] for name in HERE}
+    assert named <= here | ELSEWHERE.keys() | {"seen_to_learn"}
     for name, test in ELSEWHERE.items():
         assert name in (ROOT / test).read_text(encoding="utf-8")
 

@@ -96,7 +96,9 @@ from scanl.layers.registry import get as get
 from scanl.layers.registry import names as names
 from scanl.layers.registry import preset as preset
 from scanl.layers.registry import register as register
+from scanl.layers.rnn.columnar import Columnar as Columnar
 from scanl.layers.rnn.elman import Elman as Elman
+from scanl.layers.rnn.elstm import ELSTM as ELSTM
 from scanl.layers.rnn.esn import ESN as ESN
 from scanl.layers.rnn.gatedattn import GatedAttention as GatedAttention
 from scanl.layers.rnn.gilr import GILR as GILR

@@ -1,14 +1,13 @@
 """Compile for sm_90, without a GPU, every kernel that the triton backends would launch; print what each of them uses.
 
-    python benchmarks/ahead_of_time.py [--first] [CASE or OP ...]
+    python benchmarks/speed/ahead_of_time.py [--first] [CASE or OP ...]
 
-A JSON line for each kernel, each configuration of an autotuned one (with --first of the one tried first alone):
-registers a thread, bytes a thread spilled, bytes of shared memory, asynchronous copies, products on tensor cores,
-programs that a multiprocessor holds at once. Without a name every case, as a table too; writes
-benchmarks/results/triton-sm_90.json. The operands have no memory ("meta"), so what would wait for a device fails here.
+A row for each kernel, each configuration of an autotuned one (with --first of the one tried first alone): registers a
+thread, bytes a thread spilled, bytes of shared memory, asynchronous copies, products on tensor cores, programs that a
+multiprocessor holds at once. The rows are in benchmarks/results/ahead_of_time.csv; a table of the worst of each kernel
+is printed. The operands have no memory ("meta"), so what would wait for a device fails here.
 """
 
-import argparse
 import importlib
 import json
 import re
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,9 @@ import scanl.ops
 from scanl.ops import registry
 from scanl.ops.registry import HALF, Cell, Op
 
-RESULTS = Path(__file__).parent / "results" / "triton-sm_90.json"
+sys.path.append(str(Path(__file__).parents[1]))
+from harness import Results, parse, parser
+
 SIZES = {"B": 8, "T": 4096, "G": 16, "H": 16, "K": 128, "V": 128, "D": 2048, "E": 2048, "N": 16, "W": 4, "*F": (1024,)}
 REGISTERS, SHARED, WARPS, PROGRAMS = 2**16, 227 * 1024, 64, 32  # of a multiprocessor
 WIDTHS, DTYPES = (64, 128), {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -213,7 +214,7 @@ def report(function: JITFunction, kernel: Any, flags: Mapping[str, Any]) -> dict
     module = re.sub("_[0-9a-f]{16}$", "", function.module.rpartition(".")[2])  # a cell's has the digest of its source
     return {
         "kernel": f"{module.strip('_')}.{function.__name__.strip('_')}",
-        "flags": {name: value for name, value in flags.items() if value is not None},
+        "flags": json.dumps({name: value for name, value in flags.items() if value is not None}, default=str),
         "warps": warps,
         "stages": kernel.metadata.num_stages,
         "registers": registers,
@@ -252,16 +253,16 @@ def kernels(case: Case, way: str, tried: int | None = None) -> Iterator[dict[str
     yield from found.values()
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Of each kernel of each case, the worst over its variants and configurations."""
     lines = ["| case | kernel | variants | registers | spilled | shared | programs |", "|---|---|---|---|---|---|---|"]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        if "error" not in row:
+        if not row.get("error"):
             groups.setdefault((row["case"], row["kernel"]), []).append(row)
     for (case, kernel), found in groups.items():
-        worst = [max(row[key] for row in found) for key in ("registers", "spilled", "shared")]
-        programs = min(row["programs"] for row in found)
+        worst = [max(int(row[key]) for row in found) for key in ("registers", "spilled", "shared")]
+        programs = min(int(row["programs"]) for row in found)
         lines.append(f"| {case} | `{kernel}` | {len(found)} | {' | '.join(map(str, worst))} | {programs} |")
     return "\n".join(lines)
 
@@ -269,35 +270,28 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     if triton.knobs.runtime.interpret:
         sys.exit("ahead_of_time: TRITON_INTERPRET is set: its kernels are interpreted, not compiled")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="CASE or OP")
-    parser.add_argument("--first", action="store_true", help="of each kernel the configuration that is tried first")
-    options = parser.parse_args()
+    known = cases()
+    made = parser(__doc__, dict.fromkeys([*known, *(case.op for case in known.values())]))
+    made.add_argument("--first", action="store_true", help="of each kernel the configuration that is tried first")
+    options = parse(made)
     warnings.simplefilter("error")
     driver.set_active(Chip())
-    known, wanted = cases(), options.names
-    for name in wanted:
-        if name not in known and not any(case.op == name for case in known.values()):
-            sys.exit(f"ahead_of_time: unknown case {name!r}; known: {'; '.join(known)}")
-    rows: list[dict[str, Any]] = []
+    results, rows = Results("ahead_of_time", options), []
     for name, case in known.items():
-        if wanted and name not in wanted and case.op not in wanted:
+        if name not in options.names and case.op not in options.names:
             continue
         for way in ("forward", "backward") if case.backward else ("forward",):
-            head = {"case": name, "op": case.op, "way": way}
-            try:
-                found = [{**head, **row} for row in kernels(case, way, 1 if options.first else None)]
-            except Exception as error:  # the other cases are wanted all the same
-                found = [{**head, "error": f"{type(error).__name__}: {error}"}]
-            for row in found:
-                print(json.dumps(row), flush=True)
-            rows += found
-    if not wanted:
-        RESULTS.parent.mkdir(exist_ok=True)
-        versions = {"torch": torch.__version__, "triton": triton.__version__}
-        RESULTS.write_text(json.dumps({"target": "sm_90", **versions, "kernels": rows}, indent=1) + "\n")
-        print(f"\n{table(rows)}\n\nwritten: {RESULTS}")
-    return any("error" in row for row in rows)
+            key = {"case": name, "op": case.op, "way": way, "target": "sm_90", "first": options.first}
+            if not results.has(**key):
+                try:
+                    compiled = list(kernels(case, way, 1 if options.first else None))
+                except Exception as error:  # the other cases are reported all the same
+                    compiled = [{"error": f"{type(error).__name__}: {error}"}]
+                for row in compiled:
+                    results.add(**key, **row)
+            rows += results.of(**key)
+    print(f"\n{table(rows)}")
+    return any(row.get("error") for row in rows)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,24 @@
-"""What each op is timed on and beside: operands, shapes, and the same functions of other libraries."""
+"""What each op is timed on and beside: operands, shapes, and the same functions of other libraries.
+
+speed/ops.py and speed/gpu.py time them.
+"""
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+sys.path.append(str(Path(__file__).parents[1]))
+from harness import Contender, in_torch
+
 Shape = tuple[int, ...]
 Operands = tuple[Tensor | None, ...]  # of the op, by position, and last the gradient of its output
-
-
-class Contender(NamedTuple):
-    """Two calls without arguments, each returning y; one that is None is not timed."""
-
-    forward: Callable[[], object]
-    both: Callable[[], object] | None = None
 
 
 class Peer(NamedTuple):
@@ -54,31 +55,22 @@ def copy_with_state(*operands: Tensor | None) -> Floor:
 
 
 class Benchmark(NamedTuple):
-    """`python benchmarks/run.py NAME`; a shape begins with B, T."""
+    """An op with operands of some kind. sweep: a shape for a number of steps. lengths: powers of two of the sweep."""
 
     op: str
     operands: Callable[["Draw", Shape], Operands]
     sweep: Callable[[int], Shape]
     shapes: tuple[Shape, ...]
     peers: dict[str, Peer]
-    lengths: tuple[int, int] = (10, 16)  # of the sweep, powers of two
+    lengths: tuple[int, int] = (10, 16)
     floor: Callable[..., Floor] = copy
     options: Mapping[str, Any] = {}
     backward: bool = True
 
 
-def in_torch(scan: Callable[..., Tensor], *operands: Tensor | None) -> Contender:
-    """A function of the operands but the last, the gradient of its output."""
-    *inputs, dy = operands
-    leaves = [None if value is None else value.detach().clone().requires_grad_() for value in inputs]
-    wanted = [leaf for leaf in leaves if leaf is not None]
-
-    def both() -> Tensor:
-        y = scan(*leaves)
-        torch.autograd.grad(y, wanted, dy, allow_unused=True)
-        return y.detach()
-
-    return Contender(torch.no_grad()(lambda: scan(*inputs)), both)
+def contender(scan: Callable[..., Tensor], *operands: Tensor | None) -> Contender:
+    """Return both passes of a function of the operands but the last, the gradient of its output."""
+    return in_torch(scan, operands[:-1], operands[-1])
 
 
 class Draw:
@@ -113,7 +105,7 @@ def theirs(where: str, names: str, **more: Any) -> Callable[..., Contender]:
             y = run(**given, **more)
             return y[0] if isinstance(y, tuple) else y
 
-        return in_torch(scan, *operands)
+        return contender(scan, *operands)
 
     return make
 
@@ -136,7 +128,7 @@ def torch_associative(x: Tensor, a: Tensor, dy: Tensor) -> Contender:
 
     mode = "pointwise" if x.is_cuda else "generic"
     torch.compiler.reset()
-    return in_torch(torch.compile(lambda x, a: associative_scan(join, (a, x), dim=1, combine_mode=mode)[1]), x, a, dy)
+    return contender(torch.compile(lambda x, a: associative_scan(join, (a, x), dim=1, combine_mode=mode)[1]), x, a, dy)
 
 
 def in_jax(how: str) -> Callable[..., Contender]:
@@ -176,8 +168,8 @@ def hgrn(x: Tensor, a: Tensor, dy: Tensor) -> Contender:
 
 def turned(scan: Callable[..., Tensor], *operands: Tensor) -> Contender:
     """For time as the last axis in memory: operands that have it are turned before."""
-    contender = in_torch(scan, *(value.mT.contiguous() if value.ndim == 3 else value for value in operands))
-    return Contender(*(lambda call=call: call().mT for call in contender))
+    made = contender(scan, *(value.mT.contiguous() if value.ndim == 3 else value for value in operands))
+    return Contender(*(lambda call=call: call().mT for call in made))
 
 
 def accelerated_scan(x: Tensor, a: Tensor, dy: Tensor) -> Contender:
@@ -208,7 +200,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> Contende
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    return in_torch(scan, q, k, v, rest[-1])
+    return contender(scan, q, k, v, rest[-1])
 
 
 def grouped(draw: Draw, shape: Shape) -> Operands:
@@ -225,7 +217,7 @@ def mamba2(q: Tensor, k: Tensor, v: Tensor, g: Tensor, dy: Tensor) -> Contender:
 
     A, scale = -torch.ones(v.shape[2], device=v.device), q.shape[-1] ** -0.5
     x = (v / -g.unsqueeze(-1)).to(v.dtype)
-    return in_torch(lambda C, B, x, dt: scan(x, dt, A, B, C, 256), q * scale, k, x, -g, dy)
+    return contender(lambda C, B, x, dt: scan(x, dt, A, B, C, 256), q * scale, k, x, -g, dy)
 
 
 def simple_gla_grouped(q: Tensor, k: Tensor, v: Tensor, g: Tensor, dy: Tensor) -> Contender:
@@ -262,7 +254,7 @@ def rwkv4(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, dy: Tensor) -> Con
 
     state = torch.zeros(len(k), 3, 1, k.shape[2], device=k.device)
     state[:, 2] = -1e38
-    return in_torch(lambda k, v, w, u: scan(w, u, k, v, state)[0], k, v, (-decay).log(), bonus, dy)
+    return contender(lambda k, v, w, u: scan(w, u, k, v, state)[0], k, v, (-decay).log(), bonus, dy)
 
 
 def window(draw: Draw, shape: Shape) -> Operands:
@@ -275,7 +267,7 @@ def causal_conv1d(x: Tensor, w: Tensor, bias: Tensor, dy: Tensor) -> Contender:
     """It takes (B, D, T), which may lie in memory as ours does."""
     from causal_conv1d import causal_conv1d_fn
 
-    return in_torch(lambda x, w, bias: causal_conv1d_fn(x.mT, w, bias, activation="silu").mT, x, w, bias, dy)
+    return contender(lambda x, w, bias: causal_conv1d_fn(x.mT, w, bias, activation="silu").mT, x, w, bias, dy)
 
 
 def step(decays: str, kind: str = "") -> Callable[[Draw, Shape], Operands]:
