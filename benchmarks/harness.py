@@ -8,8 +8,8 @@ has already, unless `--again` is given; so an interrupted run continues. The pag
 import argparse
 import csv
 import datetime
+import functools
 import importlib.metadata
-import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -140,9 +140,10 @@ def machine(device: str = "cpu") -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+@functools.cache
 def versions() -> str:
-    known = (name for name in PACKAGES if importlib.util.find_spec(name.replace("flash-linear-attention", "fla")))
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in known)
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    return ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
 
 
 class Results:
@@ -221,14 +222,17 @@ def parser(
     rounds: int | None = None,
     threads: int | None = 1,
     devices: Sequence[str] = ("cpu",),
+    seeds: bool = False,
 ) -> argparse.ArgumentParser:
-    """Return the options that all benchmarks have; `parse` reads them. rounds: of a benchmark that times programs."""
+    """Return the options that all benchmarks have; `parse` reads them. rounds: of programs that are timed."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = list(names)
     if known:
         made.add_argument("names", nargs="*", metavar="NAME", default=known, help=", ".join(known))
     if rounds is not None:
         made.add_argument("--rounds", type=int, default=rounds, help="runs of each program, of which the median counts")
+    if seeds:
+        made.add_argument("--seeds", type=int, default=1, help="runs of each model, with the seeds 0, 1, ...")
     made.add_argument("--threads", type=int, default=threads, help="of the processor")
     made.add_argument("--device", choices=devices, default=devices[0])
     made.add_argument("--quick", action="store_true", help="small sizes and one round; rows go to a folder `quick`")

@@ -243,9 +243,7 @@ TABLES = {"ucr": ucr, "digits": digits, "irregular": irregular}
 
 
 def main() -> None:
-    made = parser(__doc__, TABLES)
-    made.add_argument("--seeds", type=int, default=1, help="runs of each model, with the seeds 0, 1, ...")
-    options = parse(made)
+    options = parse(parser(__doc__, TABLES, seeds=True))
     for name in options.names:
         TABLES[name](options)
 

@@ -238,9 +238,7 @@ TABLES: dict[str, Callable[[str, argparse.Namespace], None]] = {
 
 
 def main() -> None:
-    made = parser(__doc__, TABLES)
-    made.add_argument("--seeds", type=int, default=1, help="runs of each model, with the seeds 0, 1, ...")
-    options = parse(made)
+    options = parse(parser(__doc__, TABLES, seeds=True))
     for name in options.names:
         TABLES[name](name, options)
 

@@ -47,17 +47,6 @@ NARROW = {
     "rwkv7": {"head_dim": 16},
 }
 
-FAMILIES = {  # the rows of the picture, in this order
-    "RNNs": ("elman", "gru", "lstm", "slstm", "mingru"),
-    "diagonal recurrences": ("hawk", "hgrn", "linear_rnn", "lru", "mega_ema", "multi_scale", "rglru"),
-    "state-space models": ("h3", "hyena", "mamba", "mamba2", "s4", "s4d", "s5"),
-    "matrix memories": (
-        *("deltanet", "gated_deltanet", "gateloop", "gla", "linear_attention", "mlstm", "mlstm_large", "retnet"),
-    ),
-    "AFT and RWKV": ("aft", "rwkv4", "rwkv6", "rwkv7"),
-    "attention": ("attention", "window_attention"),
-}
-
 
 def command(task: str, layer: str, short: bool, steps: int | None) -> list[str]:
     """Return what trains a cell, less the folder."""
@@ -96,10 +85,11 @@ def cell(task: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def grouped(names: Iterable[str]) -> dict[str, list[str]]:
-    """The names by family; those that FAMILIES does not know come last."""
-    families = {family: [name for name in members if name in names] for family, members in FAMILIES.items()}
-    known = [name for members in families.values() for name in members]
-    return families | {"others": [name for name in names if name not in known]}
+    """Return the names by the package of their layers, in alphabetical order."""
+    families: dict[str, list[str]] = {}
+    for name in sorted(names):
+        families.setdefault(layers.get(name).__module__.split(".")[2], []).append(name)
+    return dict(sorted(families.items()))
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -126,12 +116,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.tick_params(length=0)
     end = 0
     for family, members in groups.items():
-        if members:
-            place = (1.01, end + len(members) / 2 - 0.5)
-            beside = {"xycoords": axes.get_yaxis_transform(), "va": "center", "annotation_clip": False}
-            axes.annotate(family.replace(" ", "\n", 1), place, fontsize=9, **beside)
-            end += len(members)
-            axes.axhline(end - 0.5, color="black", lw=1)
+        beside = {"xycoords": axes.get_yaxis_transform(), "va": "center", "annotation_clip": False}
+        axes.annotate(family, (1.01, end + len(members) / 2 - 0.5), fontsize=9, **beside)
+        end += len(members)
+        axes.axhline(end - 0.5, color="black", lw=1)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40)
     bar.set_label("score, from guessing (0) to the best there is (1); * solved")
     axes.set_title("What each layer has learned of each task", fontsize=13)

@@ -33,17 +33,18 @@ sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, in_process, in_torch, parse, parser, race, resident
 
 SHAPE = (1, 2048, 8, 64)
+HF = "transformers.models"
 LONG, SHORT = (1, 4096, 8, 64), (1, 1024, 8, 64)
 LOOP = (1, 256, 512)  # a loop takes milliseconds a step
 
 
 class Case(NamedTuple):
-    """Functions of the same leaves: ours, and the other's, None if its package is missing."""
+    """Functions of the same leaves: ours, and the other's."""
 
     what: str
     leaves: tuple[Tensor, ...]
     ours: Callable[..., Tensor]
-    other: Callable[..., Tensor] | None
+    other: Callable[..., Tensor]
     same: bool = True  # whether the two compute the same
     within: float = 1e-3  # how far they may be apart
     backward: bool = True  # whether the other's backward pass ends in seconds
@@ -58,15 +59,11 @@ def decay(*shape: int) -> Tensor:
     return F.logsigmoid(torch.randn(shape) + 2)
 
 
-def theirs(module: str, name: str) -> Callable | None:
-    """Return a function of another library, without what would swap GPU kernels in, or None if it is missing."""
+def theirs(module: str, name: str) -> Callable:
+    """Return a function of another library, without what would swap GPU kernels in."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return inspect.unwrap(getattr(importlib.import_module(module), name))
-        except ImportError as error:
-            print(f"left out: {module}: {error}")
-            return None
+        return inspect.unwrap(getattr(importlib.import_module(module), name))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *g: Tensor) -> Tensor:
@@ -78,11 +75,9 @@ def qkv(shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Tensor, Tensor]:
     return draw(*shape), F.normalize(draw(*shape), dim=-1), draw(*shape)
 
 
-def naive(where: str, name: str, *, heads_first: bool = False) -> Callable[..., Tensor] | None:
-    """Return a form of flash-linear-attention as a function of tensors (B, T, H, ·), or None if it is not installed."""
+def naive(where: str, name: str, *, heads_first: bool = False) -> Callable[..., Tensor]:
+    """Return a form of flash-linear-attention as a function of tensors (B, T, H, ·)."""
     function = theirs(f"fla.ops.{where}", name)
-    if function is None:
-        return None
 
     def run(*leaves: Tensor) -> Tensor:
         if heads_first:
@@ -94,9 +89,9 @@ def naive(where: str, name: str, *, heads_first: bool = False) -> Callable[..., 
     return run
 
 
-def swapped(function: Callable[..., Tensor] | None) -> Callable[..., Tensor] | None:
+def swapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Take beta before g, as we do, for a function that takes it after g."""
-    return None if function is None else lambda q, k, v, beta, g: function(q, k, v, g, beta)
+    return lambda q, k, v, beta, g: function(q, k, v, g, beta)
 
 
 def additive(*leaves: Tensor) -> Tensor:
@@ -144,10 +139,9 @@ def lightning() -> Case:
     chunks = naive("simple_gla.naive", "naive_chunk_simple_gla")
 
     def other(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        assert chunks is not None
         return chunks(q, k, v, rates.expand(*q.shape[:3]))
 
-    return Case("fla, chunks", qkv(), lambda q, k, v: additive(q, k, v, rates), chunks and other)
+    return Case("fla, chunks", qkv(), lambda q, k, v: additive(q, k, v, rates), other)
 
 
 def comba() -> Case:
@@ -161,10 +155,9 @@ def comba() -> Case:
     chunks = naive("comba.naive", "naive_chunk_comba")
 
     def other(q: Tensor, k: Tensor, v: Tensor, p: Tensor, beta: Tensor, g: Tensor) -> Tensor:
-        assert chunks is not None
         return chunks(q, k, v, p, g, beta)
 
-    return Case("fla, chunks", (q, k, v, k / 2, beta(), decay(*SHAPE[:3])), ours, chunks and other)
+    return Case("fla, chunks", (q, k, v, k / 2, beta(), decay(*SHAPE[:3])), ours, other)
 
 
 def delta_product() -> Case:
@@ -176,36 +169,34 @@ def delta_product() -> Case:
         q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, 1, 0)).flatten(1, 2)
         return ops.delta_rule(q, k, v, beta)[0][:, 1::2]
 
-    found = theirs("fla.ops.gated_delta_product.naive", "naive_recurrent_gated_delta_product")
+    form = theirs("fla.ops.gated_delta_product.naive", "naive_recurrent_gated_delta_product")
 
     def other(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-        assert found is not None
-        return found(q, k, v, None, beta, q.shape[-1] ** -0.5, num_householder=2)[0]
+        return form(q, k, v, None, beta, q.shape[-1] ** -0.5, num_householder=2)[0]
 
-    return Case("fla, steps", (q, k, v, 2 * draw(*steps[:3]).sigmoid()), ours, found and other)
+    return Case("fla, steps", (q, k, v, 2 * draw(*steps[:3]).sigmoid()), ours, other)
 
 
 def mesa() -> Case:
     """Ten steps of conjugate gradients."""
     q, k, v = qkv()
     leaves = (F.normalize(q, dim=-1), k, v, beta(), decay(*SHAPE[:3]), F.softplus(draw(*SHAPE[2:])) + 0.25)
-    found = theirs("fla.ops.mesa_net.naive", "naive_mesa_net_CG")
+    form = theirs("fla.ops.mesa_net.naive", "naive_mesa_net_CG")
 
     def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, damping: Tensor) -> Tensor:
         write = beta[..., None] * k
         return ops.linear_attention(mesanet._solve(q, k, write, g, damping, None, None, 10), write, v, g, scale=1.0)[0]
 
     def other(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, damping: Tensor) -> Tensor:
-        assert found is not None
-        return found(q, k, v, g, damping, beta, 64, 10)[0]
+        return form(q, k, v, g, damping, beta, 64, 10)[0]
 
     # Ours is within 1e-6 of float64, the other within 2e-3.
-    return Case("fla, chunks", leaves, ours, found and other, within=4e-3)
+    return Case("fla, chunks", leaves, ours, other, within=4e-3)
 
 
-def written_by_gates() -> Callable[..., Tensor] | None:
+def written_by_gates() -> Callable[..., Tensor]:
     steps = naive("gla.naive", "naive_recurrent_gla")
-    return steps and (lambda q, v, g: steps(q, -torch.expm1(g), v, g))
+    return lambda q, v, g: steps(q, -torch.expm1(g), v, g)
 
 
 def log_linear() -> Case:
@@ -222,28 +213,27 @@ def log_linear() -> Case:
         own = (q[:, :, :: g.shape[3]] * k[:, :, :: g.shape[3]]).sum(-1)
         return (read[..., None] * o.unflatten(2, (8, -1))).sum(3) + (weights[..., 0] * own)[..., None] * v
 
-    found = theirs("fla.ops.log_linear_attn.naive", "naive_log_linear_attn")
+    other = theirs("fla.ops.log_linear_attn.naive", "naive_log_linear_attn")
     weights = draw(*q.shape[:3], count_levels(512)).sigmoid()
-    return Case("fla, scores", (q, k, v, g, weights), ours, found)
+    return Case("fla, scores", (q, k, v, g, weights), ours, other)
 
 
 def path() -> Case:
     q, k, v = qkv()
-    found = theirs("fla.ops.path_attn.naive", "naive_path_attn")
+    form = theirs("fla.ops.path_attn.naive", "naive_path_attn")
 
     def ours(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
         return path_attention._attended(q / 8, k, v, w, beta, k, v, None)[0]
 
     def other(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-        assert found is not None
-        return found(q, k, v, w, beta, q.new_zeros(q.shape[:3]), 1 / 8)
+        return form(q, k, v, w, beta, q.new_zeros(q.shape[:3]), 1 / 8)
 
-    return Case("fla, chunks", (q, k, v, F.normalize(draw(*SHAPE), dim=-1), beta()), ours, found and other)
+    return Case("fla, chunks", (q, k, v, F.normalize(draw(*SHAPE), dim=-1), beta()), ours, other)
 
 
 def forgetting() -> Case:
-    found = theirs("fla.ops.forgetting_attn.naive", "naive_forgetting_attn")
-    return Case("fla, scores", (*qkv(), decay(*SHAPE[:3])), attend_forgetting, found)
+    other = theirs("fla.ops.forgetting_attn.naive", "naive_forgetting_attn")
+    return Case("fla, scores", (*qkv(), decay(*SHAPE[:3])), attend_forgetting, other)
 
 
 def attend_forgetting(q: Tensor, k: Tensor, v: Tensor, log_f: Tensor) -> Tensor:
@@ -304,54 +294,49 @@ def versus_parallel() -> Case:
 def mamba2() -> Case:
     """Mamba-2: 24 heads of 64 over state 128, one group."""
     A = -torch.rand(24) - 0.5
-    scan = theirs("transformers.models.mamba2.modeling_mamba2", "mamba2_chunk_scan")
+    scan = theirs(f"{HF}.mamba2.modeling_mamba2", "mamba2_chunk_scan")
 
     def ours(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:
         return ops.linear_attention(C, B, x * dt[..., None], dt * A, scale=1.0)[0]
 
     def other(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:
-        assert scan is not None
         return scan(x, dt, A, B, C, 256)
 
     leaves = draw(1, 1024, 24, 64), torch.rand(1, 1024, 24), draw(1, 1024, 1, 128), draw(1, 1024, 1, 128)
-    return Case("transformers", leaves, ours, scan and other, memory=True)
+    return Case("transformers", leaves, ours, other, memory=True)
 
 
 def qwen() -> Case:
     """The gated delta rule over 1,024 steps."""
-    chunks = theirs("transformers.models.qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule")
+    chunks = theirs(f"{HF}.qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule")
 
     def other(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
-        assert chunks is not None
         return chunks(q, k, v, g, beta)[0]
 
     leaves = *qkv(SHORT), draw(*SHORT[:3]).sigmoid(), decay(*SHORT[:3])
-    return Case("transformers", leaves, delta, chunks and other, memory=True)
+    return Case("transformers", leaves, delta, other, memory=True)
 
 
 def mamba(package: str) -> Case:
     """Mamba: u (1, 1024, 1536), N = 16."""
     A = -torch.arange(1.0, 17).repeat(1536, 1)
     leaves = draw(1, 1024, 1536), F.softplus(draw(1, 1024, 1536) - 2), A, draw(1, 1024, 16), draw(1, 1024, 16)
-    slow = theirs("transformers.models.mamba.modeling_mamba", "mamba_selective_scan")
-    parallel = theirs("mambapy.pscan", "pscan")
+    own = package == "mambapy"
+    scan = theirs(*(("mambapy.pscan", "pscan") if own else (f"{HF}.mamba.modeling_mamba", "mamba_selective_scan")))
 
     def transformers(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-        assert slow is not None
-        y = slow(u.mT, delta.mT, A, B.mT, C.mT)
+        y = scan(u.mT, delta.mT, A, B.mT, C.mT)
         return (y[0] if isinstance(y, tuple) else y).mT
 
     def mambapy(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-        assert parallel is not None
-        h = parallel((delta[..., None] * A).exp(), (delta * u)[..., None] * B[:, :, None])
+        h = scan((delta[..., None] * A).exp(), (delta * u)[..., None] * B[:, :, None])
         return (h @ C[..., None])[..., 0]
 
     def ours(*leaves: Tensor) -> Tensor:
         return ops.selective_scan(*leaves)[0]
 
-    if package == "mambapy":
-        return Case(package, leaves, ours, parallel and mambapy, memory=True)
-    return Case(package, leaves, ours, slow and transformers, backward=False)  # quadratic in T: minutes
+    # The backward pass of transformers is quadratic in T: minutes.
+    return Case(package, leaves, ours, mambapy if own else transformers, backward=own, memory=own)
 
 
 def loop(name: str) -> Case:
@@ -427,7 +412,6 @@ def peak(name: str, ours: bool) -> int:
     """Return the bytes by which this process's peak grows over one forward and backward pass."""
     case = CASES[name]()
     function = case.ours if ours else case.other
-    assert function is not None
     short = tuple(leaf[:, :16] if leaf.ndim > 2 else leaf for leaf in case.leaves)
     for call in in_torch(function, short):  # compiles, and loads what is loaded lazily
         assert call is not None
@@ -444,8 +428,10 @@ def run(results: Results, name: str, rounds: int) -> None:
     if results.timed(name=name):
         return
     torch.manual_seed(0)
-    case = CASES[name]()
-    if case.other is None:
+    try:
+        case = CASES[name]()
+    except ModuleNotFoundError as error:
+        print(f"{name}: left out: {error}")
         return
     if case.same:
         with torch.no_grad():
