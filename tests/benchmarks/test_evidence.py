@@ -100,7 +100,7 @@ ROWS = {
 
 def test_tables_go_on_where_they_stopped(tables, monkeypatch):
     for program in (forecast, classify, long_sequences):
-        for name in program.TABLES:
+        for name in [name for name in program.TABLES if name != "spacetime"]:  # tests/test_docs_run.py runs that one
             path = tables / f"{name}.csv"
             for seeds in ("1", "2"):
                 before = path.read_text().splitlines() if path.exists() else []
