@@ -91,7 +91,7 @@ def tables(tmp_path, monkeypatch):
     return tmp_path
 
 
-ONCE = argparse.Namespace(seeds=1, quick=False, again=False, device="cpu")
+ONCE = {"seeds": 1, "quick": False, "again": False, "device": "cpu"}
 ROWS = {
     "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 2, "image_layers": 2, "cifar10": 2,
     "imdb": 2, "enwik8": 5, "listops": 2,
@@ -200,11 +200,11 @@ def test_an_interrupted_run_goes_on(tables, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(long_sequences, "train", interrupted)
         with pytest.raises(SystemExit, match="130"):
-            long_sequences.runs("listops", ONCE)
+            long_sequences.runs("listops", argparse.Namespace(**ONCE, results=tables))
     assert not (tables / "listops.csv").exists()
     begun = []
     monkeypatch.setattr(long_sequences, "train", lambda *given: begun.append(given[-1]) or learn(*given))
-    long_sequences.runs("listops", ONCE)
+    long_sequences.runs("listops", argparse.Namespace(**ONCE, results=tables))
     assert begun == [1, 2, 6], "the plans of the checkpoints"
     assert harness.Results("listops").has(model="lru", seed=0, steps=1 + 2 + 6)
 
@@ -220,7 +220,7 @@ def test_a_run_starts_from_the_weights_of_the_easier_one(tables, monkeypatch):
         return outcome
 
     monkeypatch.setattr(long_sequences, "train", seen)
-    long_sequences.runs("listops", ONCE)
+    long_sequences.runs("listops", argparse.Namespace(**ONCE, results=tables))
     assert len(begun) == 3
     for before, after in itertools.pairwise([*zip(begun, ended, strict=True)]):
         for name, value in before[1].items():
