@@ -134,8 +134,18 @@ def test_gsa(monkeypatch, slots):
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 2e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_rope": False, "use_output_gate": False, "expand_k": 1.0}], ids=str)
-def test_abc(monkeypatch, options):
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [
+        ({}, {}),
+        (
+            {"use_rope": False, "use_output_gate": False, "expand_k": 1.0},
+            {"rope_base": None, "output_gate": False, "expand_k": 1.0},
+        ),
+    ],
+    ids=str,
+)
+def test_abc(monkeypatch, options, ours):
     def attend(*_, q, k, v, s, **__):
         return naive_cumsum_abc(*(each.transpose(1, 2) for each in (q, k, v, s)))[0].transpose(1, 2), None
 
@@ -150,7 +160,6 @@ def test_abc(monkeypatch, options):
     monkeypatch.setattr("fla.layers.abc.chunk_abc", attend)
     monkeypatch.setattr(RotaryEmbedding, "forward", rotary)
     theirs = shaken(fla.layers.ABCAttention(hidden_size=DIM, num_heads=2, num_slots=5, layer_idx=0, **options))
-    ours = {key.replace("use_output_gate", "output_gate"): value for key, value in options.items()}
     layer = layers.build("abc", DIM, num_heads=2, num_slots=5, **ours)
     layer.load_state_dict({key: value for key, value in theirs.state_dict().items() if "rotary" not in key})
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 2e-5)

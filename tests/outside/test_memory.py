@@ -340,7 +340,7 @@ def test_gateloop_is_that_of_gateloop_transformer(gateloop, sub_ln, gating, inne
 def test_gateloop_of_larger_heads_is_that_of_gateloop_transformer(gateloop, heads):
     """Theirs has one transition a head; with one for each key channel, as in the paper, it is ours."""
     other = gateloop(heads=heads)
-    layer = layers.build("gateloop", DIM, num_heads=heads, sub_ln=False, polar=True).double()
+    layer = layers.build("gateloop", DIM, num_heads=heads, output_norm=False, polar=True).double()
     other.to_a[0] = nn.Linear(DIM, 2 * DIM).double()
     other.to_a[1].forward = lambda a: a.view(B, T, heads, -1, 1, 2).transpose(1, 2).flatten(0, 1)
     layer.load_state_dict(other.state_dict())
