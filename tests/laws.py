@@ -280,7 +280,7 @@ def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Te
 
     A backend that declares faults of the dtype on this device is not tested, as it refuses the call.
     """
-    if faults := op.backends[backend].faults(torch.device(place(backend)), dtype):
+    if backend in op.backends and (faults := op.backends[backend].faults(torch.device(place(backend)), dtype)):
         pytest.skip(f"{op.name}: {'; '.join(faults)}")
     operands = {}
     for name, value in sample.operands.items():
