@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.ops._cells.constant import holding
+from scanl.ops._cells.constant import products_hold_inputs as products_hold_inputs
 from scanl.ops._cells.fields import JOINED, Fields, fields
 from scanl.ops._frame.compiled import Kernels, compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, WIDER, Call, full_shape
@@ -149,9 +151,11 @@ class Cell(Op[..., Any]):
                 value.unbind(1) if value is not None and "T" in operand.choices[0] else [value] * operands[0].shape[1]
                 for operand, value in zip(self.operands, operands, strict=False)
             ]
+            pairs = zip(self.operands, operands, strict=False)
+            run = holding(step, [value for operand, value in pairs if "T" not in operand.choices[0]])
             ys = []
             for now in zip(*steps, strict=True):
-                y, state = step(*now, state, **options)
+                y, state = run(*now, state, **options)
                 ys.append(y)
             if ys:
                 return torch.stack(ys, 1), state

@@ -11,6 +11,7 @@ from scanl.layers.base import as_widened, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import State
+from scanl.ops._frame.dispatch import preferred
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.cell import Cell
 from scanl.ops.offsets import sequences
@@ -87,7 +88,8 @@ class TorchCell(SolvedLayer):
             return x.new_zeros(*x.shape[:2], self.width), first
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
-        if self.solver != "sequential" or self._runs_cell(x, cu_seqlens):
+        named = preferred() != ("auto",)  # by a `backend` context, which says how the cell runs
+        if self.solver != "sequential" or named or self._runs_cell(x, cu_seqlens):
             start = first[0] if len(first) == 1 else torch.stack(first, 1)
             with as_widened(x):
                 operands = self.operands(wide, *weights)

@@ -4,6 +4,8 @@ from scanl.learning.algorithms.base import algorithms as algorithms
 from scanl.learning.algorithms.base import with_gradients as with_gradients
 from scanl.learning.algorithms.bptt import BPTT as BPTT
 from scanl.learning.algorithms.diagonal_rtrl import DiagonalRTRL as DiagonalRTRL
+from scanl.learning.algorithms.eprop import EProp as EProp
+from scanl.learning.algorithms.eprop import RFLO as RFLO
 from scanl.learning.algorithms.gtf import GTF as GTF
 from scanl.learning.algorithms.online_lru import OnlineLRU as OnlineLRU
 from scanl.learning.algorithms.rtrl import RTRL as RTRL

@@ -45,6 +45,11 @@ class Carried(Algorithm):
         """Return the context in which the model runs: plain torch, whose backward passes can run many at a time."""
         return backend("parallel", "reference")
 
+    def run_loss(self, model: Model, batch: Batch, state: State) -> tuple[Tensor, Tensor, State]:
+        """Return the loss, what is differentiated in its place, and the state after the batch."""
+        loss, state = self.loss(model, batch, state)
+        return loss, loss, state
+
     def init(self, model: Model, batch_size: int) -> Influenced:
         """Return the learner; raises ConfigError for a model without a state of constant size."""
         state = model.init_state(batch_size, device=next(model.parameters()).device)
@@ -69,14 +74,15 @@ class Carried(Algorithm):
 
         with torch.enable_grad(), self.within():
             if self.block is None:
-                loss, after = self.loss(model, batch, enter(learner.state))
+                loss, of, after = self.run_loss(model, batch, enter(learner.state))
                 state = leave(after)
             else:
-                loss, state = self.loss(InPieces(who(type(self)), model, self.block, run), batch, learner.state)
+                pieces = InPieces(who(type(self)), model, self.block, run)
+                loss, of, state = self.run_loss(pieces, batch, learner.state)
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             named = dict(model.named_parameters())
             starts = [before for before, _ in blocks]
-            found = torch.autograd.grad(loss, [*parameters, *starts], retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(of, [*parameters, *starts], retain_graph=True, allow_unused=True)
             gradients = dict(zip(map(id, parameters), found, strict=False))
             influence = self._influence(model)
             reaching = [named[name] for name in self._structures.of(model).names]

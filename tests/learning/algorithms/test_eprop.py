@@ -1,0 +1,94 @@
+"""Local rules: against autograd with a constant recurrent input, and against the traces of the papers in a loop."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gradients import QUESTION, by_bptt, cosine, difference, learned, numbers, parts, tiny
+from scanl.errors import ConfigError
+from scanl.layers import CTRNN
+from scanl.learning.algorithms import RFLO, EProp, SnAp
+from scanl.ops import backend
+from scanl.ops.cell import products_hold_inputs
+
+pytestmark = pytest.mark.cells_by_loop
+LEAKY = {"ctrnn": {"substeps": 1, "dt": 0.25}}
+
+
+def test_in_the_context_an_lstm_is_one_whose_recurrent_input_is_detached():
+    layer = tiny("lstm").stack.blocks[0].mixer
+    x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    with backend("reference"), products_hold_inputs():
+        y, _ = layer(x)
+    weights = [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
+    w, u, b, b_u = weights
+    h, c, hs = x.new_zeros(2, 4), x.new_zeros(2, 4), []
+    for t in range(5):
+        i, f, g, o = (F.linear(x[:, t], w, b) + F.linear(h.detach(), u, b_u)).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        hs.append(h)
+    torch.testing.assert_close(y, torch.stack(hs, 1))
+    cotangent = torch.randn_like(y)
+    found = torch.autograd.grad(y, [x, *weights], cotangent)
+    for value, expected in zip(found, torch.autograd.grad(torch.stack(hs, 1), [x, *weights], cotangent), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("layers", [("lstm",), ("ctrnn",), ("gru", "lstm")])
+def test_eprop_is_backpropagation_with_a_constant_recurrent_input(layers):
+    model, batch = tiny(*layers), numbers(8)
+    with backend("reference"), products_hold_inputs():
+        expected = by_bptt(model, batch)
+    for size in (1, 4):
+        gradients, learner = learned(EProp(QUESTION.loss), model, parts(batch, size))
+        assert difference(gradients, expected) < 1e-9
+    assert 0.5 < cosine(gradients, by_bptt(model, batch)) < 1 - 1e-6
+    if len(layers) == 1:
+        own = [leaf for leaf in learner.influence if leaf.shape[1] == 4]
+        assert own
+        assert all(leaf.shape[2] <= 2 for leaf in own)
+
+
+def test_rflo_is_the_rule_of_the_paper():
+    torch.manual_seed(0)
+    model, batch = tiny("ctrnn", layer_options=LEAKY, channel_mixer="none"), numbers(7, rows=1)
+    layer = model.stack.blocks[0].mixer
+    assert isinstance(layer, CTRNN)
+    gradients, _ = learned(RFLO(QUESTION.loss, seed=3), model, parts(batch, 1))
+    feedback = torch.randn(2, 4, generator=torch.Generator().manual_seed(3)) / 2**0.5
+    outputs, _ = model(batch.inputs)
+    error = 2 * (outputs - batch.targets) / batch.targets.numel()
+    with torch.no_grad():
+        h, trace, total = torch.zeros(4).double(), torch.zeros(4, 9).double(), torch.zeros(4, 9).double()
+        x = model.stack.blocks[0].mixer_norm(model.input(batch.inputs))[0]
+        for t in range(7):
+            joined = torch.cat([h, x[t], torch.ones(1).double()])
+            phi = torch.tanh(layer.weight_hh @ h + layer.weight_ih @ x[t] + layer.bias)
+            trace = (1 - 0.25) * trace + 0.25 * (1 - phi**2)[:, None] * joined
+            h = (1 - 0.25) * h + 0.25 * phi
+            total += (error[0, t] @ feedback.double())[:, None] * trace
+    named = dict(zip(("weight_hh", "weight_ih", "bias"), total.split([4, 4, 1], 1), strict=True))
+    expected = {f"stack.blocks.0.mixer.{name}": value.reshape(-1) for name, value in named.items()}
+    assert difference({name: gradients[name].flatten() for name in expected}, expected) < 1e-9
+    exact = by_bptt(model, batch)
+    torch.testing.assert_close(gradients["head.weight"], exact["head.weight"])  # the readout has its own gradient
+
+
+def test_the_traces_are_those_of_snap_1_if_no_unit_has_a_weight_to_itself():
+    model, batch = tiny("ctrnn", layer_options=LEAKY, channel_mixer="none"), numbers(6)
+    with torch.no_grad():
+        model.stack.blocks[0].mixer.weight_hh.fill_diagonal_(0)
+    _, local = learned(EProp(QUESTION.loss), model, parts(batch, 1))
+    _, sparse = learned(SnAp(QUESTION.loss), model, parts(batch, 1))
+    own = [leaf for leaf in local.influence if leaf.shape[1] == 4]
+    same = [leaf for leaf in sparse.influence if leaf.shape[1] == 4]
+    assert {leaf.shape for leaf in own} == {leaf.shape for leaf in same}
+    largest = max(own, key=torch.Tensor.numel), max(same, key=torch.Tensor.numel)
+    torch.testing.assert_close(*largest)
+
+
+def test_random_feedback_is_for_one_layer():
+    algorithm, model = RFLO(QUESTION.loss), tiny("elman", "elman")
+    with pytest.raises(ConfigError, match="rflo: the stack has 2 layers, expected one because feedback is 'random'"):
+        algorithm.update(model, algorithm.init(model, 2), numbers(1))
