@@ -10,6 +10,7 @@ from scanl.errors import ScanlError, nearest
 
 COMMANDS = {  # name: (module and function, what it does)
     "train": ("train:run", "train a model on your own files, a data set or a synthetic task"),
+    "learn": ("learn:run", "learn from a stream, sample by sample: predict, score, then learn"),
     "lr": ("lr:run", "search for a learning rate"),
     "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),

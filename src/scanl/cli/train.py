@@ -167,13 +167,14 @@ def _parser(defaults: TrainConfig) -> Parser:
 
 def options_parser(command: str, description: str, defaults: TrainConfig) -> Parser:
     """Return a parser of the options of training."""
-    parser = Parser(command, description, below=lambda: f"{_layer_help()}\n\n{task_help()}", words="--data")
+    parser = Parser(command, description, below=lambda: f"{layer_help()}\n\n{task_help()}", words="--data")
     parser.add_argument("--config", action="config", help="YAML file of these options, in parts like config.yaml")
     add_options(parser, defaults)
     return parser
 
 
-def _layer_help() -> str:
+def layer_help() -> str:
+    """Return all layers with their options, for the help of commands that make a stack."""
     lines = ["layers and their options (--layer-options.NAME VALUE):"]
     for name in names():
         if not get(name).bidirectional:

@@ -32,13 +32,25 @@ class Bank:
         return min(range(len(self.sums)), key=self.sums.__getitem__)
 
     def answer(self, x: Tensor) -> list[Tensor]:
-        """Read one step, and return the outputs of each learner."""
-        return [learner.answer(x) for learner in self.learners]
+        """Read one step, and return the outputs of each learner.
+
+        A learner whose outputs are not finite answers no more. Raises DivergenceError when none is left.
+        """
+        outputs = [learner.answer(x) for learner in self.learners]
+        for i, output in enumerate(outputs):
+            if not math.isfinite(output.sum().item()):
+                self._retire(i, DivergenceError("the outputs are not finite; try a smaller rate"))
+        return outputs
+
+    def _retire(self, i: int, error: DivergenceError) -> None:
+        self.sums[i] = math.inf
+        if all(map(math.isinf, self.sums)):
+            raise error
 
     def judge(self, errors: Sequence[float]) -> None:
         """Read the error of each learner's answer to one sample."""
         self.sums = [
-            error + self.fade * total if math.isfinite(error) else math.inf
+            total if math.isinf(total) else error + self.fade * total
             for error, total in zip(errors, self.sums, strict=True)
         ]
 
@@ -48,14 +60,11 @@ class Bank:
         A learner that diverges answers no more. Raises DivergenceError when none is left.
         """
         for i, learner in enumerate(self.learners):
-            if math.isinf(self.sums[i]):
-                continue
-            try:
-                learner.learn(x, target, answered=answered)
-            except DivergenceError:
-                self.sums[i] = math.inf
-                if all(map(math.isinf, self.sums)):
-                    raise
+            if math.isfinite(self.sums[i]):
+                try:
+                    learner.learn(x, target, answered=answered)
+                except DivergenceError as error:
+                    self._retire(i, error)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learners' states and their errors."""

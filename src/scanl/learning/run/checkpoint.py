@@ -31,6 +31,19 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read what `write_checkpoint` wrote. Raises CheckpointError for a missing, damaged, foreign or incomplete file."""
+    checkpoint = read_whole(path, "scanl train")
+    lacking = [name for name in PARTS if name not in checkpoint]
+    lacking = lacking or [name for name in OWN_PARTS if name not in checkpoint["scanl"]]
+    if lacking:
+        raise CheckpointError(
+            f"checkpoint: {path} lacks {', '.join(lacking)}; another version of scanl wrote it; resume with that "
+            "version"
+        )
+    return checkpoint
+
+
+def read_whole(path: Path, command: str) -> dict[str, Any]:
+    """Read what `write_checkpoint` wrote for a command. Raises CheckpointError for a missing or damaged file."""
     try:
         complete = is_whole_zip(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True) if complete else {}
@@ -40,14 +53,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint: {path} cannot be read: {' '.join(str(error).split())}") from error
     if not complete:
         raise CheckpointError(
-            f"checkpoint: {path} is damaged or cut short, or was not written by `scanl train`: its bytes do not fit "
+            f"checkpoint: {path} is damaged or cut short, or was not written by `{command}`: its bytes do not fit "
             "its digest; put back a whole copy, or remove it to start again"
-        )
-    lacking = [name for name in PARTS if name not in checkpoint]
-    lacking = lacking or [name for name in OWN_PARTS if name not in checkpoint["scanl"]]
-    if lacking:
-        raise CheckpointError(
-            f"checkpoint: {path} lacks {', '.join(lacking)}; another version of scanl wrote it; resume with that "
-            "version"
         )
     return checkpoint

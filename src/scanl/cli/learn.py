@@ -1,0 +1,92 @@
+"""`scanl learn`."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from tqdm import tqdm
+
+from scanl.cli.parser import Parser
+from scanl.cli.train import layer_help
+from scanl.learning.online.config import LearnConfig
+from scanl.learning.online.folder import OnlineFolder
+from scanl.learning.online.run import Run, stderr
+from scanl.learning.run.configuration import add_options
+
+EVERY = 100  # samples between two looks at the clock for the progress line
+
+
+def run(argv: Sequence[str]) -> int:
+    """Learn from a stream, or go on with `--resume FOLDER`. Return exit code 130 when a signal ended the run."""
+    config, folder = parse(argv)
+    config.check()
+    if folder is None and config.run.out is not None:
+        folder = OnlineFolder.fresh(config)
+    with nullcontext() if folder is None else folder.locked():
+        ready = Run(config, folder, stderr)
+        begun = 0 if ready.loop is None else ready.loop.count
+        start = time.monotonic()
+        with tqdm(unit=" samples", file=sys.stderr, disable=None, initial=begun, leave=False) as bar:
+
+            def progress(count: int) -> None:
+                if count - bar.n >= EVERY and not bar.disable:
+                    bar.set_postfix_str(_first(ready), refresh=False)
+                    bar.update(count - bar.n)
+
+            interrupted = ready.learn(progress)
+        _summary(ready, begun, time.monotonic() - start)
+    if interrupted:
+        stderr(
+            "interrupted"
+            if folder is None
+            else f"interrupted; saved. Go on with:\n  scanl learn --resume {folder.path}"
+        )
+    return 130 if interrupted else 0
+
+
+def parse(argv: Sequence[str]) -> tuple[LearnConfig, OnlineFolder | None]:
+    """Return the configuration, and the folder of the run to resume, if any."""
+    args = _parser(LearnConfig()).parse(argv)
+    if args.resume is None:
+        config = LearnConfig.parsed(args)
+        if args.source is not None:
+            config.stream.data = args.source
+        return config, None
+    folder = OnlineFolder.open(args.resume)
+    config = folder.config()
+    changed = LearnConfig.parsed(_parser(config).parse(argv))
+    if args.source is not None:
+        changed.stream.data = args.source
+    config.check_resumable(changed)
+    return changed, folder
+
+
+def _parser(defaults: LearnConfig) -> Parser:
+    parser = Parser("learn", "Learn from a stream: answer each sample, score the answer, then learn.", below=layer_help)
+    parser.add_argument("source", type=str | None, nargs="?", default=None, metavar="SOURCE", help="see --data")
+    add_options(parser, defaults)
+    parser.add_argument("--resume", type=str | None, default=None, metavar="FOLDER", help="go on with a run, exactly")
+    return parser
+
+
+def _first(ready: Run) -> str:
+    name, value = next(iter(ready.scores.get().items()))
+    return f"{name} {value:.4g}"
+
+
+def _summary(ready: Run, begun: int, seconds: float) -> None:
+    """Print the scores."""
+    if ready.loop is None:
+        print("no samples")
+        return
+    read = ready.loop.count - begun
+    print(f"{ready.loop.count:,} samples, {ready.scored:,} scored, {1000 * seconds / max(read, 1):.3g} ms a sample")
+    for name, value in ready.scores.get().items():
+        print(f"  {name:<20}{value:.4g}")
+    if len(ready.loop.bank.learners) > 1:
+        print(f"  {'best rate':<20}{ready.config.learning.lr[ready.loop.bank.best]:g}")
+    if ready.skipped:
+        print(f"  {'skipped lines':<20}{ready.skipped:,}")
+    if ready.loop.given_up:
+        print(f"  {'truths that never came':<24}{ready.loop.given_up:,}")

@@ -1,0 +1,59 @@
+"""The copy task as a stream: pattern after pattern, without a reset between them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from scanl.data.base import IGNORED, check_positive, register
+from scanl.data.questions import Features, Label
+from scanl.errors import ConfigError
+from scanl.tasks.stream import Sample, Stream
+
+
+@register("copy_online")
+@dataclass
+class CopyOnline(Stream):
+    """Copy online: the symbols of a pattern after a delay, one pattern after the other without a reset.
+
+    A pattern of `pattern` symbols is shown, then `delay` steps without any, then a mark, and then `pattern` steps
+    without any, at which the symbols are asked for in their order.
+
+    Source: Zucchet, Meier, Schug, Mujika and Sacramento, "Online Learning of Long-Range Dependencies",
+    arXiv:2305.15947, section 5.1. Differs: there a step has seven random bits, and the state is reset before each
+    pattern; here a step has one of `symbols` symbols, so that chance is known, and nothing is reset.
+
+    Args:
+        seed, eval_examples, length: see `Stream`.
+        pattern: symbols of a pattern.
+        delay: steps between the pattern and the mark.
+        symbols: number of different symbols.
+
+    inputs: one-hot symbols, and the mark.
+    """
+
+    metric = "accuracy"
+    question = Label(Features(9), 8)
+
+    pattern: int = 10
+    delay: int = 7
+    symbols: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, self, ["pattern"])
+        if self.delay < 0 or self.symbols < 2:
+            raise ConfigError(
+                f"{self.name}: delay is {self.delay} and symbols is {self.symbols}, expected at least 0 and 2"
+            )
+        self.question = Label(Features(self.symbols + 1), self.symbols)
+        self.chance = 1 / self.symbols
+
+    def samples(self, random: np.random.Generator) -> Iterator[Sample]:
+        shown = np.eye(self.symbols + 1).tolist()
+        empty, mark = [0.0] * (self.symbols + 1), shown[-1]
+        while True:
+            drawn = random.integers(self.symbols, size=self.pattern).tolist()
+            yield from ((shown[symbol], IGNORED) for symbol in drawn)
+            yield from ((step, IGNORED) for step in [empty] * self.delay + [mark])
+            yield from ((empty, symbol) for symbol in drawn)
