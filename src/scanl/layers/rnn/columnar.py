@@ -91,4 +91,4 @@ class Columnar(Channelwise, SolvedLayer):
         with as_widened(p[0]):
             u = widen(torch.stack(list(v)))
             h, last = self.run_cell(columnar_cell, widen(p[0]), u, before, cu_seqlens=cu_seqlens)
-        return h, last.unbind(1)
+        return h, [each.clone() for each in last.unbind(1)]  # nobody may change views of one tensor in place
