@@ -59,7 +59,6 @@ class Columnar(Channelwise, SolvedLayer):
     Initialisation as in the authors' program: U(±init_scale).
     """
 
-    id = "A-columnar"
     equation = columnar_cell.equation.replace("x_t + u", "W x_t + b + u")
     source = columnar_cell.source
     op = "columnar_cell"

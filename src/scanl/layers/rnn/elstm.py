@@ -51,7 +51,6 @@ class ELSTM(Channelwise, SolvedLayer):
     Initialisation as there: N(0, 0.01), forget_bias added to bias_f; the gate as in PyTorch.
     """
 
-    id = "A-elstm"
     aliases = ("quasi_lstm", "elementwise_lstm")
     equation = (
         "c_t = f_t * c_{t-1} + (1 - f_t) * tanh(W_z x_t + w_z * c_{t-1} + b_z),  "
