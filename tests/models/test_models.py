@@ -38,6 +38,7 @@ from scanl.models.saving import recorded
 COVERS = [
     "models/block",
     "models/classifier",
+    "models/embedding",
     "models/generation",
     "models/inputs",
     "models/language_model",

@@ -320,8 +320,3 @@ def as_widened(x: Tensor) -> AbstractContextManager[Any]:
     """Switch autocast off on x's device, so that a recurrence is computed in the dtype of its operands."""
     on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
     return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap) in float32 or wider: close to x for small x, and always between -cap and cap."""
-    return cap * torch.tanh(widen(x) / cap)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers.packing import pack, turned, unpack
-from scanl.models.block import check_tokens, embedded
+from scanl.models.embedding import check_tokens, embedded
 from scanl.models.language_model import LanguageModel
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, Stack

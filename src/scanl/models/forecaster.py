@@ -14,7 +14,7 @@ from scanl.layers.base import as_widened
 from scanl.layers.packing import pack, sequence_index, unpack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State
-from scanl.models.block import check_tensor
+from scanl.models.embedding import check_tensor
 from scanl.models.generation import Generation
 from scanl.models.heads import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from scanl.configured import above, at_least
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers.base import soft_cap
 from scanl.layers.packing import pack, unpack
+from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
-from scanl.models.block import check_tensor, check_tokens, embedded
+from scanl.models.embedding import check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
 from scanl.models.sampling import as_limit, check_options, sample
 from scanl.models.saving import Saved

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType, State
-from scanl.models.block import check_tensor
+from scanl.models.embedding import check_tensor
 from scanl.models.inputs import Features, Tokens
 from scanl.models.reader import Reader
 from scanl.models.stack import Backbone

@@ -11,7 +11,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State
-from scanl.models.block import check_tensor, check_tokens, embedded
+from scanl.models.embedding import check_tensor, check_tokens, embedded
 from scanl.models.inputs import Features, Scales, Tokens
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone

@@ -1,0 +1,38 @@
+"""Tokens that a model reads: their checks and their embedding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ShapeError
+
+
+def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
+    """Raise ShapeError for a value that is no tensor, such as a list or an array of NumPy."""
+    if not isinstance(value, Tensor):
+        kind = "an array of NumPy" if type(value).__module__ == "numpy" else f"a {type(value).__name__}"
+        raise ShapeError(f"{who}: {name} is {kind}, expected a tensor {shape}; make one with torch.as_tensor")
+
+
+def check_tokens(who: str, name: str, tokens: Any) -> None:
+    """Raise ShapeError unless tokens are integers (B, T)."""
+    check_tensor(who, name, tokens, "(B, T) of integers")
+    is_integer = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    if tokens.ndim != 2 or not is_integer:
+        raise ShapeError(f"{who}: {name} is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)")
+
+
+def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Return embedding(tokens), for tokens of any integer dtype.
+
+    A token out of range raises ShapeError on the CPU. On a GPU tokens are not checked.
+    """
+    tokens = tokens.long()
+    if torch.compiler.is_compiling():
+        return embedding(tokens)
+    try:
+        return embedding(tokens)
+    except IndexError as error:
+        size, odd = embedding.num_embeddings, tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
+        raise ShapeError(f"{who}: token {int(odd[0])} is out of range, expected 0 to {size - 1} of {size}") from error
