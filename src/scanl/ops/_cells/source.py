@@ -23,7 +23,7 @@ import numpy as np
 from scanl.ops._cpu._cells import (
     add_up, apart, clear, copy, in_window, length, longest, multiply, of_step, row_at, state_before
 )
-from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
+from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp

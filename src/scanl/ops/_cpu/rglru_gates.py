@@ -12,12 +12,12 @@ With r = σ(z_r), i = σ(z_i), l = L r, a = e^l, s = √(1 - a²) and m = max(s,
 import numpy as np
 import torch
 
-from scanl.ops._cpu._gates import sigmoid, tanh
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill
+from scanl.ops._cpu._sigmoid import sigmoid, tanh
 from scanl.ops._cpu._slots import part, units
 from scanl.ops._cpu._team import array
 

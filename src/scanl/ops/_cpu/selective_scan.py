@@ -24,12 +24,12 @@ from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
 from scanl.ops._cpu._cells import rows
-from scanl.ops._cpu._gates import log_sigmoid, sigmoid
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
+from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid
 from scanl.ops._cpu._slots import channels, constant_of, units
 from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets

@@ -14,11 +14,11 @@ import itertools
 import numpy as np
 
 from scanl.ops._cpu._cells import rows
-from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
+from scanl.ops._cpu._sigmoid import sigmoid
 from scanl.ops._cpu._slots import itemsize, units
 from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets

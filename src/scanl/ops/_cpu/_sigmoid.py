@@ -1,4 +1,4 @@
-"""Gate functions that vectorise: for float32 polynomials and `exp` of _math.py, for float64 the library's functions.
+"""Sigmoid, its logarithm and tanh, which vectorise: in float32 by polynomials and the `exp` of _math.py.
 
 Division follows IEEE here: Python's check for zero would add a branch per element.
 """
