@@ -12,7 +12,7 @@ from torch import Tensor
 
 import laws
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops._cpu import _product
+from scanl.ops._cpu import _product, _sigmoid
 from scanl.ops.linear_scan import linear_scan
 from scanl.ops.registry import Cell, Op, Sample
 
