@@ -173,7 +173,7 @@ def test_a_wrapper_or_hook_without_effect_is_refused(name):
             hook.remove()
         run(layer)
         put(layer, path, Wrapper(module))
-        refused(layer, rf"is a test_adapters\.Wrapper, expected a plain nn\.{type(module).__name__}")
+        refused(layer, rf"is a {re.escape(__name__)}\.Wrapper, expected a plain nn\.{type(module).__name__}")
 
 
 def test_a_parametrization_has_its_effect(name):
