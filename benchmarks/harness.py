@@ -1,4 +1,4 @@
-"""What all benchmarks share: the clock, the row, the file of rows, the options, the table and the picture.
+"""What all benchmarks share: the clock, the row, the file of rows, the options and the picture.
 
 A row says what was measured and what came out, and then where: the machine, threads, load, date and versions. The rows
 of a benchmark lie in benchmarks/results/NAME.csv, which is written after each row. A benchmark leaves out what its file
@@ -257,13 +257,6 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return lines of aligned columns."""
-    lines = [list(head), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
 class Panel(NamedTuple):
     """Lines of a picture: by name, their points."""
 
@@ -294,7 +287,7 @@ def picture(path: Path, panels: Sequence[Panel], columns: int = 2, title: str = 
         for axis in panel.log:
             getattr(axes, f"set_{axis}scale")("log")
         axes.grid(alpha=0.3)
-    figure.legend([handles[name] for name in names], names, loc="outside right", fontsize="small")
+    figure.legend([handles[name] for name in names], names, loc="outside right center", fontsize="small")
     figure.suptitle(title, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:
