@@ -6,6 +6,7 @@ from scanl.learning.algorithms.bptt import BPTT as BPTT
 from scanl.learning.algorithms.diagonal_rtrl import DiagonalRTRL as DiagonalRTRL
 from scanl.learning.algorithms.eprop import EProp as EProp
 from scanl.learning.algorithms.eprop import RFLO as RFLO
+from scanl.learning.algorithms.fptt import FPTT as FPTT
 from scanl.learning.algorithms.gtf import GTF as GTF
 from scanl.learning.algorithms.kfrtrl import KFRTRL as KFRTRL
 from scanl.learning.algorithms.online_lru import OnlineLRU as OnlineLRU

@@ -11,7 +11,6 @@ from scanl.errors import ConfigError
 from scanl.layers.state import State
 from scanl.learning.questions import Model
 from scanl.models import Features, LanguageModel, Tokens
-from scanl.models.reader import Reader
 
 Run = Callable[..., tuple[Tensor, State]]  # (x, state, **others) -> outputs and state
 
@@ -62,6 +61,7 @@ def reads(who: str, model: Model) -> Tokens | Features:
     """Return what the model reads; raises ConfigError for one that reads neither tokens nor features."""
     if isinstance(model, LanguageModel):
         return Tokens(model.vocab_size)
-    if isinstance(model, Reader):
-        return model.inputs
+    inputs = getattr(model, "inputs", None)
+    if isinstance(inputs, Tokens | Features):
+        return inputs
     raise ConfigError(f"{who}: the model is a {type(model).__name__}, expected one that reads tokens or features")

@@ -28,7 +28,7 @@ class Algorithm(metaclass=Configured):
 
     The learner is what an algorithm keeps between two updates: nested tensors like a state, batch first, so that it
     can be saved, moved and split over processes. An update covers the steps of a batch, which may be a single step.
-    Whoever calls it makes the optimizer's step, and begins a new sequence with a new learner.
+    Whoever calls it makes the optimizer's step, and begins new sequences with the learner of `init`, or of `renew`.
 
     A subclass annotates the options of its constructor with ranges and meanings, as layers do, and declares what it
     computes and what it costs. The formulas are in B sequences, T steps of an update, d inputs, e numbers of the state
@@ -44,6 +44,7 @@ class Algorithm(metaclass=Configured):
     memory: ClassVar[str] = ""  # numbers that are kept beside the parameters while an update runs
     operations: ClassVar[str] = ""  # multiplications of an update
     works_for: ClassVar[str] = "every layer"
+    outlives: ClassVar[bool] = False  # whether something in the learner outlives a sequence, so that `renew` is needed
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
@@ -54,6 +55,13 @@ class Algorithm(metaclass=Configured):
         Raises ConfigError for a model that the algorithm cannot train.
         """
         raise NotImplementedError(f"{who(type(self))}: its class defines no init")
+
+    def renew(self, model: Model, learner: Any, batch_size: int) -> Any:
+        """Return the learner before the first step of new sequences, from that after others.
+
+        It is that of `init`, unless the class says that something `outlives` a sequence.
+        """
+        return self.init(model, batch_size)
 
     def update(self, model: Model, learner: Any, batch: Batch) -> tuple[Tensor, Any]:
         """Return the loss over the steps of a batch, and the learner after them.

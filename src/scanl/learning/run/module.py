@@ -53,7 +53,7 @@ class Learning(pl.LightningModule):
 
     def on_train_start(self) -> None:
         size = self.config.source.batch_size
-        if self.config.source.carry_state:
+        if self.config.source.carry_state or self.algorithm.outlives:
             self.learner = self.algorithm.init(self.model, size)
         if self.restored is not None:
             rows = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
@@ -94,6 +94,9 @@ class Learning(pl.LightningModule):
         """Make an update of the algorithm. Unless a batch goes on where the last one ended, it begins sequences."""
         if self.config.source.carry_state:
             return self.algorithm.update(self.model, self.learner, batch)
+        if self.algorithm.outlives:
+            learner = self.algorithm.renew(self.model, self.learner, batch.size)
+            return self.algorithm.update(self.model, learner, batch)
         loss, _ = self.algorithm.update(self.model, self.algorithm.init(self.model, batch.size), batch)
         return loss, None
 

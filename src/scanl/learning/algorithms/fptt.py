@@ -1,0 +1,129 @@
+"""Forward propagation through time."""
+
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.configured import above, at_least, between
+from scanl.data.batch import Batch
+from scanl.layers.state import State, detach
+from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
+from scanl.learning.questions import Model
+
+
+class Averaged(NamedTuple):
+    """A state, and the running averages that outlive it, the same for all rows.
+
+    means: θ̄ of each parameter that is trained, (B, *shape).   slopes: λ, an estimate of the gradient of the loss.
+    """
+
+    state: State
+    means: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+
+
+@algorithm("fptt")
+class FPTT(Algorithm):
+    r"""Forward propagation through time: the loss of the present steps, and a penalty for leaving the running average.
+
+    .. math:: \bar\ell_t(\theta) = \ell_t(\theta) - \lambda_t \cdot \theta
+        + \frac{\alpha w}{2} \lVert\theta - \bar\theta_t\rVert^2
+
+    The state is carried on as a constant, and each update changes the parameters. After the optimizer's step
+
+    .. math:: \lambda_{t+1} = \lambda_t - \alpha (\theta_{t+1} - \bar\theta_t), \quad \bar\theta_{t+1} =
+        (1 - \beta) \bar\theta_t + \beta \theta_{t+1} - \frac{\beta}{\alpha} \lambda_{t+1}
+
+    An update is a part of a sequence. A sequence of n steps in K updates of n/K steps, with an optimizer's step after
+    each, is FPTT-K: K = n updates at every step, and K = 1 is `bptt`. θ̄ and λ outlive a sequence: `renew` begins new
+    ones. At the end of an epoch the authors put θ̄ in the place of the parameters, which `settle` does.
+
+    The value of the loss is that of ℓ_t, without the penalty. θ̄ and λ are brought up to date when an update begins, so
+    the optimizer makes one step after each update.
+
+    Differs: the paper's penalty has the gradient of the last loss where the authors' program, and we, have λ, of which
+    it is the limit.
+    """
+
+    id = "A-fptt"
+    equation = "minimize l_t(theta) - lambda theta + (alpha w / 2) |theta - mean|^2 at each part of a sequence"
+    source = (
+        'Kag and Saligrama, "Training Recurrent Neural Networks via Forward Propagation Through Time", ICML 2021, '
+        "algorithm 1, and the authors' program"
+    )
+    computes: ClassVar = "truncation"
+    error = (
+        "the effect of the parameters through the state before an update is left out; the penalty keeps the parameters "
+        "near those for which the earlier parts were learned"
+    )
+    memory = "B*T*e + 2*p"
+    operations = "2*B*T*p + 6*p"
+    outlives: ClassVar = True
+
+    def __init__(
+        self,
+        loss: Loss,
+        alpha: Annotated[float, above(0), "α, strength of the penalty; 0.1 to 0.5 in the paper's experiments"] = 0.1,
+        beta: Annotated[float, between(0, 1), "β, share of the newest parameters in their average"] = 0.5,
+        weight: Annotated[
+            float, at_least(0), "w, of the squared distance: 1 for images, 2 for text in the paper"
+        ] = 1.0,
+    ) -> None:
+        super().__init__(loss)
+        self.alpha, self.beta, self.weight = alpha, beta, weight
+
+    def init(self, model: Model, batch_size: int) -> Averaged:
+        """Return the learner, with θ̄ = θ and λ = 0."""
+        parameters = [parameter.detach() for parameter in _trained(model)]
+        means = _spread([parameter.clone() for parameter in parameters], batch_size)
+        slopes = _spread([torch.zeros_like(parameter) for parameter in parameters], batch_size)
+        return Averaged(_start(model, batch_size), means, slopes)
+
+    def renew(self, model: Model, learner: Averaged, batch_size: int) -> Averaged:
+        """Return the learner before new sequences, which goes on with the averages of another."""
+        means, slopes = (_spread([each[0] for each in group], batch_size) for group in learner[1:])
+        return Averaged(_start(model, batch_size), means, slopes)
+
+    def update(self, model: Model, learner: Averaged, batch: Batch) -> tuple[Tensor, Averaged]:
+        parameters, rows = _trained(model), batch.size
+        learner = self._up_to_date(model, learner, rows)
+        with torch.enable_grad():
+            loss, state = self.loss(model, batch, learner.state)
+            found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        gradients = [
+            of_loss - slope[0] + self.alpha * self.weight * (parameter.detach() - mean[0])
+            for of_loss, slope, parameter, mean in zip(found, learner.slopes, parameters, learner.means, strict=True)
+        ]
+        return with_gradients(loss, parameters, gradients), learner._replace(state=detach(state))
+
+    @torch.no_grad()
+    def settle(self, model: Model, learner: Averaged) -> Averaged:
+        """Copy θ̄ into the parameters, and return the learner with λ = 0: at the end of an epoch, before evaluation."""
+        rows = len(learner.means[0])
+        learner = self._up_to_date(model, learner, rows)
+        for parameter, mean in zip(_trained(model), learner.means, strict=True):
+            parameter.copy_(mean[0])
+        return learner._replace(slopes=_spread([torch.zeros_like(slope[0]) for slope in learner.slopes], rows))
+
+    def _up_to_date(self, model: Model, learner: Averaged, rows: int) -> Averaged:
+        """Return the learner with the averages after the optimizer's last step."""
+        means, slopes = [], []
+        for parameter, mean, slope in zip(_trained(model), learner.means, learner.slopes, strict=True):
+            slopes.append(slope[0] - self.alpha * (parameter.detach() - mean[0]))
+            average = (1 - self.beta) * mean[0] + self.beta * parameter.detach()
+            means.append(average - self.beta / self.alpha * slopes[-1])
+        return learner._replace(means=_spread(means, rows), slopes=_spread(slopes, rows))
+
+
+def _trained(model: Model) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _start(model: Model, batch_size: int) -> State:
+    return detach(model.init_state(batch_size, device=next(model.parameters()).device))
+
+
+def _spread(values: list[Tensor], rows: int) -> tuple[Tensor, ...]:
+    """Return the values with an axis of rows, which share their memory."""
+    return tuple(value.expand(rows, *value.shape) for value in values)
