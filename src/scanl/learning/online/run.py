@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -180,9 +180,10 @@ class Run:
             self._save()
             raise
         finally:
-            for table in self.tables:
-                table.close()
             torch.set_num_threads(threads)
+            with ExitStack() as tables:
+                for table in self.tables:
+                    tables.callback(table.close)
         return self.stopped
 
     def _each(self, progress: Callable[[int], None]) -> None:
@@ -226,8 +227,11 @@ class Run:
         assert self.loop is not None
         if not self.tables:
             self._open_tables(None)
-        loop, chosen = self.loop, self.config.stream
+        self._read(self.loop, item)
         self.lines = item.number
+
+    def _read(self, loop: Prequential, item: Item) -> None:
+        chosen = self.config.stream
         ahead = self.columns.horizon if self.columns is not None else None
         truth = None if item.truth is None else self.kind.read(item.truth)
         if item.inputs is None:  # a truth alone

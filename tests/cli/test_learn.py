@@ -1,0 +1,271 @@
+"""`scanl learn`: what it reads, refuses and writes, and that it goes on to the bit."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
+
+from scanl.cli import main
+from scanl.cli.learn import parse
+from scanl.errors import CheckpointError, DataError
+from scanl.learning.online.folder import OnlineFolder, Rows
+from scanl.learning.online.run import Run
+
+TINY = ["--dim", "4", "--channel-mixer", "none"]
+
+
+def table(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def learn(*argv):
+    assert main(["learn", *map(str, argv), *TINY]) == 0
+
+
+@pytest.fixture
+def series(tmp_path):
+    path = tmp_path / "series.txt"
+    path.write_text("\n".join(str(math.sin(0.3 * t)) for t in range(60)) + "\n")
+    return path
+
+
+def test_numbers_are_predicted_one_ahead(series, tmp_path, capsys):
+    out = tmp_path / "run"
+    learn(series, "--out", out, "--score-every", 20)
+    rows = table(out / "predictions.csv")
+    assert [(row["sample"], row["line"]) for row in rows] == [(str(t), str(t + 1)) for t in range(60)]
+    errors = [abs(float(row["prediction"]) - math.sin(0.3 * (t + 1))) for t, row in enumerate(rows[:-1])]
+    scores = table(out / "scores.csv")
+    assert [row["sample"] for row in scores] == ["19", "39", "59"]
+    assert float(scores[0]["MAE"]) == pytest.approx(sum(errors[:20]) / 20)
+    printed = capsys.readouterr().out
+    assert "60 samples, 59 scored" in printed
+    assert f"{sum(errors) / 59:.4g}" in printed
+
+
+def test_the_default_options_beat_the_last_value(tmp_path, capsys):
+    path = tmp_path / "waves.txt"
+    path.write_text("\n".join(str(math.sin(0.5 * t)) for t in range(200)))
+    assert main(["learn", str(path)]) == 0
+    scores = dict(line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert float(scores["  MAE"]) < 0.6 * float(scores["  MAE naive"])
+
+
+def test_a_table_of_numbers_and_one_of_classes(tmp_path, capfd):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,word,y\n" + "".join(f"{t % 3},{t % 5},x,{t % 2}\n" for t in range(20)))
+    learn(path, "--target", "y", "--out", tmp_path / "numbers")
+    assert "text is not read: word" in capfd.readouterr().err
+    learn(path, "--target", "y", "--question", "class", "--out", tmp_path / "classes")
+    out = capfd.readouterr().out
+    assert "Accuracy" in out
+    (first, second, *_, last) = table(tmp_path / "classes" / "predictions.csv")
+    assert (first["prediction"], second["prediction"]) == ("", "0")
+    assert last["prediction"] in "01"
+    assert 0.5 <= float(last["probability"]) <= 1
+
+
+def test_a_horizon_reads_the_target_too(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,y\n" + "".join(f"{t},{t * 2}\n" for t in range(20)))
+    config, _ = parse([str(path), "--target", "y", "--horizon", "3", *TINY])
+    run = Run(config, None, print)
+    run.learn()
+    assert run.columns.names == ["y", "a"]
+    assert (run.loop.count, run.scored, len(run.ahead)) == (20, 17, 3)
+
+
+def test_objects_with_truths_of_their_own_lines(tmp_path, capfd):
+    lines = []
+    for t in range(12):
+        lines.append({"id": t, "x": math.sin(t)})
+        if t >= 2:
+            lines.append({"id": t - 2, "y": math.cos(t)})
+    path = tmp_path / "objects.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    learn(path, "--target", "y", "--key", "id")
+    assert "12 samples, 10 scored" in capfd.readouterr().out
+
+
+def test_standard_input(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1\n2\n3\n")))
+    learn("-")
+    assert "3 samples, 2 scored" in capfd.readouterr().out
+
+
+def test_streams_by_name(capfd):
+    learn("--data", "copy_online", "--data-options.pattern", 2, "--data-options.delay", 1, "--samples", 24)
+    assert "24 samples, 8 scored" in capfd.readouterr().out
+    learn("river:Phishing", "--samples", 10)
+    assert "10 samples, 10 scored" in capfd.readouterr().out
+
+
+def test_a_bank_names_the_rate_that_answered(series, tmp_path, capfd):
+    learn(series, "--out", tmp_path / "run", "--lr", "0.0", "0.01")
+    assert "best rate" in capfd.readouterr().out
+    assert {row["rate"] for row in table(tmp_path / "run" / "predictions.csv")} <= {"0.0", "0.01"}
+
+
+def test_the_delay_hides_truths(series):
+    config, _ = parse([str(series), "--delay", "5", *TINY])
+    run = Run(config, None, print)
+    run.learn()
+    assert (run.scored, len(run.hidden)) == (54, 5)
+
+
+BAD = [
+    ("1\n2\nx\n4\n", [], "line 3: it is 'x', expected a number"),
+    ("a,y\n1,2\n1\n", ["--target", "y"], "line 3: it has 1 fields, expected 2"),
+    ("a,y\n1,2\nx,2\n", ["--target", "y"], "line 3: column 'a' is 'x', expected a finite number"),
+    ("a,y\n1,2\n1,inf\n", ["--target", "y"], "line 3: column 'y' is 'inf', expected a finite number"),
+    ('{"a": 1, "y": 2}\n{"y": 2}\n', ["--target", "y"], "line 2: column 'a' is missing"),
+    ('{"a": 1, "y": 2}\n{"a": 2}\n', ["--target", "y"], "line 2: column 'y' is missing"),
+    ('{"a": 1, "y": 2}\n[1]\n', ["--target", "y"], "line 2: it is '[1]', expected an object"),
+    ('{"a": 1, "y": 2}\n{"a"\n', ["--target", "y"], "line 2: "),
+    ("1\n2\n\xff\n", [], "line 3: "),
+    ('{"id": 1, "a": 1}\n{"id": 2, "y": 1}\n', ["--target", "y", "--key", "id"], "line 2: no sample 2 waits"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "message"), BAD)
+def test_a_bad_line_stops_or_is_skipped(tmp_path, capfd, text, options, message):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(text.encode("latin-1"))
+    argv = ["learn", str(path), *options, *TINY]
+    assert main([*argv, "--out", str(tmp_path / "stop")]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"scanl: learn: {message}"), line
+    assert line.endswith("correct it, or give --on-error skip")
+    stored = OnlineFolder.open(tmp_path / "stop").stored()  # the learner as it was before the line
+    assert stored["counts"][0] == int(message.split()[1][:-1]) - 1
+    assert main([*argv, "--on-error", "skip"]) == 0
+    out, err = capfd.readouterr()
+    assert message in err
+    assert "skipped lines" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "data is none, expected a stream"),
+        (["copy_onlin"], "unknown stream 'copy_onlin'; did you mean 'copy_online'?"),
+        (["no/such.csv"], "which does not exist"),
+        (["river:Phish"], "unknown data set of river 'Phish'; did you mean 'Phishing'?"),
+        (["series.txt", "--lr", "-1"], "lr is [-1.0], expected rates of at least 0"),
+        (["series.txt", "--on-error", "ask"], "unknown on_error 'ask'"),
+        (["series.txt", "--drift", "adwi"], "did you mean 'adwin'?"),
+        (["series.txt", "--metrics", "MEA"], "unknown metric of river 'MEA'"),
+        (["-", "--follow"], "follow is given with -, expected a file"),
+        (["series.txt", "--key", "id", "--delay", "2"], "key is given with horizon or delay"),
+        (["series.txt", "--target", "z"], "unknown column 'z'"),
+        (["--resume", "nothing"], "nothing has no config.yaml"),
+    ],
+)
+def test_bad_options(series, monkeypatch, capfd, argv, message):
+    monkeypatch.chdir(series.parent)
+    assert main(["learn", *argv]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_no_one_else_writes_to_the_folder(series, tmp_path, capfd):
+    learn(series, "--out", tmp_path / "run")
+    assert main(["learn", str(series), "--out", str(tmp_path / "run"), *TINY]) == 2
+    assert "is in use" in capfd.readouterr().err
+
+
+def test_another_option_is_refused_when_resumed(series, tmp_path, capfd):
+    learn(series, "--out", tmp_path / "run")
+    assert main(["learn", "--resume", str(tmp_path / "run"), "--lr", "0.5"]) == 2
+    assert "lr is [0.5], expected [0.001] because of the run to resume" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk here")
+def test_a_full_disk_is_one_line(tmp_path):
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    rows = Rows(tmp_path / "full.csv", ["a"], None)
+    for call in (rows.flush, rows.close):
+        with pytest.raises(CheckpointError, match=r"full.csv cannot be written: No space left"):
+            call()
+
+
+STREAMS = {
+    "plain": ["--block", "3", "--delay", "2", "--drift", "adwin"],
+    "bank": ["--lr", "0.01", "0.001", "--window", "7"],
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_run_goes_on_to_the_bit(name, series, tmp_path):
+    """Ended after 25 samples, and then by a line that is cut out again."""
+    options = [*STREAMS[name], "--score-every", "4"]
+    learn(series, "--out", tmp_path / "whole", *options)
+    learn(series, "--out", tmp_path / "parts", *options, "--samples", 25)
+    with (tmp_path / "parts" / "predictions.csv").open("a") as file:
+        file.write("25,26,0.5\nhalf a li")  # after the checkpoint
+    assert main(["learn", "--resume", str(tmp_path / "parts"), "--samples", "40"]) == 0
+    assert main(["learn", "--resume", str(tmp_path / "parts"), "--samples", "1000"]) == 0
+    for file in ("predictions.csv", "scores.csv"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+def test_a_killed_run_goes_on_to_the_bit(series, tmp_path):
+    """SIGKILL while it waits at the end of a file that grows; the rest of the file comes later."""
+    lines = series.read_bytes().splitlines(keepends=True)
+    learn(series, "--out", tmp_path / "whole", "--score-every", 10)
+    series.write_bytes(b"".join(lines[:30]))
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "scanl.cli", "learn", str(series), "--out", str(killed), "--follow"]
+    command += ["--save-seconds", "0", "--score-every", "10", *TINY]
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL) as process:
+        limit = time.monotonic() + 100
+        while not (killed / "checkpoint.ckpt").exists():
+            assert process.poll() is None
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    series.write_bytes(b"".join(lines))
+    assert main(["learn", "--resume", str(killed), "--follow", "false"]) == 0
+    for file in ("predictions.csv", "scores.csv"):
+        assert (killed / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+def test_a_signal_ends_a_run_with_a_checkpoint(series, tmp_path, monkeypatch, capfd):
+    take = Run._take
+
+    def interrupted(self, item):
+        take(self, item)
+        if item.number == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Run, "_take", interrupted)
+    assert main(["learn", str(series), "--out", str(tmp_path / "run"), *TINY]) == 130
+    assert "interrupted; saved" in capfd.readouterr().err
+    assert OnlineFolder.open(tmp_path / "run").stored()["counts"][0] == 10
+
+
+def test_a_run_without_replay_goes_on_with_new_lines(series, tmp_path, capfd):
+    learn(series, "--out", tmp_path / "run")
+    more = tmp_path / "more.txt"
+    more.write_text("0.1\n0.2\n")
+    assert main(["learn", str(more), "--resume", str(tmp_path / "run"), "--replayed", "false"]) == 0
+    assert "62 samples, 61 scored" in capfd.readouterr().out
+
+
+def test_the_truths_of_a_class_are_bounded(tmp_path):
+    path = tmp_path / "many.csv"
+    path.write_text("a,y\n" + "".join(f"{t},c{t}\n" for t in range(5)))
+    config, _ = parse([str(path), "--target", "y", "--classes", "3", *TINY])
+    with pytest.raises(DataError, match="a class beyond the 3 of before"):
+        Run(config, None, print).learn()
