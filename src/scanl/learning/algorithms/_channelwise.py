@@ -36,11 +36,11 @@ class Learner(NamedTuple):
 class Target(NamedTuple):
     """Parameters that act on the states, and the numbers at which their influence is measured.
 
-    kind: one of `EVERY`.   value: (d, *P, *K), (*P, *K) or (*K).   entering: (B, T, *P, *K), or (B, *K) of a vector.
+    role: one of `EVERY`.   value: (d, *P, *K), (*P, *K) or (*K).   entering: (B, T, *P, *K), or (B, *K) of a vector.
     source: what the weight of a map reads, (B, T, d) or (B, T, H, d).
     """
 
-    kind: str
+    role: str
     value: Tensor
     entering: Tensor
     source: Tensor | None = None
@@ -120,7 +120,7 @@ class Followed:
     ) -> tuple[Tensor, Sequence[Tensor]]:
         rows = len(states[0])
         by_row = [vector.expand(rows, *vector.shape) for vector in vectors]
-        targets = [target for target in _targets(drives, vectors, by_row) if target.kind in self.kinds]
+        targets = [target for target in _targets(drives, vectors, by_row) if target.role in self.kinds]
         if self.at_start:
             self.carried[layer] = tuple(_zeros(states, target) for target in targets)
         before = self.carried[layer]
@@ -242,9 +242,9 @@ def _without_denormals(x: Tensor) -> Tensor:
 
 def _within(target: Target, by_entry: Tensor) -> Tensor:
     """Return the derivative by a target from that by what enters at every step."""
-    if target.kind == "vector":
+    if target.role == "vector":
         return by_entry
-    if target.kind == "bias":
+    if target.role == "bias":
         return by_entry.sum(1)
     source = target.source
     assert source is not None

@@ -61,7 +61,7 @@ class GTF(Algorithm):
         self.forcing, self.every, self.fade = forcing, every, fade
 
     def init(self, model: Any, batch_size: int) -> GTFLearner:
-        if not isinstance(model, Dynamics):
+        if getattr(model, "forced", None) is None:
             raise ConfigError(f"gtf: model is a {type(model).__name__}, expected a scanl.models.Dynamics")
         device = next(model.parameters()).device
         first = 1.0 if self.forcing is None else self.forcing

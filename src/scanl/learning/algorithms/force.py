@@ -1,0 +1,144 @@
+"""Recursive least squares for the readout, while the network runs."""
+
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.configured import above, between, who
+from scanl.data.batch import Batch
+from scanl.errors import ConfigError
+from scanl.layers.packing import unpack
+from scanl.layers.state import State, detach
+from scanl.learning.algorithms._pieces import InPieces
+from scanl.learning.algorithms._readout import readout
+from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
+from scanl.learning.questions import Model
+
+
+class ForceLearner(NamedTuple):
+    """What `FORCE` keeps of B sequences.
+
+    state: of the model.   inverse: P, (B, E, E) in float64, the same for all sequences.   output: (B, O), the last
+    answers, which the model reads next; O is 0 without feedback.
+    """
+
+    state: State
+    inverse: Tensor
+    output: Tensor
+
+
+@algorithm("force")
+class FORCE(Algorithm):
+    r"""FORCE learning: recursive least squares for the readout, which may be in the loop that drives the network.
+
+    .. math:: e_t = C_{t-1} r_t - y_t, \quad k_t = \frac{P_{t-1} r_t}{\lambda + r_t^\top P_{t-1} r_t}, \quad
+        P_t = (P_{t-1} - k_t r_t^\top P_{t-1}) / \lambda, \quad C_t = C_{t-1} - e_t k_t^\top, \quad P_0 = I / \alpha
+
+    r has the features that the readout reads, and a 1 where it has a bias. After T steps from C_0 = 0 without
+    forgetting, C is that of ridge regression on all steps: C = (Σ y r^T) (Σ r r^T + α I)^-1. All outputs share P. The
+    rows of a batch are one regression: a step adds them together and forgets once. A step without numbers for all
+    outputs changes nothing. With λ below 1, P grows without bound in directions in which r does not move.
+
+    `update` writes the readout itself, after each step. So any optimizer can be called: the readout and all other
+    parameters get no gradient from the loss, which is that of the answers before they were learnt from. With `feedback`
+    the model reads its last answer in place of its input, also while it learns. A readout that starts at 0 begins as in
+    the paper.
+
+    Source: eq. (2) to (5). Differs: every step is learnt, and the weights inside the network stay as they are.
+    """
+
+    id = "A-force"
+    equation = "k = P r / (lambda + r^T P r),  P <- (P - k r^T P) / lambda,  C <- C - (C r - y) k^T"
+    source = (
+        'Sussillo and Abbott, "Generating Coherent Patterns of Activity from Chaotic Neural Networks", Neuron 63(4), '
+        '2009, eq. (2) to (5); forgetting: Haykin, "Adaptive Filter Theory", chapter on recursive least squares'
+    )
+    computes: ClassVar = "exact"
+    error = "exact least squares for the readout over all steps so far; all other parameters have a gradient of zero"
+    memory = "B*(e + (e + 1)**2)"
+    operations = "B*T*(p + 3*(e + 1)**2)"
+    works_for = "every layer, in a model whose `head` is a linear map and whose answers are numbers at every step"
+
+    def __init__(
+        self,
+        loss: Loss,
+        penalty: Annotated[
+            float, above(0), "α, the ridge penalty on all weights of the readout, also on its bias"
+        ] = 1.0,
+        forgetting: Annotated[
+            float, above(0), between(0, 1), "λ, by which the past counts less with each step; 1 forgets nothing"
+        ] = 1.0,
+        feedback: Annotated[
+            bool, "the model reads its own last answer in place of its input; it has as many inputs as outputs"
+        ] = False,
+    ) -> None:
+        super().__init__(loss)
+        self.penalty, self.forgetting, self.feedback = penalty, forgetting, feedback
+
+    def init(self, model: Model, batch_size: int) -> ForceLearner:
+        """Return the learner; raises ConfigError for a model whose answers are not a linear map's."""
+        head = readout(who(type(self)), model)
+        width = head.in_features + (head.bias is not None)
+        eye = torch.eye(width, dtype=torch.float64, device=head.weight.device) / self.penalty
+        return ForceLearner(
+            model.init_state(batch_size, device=head.weight.device),
+            eye.repeat(batch_size, 1, 1),
+            head.weight.new_zeros(batch_size, head.out_features if self.feedback else 0),
+        )
+
+    def update(self, model: Model, learner: ForceLearner, batch: Batch) -> tuple[Tensor, Any]:
+        name, head = who(type(self)), readout(who(type(self)), model)
+        expected = (batch.size, batch.length, head.out_features)
+        if batch.targets.shape != expected or not batch.targets.is_floating_point():
+            raise ConfigError(
+                f"{name}: batch.targets is {batch.targets.dtype} of shape {tuple(batch.targets.shape)}, expected "
+                f"numbers {expected} because of the model's head"
+            )
+        if self.feedback and batch.inputs.shape != expected:
+            raise ConfigError(
+                f"{name}: batch.inputs has shape {tuple(batch.inputs.shape)}, expected {expected} because of feedback"
+            )
+        features: list[Tensor] = []
+        output, inverse, at = learner.output, learner.inverse[:1].squeeze(0), 0
+
+        def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:
+            nonlocal output, inverse, at
+            y, state = model(output[:, None] if self.feedback else x, state, **others)
+            r, targets = features.pop(), batch.targets[:, at : at + x.shape[1]]
+            known, mask = targets.isfinite().all(-1), others.get("mask")
+            if mask is not None:
+                r, known = unpack(r, mask), known & mask
+            for t in range(x.shape[1]):
+                if known[:, t].any():
+                    inverse = self._learn(head, inverse, r[known[:, t], t], targets[known[:, t], t])
+            output, at = y[:, -1, : output.shape[1]], at + x.shape[1]
+            return y, state
+
+        hook = head.register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0]))
+        try:
+            with torch.no_grad():
+                size = 1 if self.feedback else max(batch.length, 1)
+                loss, state = self.loss(InPieces(name, model, size, run), batch, learner.state)
+        finally:
+            hook.remove()
+        parameters = list(model.parameters())
+        after = ForceLearner(detach(state), inverse.expand(batch.size, -1, -1).contiguous(), output)
+        return with_gradients(loss, parameters, [None] * len(parameters)), after
+
+    def _learn(self, head: torch.nn.Linear, inverse: Tensor, r: Tensor, targets: Tensor) -> Tensor:
+        """Write the readout after one step of the features r (n, E) of n rows, and return P."""
+        r, weight = r.double(), head.weight.double()
+        if head.bias is not None:
+            r = torch.cat([r, r.new_ones(len(r), 1)], 1)
+            weight = torch.cat([weight, head.bias.double()[:, None]], 1)
+        inverse = inverse / self.forgetting
+        pulled = r @ inverse
+        factor = torch.linalg.cholesky(torch.eye(len(r)).to(r) + pulled @ r.T)
+        half = torch.linalg.solve_triangular(factor, pulled, upper=False)
+        gain = torch.linalg.solve_triangular(factor.T, half, upper=True)
+        weight = weight - (r @ weight.T - targets).T @ gain
+        head.weight.copy_(weight[:, : head.in_features])
+        if head.bias is not None:
+            head.bias.copy_(weight[:, -1])
+        return inverse - half.T @ half
