@@ -142,7 +142,7 @@ def bad_folders(root):
         "nothing": ({}, "is not a folder"),
         "no file": ({"a.txt": "a"}, "has no file in the folders of its classes, expected files of .txt, .md"),
         "one class": ({"a/1.txt": "a"}, r"has the classes \['a'\] to train on, expected two or more"),
-        "other kind": ({**some, "a/x.exe": "a"}, r"x.exe is of kind '.exe', expected one of .txt"),
+        "other kind": ({**some, "a/x.exe": "a"}, r"x.exe has the format '.exe', expected one of .txt"),
         "two kinds": ({**some, "a/x.png": picture}, "are texts and pictures, expected files of one kind"),
         "an empty one": (dict.fromkeys(some, ""), "is empty; leave it out"),
         "no picture": ({**pictures, "a/3.png": "no"}, "3.png is no picture"),
@@ -358,8 +358,8 @@ def bad_signals(root):
     return {
         "nothing": ({}, "is not a folder, expected a folder of recordings or of pictures, or a table of .csv"),
         "no file": ({".hidden.wav": "a"}, "data has no file, expected files of .wav, .png"),
-        "texts": ({f"{number}.txt": "a" for number in range(9)}, f"0.txt is of kind '.txt', {known}"),
-        "a text": ({**sounds, "a/about.txt": "a"}, f"about.txt is of kind '.txt', {known}"),
+        "texts": ({f"{number}.txt": "a" for number in range(9)}, f"0.txt has the format '.txt', {known}"),
+        "a text": ({**sounds, "a/about.txt": "a"}, f"about.txt has the format '.txt', {known}"),
         "two kinds": ({**sounds, **pictures}, "are pictures and recordings, expected files of one kind"),
         "two channels": (
             {f"{number}.wav": np.zeros((9, 2)) for number in range(9)},

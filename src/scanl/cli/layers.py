@@ -49,7 +49,7 @@ PRESETS = """\
 ## Presets
 
 Published models that are one of these layers with other options. Each has a name of its own, by which `scanl show`,
-`scanl train --layer` and `scanl.layers.build` know it; its other options are those of its layer.
+`scanl train --layer` and `scanl.layers.build` know it; its other options are its layer's.
 """
 
 WHOLE_MODELS = """\

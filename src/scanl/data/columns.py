@@ -43,7 +43,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Any:
     if not path.exists():
         raise DataError(f"table: {path} does not exist; name a file of {', '.join(KINDS)}")
     if path.suffix.lower() not in KINDS:
-        raise DataError(f"table: {path} is of kind {path.suffix or 'none'!r}, expected one of {', '.join(KINDS)}")
+        raise DataError(f"table: {path} has the format {path.suffix or 'none'!r}, expected one of {', '.join(KINDS)}")
     about = path.stat()
     if about.st_size == 0:
         raise DataError(f"table: {path} is empty, expected a line of names and rows below it")

@@ -255,7 +255,7 @@ class Folders(FixedRows):
         by_ending = {ending: kind for kind in self.kinds for ending in kind.endings}
         for path in paths:
             if path.suffix.lower() not in by_ending:
-                why = f"is of kind {path.suffix or 'none'!r}, expected one of {known}{self.hint}"
+                why = f"has the format {path.suffix or 'none'!r}, expected one of {known}{self.hint}"
                 raise DataError(f"{self.name}: {path} {why}")
         first = by_ending[paths[0].suffix.lower()]
         for path in paths:

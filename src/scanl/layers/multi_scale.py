@@ -17,8 +17,8 @@ class MultiScale(LinearRNN):
 
     Differs from the source: the decays are trained through a sigmoid, which keeps them between 0 and 1.
 
-    Parameters: as of `linear_rnn`, but decay (m).
-    Initialisation: sigmoid(decay) = linspace(0.1, 0.9, m); the body as of `linear_rnn`.
+    Parameters: as in `linear_rnn`, but decay (m).
+    Initialisation: sigmoid(decay) = linspace(0.1, 0.9, m); the body as in `linear_rnn`.
     State: LinearRNNState, whose recurrent part is (B, m, hidden_dim).
     """
 

@@ -100,7 +100,7 @@ class TracePatterning(Conditioning):
     A cue is a pattern of three ones among six bits. Of the 20 patterns 10, drawn with the stream, announce the event.
     Distractor number k is 1 with probability 1 / (10 k) at every step.
 
-    Source: as of `trace_conditioning`.
+    Source: as in `trace_conditioning`.
 
     Args:
         distractors: how many.

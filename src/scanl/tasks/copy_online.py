@@ -17,7 +17,7 @@ class CopyOnline(Stream):
     """Copy online: the symbols of a pattern after a delay, one pattern after the other without a reset.
 
     A pattern of `pattern` symbols is shown, then `delay` steps without any, then a mark, and then `pattern` steps
-    without any, at which the symbols are asked for in their order.
+    without any, at which the symbols are to be repeated in their order.
 
     Source: Zucchet, Meier, Schug, Mujika and Sacramento, "Online Learning of Long-Range Dependencies",
     arXiv:2305.15947, section 5.1. Differs: there a step has seven random bits, and the state is reset before each

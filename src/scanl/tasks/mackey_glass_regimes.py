@@ -35,7 +35,7 @@ def regimes(delays: tuple[int, ...], stay: float, random: np.random.Generator) -
 class MackeyGlassRegimes(Stream):
     """Mackey-Glass with regimes: the value some samples ahead of a chaotic series, whose delay changes now and then.
 
-    The equation and its integration are those of `mackey_glass`. The delay is 17, or 30, for times that are drawn from
+    The equation and its integration are `mackey_glass`'s. The delay is 17, or 30, for times that are drawn from
     a geometric distribution. A value is tanh(x - 1).
 
     Source: Mackey and Glass, Science 197, 1977. The change of the delay is ours.
@@ -44,7 +44,7 @@ class MackeyGlassRegimes(Stream):
         seed, eval_examples, length: see `Stream`.
         first, second: the two delays.
         stay: mean number of samples between two changes.
-        ahead: samples from an input to the value that is asked for.
+        ahead: samples from an input to the value to predict.
     """
 
     metric = "mean squared error"

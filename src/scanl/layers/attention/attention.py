@@ -17,7 +17,7 @@ class Attention(SoftmaxAttention):
     A longer sequence raises an error. In a compiled graph with a state the length is not known; there a token attends
     to the last `max_length` tokens instead.
 
-    Parameters as of Llama in transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj (D, H K).
+    Parameters as in Llama in transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj (D, H K).
     Initialisation: weights N(0, 1/D), biases 0.
     """
 

@@ -32,8 +32,8 @@ class DiagAttention(Layer):
 
     Parameters as in the released code: q_proj, k_proj, v_proj, out_proj (D, D) with biases; urpe.theta (1, 1, K // 2)
     and the buffer urpe.v (K), of the positions, which begin at 0 in each block. The norm has none.
-    Initialisation as there: Xavier uniform; the biases of q, k and v as in PyTorch, that of out_proj 0;
-    theta_i = 10000^(-2i/K).
+    Initialisation as in that code: Xavier uniform; the biases of q, k and v as in PyTorch, that of out_proj 0; theta_i
+    = 10000^(-2i/K).
     """
 
     id = "S-transnormer"

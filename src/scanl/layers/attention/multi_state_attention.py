@@ -113,7 +113,7 @@ class MultiStateAttention(SoftmaxAttention):
     Differs: the authors drop rows once after a whole prompt, by the weights of its last token. Here each step drops one
     row, so a prompt gives the same as its tokens one by one.
 
-    Parameters as of `attention`: q_proj (H K, D); k_proj, v_proj (G K, D); o_proj (D, H K).
+    Parameters as in `attention`: q_proj (H K, D); k_proj, v_proj (G K, D); o_proj (D, H K).
     Initialisation: weights N(0, 1/D), biases 0.
     """
 

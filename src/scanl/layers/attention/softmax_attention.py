@@ -90,7 +90,7 @@ class SoftmaxAttention(Layer):
     def _over(
         self, q: Tensor, k: Tensor, v: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, SegmentMemory]:
-        """Attend with queries to keys and values (B, T, heads, channels), and to those of the state."""
+        """Attend with queries to keys and values (B, T, heads, channels), and to the state's."""
         # The memory's numbers were rounded to half precision when they were written, so float32 holds them exactly.
         wide = torch.promote_types(q.dtype, torch.float32)
         memory = None

@@ -74,8 +74,8 @@ class RWKV6ChannelMix(ChannelMix):
 
     Parameters as in RWKV-LM's RWKV_CMix_x060: time_maa_k, time_maa_r (1, 1, D); key (hidden_dim, D); receptance (D, D);
     value (D, hidden_dim).
-    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6; in earlier releases 1 - (j/D)^c);
-    receptance and value 0; key orthogonal.
+    Initialisation as in that code: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6; in earlier releases 1 -
+    (j/D)^c); receptance and value 0; key orthogonal.
     """
 
     id = "S-rwkv6"
@@ -119,7 +119,7 @@ class RWKV7ChannelMix(ChannelMix):
     """Channel mix of RWKV-7: y = W_v ReLU(W_k (x_t + (x_{t-1} - x_t) ⊙ x_k))².
 
     Parameters as in RWKV-LM's RWKV_CMix_x070: x_k (1, 1, D); key (4D, D); value (D, 4D).
-    Initialisation as there: x_k = 1 - (j/D)^(c^4) (see RWKV7); key U(±0.5/sqrt(D)); value 0.
+    Initialisation as in that code: x_k = 1 - (j/D)^(c^4) (see RWKV7); key U(±0.5/sqrt(D)); value 0.
     """
 
     id = "S-rwkv7"

@@ -20,9 +20,9 @@ class Comba(DeltaMemory):
     As in the released code, the corrected queries, the keys and p_t = σ(c) k_t are scaled to unit length, so σ(c) acts
     through the queries alone.
 
-    Parameters as in flash-linear-attention: those of `gated_deltanet`; decay and D (num_heads), which are c and d of
+    Parameters as in flash-linear-attention: `gated_deltanet`'s; decay and D (num_heads), which are c and d of
     the equation. D has no weight decay.
-    Initialisation: as of `gated_deltanet`; decay 1, D correction_factor.
+    Initialisation: as in `gated_deltanet`; decay 1, D correction_factor.
     """
 
     id = "S-comba"

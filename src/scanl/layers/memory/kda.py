@@ -20,7 +20,7 @@ class KDA(DeltaMemory):
     Queries, keys and values are convolved; queries and keys have unit length. `kda_negative_eigenvalues` has write
     strengths up to 2.
 
-    Parameters as in flash-linear-attention: those of `gated_deltanet` without a_proj; f_proj.0 (V, D), f_proj.1 (H K,
+    Parameters as in flash-linear-attention: `gated_deltanet`'s without a_proj; f_proj.0 (V, D), f_proj.1 (H K,
     V); g_proj.0 (V, D), g_proj.1 (H V, V) with a bias; A_log (H), dt_bias (H K), without weight decay.
     Initialisation: A_log = ln U(1, 16), or 0 for safe_gate; softplus(dt_bias) log-uniform in [0.001, 0.1]; linear
     weights N(0, 0.02²), their bias 0; the convolutions as in PyTorch.

@@ -23,7 +23,7 @@ class Lightning(Layer):
 
     Parameters as in transformers' MiniMax: qkv_proj (3 H K, D), in which the rows of q, k and v of a head are together;
     output_gate (H K, D); norm.weight (H K); out_proj (D, H K).
-    Initialisation as there: linear weights N(0, 0.02²), norm 1.
+    Initialisation as in that code: linear weights N(0, 0.02²), norm 1.
     """
 
     id = "S-lightning"

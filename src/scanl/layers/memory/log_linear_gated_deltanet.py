@@ -40,8 +40,8 @@ class LogLinearGatedDeltaNet(DeltaMemory):
     `delta_rule`. A level that does not take a step's value is corrected towards zero at the step's key. A sequence
     longer than `max_length` raises an error.
 
-    Parameters as of `gated_deltanet`; l_proj (H L, D); L (H, L), without weight decay.
-    Initialisation: as of `gated_deltanet`; l_proj N(0, 0.02²), L 1.
+    Parameters as in `gated_deltanet`; l_proj (H L, D); L (H, L), without weight decay.
+    Initialisation: as in `gated_deltanet`; l_proj N(0, 0.02²), L 1.
     """
 
     id = "S-loglinear"

@@ -30,7 +30,7 @@ class MLSTMLarge(Layer):
 
     Parameters as in transformers' xLSTMLayer: q, k (H K, D); v, ogate_preact (H V, D); igate_preact, fgate_preact
     (H, D) with biases; multihead_norm.weight (H V); out_proj (D, H V).
-    Initialisation as there: q, k, v N(0, 2/(5D)); the weights of all three gates 0, the biases -10 for i and
+    Initialisation as in that code: q, k, v N(0, 2/(5D)); the weights of all three gates 0, the biases -10 for i and
     linspace(3, 6) over the heads for f; norm 1; in a stack of L layers out_proj N(0, (2/L)²/D), and alone L = 1.
     """
 

@@ -72,9 +72,9 @@ class MomentumDeltaNet(DeltaMemory):
     η = 1 + tanh(W_e x / √D), tan θ = η e^{log_factor}, β = sin²θ σ(W_b x), ln α = ln cos²θ - e^{A_log} softplus(W_a x +
     dt_bias), ln μ = -e^{Mu_log} softplus(W_m x + mu_bias). Queries are q - e^{D_log} k. Queries and keys have unit
     length.
-    Parameters as in flash-linear-attention: those of `gated_deltanet`; e_proj, m_proj (H, D); mu_bias, Mu_log,
+    Parameters as in flash-linear-attention: `gated_deltanet`'s; e_proj, m_proj (H, D); mu_bias, Mu_log,
     log_factor, D_log (H), without weight decay.
-    Initialisation: as of `gated_deltanet`; Mu_log = ln U(0, 16), log_factor = ln U(0, 4), D_log = ln U(0, 1), mu_bias
+    Initialisation: as in `gated_deltanet`; Mu_log = ln U(0, 16), log_factor = ln U(0, 4), D_log = ln U(0, 1), mu_bias
     equal to dt_bias.
     """
 
@@ -91,7 +91,7 @@ class MomentumDeltaNet(DeltaMemory):
         expand_v: ExpandHead = 2.0,
         head_dim: Annotated[
             options.HeadDim | None,
-            "K, channels of a query and of a key; by default those of all heads together are 3/4 dim, rounded",
+            "K, channels of a query and of a key; by default all heads together are 3/4 dim, rounded",
         ] = None,
         num_heads: options.FreeHeads = 6,
         output_gate: Annotated[options.OutputGate, "a SiLU gate after the norm"] = True,

@@ -33,8 +33,8 @@ class NormAttention(Layer):
 
     Parameters as in the released code: q_proj, k_proj, v_proj, out_proj (D, D) with biases; urpe.theta (1, 1, K // 2)
     and the buffer urpe.v (K), of the positions. The norm has none.
-    Initialisation as there: Xavier uniform, of gain 1/sqrt(2) for q, k and v, whose biases are as in PyTorch; the bias
-    of out_proj 0; theta_i = 10000^(-2i/K).
+    Initialisation as in that code: Xavier uniform, of gain 1/sqrt(2) for q, k and v, whose biases are as in PyTorch;
+    the bias of out_proj 0; theta_i = 10000^(-2i/K).
     """
 
     id = "S-transnormer"

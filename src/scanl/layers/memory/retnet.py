@@ -29,7 +29,8 @@ class RetNet(Layer):
     that, up to its ε, so it is omitted here, as in the paper's recurrence.
 
     Parameters as in torchscale: q_proj, k_proj (D, D); v_proj, g_proj (H V, D); out_proj (D, H V). The norm has none.
-    Initialisation as there: Xavier uniform with gain 2^(-2.5), for out_proj 2^(-1); until November 2023 it was 1.
+    Initialisation as in that code: Xavier uniform with gain 2^(-2.5), for out_proj 2^(-1); until November 2023 it was
+    1.
     """
 
     id = "S-retnet"

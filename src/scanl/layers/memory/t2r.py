@@ -29,7 +29,7 @@ class T2R(SoftmaxAttention):
     `scanl.learning.t2r` converts a model with `attention`, such as a checkpoint of transformers, and learns the maps.
     The map is one for queries and keys. Rotary positions, if the transformer has them, are applied before it.
 
-    Parameters as of `attention`, and phi_weight (H, m, K), phi_bias (H, m).
+    Parameters as in `attention`, and phi_weight (H, m, K), phi_bias (H, m).
     Initialisation: weights of the projections N(0, 1/D), their biases 0; phi_weight and phi_bias uniform in ±1/sqrt(K).
     """
 

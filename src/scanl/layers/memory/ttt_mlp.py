@@ -10,7 +10,7 @@ from scanl.layers.memory.ttt_linear import BaseRate, Heads, TTTLinear
 class TTTMLP(TTTLinear):
     """TTT-MLP: TTT-Linear whose model has a hidden layer of 4 K channels with GELU.
 
-    Parameters, initialisation and state: as of `ttt_linear`, with W1 (H, K, 4 K), b1 (H, 1, 4 K), W2 (H, 4 K, K) and
+    Parameters, initialisation and state: as in `ttt_linear`, with W1 (H, K, 4 K), b1 (H, 1, 4 K), W2 (H, 4 K, K) and
     b2 (H, 1, K).
     """
 

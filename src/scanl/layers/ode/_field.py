@@ -35,7 +35,7 @@ FieldDepth = Annotated[int, at_least(0), "layers of f from U to U"]
 
 
 def evolve(flow: Flow, h: Tensor, span: Tensor, method: str, substeps: int) -> Tensor:
-    """Return the state after `span`, in so many equal steps of the method."""
+    """Return the state after `span`, in `steps` equal steps of the method."""
     for _ in range(substeps):
         h = METHODS[method](flow, h, span / substeps)
     return h

@@ -78,10 +78,10 @@ class CfC(TimedCell):
     Parameters as in PyPI's ncps: rnn_cell.backbone.0 (U, D+E) and further layers; rnn_cell.ff1, ff2, time_a, time_b
     (E, U) for g, k, a and b, or rnn_cell.ff1 for f with rnn_cell.w_tau and rnn_cell.A (1, E) for "pure";
     lstm.input_map (4E, D), lstm.recurrent_map (4E, E); fc (D, E) where E differs from D.
-    Initialisation as there: matrices Xavier-uniform, biases as in `nn.Linear`; of the LSTM's input U(-0.1, 0.1), its
-    recurrent matrix orthogonal.
-    Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is Xavier-uniform. There is no dropout.
-    ncps multiplies the time spans of a batch along the neurons. Here each row of the batch has its own time spans.
+    Initialisation as in that code: matrices Xavier-uniform, biases as in `nn.Linear`; of the LSTM's input U(-0.1, 0.1),
+    its recurrent matrix orthogonal. Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is
+    Xavier-uniform. There is no dropout. ncps multiplies the time spans of a batch along the neurons. Here each row of
+    the batch has its own time spans.
     """
 
     id = "S-cfc"

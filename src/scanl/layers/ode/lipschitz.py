@@ -50,7 +50,7 @@ class Lipschitz(TimedCell):
     """Lipschitz RNN: a system in continuous time, which is stable if its symmetric parts are small enough.
 
     Parameters as in the authors' program: B, C (D, D); E (D, D) with bias; E_gate likewise if gated. A and W multiply a
-    row h from the right, as there. The authors' D is the readout of their task, which is no part of this layer.
+    row h from the right, as in that code. The authors' D is the readout of their task, which is no part of this layer.
     Initialisation: B and C N(0, (init_std / D)²), with 0.1 as in the authors' commands; E as in PyTorch.
     """
 

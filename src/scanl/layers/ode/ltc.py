@@ -101,7 +101,7 @@ class LTC(TimedCell):
     Parameters as in PyPI's ncps, in rnn_cell: gleak, vleak, cm (N); sigma, mu, w, erev (N, N), from rows to columns;
     sensory_sigma, sensory_mu, sensory_w, sensory_erev (D, N); input_w, input_b, output_w, output_b (D); the masks
     sparsity_mask and sensory_sparsity_mask.
-    Initialisation as there: gleak and w U(0.001, 1), vleak U(-0.2, 0.2), cm U(0.4, 0.6), sigma U(3, 8), mu
+    Initialisation as in that code: gleak and w U(0.001, 1), vleak U(-0.2, 0.2), cm U(0.4, 0.6), sigma U(3, 8), mu
     U(0.3, 0.8); erev ±1, in "full" +1 with probability 2/3, in "ncp" as the wiring has it; the affine maps are 1 and 0.
     Differs: ncps sets negative parameters to 0 after each step of the optimiser, and they can rise again. Here they
     count as 0 and stay negative, without a gradient. ncps draws the signs of "full" from one fixed seed. Its class LTC

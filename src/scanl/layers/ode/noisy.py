@@ -53,7 +53,7 @@ class NoisyRNN(TimedCell):
     training mode. In evaluation mode there is none. By default both levels are 0; the authors set them for each run.
 
     Parameters as in the authors' program: B, C (D, D); d (D), the lengths of steps; E (D, D) with bias. A and W
-    multiply a row h from the right, as there.
+    multiply a row h from the right, as in that code.
     Initialisation: B and C N(0, (init_std / D)²); d = dt; E as in PyTorch.
     """
 

@@ -58,7 +58,7 @@ class NeuralWaveMachine(TimedCell):
 
     Parameters as in the authors' program: Wx (S², D); Wy, Wz (1, 1, 3, 3) or (1, 1, 1, 3); readout (D, S²); all with
     biases; if trained dt, gamma, alpha (1).
-    Initialisation: as in PyTorch. The defaults of dt, gamma and damping are those of coRNN for sMNIST.
+    Initialisation: as in PyTorch. The defaults of dt, gamma and damping are coRNN's for sMNIST.
     """
 
     id = "S-nwm"

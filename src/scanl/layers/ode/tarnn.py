@@ -72,9 +72,9 @@ class TARNN(SolvedLayer):
 
     Parameters as in the authors' PyTorch program, for row vectors, x W1: W1, W2, Wg, U1, U2, Ug, B1, B2 (D, D); b1,
     bg (D); A1 (K, 1), the lengths a.
-    Initialisation as there: matrices N(0, 0.01), b1 = 0, bg = -3 (0 in "plain"), a = 0.01.
-    Differs: the authors' A1 has a column for each step, so their sequences have one length. The input before the first
-    is 0, as in their TensorFlow program; their PyTorch program takes the first input twice.
+    Initialisation as in that code: matrices N(0, 0.01), b1 = 0, bg = -3 (0 in "plain"), a = 0.01. Differs: the authors'
+    A1 has a column for each step, so their sequences have one length. The input before the first is 0, as in their
+    TensorFlow program; their PyTorch program takes the first input twice.
     """
 
     id = "S-tarnn"

@@ -16,7 +16,7 @@ Solver = Annotated[
 
 
 class SolvedLayer(Layer):
-    """Layer whose recurrence is one cell, with the option `solver` beside those of its constructor."""
+    """Layer whose recurrence is one cell, with the option `solver` beside its own."""
 
     added: ClassVar = {"solver": Solver}
     solver: str = "sequential"

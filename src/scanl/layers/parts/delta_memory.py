@@ -43,7 +43,7 @@ class DeltaMemory(QueryKeyValue):
         expand_v: ExpandHead = 2.0,
         head_dim: Annotated[
             options.HeadDim | None,
-            "K, channels of a query and of a key; by default those of all heads together are 3/4 dim, rounded, as the "
+            "K, channels of a query and of a key; by default all heads together are 3/4 dim, rounded, as the "
             "authors have it: 256 in each of 6 heads for their dim of 2,048",
         ] = None,
         num_heads: KeyHeads = 6,

@@ -57,7 +57,7 @@ def diagonal_ssm(
 def discretized(
     A: Tensor, B: Tensor, dt: Tensor, discretization: str, timespans: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return Ā and B̄, (D, N), or (B, T, D, N) where the steps differ in duration. Arguments as of `diagonal_ssm`."""
+    """Return Ā and B̄, (D, N), or (B, T, D, N) where the steps differ in duration. Arguments as in `diagonal_ssm`."""
     if timespans is None:
         return discretize(A, B, dt, discretization)
     steps, shape = timespans[..., None].to(dt.dtype) * dt, (*timespans.shape, *A.shape)

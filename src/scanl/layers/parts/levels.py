@@ -62,7 +62,7 @@ def divisible(*operands: Tensor) -> bool:
 def divided(q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs of all levels together, and the last states of levels 1 to L - 1, of sequences from step 0.
 
-    q, k: (B, T, G, N), those of a group of heads.   v: (B, T, H, P).   g: log decay (B, T, H).   weights: of each level
+    q, k: (B, T, G, N), of a group of heads.   v: (B, T, H, P).   g: log decay (B, T, H).   weights: of each level
     at each step, (B, T, H, L).   Returns (B, T, H, P) and (B, H, L - 1, N, P).
     Inside a chunk a pair of steps has the weight of its level. A level above is one block of chunks, read by the block
     after it, so a step reads one matrix for each bit of its chunk's number; as heads of one memory, all L - 1 levels

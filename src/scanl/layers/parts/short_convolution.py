@@ -36,7 +36,7 @@ class ShortConvolution(Layer):
 
     If it is not causal, the window is centred, and for even W its longer half is in the past.
 
-    Parameters as of `nn.Conv1d(D, D, W, groups=D)`: `conv.weight` (D, 1, W), newest input last; `conv.bias`.
+    Parameters as in `nn.Conv1d(D, D, W, groups=D)`: `conv.weight` (D, 1, W), newest input last; `conv.bias`.
     """
 
     name = "short_convolution"

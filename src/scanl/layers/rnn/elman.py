@@ -18,7 +18,7 @@ class Elman(TorchCell):
 
     Parameters as in `torch.nn.RNN`: weight_ih_l0 (E, D), weight_hh_l0 (E, E), bias_ih_l0, bias_hh_l0 (E); and readout
     (D, E) with a bias.
-    Initialisation as there: U(±1/sqrt(E)).
+    Initialisation as in that code: U(±1/sqrt(E)).
     """
 
     id = "S-elman"

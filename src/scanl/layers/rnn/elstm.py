@@ -48,7 +48,7 @@ class ELSTM(Channelwise, SolvedLayer):
 
     Parameters as in the authors' program: wm_z, wm_f (D, D); wv_z, wv_f, bias_z, bias_f (1, D); out_gate_linear
     (D, 2D) with bias, if there is a gate. wv_z and wv_f have no weight decay.
-    Initialisation as there: N(0, 0.01), forget_bias added to bias_f; the gate as in PyTorch.
+    Initialisation as in that code: N(0, 0.01), forget_bias added to bias_f; the gate as in PyTorch.
     """
 
     aliases = ("quasi_lstm", "elementwise_lstm")

@@ -51,8 +51,8 @@ class ESN(CellLayer):
     descent can train it too. In a stack, or in `bidirectional`, the readouts inside start as random projections.
 
     Buffers as in PyPI's reservoirpy: W (E, E), Win (E, D), bias (E). Parameters: readout (D, E) with a bias.
-    Initialisation as there: W normal, then scaled to the spectral radius, to about 1 % for more than 512 units; Win
-    and bias with random signs. The readout as in PyTorch.
+    Initialisation as in that code: W normal, then scaled to the spectral radius, to about 1 % for more than 512 units;
+    Win and bias with random signs. The readout as in PyTorch.
     """
 
     id = "S-esn"

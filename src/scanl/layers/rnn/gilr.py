@@ -21,7 +21,7 @@ class GILR(Layer):
 
     Parameters as the matrix of the authors' program, here with rows for outputs: linear (2D, D) with a bias, gate
     before impulse.
-    Initialisation as there: linear.weight U(±0.05), bias 0.
+    Initialisation as in that code: linear.weight U(±0.05), bias 0.
     """
 
     id = "S-gilr"

@@ -26,7 +26,7 @@ class GLRUScan(Layer):
 
     Parameters: gilr.linear (2D, D); linear (4D, 2D) with a bias, columns of l and then of x, rows of f, i, o and z,
     as in the authors' program.
-    Initialisation as there: both weights U(±0.05), the bias of f 5, other biases 0.
+    Initialisation as in that code: both weights U(±0.05), the bias of f 5, other biases 0.
     """
 
     id = "S-glru-scan"

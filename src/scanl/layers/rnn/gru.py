@@ -19,9 +19,8 @@ class GRU(TorchCell):
 
     Parameters as in `torch.nn.GRU`, gates in the order r, z, n: weight_ih_l0, weight_hh_l0 (3D, D), bias_ih_l0,
     bias_hh_l0 (3D).
-    Initialisation as there: U(±1/sqrt(D)).
-    As in PyTorch, the reset gate multiplies U h. In the paper it multiplies h itself. z is the weight of the old state,
-    as in eq. (7).
+    Initialisation as in that code: U(±1/sqrt(D)). As in PyTorch, the reset gate multiplies U h. In the paper it
+    multiplies h itself. z is the weight of the old state, as in eq. (7).
     """
 
     id = "S-gru"

@@ -25,7 +25,8 @@ class IndRNN(Channelwise, SolvedLayer):
     left to the model.
 
     Parameters as in the authors' program: fc (D, D) with a bias; weight_hh (D), which is a, without weight decay.
-    Initialisation as there: a U(0, γ^(1/n)), or U(0, 1) without max_length; fc.weight U(±sqrt(6 / (65 D))), fc.bias 0.
+    Initialisation as in that code: a U(0, γ^(1/n)), or U(0, 1) without max_length; fc.weight U(±sqrt(6 / (65 D))),
+    fc.bias 0.
     """
 
     id = "S-indrnn"

@@ -34,7 +34,7 @@ class LiGRU(SolvedLayer):
 
     Parameters as in speechbrain's LiGRU_Layer, the candidate's rows first: w (2D, D), u (2D, D), norm.weight and
     norm.bias (2D), and the statistics of batch norm, which take 5 % of each batch.
-    Initialisation as there: u orthogonal as one matrix, w as in PyTorch, the norm 1 and 0.
+    Initialisation as in that code: u orthogonal as one matrix, w as in PyTorch, the norm 1 and 0.
     """
 
     id = "S-ligru"

@@ -24,7 +24,7 @@ class LSTM(TorchCell):
 
     Parameters as in `torch.nn.LSTM`, gates in the order i, f, g, o: weight_ih_l0, weight_hh_l0 (4D, D), bias_ih_l0,
     bias_hh_l0 (4D).
-    Initialisation as there: U(±1/sqrt(D)).
+    Initialisation as in that code: U(±1/sqrt(D)).
     """
 
     id = "S-lstm"

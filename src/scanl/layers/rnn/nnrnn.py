@@ -21,7 +21,7 @@ class NonNormalRNN(CellLayer):
     Parameters as in the authors' program: U (D, D), without bias; log_P (D, D), of which only what is above the
     diagonal counts, as skew-symmetric A; UppT (D, D), T above its diagonal; nonlinearity.b (D). Their scalars theta_j
     and alpha_j are vectors here, theta and alpha (D/2): the angles and factors of the rotations in Θ. W multiplies a
-    row h from the right, as there. In that program P takes Riemannian steps. Here log_P is trained as any parameter.
+    row h from the right, as in that code, where P takes Riemannian steps. Here log_P is trained as any parameter.
     Initialisation: U Xavier normal; UppT 0; alpha 1; theta U(0, 2π); b U(±0.01).
     """
 

@@ -59,7 +59,7 @@ class ONLSTM(CellLayer):
 
     Parameters as in the authors' program: ih.0 (2D/C + 4D, D) and hh (2D/C + 4D, D), each with a bias; the rows are
     those of the master gates I and F, then of o, z, i and f.
-    Initialisation as there: U(±1/sqrt(D)).
+    Initialisation as in that code: U(±1/sqrt(D)).
     """
 
     id = "S-onlstm"

@@ -54,8 +54,8 @@ class ShallowPLRNN(CellLayer):
 
     Parameters as in the authors' program: A (D), without weight decay; W1 (D, H); W2 (H, D); h1 (D); h2 (H); and C (D,
     D) for the input.
-    Initialisation as there: A the diagonal of (RᵀR/D + I)/λ_max, R N(0, 1); W1 U(±1/sqrt(H)); W2 and h2 U(±1/sqrt(D));
-    h1 0. C as in PyTorch.
+    Initialisation as in that code: A the diagonal of (RᵀR/D + I)/λ_max, R N(0, 1); W1 U(±1/sqrt(H)); W2 and h2
+    U(±1/sqrt(D)); h1 0. C as in PyTorch.
     """
 
     id = "S-plrnn"

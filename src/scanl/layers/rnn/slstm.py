@@ -48,9 +48,9 @@ class SLSTM(SolvedLayer):
     Parameters as in PyPI's xlstm with its "vanilla" cell: conv1d.conv (D, 1, W); fgate, igate, zgate, ogate (H, K, K),
     where fgate feeds i and igate feeds f, as there; slstm_cell._recurrent_kernel_ (H, 4K, K), rows of i, f, z and o;
     slstm_cell._bias_ (4 H K); group_norm.weight (D), to which 1 is added.
-    Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0. In layer l of a stack of L layers of any kind,
-    the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head; the other biases are 0. The
-    convolution as in PyTorch.
+    Initialisation as in that code: gates N(0, 2/(5D)); the recurrent kernel 0. In layer l of a stack of L layers of any
+    kind, the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head; the other biases are
+    0. The convolution as in PyTorch.
     """
 
     id = "S-slstm"

@@ -21,11 +21,11 @@ class SRU(Channelwise, SolvedLayer):
 
     As in the released code, the gate r reads the old state. In the paper's first version it reads the new state.
 
-    Parameters as in PyPI's sru: weight (D, 3D), whose columns are those of W, W_f and W_r of the first channel, then of
+    Parameters as in PyPI's sru: weight (D, 3D), whose columns are W, W_f and W_r of the first channel, then of
     the second; weight_c (2D), v_f before v_r, a buffer of zeros in "v1"; bias (2D), b_f before b_r; layer_norm; and the
     buffer scale_x, α.
-    Initialisation as there: weight U(±sqrt(3/D)); in "v2" W_f and W_r are then multiplied by sqrt(1/2), and weight_c
-    is U(±sqrt(3/2)); with layer_norm, W, W_f and W_r are multiplied by 0.1; bias 0, highway_bias.
+    Initialisation as in that code: weight U(±sqrt(3/D)); in "v2" W_f and W_r are then multiplied by sqrt(1/2), and
+    weight_c is U(±sqrt(3/2)); with layer_norm, W, W_f and W_r are multiplied by 0.1; bias 0, highway_bias.
     """
 
     id = "S-sru"

@@ -57,8 +57,8 @@ class URNN(CellLayer):
 
     Parameters as in the authors' program: V (D, 2N); U (2N, D), out_bias (D); hidden_bias (N); theta (3, N), phases of
     the D; reflection (2, 2N), vectors of the R, real parts first; h_0 (1, 2N), the initial state, which is learned. The
-    permutation Π is a buffer. R is I - 2 v̄ vᵀ / |v|², as there; in the paper v* and v are the other way round.
-    Initialisation as there: V, U and reflection Glorot uniform; theta U(±π); hidden_bias U(±0.01); h_0
+    permutation Π is a buffer. R is I - 2 v̄ vᵀ / |v|², as in that code; in the paper v* and v are the other way round.
+    Initialisation as in that code: V, U and reflection Glorot uniform; theta U(±π); hidden_bias U(±0.01); h_0
     U(±sqrt(3/(2N))); out_bias 0.
     """
 

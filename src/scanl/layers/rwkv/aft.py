@@ -26,7 +26,7 @@ class AFTState(NamedTuple):
     """State of the variants with positions: the last S steps, and a sum over all earlier steps.
 
     average: p and z of the earlier steps, divided by e^m, and m (B, 3, E); () in "full", whose window has all steps.
-    keys, values: those of the last S steps, oldest first (B, S, E).   steps: number of steps read (B, 1) int64.
+    keys, values: of the last S steps, oldest first (B, S, E).   steps: number of steps read (B, 1) int64.
     """
 
     average: Tensor | tuple[()]
@@ -62,7 +62,7 @@ def _averaged(
 ) -> list[Tensor]:
     """Return the averages (B, T, E), and the sums over the steps before the window unless `average` is None.
 
-    keys, values: those carried, then those of this call, (B, S + T, E).   bias: w of pairs of positions (max_length,
+    keys, values: the carried ones, then this call's, (B, S + T, E).   bias: w of pairs of positions (max_length,
     max_length), or of distances (H, s).   average: sums over the steps before the carried ones; None where the window
     has all.   steps: (B, 1), steps read before this call; None for 0.
     """

@@ -27,10 +27,10 @@ class RWKV6(MatrixTimeMix):
     Parameters as in RWKV-LM's RWKV_Tmix_x060: time_maa_x, _w, _k, _v, _r, _g (1, 1, D); time_maa_w1 (D, 5 mix_rank);
     time_maa_w2 (5, mix_rank, D); time_decay (1, 1, D); time_decay_w1 (D, decay_rank); time_decay_w2 (decay_rank, D);
     time_faaaa (H, N), the bonus u; receptance, key, value, gate, output (D, D); ln_x, a GroupNorm of H groups.
-    Initialisation as there, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_maa_x, _w, _k =
-    1 - (j/D)^c, _v = 1 - (j/D)^c - 0.3a, _r, _g = 1 - (j/D)^(c/2); time_decay = -6 + 5 (j/(D-1))^(0.7+1.3a); u =
-    a (1 - j/(D-1)) + 0.1 ((j+1) mod 3 - 1); time_maa_w1 and time_decay_w1 0, the second factors U(±0.01); receptance
-    and value orthogonal, key and gate 0.1 of that, output 0; ln_x.weight ((l+1)/L)^0.7, its epsilon 64e-5.
+    Initialisation as in that code, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_maa_x, _w, _k = 1 -
+    (j/D)^c, _v = 1 - (j/D)^c - 0.3a, _r, _g = 1 - (j/D)^(c/2); time_decay = -6 + 5 (j/(D-1))^(0.7+1.3a); u = a (1 -
+    j/(D-1)) + 0.1 ((j+1) mod 3 - 1); time_maa_w1 and time_decay_w1 0, the second factors U(±0.01); receptance and value
+    orthogonal, key and gate 0.1 of that, output 0; ln_x.weight ((l+1)/L)^0.7, its epsilon 64e-5.
     """
 
     id = "S-rwkv6"

@@ -35,12 +35,12 @@ class RWKV7(MatrixTimeMix):
     Parameters as in RWKV-LM's RWKV_Tmix_x070: x_r, x_w, x_k, x_v, x_a, x_g, w0, a0, v0, k_k, k_a (1, 1, D);
     w1, a1, v1, g1 (D, rank); w2, a2, v2, g2 (rank, D); r_k (H, N); receptance, key, value, output (D, D); ln_x, a
     GroupNorm of H groups.
-    Initialisation as there, with j the channel, layer l of L, b = l/(L-1), c = 1 - l/L, lin = j/(D-1) - 1/2, z =
+    Initialisation as in that code, with j the channel, layer l of L, b = l/(L-1), c = 1 - l/L, lin = j/(D-1) - 1/2, z =
     ((j mod N) - (N-1)/2) / ((N-1)/2), zig = z|z|: x_□ = 1 - (j/D)^(sc) with s 0.2 for r, g, 0.9 for w, a, 0.7 for k, v;
     w0 = -6 + 6 (j/(D-1))^(1+b^0.3) + 0.5 + 2.5 zig; a0 = -0.19 + 0.3 zig + 0.4 lin; v0 = 0.73 - 0.4 lin; k_k = 0.71 -
     0.1 lin; k_a = 1.02; r_k = -0.04; first factors 0, second ones orthogonal times 0.1 (and sqrt(rank/D) where that
-    exceeds 1); receptance, value U(±0.5/sqrt(D)), key U(±0.05/sqrt(D)), output 0; ln_x 1, its epsilon 64e-5.
-    This is the initialisation in RWKV-LM's class; its trainer then initialises the four matrices and ln_x again.
+    exceeds 1); receptance, value U(±0.5/sqrt(D)), key U(±0.05/sqrt(D)), output 0; ln_x 1, its epsilon 64e-5. This is
+    the initialisation in RWKV-LM's class; its trainer then initialises the four matrices and ln_x again.
     """
 
     id = "S-rwkv7"

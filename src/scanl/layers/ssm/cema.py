@@ -22,8 +22,8 @@ class ComplexEMA(Layer):
 
     Parameters as in the released code: alpha, delta (D, N, 1), the logits of the step p and of the damping; theta
     (D, 1, 1); gamma (D, N, 2), real and imaginary part; omega (D, 1).
-    Initialisation as there: alpha, delta N(0, 0.2²); sigmoid(theta) = D^(-j/D), j = 1 to D in random order; gamma
-    N(0, 1), its imaginary part 0; omega normal with deviation 0.25, cut off at 1.
+    Initialisation as in that code: alpha, delta N(0, 0.2²); sigmoid(theta) = D^(-j/D), j = 1 to D in random order;
+    gamma N(0, 1), its imaginary part 0; omega normal with deviation 0.25, cut off at 1.
     """
 
     id = "S-megalodon"

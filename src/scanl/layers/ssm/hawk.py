@@ -25,8 +25,8 @@ class Hawk(Layer):
 
     Parameters as in the released recurrentgemma: linear_y, linear_x (width, D), linear_out (D, width),
     rg_lru, and conv_1d, here in `nn.Conv1d`'s shape.
-    Initialisation as there: linear weights N(0, 1/fan_in), and in a stack of L layers linear_out N(0, 2/(L width));
-    convolution N(0, 0.01/W), biases 0.
+    Initialisation as in that code: linear weights N(0, 1/fan_in), and in a stack of L layers linear_out N(0, 2/(L
+    width)); convolution N(0, 0.01/W), biases 0.
     """
 
     id = "S-hawk"

@@ -245,4 +245,4 @@ class HiPPO(Layer):
         if len(maps) == len(x):
             return (maps @ x[..., None])[..., 0]
         y = torch.einsum("pdtn,bpdn->bpdt", maps.squeeze(0), x)
-        return y * 1.0  # so its gradient is dense: one that is expanded, as of a sum, torch copies matrix by matrix
+        return y * 1.0  # so its gradient is dense: one that is expanded, as in a sum, torch copies matrix by matrix

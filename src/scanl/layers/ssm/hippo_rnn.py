@@ -38,7 +38,7 @@ def _units(x, g, c, s, w_s, w_g):
 
 
 def _later(values, steps):
-    """Return the values moved up by so many places along their last axis, with zeros in the first places."""
+    """Return the values moved up by `places` along their last axis, with zeros in the first places."""
     return torch.cat([torch.zeros_like(values[:, :steps]), values[:, :-steps]], 1)
 
 

@@ -21,7 +21,7 @@ class LinRNNLTI(Layer):
     keeps it inside the unit circle. The parametrization of `lru` does.
 
     Parameters: lambda_re, lambda_im (E), without weight decay; B_re, B_im (E, D); C_re, C_im (D, E); D (D).
-    Initialisation: B N(0, 1/(2D)) in each part, C N(0, 1/E), D N(0, 1), as of `lru`.
+    Initialisation: B N(0, 1/(2D)) in each part, C N(0, 1/E), D N(0, 1), as in `lru`.
     """
 
     id = "S-linrnn-lti"

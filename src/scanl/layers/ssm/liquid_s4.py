@@ -38,13 +38,13 @@ class LiquidS4(GatedDiagonalLayer):
 
     Differs: the paper sums only over products of neighbouring inputs. The released code sums over inputs at the end of
     the sequence, which is not causal. Here the sum is over all earlier inputs, as in the recurrence. The systems are
-    diagonal; in the paper they are those of S4.
+    diagonal; in the paper they are S4's.
 
     Up to degree 2, sequences are computed in blocks of 32 steps, by products of matrices. Forwards they take
     4 D (N + 24) multiplications for each step, at D = 256 fewer than the gated linear map. With other degrees and with
     `timespans`, the states of all steps are stored, P T D N numbers.
 
-    Parameters and initialisation: as those of `s4d`.
+    Parameters and initialisation: as in `s4d`.
     """
 
     id = "S-liquids4"

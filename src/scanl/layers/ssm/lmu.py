@@ -57,7 +57,7 @@ cases(
 def timed_lmu_cell(x, u, a, b, e, w, state):
     """Step a Legendre memory unit with the memory's system of the step.
 
-    x, u, e, w, state: as of `lmu_cell`.   a, b: the system, (B, T, N, N) and (B, T, N).
+    x, u, e, w, state: as in `lmu_cell`.   a, b: the system, (B, T, N, N) and (B, T, N).
     """
     h, m = state.split([w.shape[0], b.shape[1]], 1)
     u = u + state @ e.T

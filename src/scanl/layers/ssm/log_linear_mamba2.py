@@ -32,9 +32,9 @@ class LogLinearMamba2(Mamba2):
     Time is O(T log T). A sequence longer than `max_length` raises an error. In a compiled graph with a state the length
     is not known; there the highest level forgets older steps.
 
-    Parameters as in flash-linear-attention: those of `mamba2`, where in_proj has H L further rows; L (H, L), without
+    Parameters as in flash-linear-attention: `mamba2`'s, where in_proj has H L further rows; L (H, L), without
     weight decay.
-    Initialisation: as of `mamba2`, with A_log = ln 1, ln 2, ..., ln H; L 1.
+    Initialisation: as in `mamba2`, with A_log = ln 1, ln 2, ..., ln H; L 1.
     """
 
     id = "S-loglinear"

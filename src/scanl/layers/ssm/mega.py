@@ -81,7 +81,7 @@ class Mega(Layer):
     Parameters as in the released code: move.alpha, move.delta, move.beta (D, N, 1), move.gamma (D, N), move.omega (D);
     v_proj (V, D), mx_proj (2 D + Z + V, D), h_proj (D, V), with biases; gamma, beta (2, Z); rel_pos_bias.rel_pos_bias
     (2 W - 1), or rel_pos_bias.alpha and rel_pos_bias.beta (1, Z).
-    Initialisation as there: linear weights, gamma and the bias N(0, 0.02²), beta and linear biases 0; the moving
+    Initialisation as in that code: linear weights, gamma and the bias N(0, 0.02²), beta and linear biases 0; the moving
     average as in `mega_ema`.
     """
 

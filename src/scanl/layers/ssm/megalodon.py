@@ -41,8 +41,8 @@ class Megalodon(Layer):
 
     Parameters as in the released code: timenorm.weight, timenorm.bias (D); cema as in `cema`; rmsnorm.weight (D); wv,
     wr (V, D), wz (Z, D), wh1 (D, D) with biases; wh2 (D, V) without; gamma, beta (2, Z).
-    Initialisation as there: linear weights normal with deviation 1/sqrt(3 fan_in), biases as in PyTorch; norms, gamma
-    and beta 0, which stands for a factor of 1.
+    Initialisation as in that code: linear weights normal with deviation 1/sqrt(3 fan_in), biases as in PyTorch; norms,
+    gamma and beta 0, which stands for a factor of 1.
     """
 
     id = "S-megalodon"

@@ -31,9 +31,9 @@ class S7(MIMODiagonal):
     With "async", for events, the time since the last event lengthens the decay alone, and B x is written as after one
     unit. Without timespans "async" is "zoh".
 
-    Parameters: as of `s5` without log_step; step_size, the linear map to Δ (P, D) with its bias. Λ, B and the map to Δ
+    Parameters: as in `s5` without log_step; step_size, the linear map to Δ (P, D) with its bias. Λ, B and the map to Δ
     have no weight decay.
-    Initialisation: as of `s5`; step_size.weight uniform in ±1/sqrt(R) with R = D/16, rounded up; its bias such that Δ
+    Initialisation: as in `s5`; step_size.weight uniform in ±1/sqrt(R) with R = D/16, rounded up; its bias such that Δ
     is log-uniform in [dt_min, dt_max].
     """
 

@@ -24,7 +24,7 @@ class S7Full(Layer):
     Parameters: base (N), a; x_proj (2 N + 2 D N + D, D), without bias, to A_t - a, B_t (D, N), C_t (D, N), D_t and b_t
     in this order; gate_proj (D, D), without bias. All names except `base` are those of the lrnnx package. Its first map
     of the input, and its sum with the input, are left out.
-    Initialisation as there: a = -1/2, the real part of HiPPO's eigenvalues; x_proj N(0, 0.02²); gate_proj as in
+    Initialisation as in that code: a = -1/2, the real part of HiPPO's eigenvalues; x_proj N(0, 0.02²); gate_proj as in
     PyTorch.
     """
 

@@ -20,7 +20,7 @@ class BiMamba(Mamba):
     Differs: the released model sets the bias of the backward dt_proj to zero, so that its steps start at about ln 2.
     Here both directions start alike.
 
-    Parameters as in the released code: those of `mamba`, and for the backward direction conv1d_b, x_proj_b, dt_proj_b,
+    Parameters as in the released code: `mamba`'s, and for the backward direction conv1d_b, x_proj_b, dt_proj_b,
     A_b_log and D_b. A_log, D and dt_proj.bias of both directions have no weight decay.
     Initialisation: both directions as in `mamba`. The state is that of the forward direction.
     """

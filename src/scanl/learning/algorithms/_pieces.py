@@ -19,7 +19,7 @@ class InPieces:
     """A model whose forward pass calls `run` for one piece of the sequence after another.
 
     It stands where a question reads the model: the question sees the outputs of all steps at once, so the loss has the
-    scale of the undivided sequence. All other attributes are those of the model.
+    scale of the undivided sequence. All other attributes are the model's.
 
     size: steps of a piece; the last piece may be shorter.   run: gets the inputs of a piece, the state before it, and
     the mask and durations of its steps by name. It returns the outputs (B, steps, ...) and the state after the piece.

@@ -30,7 +30,7 @@ class OnlineLRU(Algorithm):
        e^B_t = \lambda \odot e^B_{t-1} + \gamma x_t^\top, \quad \frac{dL_t}{d\theta} = \delta_t \odot e^\theta_t
 
     δ_t is the error of step t at the state of a layer. It comes from above at the same step, through all layers, and
-    goes through no recurrent link. The traces are those of `diagonal_rtrl`, and it is the same algorithm for an update
+    goes through no recurrent link. The traces are `diagonal_rtrl`'s, and it is the same algorithm for an update
     of one step. For one recurrent layer it is exact. Over several layers it leaves out the paths in time through the
     states of upper layers, also within an update of many steps, which are taken one by one.
 
