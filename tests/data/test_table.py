@@ -454,7 +454,7 @@ LATE = labelled(rows=60, series=1).assign(up=["no", "yes"] * 29 + ["maybe"] * 2)
 BAD = {
     "no file": (lambda folder: folder / "none.csv", [], "none.csv does not exist; name a file of .csv"),
     "a folder": (own_folder, [], "tables.csv is a folder, expected one file"),
-    "another kind": (write(text="a", name="t.xlsx"), [], "has the format '.xlsx', expected one of .csv, .parquet, .npz"),
+    "another format": (write(text="a", name="t.xlsx"), [], "has the format '.xlsx', expected one of .csv, .parquet, "),
     "empty": (write(text=""), [], "t.csv is empty, expected a line of names"),
     "names alone": (write(text="ds,y\n"), [], "t.csv has 0 rows, expected at least 2"),
     "one row": (write(text="ds,y\n2024-01-01,1\n"), [], "t.csv has 1 rows, expected at least 2"),
