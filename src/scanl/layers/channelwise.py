@@ -14,13 +14,14 @@ class Drive(NamedTuple):
     value: (B, T, *P, *K), with K the axes of the channels, and P of the numbers for one channel.
     source: what the map reads, (B, T, d); or (B, T, H, d) where each of H equal groups of channels reads inputs of its
     own. value = source weight + bias, reshaped.
-    weight: returns the weight as (d, *P, *K), a function of the parameters.   bias: returns the bias as (*P, *K).
+    weight: returns the weight as (d, *P, *K), a function of the parameters.   bias: returns the bias as (*P, *K), or
+    None where the map has none.
     """
 
     value: Tensor
     source: Tensor
     weight: Callable[[], Tensor] | None = None
-    bias: Callable[[], Tensor] | None = None
+    bias: Callable[[], Tensor | None] | None = None
 
 
 class Watcher(Protocol):
@@ -80,8 +81,7 @@ def driven(linear: nn.Linear, x: Tensor, layout: Callable[[Tensor], Tensor]) -> 
     def weight() -> Tensor:
         return layout(linear.weight.t())
 
-    def bias() -> Tensor:
-        assert linear.bias is not None
-        return layout(linear.bias)
+    def bias() -> Tensor | None:
+        return None if linear.bias is None else layout(linear.bias)
 
-    return y, Drive(layout(y), x, weight, None if linear.bias is None else bias)
+    return y, Drive(layout(y), x, weight, bias)  # not read here: an adapter that stands for the map has neither

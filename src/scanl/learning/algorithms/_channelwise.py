@@ -157,8 +157,8 @@ def _targets(drives: Sequence[Drive | Tensor], vectors: Sequence[Tensor], by_row
         if isinstance(drive, Drive):
             if drive.weight is not None:
                 yield Target("weight", drive.weight(), drive.value, drive.source)
-            if drive.bias is not None:
-                yield Target("bias", drive.bias(), drive.value)
+            if drive.bias is not None and (bias := drive.bias()) is not None:
+                yield Target("bias", bias, drive.value)
     for vector, entering in zip(vectors, by_row, strict=True):
         yield Target("vector", vector, entering)
 
