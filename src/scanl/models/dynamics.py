@@ -1,18 +1,20 @@
 """A dynamical system that is reconstructed from what is observed of it."""
 
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.data.batch import Batch
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import Layer
 from scanl.layers.designation import Designation, make_layer
 from scanl.layers.state import Device, DType
 from scanl.models.saving import Saved
+
+if TYPE_CHECKING:
+    from scanl.data.batch import Batch
 
 
 class Dynamics(Saved):
@@ -74,7 +76,7 @@ class Dynamics(Saved):
             predictions.append(z[:, : self.observed])
         return (torch.stack(predictions, 1) if predictions else x.clone()), z
 
-    def loss(self, batch: Batch, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: "Batch", state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean squared error of the predictions, with the batch's targets (B, T, N), and the state."""
         y, state = self(batch.inputs, state)
         return F.mse_loss(y, batch.targets.to(y)), state
@@ -90,7 +92,7 @@ class Dynamics(Saved):
         return torch.stack(orbit, 1)
 
 
-def dynamics_loss(model: Dynamics, batch: Batch, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def dynamics_loss(model: Dynamics, batch: "Batch", state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return `model.loss(batch, state)`, in the form that a learning algorithm calls."""
     return model.loss(batch, state)
 

@@ -14,6 +14,7 @@ from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
 from scanl.models.embedding import check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
+from scanl.models.inputs import Tokens
 from scanl.models.sampling import as_limit, check_options, sample
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
@@ -52,7 +53,7 @@ class LanguageModel(Saved):
             raise ConfigError(f"language model: padding_idx is {padding_idx}, expected {expected}")
         check_causal(self._who(), stack)
         self.stack = stack
-        self.vocab_size = vocab_size
+        self.inputs, self.vocab_size = Tokens(vocab_size), vocab_size
         self.embedding_scale = embedding_scale
         self.logit_cap = logit_cap
         self.embedding = nn.Embedding(vocab_size, stack.dim, padding_idx)

@@ -10,7 +10,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State
 from scanl.learning.questions import Model
-from scanl.models import Features, LanguageModel, Tokens
+from scanl.models import Features, Tokens
 
 Run = Callable[..., tuple[Tensor, State]]  # (x, state, **others) -> outputs and state
 
@@ -59,8 +59,6 @@ def cut(batch: Batch, begin: int, end: int) -> Batch:
 
 def reads(who: str, model: Model) -> Tokens | Features:
     """Return what the model reads; raises ConfigError for one that reads neither tokens nor features."""
-    if isinstance(model, LanguageModel):
-        return Tokens(model.vocab_size)
     inputs = getattr(model, "inputs", None)
     if isinstance(inputs, Tokens | Features):
         return inputs
