@@ -91,6 +91,6 @@ class _WithGradients(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (scale,) = cotangents
         return None, None, *(None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.gradients)

@@ -3,7 +3,7 @@
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scanl.configured import above, at_least, between
 from scanl.data.batch import Batch
@@ -116,7 +116,7 @@ class FPTT(Algorithm):
         return learner._replace(means=_spread(means, rows), slopes=_spread(slopes, rows))
 
 
-def _trained(model: Model) -> list[Tensor]:
+def _trained(model: Model) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
