@@ -4,8 +4,8 @@
 
 `rtrl` is an update of one step: the loss, the gradient and the influence, in a model with a map of 3 inputs, a norm and
 a readout, whose influence is carried too where it reaches the state. `block of 64` is an update of 64 steps, by step.
-`vmap(jacfwd)` is the influence alone, of the GRU alone: both Jacobians of its step by forward mode, and M = J M + dM; it
-takes 8 GB for a width of 64. The rows are in benchmarks/results/influence.csv.
+`vmap(jacfwd)` is the influence alone, of the GRU alone: both Jacobians of its step by forward mode, and M = J M + dM.
+It takes 8 GB for a width of 64. The rows are in benchmarks/results/influence.csv.
 """
 
 import sys

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.state import map_leaves
 from scanl.learning.algorithms._flat import complex_parts, flatten, products, unflatten
 from scanl.learning.algorithms._pieces import reads
 from scanl.learning.questions import Model
 from scanl.models import Tokens
 
 DRAWS, ROWS = 4, 64  # random copies, and inputs and states of each; a ReLU is off in about half of them
+BEFORE = 3  # steps before the one that is looked at
 
 Within = Callable[[], AbstractContextManager[Any]]
 
@@ -101,17 +101,17 @@ def _derivatives(who: str, model: Model, size: int) -> tuple[list[tuple[str, Ten
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
     inputs = reads(who, net)
     if isinstance(inputs, Tokens):
-        x = torch.randint(inputs.vocab_size, (ROWS, 1))
+        x = torch.randint(inputs.vocab_size, (ROWS, 1 + BEFORE))
     else:
-        x = 2 * torch.randn(ROWS, 1, inputs.channels, dtype=torch.float64)
-    start = map_leaves(lambda leaf: leaf.detach(), net.init_state(ROWS))
+        x = 2 * torch.randn(ROWS, 1 + BEFORE, inputs.channels, dtype=torch.float64)
+    with torch.no_grad():  # numbers such as a maximum so far are -infinity at first
+        start = net(x[:, :BEFORE], net.init_state(ROWS))[1]
     flat = flatten(start).double()
     before = (flat + 0.3 * torch.randn_like(flat)).requires_grad_()
-    after = flatten(net(x, unflatten(before, start))[1])
+    after = flatten(net(x[:, BEFORE:], unflatten(before, start))[1])
     if after.shape[1] != size:
         raise ConfigError(
-            f"{who}: the state grows from {size} numbers to {after.shape[1]} in a step, expected a state of constant "
-            "size"
+            f"{who}: the state grows from {size} numbers to {after.shape[1]}, expected a state of constant size"
         )
     wanted = [before, *(parameter for _, parameter in named)]
     eye = torch.eye(size, dtype=after.dtype)[:, None].expand(-1, ROWS, -1)
