@@ -113,7 +113,7 @@ class EProp(Local):
         "paths through recurrent weights are left out, also that of a unit to itself; with random feedback, random "
         "weights stand for those of the readout too"
     )
-    memory = "B*(e + p)"
+    memory = "B*(e + p + e**2*(d + 2))"
     operations = "4*B*T*p"
     works_for = "layers whose recurrence is a cell; exact in a layer without recurrent weights"
 
@@ -144,7 +144,7 @@ class RFLO(Local):
         "paths through the recurrent weights are left out, also that of a unit to itself, and random weights stand for "
         "those of the readout"
     )
-    memory = "B*(e + p)"
+    memory = "B*(e + p + e**2*(d + 2))"
     operations = "4*B*T*p"
     works_for = "layers whose recurrence is a cell, one in a stack unless feedback is symmetric"
 

@@ -57,8 +57,8 @@ class FPTT(Algorithm):
         "the effect of the parameters through the state before an update is left out; the penalty keeps the parameters "
         "near those for which the earlier parts were learned"
     )
-    memory = "B*T*e + 2*p"
-    operations = "2*B*T*p + 6*p"
+    memory = "B*(T*e + 2*p)"
+    operations = "B*(2*T + 6)*p"
     outlives: ClassVar = True
 
     def __init__(

@@ -60,7 +60,7 @@ class KFRTRL(Algorithm):
         "unbiased in one layer while the parameters are constant, with less variance than `uoro`. Left out are the "
         "effects through time of what is below a layer, and of a layer on the states of the layers above it"
     )
-    memory = "B*(e + e**2 + e + d + 1 + 2)"
+    memory = "B*(e**2 + 3*e + 3)"
     operations = "B*T*(2*p*e + e**3)"
     works_for = "elman and lstm with biases; the memory is that of an elman layer"
 

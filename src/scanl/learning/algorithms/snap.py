@@ -36,9 +36,9 @@ class SnAp(Carried):
         "paths on which a parameter reaches a number of the state that it does not reach within n steps are left out; "
         "exact in diagonal recurrences"
     )
-    memory = "B*(e + p*Min(e, 1 + (n - 1)*e))"
+    memory = "B*(e + p*Min(e, 1 + (n - 1)*e) + e**2*(d + 2))"
     operations = "B*T*(2*e*p + p*Min(e, 1 + (n - 1)*e)**2)"
-    works_for = "every layer with a state of constant size; the formulas are of a dense layer with a number a unit"
+    works_for = "every layer with a state of constant size; the formulas are of a dense layer with a number a unit, over a norm and a map of d inputs"
 
     def __init__(
         self,
