@@ -201,6 +201,7 @@ def test_a_full_disk_is_one_line(tmp_path):
 
 
 STREAMS = {
+    "class": ["--question", "class", "--target", "y", "--drift", "kswin"],
     "plain": ["--block", "3", "--delay", "2", "--drift", "adwin"],
     "bank": ["--lr", "0.01", "0.001", "--window", "7"],
 }
@@ -210,6 +211,8 @@ STREAMS = {
 def test_a_run_goes_on_to_the_bit(name, series, tmp_path):
     """Ended after 25 samples, and then by a line that is cut out again."""
     options = [*STREAMS[name], "--score-every", "4"]
+    if name == "class":
+        series.write_text("x,y\n" + "".join(f"{math.sin(t)},{'ab'[t % 3 == 0]}\n" for t in range(60)))
     learn(series, "--out", tmp_path / "whole", *options)
     learn(series, "--out", tmp_path / "parts", *options, "--samples", 25)
     with (tmp_path / "parts" / "predictions.csv").open("a") as file:

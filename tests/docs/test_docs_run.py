@@ -83,6 +83,8 @@ def shortened(words: list[str]) -> list[str]:
             more += " --data book.txt"  # in place of the standard library
     elif command == "generate":
         more = {"runs/pixels": "", "runs/co2-next": "--steps 3", "runs/songs": "--steps 3"}.get(options[0], "--bytes 3")
+    elif command == "learn" and "--resume" not in options:
+        more = "--dim 4 --channel-mixer none --samples 20"
     elif command == "lr":
         more = f"{TINY} {TEXT} --trials 20"
     elif command == "eval" and "--length" in options:
@@ -187,6 +189,8 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     if page == "docs/forecasting.md":
         pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
         pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
+    if page == "docs/streams.md":
+        pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
     if any(language == "python" and "transformers" in text for language, text in blocks(page)):
         pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
     monkeypatch.chdir(tmp_path)

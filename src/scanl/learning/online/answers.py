@@ -3,6 +3,7 @@
 A kind of answers keeps what it must know of the past: running scales, the last truth, the classes so far.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Any, ClassVar, NamedTuple
@@ -185,7 +186,8 @@ class AnswerClass(Answering):
         return Label(Features(inputs, missing=True), self.most)
 
     def read(self, truth: Truth) -> Hashable:
-        if truth is None or (isinstance(truth, float) and truth != truth):
+        truth = truth.item() if isinstance(truth, np.generic) else truth
+        if truth is None or (isinstance(truth, float) and math.isnan(truth)):
             raise DataError(f"the target is {truth}, expected a class")
         if truth not in self.numbers and len(self.numbers) == self.most:
             raise DataError(

@@ -126,7 +126,9 @@ class _Unpickler(pickle.Unpickler):
     """Makes objects of river, of this module, and plain containers; nothing else is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        plain = {("collections", "deque"), ("collections", "defaultdict"), ("collections", "Counter")}
+        plain = {("collections", container) for container in ("deque", "defaultdict", "Counter")} | {
+            ("functools", "partial")
+        }
         if module.split(".")[0] == "river" or module == __name__ or (module, name) in plain:
             result = super().find_class(module, name)
             if isinstance(result, type):
