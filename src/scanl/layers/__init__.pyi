@@ -97,6 +97,8 @@ from scanl.layers.registry import names as names
 from scanl.layers.registry import preset as preset
 from scanl.layers.registry import register as register
 from scanl.layers.rnn.columnar import Columnar as Columnar
+from scanl.layers.rnn.columnar_constructive import ColumnarConstructive as ColumnarConstructive
+from scanl.layers.rnn.columnar_constructive import Constructive as Constructive
 from scanl.layers.rnn.elman import Elman as Elman
 from scanl.layers.rnn.elstm import ELSTM as ELSTM
 from scanl.layers.rnn.esn import ESN as ESN

@@ -19,7 +19,14 @@ from scanl.models.dynamics import Dynamics
 
 TASK = answerer(Numbers(Features(2), count=2))
 B, T = 3, 4
-LAYERS = ("mingru", "gru", "irnn", "elman", "lru")  # the first that an algorithm works for is its layer here
+LAYERS = (
+    "mingru",
+    "gru",
+    "irnn",
+    "elman",
+    "lru",
+    "columnar_constructive",
+)  # the first that an algorithm works for is its layer here
 every_algorithm = pytest.mark.parametrize("name", algorithms.names())
 pytestmark = pytest.mark.cells_by_loop
 

@@ -1,4 +1,6 @@
 from scanl.layers.rnn.columnar import Columnar as Columnar
+from scanl.layers.rnn.columnar_constructive import ColumnarConstructive as ColumnarConstructive
+from scanl.layers.rnn.columnar_constructive import Constructive as Constructive
 from scanl.layers.rnn.elman import Elman as Elman
 from scanl.layers.rnn.elstm import ELSTM as ELSTM
 from scanl.layers.rnn.esn import ESN as ESN

@@ -44,36 +44,22 @@ cases(
 
 
 class ColumnarState(NamedTuple):
-    h: Annotated[Tensor, Axes("dim", "the output of each column")]
-    c: Annotated[Tensor, Axes("dim", "the memory of each column")]
+    h: Annotated[Tensor, Axes("width", "the output of each column")]
+    c: Annotated[Tensor, Axes("width", "the memory of each column")]
 
 
-@registry.register("columnar")
-class Columnar(Channelwise, SolvedLayer):
-    """Columnar network: columns that see the input and their own output, so real-time recurrent learning is cheap.
+class Columns(Channelwise, SolvedLayer):
+    """Scalar LSTMs that read the same inputs: (B, T, dim) to (B, T, width). See `Columnar` for the parameters."""
 
-    The authors normalise the input of each column and its output by running means and variances. Here the norms of a
-    stack do this.
-
-    Parameters: gates (4D, D) with bias, rows of i, f, g and o; recurrent (4, D), without weight decay.
-    Initialisation as in the authors' program: U(±init_scale).
-    """
-
-    equation = columnar_cell.equation.replace("x_t + u", "W x_t + b + u")
-    source = columnar_cell.source
     op = "columnar_cell"
     state: ClassVar = ColumnarState
     hints: ClassVar = {"recurrent": UNDECAYED}
 
-    def __init__(
-        self,
-        dim: options.Dim,
-        init_scale: Annotated[float, at_least(0), "largest absolute value of the initial parameters"] = 0.01,
-    ) -> None:
+    def __init__(self, dim: int, width: int, init_scale: float) -> None:
         super().__init__()
-        self.dim = dim
-        self.gates = nn.Linear(dim, 4 * dim)
-        self.recurrent = nn.Parameter(torch.empty(4, dim))
+        self.dim, self.width = dim, width
+        self.gates = nn.Linear(dim, 4 * width)
+        self.recurrent = nn.Parameter(torch.empty(4, width))
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -init_scale, init_scale)
 
@@ -91,3 +77,24 @@ class Columnar(Channelwise, SolvedLayer):
             u = widen(torch.stack(list(v)))
             h, last = self.run_cell(columnar_cell, widen(p[0]), u, before, cu_seqlens=cu_seqlens)
         return h, [each.clone() for each in last.unbind(1)]  # nobody may change views of one tensor in place
+
+
+InitScale = Annotated[float, at_least(0), "largest absolute value of the initial parameters"]
+
+
+@registry.register("columnar")
+class Columnar(Columns):
+    """Columnar network: columns that see the input and their own output, so real-time recurrent learning is cheap.
+
+    The authors normalise the input of each column and its output by running means and variances, as
+    `columnar_constructive` does. Here the norms of a stack do this.
+
+    Parameters: gates (4D, D) with bias, rows of i, f, g and o; recurrent (4, D), without weight decay.
+    Initialisation as in the authors' program: U(±init_scale).
+    """
+
+    equation = columnar_cell.equation.replace("x_t + u", "W x_t + b + u")
+    source = columnar_cell.source
+
+    def __init__(self, dim: options.Dim, init_scale: InitScale = 0.01) -> None:
+        super().__init__(dim, dim, init_scale)
