@@ -114,6 +114,14 @@ def test_the_readout_of_a_stack_learns_and_nothing_else_whatever_the_optimizer(l
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if "head" not in name)
 
 
+def test_weights_of_a_narrow_model_are_exact_but_for_the_last_rounding():
+    model, batch = Readout(zero(nn.Linear(3, 2))), numbers(500)
+    learn(FORCE(squared, penalty=0.1), model, parts(batch._replace(inputs=batch.inputs.float()), 100))
+    r = torch.cat([batch.inputs.float().double(), torch.ones(2, 500, 1).double()], 2).flatten(0, 1)
+    expected = torch.linalg.solve(r.T @ r + 0.1 * torch.eye(4).double(), r.T @ batch.targets.flatten(0, 1)).T
+    torch.testing.assert_close(model.head.weight.detach().double(), expected[:, :3], rtol=2**-24, atol=0)
+
+
 def test_the_loss_is_that_of_the_answers_before_they_were_learnt_from():
     model, batch = tiny("gru"), numbers(6)
     expected, _ = QUESTION.loss(model, batch)
@@ -134,7 +142,7 @@ def test_padding_is_not_learnt():
 def test_memory_is_as_declared():
     model = tiny("gru", channel_mixer="none")
     learner = FORCE(QUESTION.loss).init(model, 3)
-    assert sum(leaf.numel() for _, leaf in leaves(learner)) == 3 * (4 + (4 + 1) ** 2)
+    assert sum(leaf.numel() for _, leaf in leaves(learner)) == 3 * (4 + (4 + 1) * (4 + 1 + 2))
 
 
 def test_a_chaotic_network_is_forced_to_a_wave_that_it_then_makes_alone():

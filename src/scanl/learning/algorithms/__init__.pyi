@@ -3,6 +3,7 @@ from scanl.learning.algorithms.base import algorithm as algorithm
 from scanl.learning.algorithms.base import algorithms as algorithms
 from scanl.learning.algorithms.base import with_gradients as with_gradients
 from scanl.learning.algorithms.bptt import BPTT as BPTT
+from scanl.learning.algorithms.ccn import CCN as CCN
 from scanl.learning.algorithms.cg_rbp import CGRBP as CGRBP
 from scanl.learning.algorithms.diagonal_rtrl import DiagonalRTRL as DiagonalRTRL
 from scanl.learning.algorithms.eprop import EProp as EProp
@@ -13,6 +14,7 @@ from scanl.learning.algorithms.gtf import GTF as GTF
 from scanl.learning.algorithms.kfrtrl import KFRTRL as KFRTRL
 from scanl.learning.algorithms.neumann_rbp import NeumannRBP as NeumannRBP
 from scanl.learning.algorithms.online_lru import OnlineLRU as OnlineLRU
+from scanl.learning.algorithms.p_tncn import PTNCNLearning as PTNCNLearning
 from scanl.learning.algorithms.predictive_coding import PredictiveCoding as PredictiveCoding
 from scanl.learning.algorithms.rbp import RBP as RBP
 from scanl.learning.algorithms.reservoir import Reservoir as Reservoir

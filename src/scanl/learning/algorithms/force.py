@@ -3,7 +3,7 @@
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scanl.configured import above, between, who
 from scanl.data.batch import Batch
@@ -19,11 +19,12 @@ from scanl.learning.questions import Model
 class ForceLearner(NamedTuple):
     """What `FORCE` keeps of B sequences.
 
-    state: of the model.   inverse: P, (B, E, E) in float64, the same for all sequences.   output: (B, O), the last
-    answers, which the model reads next; O is 0 without feedback.
+    state: of the model.   weight: C, (B, O, E), and inverse: P, (B, E, E), in float64, the same for all sequences.
+    output: (B, O), the last answers, which the model reads next; O is 0 without feedback.
     """
 
     state: State
+    weight: Tensor
     inverse: Tensor
     output: Tensor
 
@@ -40,10 +41,10 @@ class FORCE(Algorithm):
     rows of a batch are one regression: a step adds them together and forgets once. A step without numbers for all
     outputs changes nothing. With λ below 1, P grows without bound in directions in which r does not move.
 
-    `update` writes the readout itself, after each step. So any optimizer can be called: the readout and all other
-    parameters get no gradient from the loss, which is that of the answers before they were learnt from. With `feedback`
-    the model reads its last answer in place of its input, also while it learns. A readout that starts at 0 begins as in
-    the paper.
+    The learner has C in float64, and `update` writes it into the readout after each step. So any optimizer can be
+    called: all parameters are without a gradient from the loss, which is that of the answers before they were learnt
+    from. With `feedback` the model reads its last answer in place of its input, also while it learns. The readout of
+    the model is C_0; that of the paper is 0.
 
     Source: eq. (2) to (5). Differs: every step is learnt, and the weights inside the network stay as they are.
     """
@@ -54,9 +55,11 @@ class FORCE(Algorithm):
         'Sussillo and Abbott, "Generating Coherent Patterns of Activity from Chaotic Neural Networks", Neuron 63(4), '
         '2009, eq. (2) to (5); forgetting: Haykin, "Adaptive Filter Theory", chapter on recursive least squares'
     )
-    computes: ClassVar = "exact"
-    error = "exact least squares for the readout over all steps so far; all other parameters have a gradient of zero"
-    memory = "B*(e + (e + 1)**2)"
+    computes: ClassVar = "truncation"
+    error = (
+        "exact least squares for the readout over all steps so far; the gradient of all other parameters is left out"
+    )
+    memory = "B*(e + (e + 1)*(e + 1 + d))"  # of as many outputs as inputs, from the e numbers of the state
     operations = "B*T*(p + 3*(e + 1)**2)"
     works_for = "every layer, in a model whose `head` is a linear map and whose answers are numbers at every step"
 
@@ -79,11 +82,13 @@ class FORCE(Algorithm):
     def init(self, model: Model, batch_size: int) -> ForceLearner:
         """Return the learner; raises ConfigError for a model whose answers are not a linear map's."""
         head = readout(who(type(self)), model)
-        width = head.in_features + (head.bias is not None)
-        eye = torch.eye(width, dtype=torch.float64, device=head.weight.device) / self.penalty
+        parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
+        weight = torch.cat(parts, 1).detach().double()
+        inverse = torch.eye(weight.shape[1]).to(weight) / self.penalty
         return ForceLearner(
             model.init_state(batch_size, device=head.weight.device),
-            eye.repeat(batch_size, 1, 1),
+            weight.repeat(batch_size, 1, 1),
+            inverse.repeat(batch_size, 1, 1),
             head.weight.new_zeros(batch_size, head.out_features if self.feedback else 0),
         )
 
@@ -99,46 +104,53 @@ class FORCE(Algorithm):
             raise ConfigError(
                 f"{name}: batch.inputs has shape {tuple(batch.inputs.shape)}, expected {expected} because of feedback"
             )
+        if not batch.size:
+            return self.loss(model, batch, learner.state)[0], learner
         features: list[Tensor] = []
-        output, inverse, at = learner.output, learner.inverse[:1].squeeze(0), 0
+        output, start = learner.output, 0
+        weight, inverse = learner.weight[0], learner.inverse[0]
 
         def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:
-            nonlocal output, inverse, at
+            nonlocal output, weight, inverse, start
             y, state = model(output[:, None] if self.feedback else x, state, **others)
-            r, targets = features.pop(), batch.targets[:, at : at + x.shape[1]]
+            r, targets = features.pop(), batch.targets[:, start : start + x.shape[1]]
             known, mask = targets.isfinite().all(-1), others.get("mask")
             if mask is not None:
                 r, known = unpack(r, mask), known & mask
             for t in range(x.shape[1]):
                 if known[:, t].any():
-                    inverse = self._learn(head, inverse, r[known[:, t], t], targets[known[:, t], t])
-            output, at = y[:, -1, : output.shape[1]], at + x.shape[1]
+                    weight, inverse = self._learn(weight, inverse, r[known[:, t], t], targets[known[:, t], t])
+            _write(weight, head)
+            output, start = y[:, -1, : output.shape[1]], start + x.shape[1]
             return y, state
 
         hook = head.register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0]))
         try:
             with torch.no_grad():
+                _write(weight, head)
                 size = 1 if self.feedback else max(batch.length, 1)
                 loss, state = self.loss(InPieces(name, model, size, run), batch, learner.state)
         finally:
             hook.remove()
         parameters = list(model.parameters())
-        after = ForceLearner(detach(state), inverse.expand(batch.size, -1, -1).contiguous(), output)
-        return with_gradients(loss, parameters, [None] * len(parameters)), after
+        shared = (matrix.repeat(batch.size, 1, 1) for matrix in (weight, inverse))
+        return with_gradients(loss, parameters, [None] * len(parameters)), ForceLearner(detach(state), *shared, output)
 
-    def _learn(self, head: torch.nn.Linear, inverse: Tensor, r: Tensor, targets: Tensor) -> Tensor:
-        """Write the readout after one step of the features r (n, E) of n rows, and return P."""
-        r, weight = r.double(), head.weight.double()
-        if head.bias is not None:
+    def _learn(self, weight: Tensor, inverse: Tensor, r: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return C and P after one step, from the features r (n, E) and the targets (n, O) of n rows."""
+        r = r.double()
+        if r.shape[1] < weight.shape[1]:
             r = torch.cat([r, r.new_ones(len(r), 1)], 1)
-            weight = torch.cat([weight, head.bias.double()[:, None]], 1)
         inverse = inverse / self.forgetting
         pulled = r @ inverse
         factor = torch.linalg.cholesky(torch.eye(len(r)).to(r) + pulled @ r.T)
         half = torch.linalg.solve_triangular(factor, pulled, upper=False)
         gain = torch.linalg.solve_triangular(factor.T, half, upper=True)
-        weight = weight - (r @ weight.T - targets).T @ gain
-        head.weight.copy_(weight[:, : head.in_features])
-        if head.bias is not None:
-            head.bias.copy_(weight[:, -1])
-        return inverse - half.T @ half
+        return weight - (r @ weight.T - targets.double()).T @ gain, inverse - half.T @ half
+
+
+def _write(weight: Tensor, head: nn.Linear) -> None:
+    """Write C (O, E) into the readout, its last column as the bias if there is one."""
+    head.weight.copy_(weight[:, : head.in_features])
+    if head.bias is not None:
+        head.bias.copy_(weight[:, -1])
