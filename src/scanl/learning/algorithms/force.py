@@ -133,8 +133,9 @@ class FORCE(Algorithm):
         finally:
             hook.remove()
         parameters = list(model.parameters())
-        shared = (matrix.repeat(batch.size, 1, 1) for matrix in (weight, inverse))
-        return with_gradients(loss, parameters, [None] * len(parameters)), ForceLearner(detach(state), *shared, output)
+        shared = [matrix.repeat(batch.size, 1, 1) for matrix in (weight, inverse)]
+        after = ForceLearner(detach(state), shared[0], shared[1], output)
+        return with_gradients(loss, parameters, [None] * len(parameters)), after
 
     def _learn(self, weight: Tensor, inverse: Tensor, r: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return C and P after one step, from the features r (n, E) and the targets (n, O) of n rows."""
