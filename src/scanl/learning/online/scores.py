@@ -57,7 +57,7 @@ class Scores:
         self.kind = kind
         makes = [_metric(name) for name in names]
         self.all = [make() for make in makes]
-        self.windows = [Rolling(make, window) for make in makes]
+        self.windows: list[Any] = [Rolling(make, window) for make in makes]  # they have the methods of the metrics
         self.fading, self.naive = Fading(makes[0], fade), makes[0]()
         self.names = list(names)
         if detector is not None and detector not in DETECTORS:
