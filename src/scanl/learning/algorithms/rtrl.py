@@ -129,7 +129,10 @@ class RTRL(Carried):
         'for Fully Recurrent Continually Running Networks", Neural Computation 4(2), 1992'
     )
     computes: ClassVar = "exact"
-    error = "while the parameters are constant; after an optimizer's step M still has the influence of the former parameters"
+    error = (
+        "while the parameters are constant; after an optimizer's step M still has the influence of the former "
+        "parameters"
+    )
     memory = "B*e*(p + 1)"
     operations = "2*B*e*p*T + B*e**2*p"
     works_for = "every layer with a state of constant size; M is at most of this size"
