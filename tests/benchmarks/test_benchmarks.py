@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import io
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -354,3 +355,21 @@ def test_layers_are_timed_beside_the_lstm(options):
     ratios = {row["program"]: float(row["ratio"]) for row in results.rows}
     assert ratios["torch.nn.LSTM"] == 1
     assert ratios["gru"] > 0
+
+
+def test_a_stream_is_read_by_all_learners(monkeypatch, tmp_path, capfd):
+    """The naive learner's score is that of the last truths, after the beginning."""
+    pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
+    pytest.importorskip("statsmodels", reason="statsmodels is not installed: pip install 'scanl[statsmodels]'")
+    from quality import online
+
+    monkeypatch.setattr(online, "QUICK", 12)
+    monkeypatch.setattr(online, "BEGINNING", 3)
+    monkeypatch.setattr(sys, "argv", ["online.py", "sunspots", "--quick", "--results", str(tmp_path)])
+    online.main()
+    with (tmp_path / "quick" / "online.csv").open() as file:
+        rows = {row["learner"]: row for row in csv.DictReader(file)}
+    assert {row["family"] for row in rows.values()} == {"naive", "recurrent", "linear", "tree"}
+    numbers = [y for _, y in itertools.islice(online.of_table("sunspots", "SUNACTIVITY"), 12)]
+    errors = [abs(b - a) for a, b in itertools.pairwise(numbers[2:])]
+    assert float(rows["last truth"]["score"]) == pytest.approx(sum(errors) / len(errors), rel=1e-4)

@@ -1,5 +1,6 @@
 """A model that learns while it runs: two passes over one stream, of which the second makes the updates."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import Algorithm
 from scanl.learning.questions import Model
+
+NEAR = 1e-5  # torch adds 1e-6 to a norm before it compares
 
 
 class Learner:
@@ -68,9 +71,13 @@ class Learner:
         if not targets:
             return
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip).item()
-        if not norm < float("inf"):
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        total = nn.utils.get_total_norm(gradients)
+        norm = total.item()
+        if not math.isfinite(norm):
             raise DivergenceError(f"the loss is {loss.item():g} and the gradient's norm {norm:g}; try a smaller rate")
+        if norm + NEAR > self.clip:  # below, `clip_grad_norm_` would multiply all by 1
+            nn.utils.clip_grads_with_norm_(self.parameters, self.clip, total)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What `scanl learn` does: from a stream to predictions, scores and checkpoints."""
 
+import gc
 import math
 import signal
 import sys
@@ -170,6 +171,8 @@ class Run:
         """
         threads = torch.get_num_threads()
         torch.set_num_threads(self.config.run.threads)
+        gc.collect()
+        gc.freeze()  # the library's objects are not walked through again and again
         try:
             with self._signals():
                 self._each(progress)
@@ -180,6 +183,7 @@ class Run:
             self._save()
             raise
         finally:
+            gc.unfreeze()
             torch.set_num_threads(threads)
             with ExitStack() as tables:
                 for table in self.tables:
