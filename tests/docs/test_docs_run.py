@@ -311,6 +311,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "recall": "tests/benchmarks/test_benchmarks.py",
 }
 HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
+    "speed.algorithms": ("bptt diagonal_rtrl", {"LENGTHS": (16, 32)}, "torch"),
     "speed.cells": ("ornn_cell indrnn", {}, "torch"),
     "speed.hub": ("short_convolution GRU", {}, "transformers"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
