@@ -2,6 +2,7 @@
 
 from scanl.layers.channel.gated_mlp import GatedMLP as GatedMLP
 from scanl.layers.channel.mlp import MLP as MLP
+from scanl.models.aligned import AlignedStack as AlignedStack
 from scanl.models.block import Block as Block
 from scanl.models.classifier import SequenceClassifier as SequenceClassifier
 from scanl.models.distillation import distil_model as distil_model
