@@ -53,7 +53,7 @@ class PTNCNLearning(Algorithm):
         self.gamma, self.radius = gamma, radius
 
     def init(self, model: Any, batch_size: int) -> Corrected:
-        if not isinstance(model, PTNCN):
+        if getattr(model, "expect", None) is None:
             raise ConfigError(f"p_tncn: model is a {type(model).__name__}, expected a scanl.models.PTNCN")
         return model.init_state(batch_size, device=next(model.parameters()).device)
 
