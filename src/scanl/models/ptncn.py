@@ -1,17 +1,19 @@
 """A network of layers that predict the layer below, and correct themselves by the errors of their predictions."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.data.batch import Batch
 from scanl.errors import ShapeError
 from scanl.layers.state import Device, DType
 from scanl.models.saving import Saved
+
+if TYPE_CHECKING:
+    from scanl.data.batch import Batch
 
 
 class Corrected(NamedTuple):
@@ -132,7 +134,7 @@ class PTNCN(Saved):
         return (torch.stack(answers, 1) if answers else x.clone()), state
 
 
-def ptncn_loss(model: PTNCN, batch: Batch, state: Corrected | None) -> tuple[Tensor, Corrected]:
+def ptncn_loss(model: PTNCN, batch: "Batch", state: Corrected | None) -> tuple[Tensor, Corrected]:
     """Return the mean squared error at the targets (B, T, D) that are not NaN, and the state."""
     y, state = model(batch.inputs, state)
     valid = batch.targets.isfinite()
