@@ -60,7 +60,7 @@ class PTNCNLearning(Algorithm):
     @torch.no_grad()
     def update(self, model: PTNCN, learner: Corrected, batch: Batch) -> tuple[Tensor, Corrected]:
         loss, _ = self.loss(model, batch, learner)
-        totals = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
+        totals: dict[Tensor, Tensor] = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
         state = learner
         for x in batch.inputs.to(learner.input.dtype).unbind(1):
             expectation = model.expect(state)
@@ -68,7 +68,7 @@ class PTNCNLearning(Algorithm):
             for parameter, change in self.changes(model, state, expectation, following):
                 totals[parameter] += change / (batch.size * batch.length)
             state = following
-        parameters = [parameter for parameter in totals if parameter.requires_grad]
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with torch.enable_grad():
             return with_gradients(loss, parameters, [totals[one] for one in parameters]), detach(state)
 
