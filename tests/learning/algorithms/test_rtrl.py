@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 from gradients import QUESTION, by_bptt, difference, learned, numbers, parts, tiny
 from scanl.errors import ConfigError
 from scanl.layers.state import index, leaves, load, save
 from scanl.learning.algorithms import RTRL
+from scanl.models import Features
 
 pytestmark = pytest.mark.cells_by_loop
 
@@ -80,10 +82,26 @@ def test_parameters_that_are_frozen_have_no_influence():
     assert sum(leaf.shape[-1] for leaf in learner.influence) == 4 + 3 * 4 * 4 + 2 * 3 * 4
 
 
+class Growing(nn.Module):
+    """A model whose state is all that it has read."""
+
+    inputs = Features(1)
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def init_state(self, rows, **_):
+        return torch.zeros(rows, 1)
+
+    def forward(self, x, state):
+        return x, torch.cat([state, (self.scale * x).flatten(1)], 1)
+
+
 def test_models_without_a_state_of_constant_size_are_refused():
     model = tiny("gru")
     model.init_state = lambda *args, **kwargs: ()
     with pytest.raises(ConfigError, match="rtrl: the model carries no numbers"):
         RTRL(QUESTION.loss).init(model, 1)
-    with pytest.raises(ConfigError, match="rtrl: the model carries no numbers"):
-        RTRL(QUESTION.loss).init(tiny("attention", layer_options={"num_heads": 1}), 1)
+    with pytest.raises(ConfigError, match="rtrl: the state grows from 1 numbers to "):
+        RTRL(QUESTION.loss).init(Growing(), 1)
