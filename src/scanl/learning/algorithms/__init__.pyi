@@ -12,6 +12,9 @@ from scanl.learning.algorithms.force import FORCE as FORCE
 from scanl.learning.algorithms.fptt import FPTT as FPTT
 from scanl.learning.algorithms.gtf import GTF as GTF
 from scanl.learning.algorithms.kfrtrl import KFRTRL as KFRTRL
+from scanl.learning.algorithms.lifted import Lifted as Lifted
+from scanl.learning.algorithms.local_propagation import LocalPropagation as LocalPropagation
+from scanl.learning.algorithms.lra import LRA as LRA
 from scanl.learning.algorithms.neumann_rbp import NeumannRBP as NeumannRBP
 from scanl.learning.algorithms.online_lru import OnlineLRU as OnlineLRU
 from scanl.learning.algorithms.p_tncn import PTNCNLearning as PTNCNLearning
