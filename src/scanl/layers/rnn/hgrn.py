@@ -65,7 +65,6 @@ class HGRN(Channelwise, LowerBounded):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         theta, bound = widen(v[0]), v[1] if len(v) > 1 else 0.0
         keep = bound + (1 - bound) * widen(p[0]).sigmoid()
-        c = widen(F.silu(p[1])).movedim(-2, -1).contiguous()
-        u = torch.view_as_complex((1 - keep)[..., None] * c)
+        u = torch.complex(*((1 - keep)[..., None, :] * widen(F.silu(p[1]))).unbind(-2))
         h, last = linear_scan(u, torch.polar(keep, theta.expand_as(keep)), states[0], cu_seqlens=cu_seqlens)
         return h, [last]
