@@ -172,10 +172,10 @@ def test_probabilities_of_counts_by_hand():
     first = (2 + 2 / 256) / 6
     second = (2 + first) / 3
     train, test = (np.frombuffer(text, np.uint8) for text in (b"abab", b"ab"))
-    found = long_sequences.check_counts(train, test, 2)
+    found = long_sequences.counted(train, test, 2)
     np.testing.assert_allclose(found, -(np.log2(first) + np.log2(second)) / 2)
     # xy occurs nowhere: both bytes by D = 2 of N + D = 6
-    unknown = long_sequences.check_counts(train, np.frombuffer(b"xy", np.uint8), 3)
+    unknown = long_sequences.counted(train, np.frombuffer(b"xy", np.uint8), 3)
     np.testing.assert_allclose(unknown, -np.log2(2 / 256 / 6))
 
 
