@@ -8,6 +8,7 @@ import argparse
 import csv
 import functools
 import importlib
+import itertools
 import re
 import shlex
 import sys
@@ -119,6 +120,7 @@ def parse_benchmark(words: list[str], monkeypatch) -> None:
 
 
 def try_command(words: list[str], monkeypatch) -> None:
+    words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))  # the environment
     program = words[0].removeprefix(".venv/bin/")
     if program == "make":
         assert re.search(rf"^{words[1]}:", MAKEFILE, re.MULTILINE), words
@@ -126,6 +128,8 @@ def try_command(words: list[str], monkeypatch) -> None:
         parse_benchmark(words, monkeypatch)
     elif program == "pytest":
         assert (ROOT / words[1]).is_file(), words
+    elif program == "pip" and "--target" in words:
+        assert re.fullmatch(r"triton==\d\.\d+\.\*", words[-1]), words  # another triton, to one side
     elif program == "pip":
         extra = re.fullmatch(r"install -e \.(?:\[([\w,]+)\])?", " ".join(words[1:]))
         assert extra is not None, words
