@@ -17,7 +17,7 @@ LAWS = "tokens_equal or any_cut or packed or declares or refused or gradients_ar
 def project(tmp_path_factory):
     """A copy of the project with the page's model in it, and nothing else changed."""
     copy = tmp_path_factory.mktemp("stranger")
-    for folder in ("src", "tests", "docs"):
+    for folder in ("src", "tests", "docs", "benchmarks"):
         # What is compiled already need not be compiled again: Python and numba know it by the time of its file.
         shutil.copytree(ROOT / folder, copy / folder)
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
@@ -42,9 +42,10 @@ def run(folder, *arguments):
 @pytest.fixture(scope="module")
 def rewritten(project):
     """The pages that the command of `make docs` changes."""
-    before = {path: path.read_bytes() for path in (project / "docs").iterdir()}
+    before = {path: path.read_bytes() for path in (project / "docs").rglob("*") if path.is_file()}
     run(project, "docs/write.py")
-    return [path for path in (project / "docs").iterdir() if path.read_bytes() != before.get(path)]
+    after = (path for path in (project / "docs").rglob("*") if path.is_file())
+    return [path for path in after if path.read_bytes() != before.get(path)]
 
 
 def test_the_model_of_the_page_passes_lint(project):
