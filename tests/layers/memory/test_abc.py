@@ -20,7 +20,7 @@ def abc(layer, xs):
     sums = [sum(weights[: t + 1]) for t in range(len(xs))]
 
     def turn(v, t):
-        half = layer.rotated // 2
+        half = 0 if layer.rope_base is None else K // 2
         angles = t * 10000.0 ** (-torch.arange(half) / max(1, half))
         a, b, rest = v.split([half, half, K - 2 * half], -1)
         return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
