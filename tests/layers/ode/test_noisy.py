@@ -13,7 +13,8 @@ pytestmark = pytest.mark.cells_by_loop
 
 def noisy(layer, xs):
     h, ys = torch.zeros(DIM), []
-    a, w = part_skew(layer.B, layer.beta, layer.gamma), part_skew(layer.C, layer.beta, layer.gamma)
+    of_a, of_w = layer.gamma
+    a, w = part_skew(layer.B, layer.beta, of_a), part_skew(layer.C, layer.beta, of_w)
     for x in xs:
         h = h + layer.d * (layer.alpha * (h @ a) + torch.tanh(h @ w + linear(layer.E, x)))
         ys.append(h)
@@ -24,7 +25,7 @@ TIMED = ["cornn", "lem", "unicornn", "lipschitz", "antisym", "noisy", "nwm"]
 
 
 EQUATIONS = {
-    "noisy": (lambda: NoisyRNN(DIM, 0.3, 0.6, 0.2, 0.1, 0.7), noisy),
+    "noisy": (lambda: NoisyRNN(DIM, 0.3, 0.6, (0.2, 0.1), 0.7), noisy),
 }
 
 REFUSED = [
