@@ -62,11 +62,10 @@ def test_the_first_two_steps_are_those_of_the_paper():
 
 def test_memory_is_as_declared():
     learner = KFRTRL(QUESTION.loss).init(tiny("elman"), 2)
-    e = d = 4
     numbers_kept = sum(
         leaf.numel() for leaf in (learner.state[0].mixer, *learner.sources, *learner.factors, learner.seeds)
     )
-    assert numbers_kept == eval(KFRTRL.memory, {"B": 2, "e": e, "d": d})
+    assert numbers_kept == eval(KFRTRL.memory, {"B": 2, "e": 4})
 
 
 def test_layers_whose_weights_enter_by_several_products_are_refused():
