@@ -35,6 +35,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 
 PARTS = 10
+RULES = ["fptt", "fptt without penalty", "tbptt", "bptt"]
 
 
 def sequences(rows: int, length: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,7 @@ def run(rule: str, options: argparse.Namespace, seed: int, length: int, batches:
 def adding(results: Results, options: argparse.Namespace) -> None:
     length, batches = (20, 10) if options.quick else (options.length, options.batches)
     for seed in range(options.seeds):
-        for rule in ("fptt", "fptt without penalty", "tbptt", "bptt"):
+        for rule in options.rules:
             key = {"name": "adding", "rule": rule, "length": length, "batches": batches, "seed": seed}
             if not results.has(**key):
                 errors, seconds = run(rule, options, seed, length, batches)
@@ -132,11 +133,12 @@ NAMES = {"adding": adding, "estimates": estimates}
 
 def main() -> None:
     made = parser(__doc__, NAMES, seeds=True)
-    made.add_argument("--length", type=int, default=100, help="n, steps of a sequence of the adding problem")
-    made.add_argument("--batches", type=int, default=1500, help="of training")
-    made.add_argument("--batch", type=int, default=32, help="sequences of a batch")
-    made.add_argument("--dim", type=int, default=32, help="units")
-    made.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam")
+    made.add_argument("--rules", nargs="+", default=RULES, choices=RULES, help="of the adding problem")
+    made.add_argument("--length", type=int, default=50, help="n, steps of a sequence of the adding problem")
+    made.add_argument("--batches", type=int, default=500, help="of training")
+    made.add_argument("--batch", type=int, default=16, help="sequences of a batch")
+    made.add_argument("--dim", type=int, default=24, help="units")
+    made.add_argument("--rate", type=float, default=5e-3, help="learning rate of Adam")
     made.add_argument("--alpha", type=float, default=0.1, help="α of fptt")
     options = parse(made)
     results = Results("forward_learning", options)
