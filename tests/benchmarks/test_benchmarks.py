@@ -373,3 +373,15 @@ def test_a_stream_is_read_by_all_learners(monkeypatch, tmp_path, capfd):
     numbers = [y for _, y in itertools.islice(online.of_table("sunspots", "SUNACTIVITY"), 12)]
     errors = [abs(b - a) for a, b in itertools.pairwise(numbers[2:])]
     assert float(rows["last truth"]["score"]) == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+
+
+def test_a_stream_of_the_benchmark_of_memory_asks_for_the_sign_that_it_has_shown():
+    from quality.online_memory import DELAY, Streams
+
+    batch = Streams(rows=5, seed=0).block(200)
+    for inputs, answers in zip(batch.inputs, batch.targets[..., 0], strict=True):
+        requests = answers.isfinite().nonzero()[:, 0]
+        assert (inputs[requests, 1] == 1).all()
+        later = requests[requests >= DELAY]
+        assert len(later) > 3
+        assert torch.equal(inputs[later - DELAY, 0], answers[later])
