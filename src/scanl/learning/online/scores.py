@@ -17,6 +17,15 @@ from scanl.learning.online.answers import Answering, likeliest
 DETECTORS = {"adwin": drift.ADWIN, "kswin": drift.KSWIN, "page_hinkley": drift.PageHinkley}
 
 
+PLAIN = {  # classes that the objects of river hold
+    ("collections", "Counter"),
+    ("collections", "defaultdict"),
+    ("collections", "deque"),
+    ("functools", "partial"),
+    ("random", "Random"),
+}
+
+
 class Fading:
     r"""The mean of a metric of single answers, where the past fades.
 
@@ -126,10 +135,7 @@ class _Unpickler(pickle.Unpickler):
     """Makes objects of river, of this module, and plain containers; nothing else is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        plain = {("collections", container) for container in ("deque", "defaultdict", "Counter")} | {
-            ("functools", "partial")
-        }
-        if module.split(".")[0] == "river" or module == __name__ or (module, name) in plain:
+        if module.split(".")[0] == "river" or module == __name__ or (module, name) in PLAIN:
             result = super().find_class(module, name)
             if isinstance(result, type):
                 return result
