@@ -13,7 +13,7 @@ from scanl.learning.run.configuration import Configuration
 from scanl.models import Stack
 
 QUESTIONS = ("number", "class")
-DETECTORS = ("adwin", "kswin", "page_hinkley")
+DETECTORS = ("adwin", "kswin")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from river.utils import Rolling
 from scanl.errors import CheckpointError, ConfigError, nearest
 from scanl.learning.online.answers import Answering, likeliest
 
-DETECTORS = {"adwin": drift.ADWIN, "kswin": drift.KSWIN, "page_hinkley": drift.PageHinkley}
+DETECTORS = {"adwin": drift.ADWIN, "kswin": drift.KSWIN}
 
 
 PLAIN = {  # classes that the objects of river hold
