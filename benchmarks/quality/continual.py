@@ -3,7 +3,7 @@
     python benchmarks/quality/continual.py            # both learners, in order and mixed: about 15 minutes on one core
     python benchmarks/quality/continual.py p_tncn     # one of them
 
-After Ororbia et al., arXiv:1810.07411, section V: one pass, batch 1, an optimizer's step after every frame. MNIST's
+After Ororbia et al., arXiv:1810.07411: one pass, batch 1, an optimizer's step after every frame. MNIST's
 digits, then Fashion-MNIST, then letters from A to J that are drawn from the fonts of matplotlib, in the place of
 NotMNIST, which no package has. Frames are pooled to `--side` pixels a side. After each kind all three are scored on
 new sequences: the mean squared error of a pixel over the last 10 of 20 frames.

@@ -27,7 +27,7 @@ class GraphNetwork(Saved):
 
     Parameters: W (H, H), U and R (H, L), b (H); the output map g, linear, of H + L numbers.
 
-    Source: Scarselli et al., "The Graph Neural Network Model", IEEE Trans. Neural Networks 20(1), 2009, eq. (1) to (6);
+    Source: Scarselli et al., "The Graph Neural Network Model", IEEE Trans. Neural Networks 20(1), 2009;
     Gori, Monfardini and Scarselli, IJCNN 2005. Differs: the sum is divided by |N(v)|, and W is bounded, where the paper
     has a penalty on expansion.
     """
@@ -66,8 +66,8 @@ class GraphNetwork(Saved):
 
     def step(self, labels: Tensor, state: Tensor) -> Tensor:
         """Return the states (B, N, H) after each node has read its neighbors. labels: (B, N, L)."""
-        own, sent = self.U(labels)[:, :, None], (F.linear(state, self.contract()) + self.R(labels))[:, None]
-        return torch.einsum("vu,bvuh->bvh", self.get_buffer("adjacency"), torch.tanh(own + sent))
+        receiver, sent = self.U(labels)[:, :, None], (F.linear(state, self.contract()) + self.R(labels))[:, None]
+        return torch.einsum("vu,bvuh->bvh", self.get_buffer("adjacency"), torch.tanh(receiver + sent))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Map labels of nodes x (B, T, N, L) to outputs (B, T, N, C) and the state (B, N, H).

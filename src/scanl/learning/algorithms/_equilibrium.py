@@ -164,5 +164,5 @@ class Equilibrium(Algorithm):
 
 PENALTY = (
     'the Lipschitz coefficient penalty: Linsley et al., "Stable and Expressive Recurrent Vision Models", '
-    "arXiv:2005.11362, eq. (10)"
+    "arXiv:2005.11362"
 )

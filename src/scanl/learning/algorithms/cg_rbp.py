@@ -37,9 +37,7 @@ class CGRBP(Equilibrium):
 
     id = "A-cgrbp"
     equation = "((I - J)(I - J^T) + eta I) z = (I - J) dl/ds*,  dl/dtheta = z^T dF/dtheta"
-    source = (
-        'Liao et al., "Reviving and Improving Recurrent Back-Propagation", arXiv:1803.06396, section 3.3; ' + PENALTY
-    )
+    source = 'Liao et al., "Reviving and Improving Recurrent Back-Propagation", arXiv:1803.06396; ' + PENALTY
     computes: ClassVar = "exact"
     error = "exact for eta = 0, up to the tolerance; eta > 0 shortens z along small singular values of I - J"
     memory = "B*e*(T + 1)"

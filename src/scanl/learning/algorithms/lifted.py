@@ -29,7 +29,7 @@ class Lifted(Split):
     id = "A-lifted"
     equation = "min over theta, s: loss + sum_t lambda_t r_t + mu/2 |r_t|^2,  r_t = s_t - F(s_{t-1}, x_t)"
     source = (
-        'Carreira-Perpinan and Wang, "Distributed Optimization of Deeply Nested Systems", arXiv:1212.5921, eq. (4); '
+        'Carreira-Perpinan and Wang, "Distributed Optimization of Deeply Nested Systems", arXiv:1212.5921; '
         'Taylor et al., "Training Neural Networks Without Gradients: A Scalable ADMM Approach", arXiv:1605.02026'
     )
     error = "no variance; the bias is of the order of the residuals: 1/mu for mac, falling geometrically for admm"

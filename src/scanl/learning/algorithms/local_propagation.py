@@ -19,11 +19,11 @@ class LocalPropagation(Split):
         \dot s = -\nabla_s \mathcal{L}, \quad \dot\lambda = \nabla_\lambda \mathcal{L}
 
     G(r) = ReLU(r - ε) - ReLU(-r - ε), the identity for ε = 0. Then at the saddle point λ_t is minus what
-    backpropagation through time brings to s_t, and the gradient of L is that of backpropagation. All steps of an update
+    backpropagation through time brings to s_t, and the gradient of L equals that of backpropagation. All steps of an update
     are applied at once, and a variable reads only its neighbors in time.
 
     Differs: the variables belong to the samples of an update, begin at the forward pass and λ = 0, and are optimized
-    for `iterations` steps before the parameters' step. The authors keep those of a constant graph over the updates,
+    for `iterations` steps before the parameters' step. The authors keep one set for a constant graph over the updates,
     begin at 0, and change all three at once, with one multiplier for all numbers of a state.
     """
 
@@ -31,7 +31,7 @@ class LocalPropagation(Split):
     equation = "L = loss + sum_t lambda_t G(s_t - F(s_{t-1}, x_t)),  descent in s and theta, ascent in lambda"
     source = (
         'Marra, Tiezzi, Melacci, Betti, Maggini and Gori, "Local Propagation in Constraint-based Neural Network", '
-        "arXiv:2002.07720, eq. (3) to (7); Tiezzi et al., "
+        "arXiv:2002.07720; Tiezzi et al., "
         '"Deep Constraint-based Propagation in Graph Neural Networks", arXiv:2005.02392'
     )
     error = "no variance; the bias falls geometrically with iterations, where the rates are small enough to converge"

@@ -32,7 +32,7 @@ class LRA(Algorithm):
     equation = "y^l = phi(h^l - beta E^(l+1) e^(l+1)),  e^l = z^l - y^l,  dW^l = e^l z^(l-1), dE^l = gamma dW^l^T"
     source = (
         'Ororbia and Mali, "Biologically Motivated Algorithms for Propagating Local Target Representations", '
-        "arXiv:1805.11703, algorithm 1 (LRA-E)"
+        "arXiv:1805.11703, LRA-E"
     )
     computes: ClassVar = "estimate"
     error = (

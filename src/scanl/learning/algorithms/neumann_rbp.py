@@ -31,9 +31,7 @@ class NeumannRBP(Equilibrium):
 
     id = "A-nrbp"
     equation = "z = sum_{k<K} (J^T)^k dl/ds*,  dl/dtheta = z^T dF/dtheta"
-    source = (
-        'Liao et al., "Reviving and Improving Recurrent Back-Propagation", arXiv:1803.06396, section 3.4; ' + PENALTY
-    )
+    source = 'Liao et al., "Reviving and Improving Recurrent Back-Propagation", arXiv:1803.06396; ' + PENALTY
     computes: ClassVar = "truncation"
     error = "terms from (J^T)^K on are left out; they fall with the K-th power of the spectral radius of J"
     memory = "B*e*(T + 1)"

@@ -26,18 +26,18 @@ class PredictiveCoding(Algorithm):
 
     The nodes of the network in time are the states v_t and the answers y_t, which a step predicts from the state before
     it. The answers are clamped to the targets: ε^y = -∂ℓ/∂y, the error T - y for half the squared error. Each v_t
-    begins at its prediction and relaxes for K steps of `rate`. Predictions and their derivatives stay those of the
-    forward pass. At equilibrium ε_t is minus the error that backpropagation through time brings to s_t.
+    begins at its prediction and relaxes for K steps of `rate`. Predictions and their derivatives are not
+    renewed after the forward pass. At equilibrium ε_t is minus the error that backpropagation through time brings to s_t.
 
-    Within a step autograd computes the derivatives; the paper has nodes at the gates of an LSTM too. Differs: the sign
-    of the released update is for ascent of -ℓ, and the gradient here is of ℓ.
+    Within a step autograd computes the derivatives; the paper has nodes at the gates of an LSTM too. The
+    gradient is minus Δθ.
     """
 
     id = "A-pc"
     equation = "dv_t = rate (-e_t + (ds_{t+1}/dv_t)^T e_{t+1} + (dy_{t+1}/dv_t)^T e^y_{t+1}),  e_t = v_t - s_t"
     source = (
         'Millidge, Tschantz and Buckley, "Predictive Coding Approximates Backprop along Arbitrary Computation Graphs", '
-        'arXiv:2006.04182, algorithm 1; Whittington and Bogacz, "An Approximation of the Error Backpropagation '
+        'arXiv:2006.04182; Whittington and Bogacz, "An Approximation of the Error Backpropagation '
         'Algorithm in a Predictive Coding Network with Local Hebbian Synaptic Plasticity", Neural Computation 29(5), '
         "2017"
     )
