@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.limit_cycle import init_limit_cycles
 from scanl.layers.rnn._base import TorchCell
 from scanl.ops import elman
 
@@ -26,7 +28,7 @@ class Elman(TorchCell):
     equation = "h_t = phi(W x_t + U h_{t-1} + b),  y_t = h_t, or C h_t + c"
     source = (
         'Elman, "Finding structure in time", Cognitive Science 14, 1990; identity start: Le, Jaitly and Hinton, '
-        "arXiv:1504.00941"
+        "arXiv:1504.00941; limit cycles: Park, Ságodi and Sokół, arXiv:2308.12585"
     )
     op = "elman"
     cell, gates = elman, 1
@@ -38,8 +40,9 @@ class Elman(TorchCell):
         activation: Annotated[Literal["tanh", "relu"], "φ"] = "tanh",
         bias: Annotated[options.Bias, "two biases, as PyTorch has them"] = True,
         init: Annotated[
-            Literal["uniform", "identity", "orthogonal"],
-            'initial U; "identity", with biases 0, is the IRNN, which is meant for "relu"',
+            Literal["uniform", "identity", "orthogonal", "limit_cycle"],
+            'initial U; "identity", with biases 0, is the IRNN, which is meant for "relu"; "limit_cycle", for "tanh" '
+            "and an even E: pairs of units turn for ever",
         ] = "uniform",
         width: Annotated[
             options.Width | None,
@@ -51,6 +54,13 @@ class Elman(TorchCell):
         self.readout = None if width is None else nn.Linear(width, dim)
         if init == "orthogonal":
             nn.init.orthogonal_(self.weight_hh_l0)
+        elif init == "limit_cycle":
+            if activation != "tanh":
+                raise ConfigError(
+                    f'elman: init is "limit_cycle", expected another one because activation={activation!r}'
+                )
+            biases = (self.bias_ih_l0, self.bias_hh_l0) if bias else ()
+            init_limit_cycles("elman", self.weight_ih_l0, self.weight_hh_l0, biases, 1, gain=1.5)
         elif init == "identity":
             nn.init.eye_(self.weight_hh_l0)
             for vector in (self.bias_ih_l0, self.bias_hh_l0) if bias else ():

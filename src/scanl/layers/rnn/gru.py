@@ -1,14 +1,16 @@
 """Gated recurrent unit."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.chrono import LongestMemory, init_memory
+from scanl.layers.parts.limit_cycle import init_limit_cycles
 from scanl.layers.rnn._base import TorchCell
 from scanl.ops import gru
 
@@ -27,7 +29,7 @@ class GRU(TorchCell):
     equation = "n_t = tanh(W x_t + b + r_t * (U h_{t-1} + b')),  h_t = (1 - z_t) * n_t + z_t * h_{t-1}"
     source = (
         'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8); '
-        "chrono start: Tallec and Ollivier, arXiv:1804.11188"
+        "chrono start: Tallec and Ollivier, arXiv:1804.11188; limit cycles: Park, Ságodi and Sokół, arXiv:2308.12585"
     )
     op = "gru"
     cell, gates, kernel = gru, 3, "gru"
@@ -42,9 +44,18 @@ class GRU(TorchCell):
             "T_max, the longest memory in steps, for chrono initialisation: b_z = ln U(1, T_max - 1), of the opposite "
             "sign to the paper's, whose gate multiplies the new input; None for PyTorch's initial values",
         ] = None,
+        init: Annotated[
+            Literal["uniform", "limit_cycle"],
+            'initial weights; "limit_cycle", for an even D: the gates are half open and pairs of units turn for ever',
+        ] = "uniform",
     ) -> None:
         super().__init__(dim, bias, dim)
-        if bias:
+        if init == "limit_cycle":
+            if t_max is not None:
+                raise ConfigError(f'gru: t_max is {t_max}, expected None because init="limit_cycle" has biases of 0')
+            biases = (self.bias_ih_l0, self.bias_hh_l0) if bias else ()
+            init_limit_cycles("gru", self.weight_ih_l0, self.weight_hh_l0, biases, 3, gain=3.0)
+        elif bias:
             init_memory((self.bias_ih_l0, self.bias_hh_l0), slice(dim, 2 * dim), None, None, t_max)
 
     @staticmethod
