@@ -19,8 +19,8 @@ class LocalPropagation(Split):
         \dot s = -\nabla_s \mathcal{L}, \quad \dot\lambda = \nabla_\lambda \mathcal{L}
 
     G(r) = ReLU(r - ε) - ReLU(-r - ε), the identity for ε = 0. Then at the saddle point λ_t is minus what
-    backpropagation through time brings to s_t, and the gradient of L equals that of backpropagation. All steps of an update
-    are applied at once, and a variable reads only its neighbors in time.
+    backpropagation through time brings to s_t, and the gradient of L equals that of backpropagation. All steps of an
+    update are applied at once, and a variable reads only its neighbors in time.
 
     Differs: the variables belong to the samples of an update, begin at the forward pass and λ = 0, and are optimized
     for `iterations` steps before the parameters' step. The authors keep one set for a constant graph over the updates,

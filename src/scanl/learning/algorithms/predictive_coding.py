@@ -27,7 +27,7 @@ class PredictiveCoding(Algorithm):
     The nodes of the network in time are the states v_t and the answers y_t, which a step predicts from the state before
     it. The answers are clamped to the targets: ε^y = -∂ℓ/∂y, the error T - y for half the squared error. Each v_t
     begins at its prediction and relaxes for K steps of `rate`. Predictions and their derivatives are not
-    renewed after the forward pass. At equilibrium ε_t is minus the error that backpropagation through time brings to s_t.
+    renewed after the forward pass. At equilibrium ε_t is minus the error that backpropagation brings to s_t.
 
     Within a step autograd computes the derivatives; the paper has nodes at the gates of an LSTM too. The
     gradient is minus Δθ.
