@@ -55,12 +55,12 @@ def products(outputs: Tensor, inputs: Sequence[Tensor], cotangents: Tensor, *, b
     torch operations; else one pass for each.
     """
     if batched:
-        found = torch.autograd.grad(
+        derivatives = torch.autograd.grad(
             outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
         return [
             cotangents.new_zeros(len(cotangents), *like.shape) if one is None else one
-            for one, like in zip(found, inputs, strict=True)
+            for one, like in zip(derivatives, inputs, strict=True)
         ]
     passes = [
         torch.autograd.grad(outputs, inputs, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True)

@@ -157,12 +157,12 @@ class _Passes:
         of_shared, of_wide = after.new_empty(rows, 0), after.new_empty(rows, 0)
         if shared:
             cotangents = torch.einsum("br,pe->bpre", one, self._cotangents.to(after.dtype)).flatten(0, 1)
-            found = products(after, shared, cotangents, batched=batched)
-            of_shared = torch.cat([part.reshape(rows, len(self._cotangents), -1) for part in found], 2)
+            derivatives = products(after, shared, cotangents, batched=batched)
+            of_shared = torch.cat([part.reshape(rows, len(self._cotangents), -1) for part in derivatives], 2)
         if wide:
             cotangents = torch.eye(rows * numbers, dtype=after.dtype, device=after.device).view(-1, rows, numbers)
-            jacobian, *found = products(after, [before, *wide], cotangents, batched=batched)
-            of_wide = torch.cat([part.reshape(rows, numbers, -1) for part in found], 2)
+            jacobian, *derivatives = products(after, [before, *wide], cotangents, batched=batched)
+            of_wide = torch.cat([part.reshape(rows, numbers, -1) for part in derivatives], 2)
             jacobian = torch.einsum("berf,br->ebf", jacobian.view(rows, numbers, rows, numbers), one)
         else:
             cotangents = _one_hot(self.by_state).to(after.dtype)[:, None].expand(-1, rows, -1)

@@ -77,11 +77,11 @@ def structure(who: str, model: Model, within: Within) -> Structure:
         )
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), within():
         torch.manual_seed(0)
-        found = [_derivatives(who, model, size) for _ in range(DRAWS)]
-    names = [name for name, _ in found[0][0]]
-    batched = all(one[2] for one in found)
-    jacobian = torch.stack([one[1] for one in found]).any(0)
-    patterns = [torch.stack([dict(one[0])[name] for one in found]).any(0) for name in names]
+        samples = [_derivatives(who, model, size) for _ in range(DRAWS)]
+    names = [name for name, _ in samples[0][0]]
+    batched = all(one[2] for one in samples)
+    jacobian = torch.stack([one[1] for one in samples]).any(0)
+    patterns = [torch.stack([dict(one[0])[name] for one in samples]).any(0) for name in names]
     reaching = [index for index, pattern in enumerate(patterns) if pattern.any()]
     ends = torch.tensor([0, *(patterns[index].shape[1] for index in reaching)]).cumsum(0).tolist()
     spans = [slice(begin, end) for begin, end in pairwise(ends)]

@@ -90,10 +90,10 @@ class FPTT(Algorithm):
         learner = self._up_to_date(model, learner, rows)
         with torch.enable_grad():
             loss, state = self.loss(model, batch, learner.state)
-            found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradients = [
             of_loss - slope[0] + self.alpha * self.weight * (parameter.detach() - mean[0])
-            for of_loss, slope, parameter, mean in zip(found, learner.slopes, parameters, learner.means, strict=True)
+            for of_loss, slope, parameter, mean in zip(grads, learner.slopes, parameters, learner.means, strict=True)
         ]
         return with_gradients(loss, parameters, gradients), learner._replace(state=detach(state))
 

@@ -108,12 +108,12 @@ class KFRTRL(Algorithm):
                     hook.remove()
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             starts = [before for before, _, _ in steps]
-            found = torch.autograd.grad(
+            grads = torch.autograd.grad(
                 loss, [*parameters, *starts], retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            gradients = dict(zip(map(id, parameters), found, strict=False))
+            gradients = dict(zip(map(id, parameters), grads, strict=False))
             learner = learner._replace(state=state)
-            for step, by_state in zip(steps, found[len(parameters) :], strict=True):
+            for step, by_state in zip(steps, grads[len(parameters) :], strict=True):
                 for i, (at, layer) in enumerate(zip(_places(state), layers, strict=True)):
                     self._add(gradients, layer, learner.sources[i], learner.factors[i], by_state[:, at])
                 learner = self._advanced(layers, learner, step)

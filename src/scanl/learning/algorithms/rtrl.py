@@ -82,12 +82,12 @@ class Carried(Algorithm):
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             named = dict(model.named_parameters())
             starts = [before for before, _ in blocks]
-            found = torch.autograd.grad(of, [*parameters, *starts], retain_graph=True, allow_unused=True)
-            gradients = dict(zip(map(id, parameters), found, strict=False))
+            grads = torch.autograd.grad(of, [*parameters, *starts], retain_graph=True, allow_unused=True)
+            gradients = dict(zip(map(id, parameters), grads, strict=False))
             influence = self._influence(model)
             reaching = [named[name] for name in self._structures.of(model).names]
             carried = learner.influence
-            for (before, after), by_state in zip(blocks, found[len(parameters) :], strict=True):
+            for (before, after), by_state in zip(blocks, grads[len(parameters) :], strict=True):
                 if by_state is not None:
                     for parameter, more in zip(reaching, influence.gradient(by_state, carried), strict=True):
                         known = gradients[id(parameter)]

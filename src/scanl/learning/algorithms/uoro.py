@@ -84,10 +84,10 @@ class UORO(Algorithm):
             loss, state = self.loss(model, batch, unflatten(before, learner.state))
             after = flatten(state)
             named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-            found = torch.autograd.grad(
+            grads = torch.autograd.grad(
                 loss, [before, *named.values()], retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            by_state, gradients = found[0], dict(zip(named, found[1:], strict=True))
+            by_state, gradients = grads[0], dict(zip(named, grads[1:], strict=True))
             weight = (by_state * learner.by_state).sum(1)
             past = (weight[:, None] * learner.by_parameter).sum(0)
             for name, span in zip(shape.names, shape.spans, strict=True):
