@@ -21,6 +21,7 @@ from scanl.errors import CheckpointError, DataError
 from scanl.learning.online.folder import OnlineFolder, Rows
 from scanl.learning.online.run import Run
 
+COVERS = ["learning/online/config", "learning/online/folder", "learning/online/reading", "learning/online/run"]
 TINY = ["--dim", "4", "--channel-mixer", "none"]
 
 

@@ -54,3 +54,8 @@ def test_wrong_arguments():
         Dynamics(1, 4, "lstm")
     with pytest.raises(ShapeError, match=r"dynamics: x has shape \(1, 2, 3\), expected \(B, T, 2\)"):
         Dynamics(2, 3)(torch.zeros(1, 2, 3))
+    with pytest.raises(ShapeError, match="distance: orbit has 100 steps and observed 400, expected at least 162"):
+        distance(torch.randn(100, 2), torch.randn(400, 2))
+    with pytest.raises(ShapeError, match=r"distance: orbit has shape \(200, 2\) and observed \(200, 3\)"):
+        distance(torch.randn(200, 2), torch.randn(200, 3))
+    assert distance(torch.randn(162, 1), torch.randn(162, 1)).spectra < 1

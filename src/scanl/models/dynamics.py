@@ -117,8 +117,20 @@ def distance(orbit: Tensor, observed: Tensor, *, bins: int = 30, smooth: float =
     smooths the spectra, in frequencies.
 
     Source: Hess et al., arXiv:2306.04406, sec. 4.1 and appendix (D_stsp by binning, D_H). Empty bins count 1e-6 of a
-    point, so the divergence is finite.
+    point, so the divergence is finite. Raises ShapeError for orbits of different quantities, and for fewer steps than
+    the smoothing of a spectrum reads.
     """
+    if orbit.ndim != 2 or observed.ndim != 2 or orbit.shape[1] != observed.shape[1]:
+        raise ShapeError(
+            f"distance: orbit has shape {tuple(orbit.shape)} and observed {tuple(observed.shape)}, expected (T, N) and "
+            "(S, N)"
+        )
+    least = 8 * int(smooth) + 2
+    if min(len(orbit), len(observed)) < least:
+        raise ShapeError(
+            f"distance: orbit has {len(orbit)} steps and observed {len(observed)}, expected at least {least} because "
+            f"of smooth={smooth:g}; give a smaller one"
+        )
     low, high = observed.amin(0), observed.amax(0)
 
     def histogram(points: Tensor) -> Tensor:

@@ -15,6 +15,14 @@ from scanl.learning.online import AnswerClass, AnswerNumbers, make_loop
 from scanl.learning.online.scaling import LARGEST, Innovation, Scaling
 from scanl.learning.run.config import StackConfig
 
+COVERS = [
+    "learning/online/answers",
+    "learning/online/bank",
+    "learning/online/build",
+    "learning/online/learner",
+    "learning/online/scaling",
+]
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
