@@ -91,7 +91,8 @@ class ColumnarConstructive(Layer):
 
     def _normed(self, x: Tensor, figures: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x normalised, and its mean and variance (B, 2, dim) after the last step."""
-        wide, decay = widen(x), torch.full((), self.decay, dtype=figures.dtype, device=x.device)
+        wide = widen(x)
+        figures, decay = figures.to(wide.dtype), torch.full((), self.decay, dtype=wide.dtype, device=x.device)
         with torch.no_grad():
             mean, last = linear_scan((1 - self.decay) * wide, decay, figures[:, 0], cu_seqlens=cu_seqlens)
             square = (1 - self.decay) * (wide - mean).square()
