@@ -14,8 +14,9 @@ from scanl.errors import ConfigError
 from scanl.layers import state as states
 from scanl.learning.algorithms import algorithms
 from scanl.learning.questions import answerer
-from scanl.models import Stack
+from scanl.models import PTNCN, AlignedStack, Stack
 from scanl.models.dynamics import Dynamics
+from scanl.models.ptncn import ptncn_loss
 
 TASK = answerer(Numbers(Features(2), count=2))
 B, T = 3, 4
@@ -36,6 +37,8 @@ SHARED = {"force": "the rows of a batch are one regression"}
 UNTRAINED = {
     "force": "its answers are numbers, not labels; test_force.py trains it",
     "gtf": "its model is Dynamics, which is no stack; test_gtf.py trains it",
+    "lra": "its model is over an AlignedStack, which no option names; test_lra.py trains it",
+    "p_tncn": "its model is PTNCN, which is no stack; test_p_tncn.py trains it",
 }
 
 
@@ -44,12 +47,20 @@ def dynamics_loss(model, batch, state):
     return F.mse_loss(y, batch.targets), state
 
 
+MODELS = {  # of algorithms that do not train stacks of layers: their losses, and what makes a tiny one
+    "gtf": (dynamics_loss, lambda: Dynamics(2, 3)),
+    "lra": (TASK.loss, lambda: TASK.model(AlignedStack(4, 2, std=0.5))),
+    "p_tncn": (ptncn_loss, lambda: PTNCN(2, 4, 2)),
+}
+
+
 def case(name: str):
     """Return an algorithm with its defaults and a tiny model that it trains, in float64."""
     cls = algorithms.get(name)
     torch.manual_seed(0)
-    if cls.works_for == "Dynamics":
-        return cls(dynamics_loss), Dynamics(2, 3).double()
+    if name in MODELS:
+        loss, make = MODELS[name]
+        return cls(loss), make().double()
     for layer in LAYERS:
         algorithm, model = cls(TASK.loss), TASK.model(Stack(4, 1, layer, channel_mixer="none")).double()
         try:
