@@ -30,6 +30,7 @@ from scanl.learning.questions import answerer
 from scanl.learning.report import Report
 from scanl.learning.run.config import OWN
 from scanl.models import Stack
+from scanl.tasks.stream import Stream
 
 COVERS = ["data/base", "data/fresh", "learning/report"]
 
@@ -106,6 +107,8 @@ def opened(name: str) -> Source:
 
 def test_every_task_is_a_source():
     others = {name for name in sources.names() if sources.get(name).needs is not None}
+    streams = {name for name in sources.names() if issubclass(sources.get(name), Stream)}
+    assert len(streams) == 7
     assert set(sources.names()) == {
         "table",
         "folders",
@@ -116,6 +119,7 @@ def test_every_task_is_a_source():
         "path_x",
         "pendulum",
         *others,
+        *streams,
         *tasks.names(),
     }
 
