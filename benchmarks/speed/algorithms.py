@@ -89,6 +89,7 @@ def draw(results: Results) -> None:
     for row in rows:
         memory[row["name"]].append((int(row["length"]), int(row["kept"])))
         time[row["name"]].append((int(row["length"]), 1e3 * float(row["processor"])))
+    memory, time = ({name: points for name, points in lines.items() if points} for lines in (memory, time))
     panels = [
         Panel("memory", "samples of the stream", "bytes kept", memory, "xy"),
         Panel("time", "samples of the stream", "milliseconds a sample", time, "xy"),

@@ -311,6 +311,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "gpu": "tests/benchmarks/test_benchmarks.py",
     "layers": "tests/benchmarks/test_benchmarks.py",
     "long_sequences": "tests/benchmarks/test_evidence.py",
+    "online": "tests/benchmarks/test_benchmarks.py",
     "ops": "tests/benchmarks/test_benchmarks.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
 }

@@ -114,7 +114,7 @@ class _Aligned(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *pulls: Tensor) -> Any:
+    def backward(ctx: Any, *pulls: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         below, past, h, E = ctx.saved_tensors
         mismatch = torch.tanh(h) - torch.tanh(h - ctx.beta * pulls[0])
         change = mismatch.T @ below
