@@ -505,11 +505,11 @@ def test_hooks_and_adapters_have_an_effect_or_are_refused(name, model):
                     model(tokens())
                 hook.remove()
                 setattr(patched, path, Wrapped(module))
-                with pytest.raises(ConfigError, match=f": {path} is a test_hub.Wrapped, expected a plain "):
+                with pytest.raises(ConfigError, match=f": {path} is a {__name__}.Wrapped, expected a plain "):
                     model(tokens())
                 hub.restore(model)
                 (reason,) = [row.note for row in hub.accelerate(model) if not row.now]
-                assert reason == f"its {path} is a test_hub.Wrapped, and the patch reads the weights of a plain module"
+                assert reason == f"its {path} is a {__name__}.Wrapped, and the patch reads the weights of a plain module"
                 setattr(patched, path, module)
                 hub.accelerate(model)
             else:
