@@ -509,7 +509,9 @@ def test_hooks_and_adapters_have_an_effect_or_are_refused(name, model):
                     model(tokens())
                 hub.restore(model)
                 (reason,) = [row.note for row in hub.accelerate(model) if not row.now]
-                assert reason == f"its {path} is a {__name__}.Wrapped, and the patch reads the weights of a plain module"
+                assert (
+                    reason == f"its {path} is a {__name__}.Wrapped, and the patch reads the weights of a plain module"
+                )
                 setattr(patched, path, module)
                 hub.accelerate(model)
             else:

@@ -26,8 +26,9 @@ class ColumnarConstructive(Layer):
 
     Columns of one stage do not act on each other, and earlier stages are constant while a stage learns, so real-time
     recurrent learning of the stage is cheap and exact. The algorithm `ccn` trains the stages one after another, and
-    until `grow` reaches a stage, its outputs are 0. Any other algorithm trains all stages at once. Inputs and outputs
-    are normalised by running means and variances, through which no gradient flows.
+    until `grow` reaches a stage, its outputs are 0. Any other algorithm trains all stages at once; for `diagonal_rtrl`
+    they are a stack, so it is exact for the last one only. Inputs and outputs are normalised by running means and
+    variances, through which no gradient flows.
 
     Differs: in the authors' program each column has running figures of its own, without the present input, and they
     stop where its stage ends. Here all columns share those of an input or output, and they include the present one. The
