@@ -26,6 +26,7 @@ from scanl.models import (
     Dynamics,
     Features,
     Forecaster,
+    GraphNetwork,
     ImageClassifier,
     LanguageModel,
     MegalodonStack,
@@ -104,8 +105,9 @@ MODELS = {
     SpaceTimeNet: lambda _: (SpaceTimeNet(8, 1, 4, 2), NUMBERS[..., :1]),
     Dynamics: lambda _: (Dynamics(2, 8, Leaky, {"decay": 0.25}), NUMBERS),
     PTNCN: lambda _: (PTNCN(2, 3, output="sigmoid"), NUMBERS),
+    GraphNetwork: lambda _: (GraphNetwork([[0, 1]], 2, 1, 3, 1), NUMBERS[..., None]),
 }  # fmt: skip
-WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN}
+WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN, GraphNetwork}
 STACKS = {
     "a class": lambda: Stack(8, 2, Leaky, layer_options={"decay": 0.25}),
     "its name": lambda: Stack(8, 2, f"{__name__}:Leaky"),
