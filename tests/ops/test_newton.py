@@ -88,7 +88,7 @@ def _check_jacobian(cell: Cell, sample: Sample) -> bool:
     return places is not None
 
 
-BY_CHANNEL = (  # the cells whose channels do not act on each other
+APART = (  # the cells whose channels do not act on each other
     "columnar_cell",
     "elstm_cell",
     "gated_outer_product_cell",
@@ -106,7 +106,7 @@ def test_jacobians_come_from_the_operations_of_the_step(cell, monkeypatch):
     samples = {tuple(sorted(sample.operands)): sample for sample in reversed(list(cell.samples))}
     for sample in samples.values():
         blocks = _check_jacobian(cell, sample)
-        assert blocks == (cell.name in BY_CHANNEL)
+        assert blocks == (cell.name in APART)
 
 
 @pytest.mark.parametrize("cell", CELLS)
