@@ -1,17 +1,19 @@
 """A recurrent network of the nodes of a graph."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.configured import at_least
-from scanl.data.batch import Batch
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import Device, DType
 from scanl.models.saving import Saved
+
+if TYPE_CHECKING:
+    from scanl.data.batch import Batch
 
 
 class GraphNetwork(Saved):
@@ -86,7 +88,7 @@ class GraphNetwork(Saved):
         return (torch.stack(outputs, 1) if outputs else x.new_zeros(*x.shape[:3], self.output.out_features)), state
 
 
-def node_loss(model: GraphNetwork, batch: Batch, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def node_loss(model: GraphNetwork, batch: "Batch", state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of the classes of the nodes (B, T, N), where they are not -1, and the state."""
     outputs, state = model(batch.inputs, state)
     valid = batch.targets >= 0
