@@ -55,7 +55,7 @@ def learn(algorithm, model, x, y, cuts) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("layer", "options"), CASES)
-@pytest.mark.parametrize("cuts", [[1] * 16 + [48], [5, 20, 39]])
+@pytest.mark.parametrize("cuts", [pytest.param([1] * 16 + [48], marks=pytest.mark.long), [1, 1, 5, 18, 39]])
 def test_the_gradient_of_every_layer_is_exact_but_for_the_parameters_that_it_leaves_out(layer, options, cuts):
     model, x, y = model_of(layer, options)
     expected = learn(BPTT(TASK.loss), copy.deepcopy(model), x, y, [STEPS])
