@@ -17,6 +17,7 @@ from scanl.configured import (
     below,
     between,
     check_names,
+    check_options,
     divides,
     meaning,
     multiple_of,
@@ -254,3 +255,16 @@ def test_config_keeps_what_the_caller_changes_later_and_makes_the_same_again():
     assert made.config == {"value": [1, [2]], "other": 3}
     assert mapped.config["value"] == {"lru": {"r_min": 0.5}}
     assert type(made)(**made.config).config == made.config
+
+
+def test_options_that_are_absent_have_their_defaults_in_relations():
+    class Window(metaclass=Configured):
+        def __init__(self, size: Annotated[int, at_least_option("every")] = 4, every: int = 2) -> None: ...
+
+    check_options("window", Window, {"size": 3})
+    with pytest.raises(ConfigError, match="Window: size is 1, expected at least every=2"):
+        check_options("window", Window, {"size": 1})
+    with pytest.raises(ConfigError, match="Window: size is 4, expected at least every=5"):
+        check_options("window", Window, {"every": 5})
+    with pytest.raises(ConfigError, match="unknown option of window 'sise'; did you mean 'size'"):
+        check_options("window", Window, {"sise": 1})

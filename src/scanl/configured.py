@@ -247,6 +247,14 @@ def check_names(who: str, cls: Configured, names: Collection[str]) -> None:
             raise nearest(f"option of {who}", name, [option for option in known if option != "dim"])
 
 
+def check_options(who: str, cls: Configured, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that the class lacks, or a value that it refuses. Absent ones have defaults."""
+    check_names(who, cls, values)
+    known = options(cls).values()
+    defaults = {option.name: option.default for option in known if option.default is not inspect.Parameter.empty}
+    check(cls, defaults | dict(values))
+
+
 def check(cls: Configured, config: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option whose value does not have the type of its annotation, or is outside its range."""
     hints = _hints(cls)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from scanl.configured import above, at_least, between, check, check_names, one_of
+from scanl.configured import above, at_least, between, check, check_options, one_of
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import algorithms
 from scanl.learning.online.build import FADE, SPAN
@@ -114,7 +114,7 @@ class LearnConfig(Configuration):
         super().check()
         check(Stack, vars(self.stack))
         chosen = algorithms.get(self.learning.algorithm)
-        check_names(self.learning.algorithm, chosen, self.learning.algorithm_options)
+        check_options(self.learning.algorithm, chosen, self.learning.algorithm_options)
         if not self.learning.lr or any(not 0 <= rate < float("inf") for rate in self.learning.lr):
             raise ConfigError(f"learn: lr is {self.learning.lr}, expected rates of at least 0")
         stream = self.stream

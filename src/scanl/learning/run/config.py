@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 import torch
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
-from scanl.configured import above, at_least, below, check, check_names, one_of, options
+from scanl.configured import above, at_least, below, check, check_options, one_of, options
 from scanl.data import Folders, OwnSignals, Question, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.columns import KINDS
@@ -170,8 +170,7 @@ class TrainConfig(Configuration):
         super().check()
         check(Stack, vars(self.stack))
         chosen = algorithms.get(self.training.algorithm)
-        check_names(self.training.algorithm, chosen, self.training.algorithm_options)
-        check(chosen, self.training.algorithm_options)
+        check_options(self.training.algorithm, chosen, self.training.algorithm_options)
         if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
 
