@@ -59,7 +59,7 @@ class Algorithm(metaclass=Configured):
     def renew(self, model: Model, learner: Any, batch_size: int) -> Any:
         """Return the learner before the first step of new sequences, from that after others.
 
-        It is that of `init`, unless the class says that something `outlives` a sequence.
+        It means the same as that of `init`, unless the class says that something `outlives` a sequence.
         """
         return self.init(model, batch_size)
 

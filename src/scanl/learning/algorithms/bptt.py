@@ -60,6 +60,10 @@ class BPTT(Algorithm):
     def init(self, model: Model, batch_size: int) -> State:
         return model.init_state(batch_size, device=next(model.parameters()).device)
 
+    def renew(self, model: Model, learner: State, batch_size: int) -> State:
+        """Return None: the model begins at its own initial state, which costs nothing where a state is a long cache."""
+        return None
+
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, Any]:
         if self.segments == 1:
             loss, state = self.loss(model, batch, learner)

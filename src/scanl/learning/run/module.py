@@ -94,11 +94,9 @@ class Learning(pl.LightningModule):
         """Make an update of the algorithm. Unless a batch goes on where the last one ended, it begins sequences."""
         if self.config.source.carry_state:
             return self.algorithm.update(self.model, self.learner, batch)
-        if self.algorithm.outlives:
-            learner = self.algorithm.renew(self.model, self.learner, batch.size)
-            return self.algorithm.update(self.model, learner, batch)
-        loss, _ = self.algorithm.update(self.model, self.algorithm.init(self.model, batch.size), batch)
-        return loss, None
+        learner = self.algorithm.renew(self.model, self.learner, batch.size)
+        loss, learner = self.algorithm.update(self.model, learner, batch)
+        return loss, learner if self.algorithm.outlives else None
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
