@@ -1,6 +1,6 @@
 """Recurrent backpropagation by conjugate gradients."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,12 +10,7 @@ from scanl.learning.algorithms._equilibrium import (
     PENALTY,
     Application,
     Equilibrium,
-    Iterations,
-    Limit,
-    Method,
     Product,
-    Tolerance,
-    Weight,
 )
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.ops.fixed_point import ConvergenceError
@@ -46,14 +41,10 @@ class CGRBP(Equilibrium):
     def __init__(
         self,
         loss: Loss,
-        tolerance: Tolerance = None,
-        max_iterations: Iterations = 1000,
-        method: Method = "iteration",
-        penalty: Weight = 0.0,
-        limit: Limit = 0.9,
         eta: Annotated[float, at_least(0), "η, which keeps the system regular; the authors take 1e-5"] = 0.0,
+        **options: Any,
     ) -> None:
-        super().__init__(loss, tolerance, max_iterations, method, penalty, limit)
+        super().__init__(loss, **options)
         self.eta = eta
 
     def solve(self, application: Application, g: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Recurrent backpropagation by a Neumann series."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -9,11 +9,6 @@ from scanl.learning.algorithms._equilibrium import (
     PENALTY,
     Application,
     Equilibrium,
-    Iterations,
-    Limit,
-    Method,
-    Tolerance,
-    Weight,
 )
 from scanl.learning.algorithms.base import Loss, algorithm
 
@@ -40,14 +35,10 @@ class NeumannRBP(Equilibrium):
     def __init__(
         self,
         loss: Loss,
-        tolerance: Tolerance = None,
-        max_iterations: Iterations = 1000,
-        method: Method = "iteration",
-        penalty: Weight = 0.0,
-        limit: Limit = 0.9,
         terms: Annotated[int, at_least(0), "K"] = 15,
+        **options: Any,
     ) -> None:
-        super().__init__(loss, tolerance, max_iterations, method, penalty, limit)
+        super().__init__(loss, **options)
         self.terms = terms
 
     def solve(self, application: Application, g: Tensor) -> Tensor:
