@@ -157,8 +157,3 @@ class SeriesQuestion(ABC):
 def in_batches(pieces: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield a list in parts of at most `ROWS`."""
     yield from (pieces[begin : begin + ROWS] for begin in range(0, len(pieces), ROWS))
-
-
-def _odd_counts(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the numbers that are no counts 0, 1, 2, ..., and not missing."""
-    return numbers[~(np.isnan(numbers) | ((numbers >= 0) & (numbers % 1 == 0)))]
