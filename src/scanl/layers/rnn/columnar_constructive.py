@@ -11,7 +11,6 @@ from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.rnn.columnar import ColumnarState, Columns, InitScale
 from scanl.ops import linear_scan
-from scanl.ops.offsets import sequences
 
 
 class ConstructiveState(NamedTuple):
@@ -78,7 +77,7 @@ class ColumnarConstructive(Layer):
     def run(
         self, x: Tensor, state: ConstructiveState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, ConstructiveState]:
-        before, inputs, features = self.init_state(sequences(x, cu_seqlens)) if state is None else state
+        before, inputs, features = self._begin(x, state, cu_seqlens)
         read, inputs = self._normed(x, inputs, cu_seqlens)
         known, columns, figures = [read], [], []
         for stage, column, figure in zip(self.stages, before, features.split(self.columns, -1), strict=True):

@@ -1,6 +1,6 @@
 """Log-linear Mamba-2: a memory for each of O(log T) blocks of the past, each read with a weight of its own."""
 
-from typing import Annotated, Any, ClassVar, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.mamba2 import Mamba2
 from scanl.ops import linear_attention
-from scanl.ops.offsets import sequences
 
 
 class LogLinearMamba2State(NamedTuple):
@@ -67,8 +66,7 @@ class LogLinearMamba2(Mamba2):
     ) -> tuple[Tensor, LogLinearMamba2State]:
         check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.max_length)
         begins = state is None and cu_seqlens is None
-        if state is None:
-            state = cast(LogLinearMamba2State, self.init_state(sequences(x, cu_seqlens)))
+        state = self._begin(x, state, cu_seqlens)
         sizes = [self.width, sum(self.widths), self.num_heads, self.num_heads * self.levels]
         z, u, dt, weights = self.in_proj(x).split(sizes, -1)
         u, conv = convolve(self.conv1d, u, state.conv, cu_seqlens=cu_seqlens, silu=True)
