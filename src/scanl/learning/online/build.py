@@ -17,6 +17,7 @@ from scanl.learning.run.config import make_stack
 
 SPAN = 10_000  # numbers after which the past fades in the running means
 FADE = 0.999  # of the errors
+COMPILE_AFTER = 2000  # samples, which take about as long as compiling
 
 
 def make_loop(
@@ -31,6 +32,7 @@ def make_loop(
     weight_decay: float = 0.0,
     clip: float = 1.0,
     block: int = 1,
+    compile_after: int | None = COMPILE_AFTER,
     span: int = SPAN,
     fade: float = FADE,
     waiting: int = 1000,
@@ -49,5 +51,6 @@ def make_loop(
             torch.default_generator.manual_seed(seed)
             model = task.model(make_stack(stack))
         chosen = algorithms.get(algorithm)(task.loss, **algorithm_options)
-        learners.append(Learner(model, chosen, OPTIMIZERS[optimizer](model, rate, weight_decay), block, clip))
+        steps = OPTIMIZERS[optimizer](model, rate, weight_decay)
+        learners.append(Learner(model, chosen, steps, block, clip, compile_after))
     return Prequential(Bank(learners, fade), kind, inputs, span, waiting, scores)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from scanl.configured import above, at_least, between, check, check_options, one_of
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import algorithms
-from scanl.learning.online.build import FADE, SPAN
+from scanl.learning.online.build import COMPILE_AFTER, FADE, SPAN
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import StackConfig
 from scanl.learning.run.configuration import Configuration
@@ -62,6 +62,10 @@ class LearningConfig:
     weight_decay: Annotated[float, at_least(0), "weight decay, only on the weights of linear maps"] = 0.0
     clip: Annotated[float, above(0), "largest norm of the gradient"] = 1.0
     block: Annotated[int, at_least(1), "samples of an update"] = 1
+    compile_after: Annotated[
+        int | None, at_least(0), "answers, and updates, after which each runs as one kernel of the CPU, which takes "
+        "about half a minute to compile for the first time; none: never"
+    ] = COMPILE_AFTER  # fmt: skip
     span: Annotated[int, at_least(2), "numbers after which the past fades in the running means"] = SPAN
 
 

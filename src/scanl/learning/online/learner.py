@@ -8,17 +8,20 @@ from torch import Tensor, nn
 
 from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
-from scanl.layers.state import leaves, map_leaves
+from scanl.layers.state import State, leaves, map_leaves
 from scanl.learning.algorithms import Algorithm
+from scanl.learning.online.flat import flatten
+from scanl.learning.online.repeated import Repeated
 from scanl.learning.questions import Model
 
-NEAR = 1e-5  # torch adds 1e-6 to a norm before it compares
+NEAR = 1e-6  # is added to a norm, as torch does
 
 
 class Learner:
     """A model with the state of the pass that answers, and the learner of the pass that learns behind it.
 
     block: samples of an update, which makes one step of the optimizer.   clip: largest norm of the gradient.
+    compile_after: answers, and updates, after which each becomes a kernel; None: never.
     Between two steps both passes use the same parameters. A pass is never run again over old samples when the
     parameters have changed: that is what makes the memory constant.
     """
@@ -30,6 +33,7 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         block: int = 1,
         clip: float = 1.0,
+        compile_after: int | None = None,
     ) -> None:
         self.model, self.algorithm, self.optimizer = model.train(), algorithm, optimizer
         self.block, self.clip = block, clip
@@ -39,14 +43,59 @@ class Learner:
         self.carried = algorithm.init(model, 1)
         self.samples: list[tuple[Tensor, Tensor]] = []  # of the block that is not yet full
         self.targets = 0  # of the block
+        # Gradients are written here: new tensors in every update would take as long as the update.
+        self.gradients: dict[nn.Parameter, Tensor] | None = (
+            None  # of the parameters that get one, from the first update
+        )
+        self._answer, self._update = Repeated(self._run, compile_after), Repeated(self._gradients, compile_after)
 
-    @torch.no_grad()
+    @property
+    def reasons(self) -> list[str]:
+        """Why answers or updates are no kernels; empty if they are, or will be."""
+        return [each.reason for each in (self._answer, self._update) if each.reason is not None]
+
     def answer(self, x: Tensor) -> Tensor:
         """Read one step (1, 1, C), keep the state, and return the outputs (1, 1, O)."""
-        self._switch(training=False)
-        outputs, self.state = self.model(x, self.state)
-        self._switch(training=True)
+        outputs, self.state = self._answer(x, self.state)
         return outputs
+
+    def peek(self, x: Tensor) -> Tensor:
+        """Return what `answer` would, and change nothing."""
+        state, calls = self.state, self._answer.calls
+        try:
+            return self.answer(x)
+        finally:
+            self.state, self._answer.calls = state, calls
+
+    @torch.no_grad()
+    def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        self._switch(training=False)
+        outputs, state = self.model(x, state)
+        self._switch(training=True)
+        return outputs, state
+
+    def _gradients(self, x: Tensor, target: Tensor, carried: Any) -> tuple[Tensor, Tensor, Any]:
+        """Write the gradients, and return the loss, the norm that the gradient had, and the learner."""
+        loss, carried = self.algorithm.update(self.model, carried, Batch(x, target))
+        by_all = zip(self.parameters, torch.autograd.grad(loss, self.parameters, allow_unused=True), strict=True)
+        known = [(parameter, gradient) for parameter, gradient in by_all if gradient is not None]
+        with torch.no_grad():
+            if self.gradients is None:
+                self._begin([parameter for parameter, _ in known])
+            norm = torch.stack([(gradient * gradient).sum() for _, gradient in known]).sum().sqrt()
+            factor = (self.clip / (norm + NEAR)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
+            for parameter, gradient in known:
+                self.gradients[parameter].copy_(gradient * factor)
+            return loss.detach(), norm, carried
+
+    def _begin(self, used: list[nn.Parameter]) -> None:
+        """Let the optimizer know the parameters that have gradients."""
+        gradients = flatten(self.optimizer, used)
+        if gradients is None:
+            gradients = [torch.zeros_like(parameter) for parameter in used]
+            for parameter, gradient in zip(used, gradients, strict=True):
+                parameter.grad = gradient
+        self.gradients = dict(zip(used, gradients, strict=True))
 
     def _switch(self, *, training: bool) -> None:
         """Switch dropout and noise on or off. For a model that is read step by step, `Module.train` takes too long."""
@@ -63,21 +112,14 @@ class Learner:
         self.targets += answered
         if len(self.samples) < self.block:
             return
-        batch = Batch(*(self.samples[0] if self.block == 1 else map(_joined, zip(*self.samples, strict=True))))
+        x, target = self.samples[0] if self.block == 1 else map(_joined, zip(*self.samples, strict=True))
         targets, self.samples, self.targets = self.targets, [], 0
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss, self.carried = self.algorithm.update(self.model, self.carried, batch)
+        loss, total, self.carried = self._update(x, target, self.carried)
         if not targets:
             return
-        loss.backward()
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        total = nn.utils.get_total_norm(gradients)
         norm = total.item()
         if not math.isfinite(norm):
             raise DivergenceError(f"the loss is {loss.item():g} and the gradient's norm {norm:g}; try a smaller rate")
-        if norm + NEAR > self.clip:  # below, `clip_grad_norm_` would multiply all by 1
-            nn.utils.clip_grads_with_norm_(self.parameters, self.clip, total)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,12 +131,16 @@ class Learner:
             "carried": dict(leaves(self.carried)),
             "samples": [list(pair) for pair in self.samples],
             "targets": self.targets,
+            "used": None if self.gradients is None else [each in self.gradients for each in self.parameters],
+            "calls": [self._answer.calls, self._update.calls],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned. Raises CheckpointError for a state of another form."""
         try:
             self.model.load_state_dict(state["model"])
+            if state["used"] is not None and self.gradients is None:
+                self._begin([each for each, is_used in zip(self.parameters, state["used"], strict=True) if is_used])
             self.optimizer.load_state_dict(state["optimizer"])
             self.state = _filled(self.model.init_state(1), state["state"])
             self.carried = _filled(self.algorithm.init(self.model, 1), state["carried"])
@@ -102,6 +148,7 @@ class Learner:
             raise CheckpointError(f"the learner of the checkpoint is of another form: {error}") from error
         self.samples = [(x.clone(), target.clone()) for x, target in state["samples"]]
         self.targets = state["targets"]
+        self._answer.calls, self._update.calls = state["calls"]
 
 
 def _joined(parts: Any) -> Tensor:

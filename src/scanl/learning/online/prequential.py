@@ -82,15 +82,12 @@ class Prequential:
 
     def peek(self, inputs: Inputs) -> Answer:
         """Return what `answer` would, and change nothing."""
-        states = [learner.state for learner in self.bank.learners]
         scaling = copy.deepcopy(self.scaling)
         try:
             x, frame = self._read(inputs)
-            return self.kind.answer(self.bank.answer(x)[self.bank.best], frame)
+            return self.kind.answer(self.bank.peek(x), frame)
         finally:
             self.scaling = scaling
-            for learner, state in zip(self.bank.learners, states, strict=True):
-                learner.state = state
 
     def learn(self, truth: Truth, index: int | None = None) -> None:
         """Read the truth of a sample, score its answer, and learn from all samples up to the first that still waits.
@@ -126,7 +123,8 @@ class Prequential:
 
     def _pass(self, sample: Sample) -> None:
         target = self.kind.none() if sample.target is None else sample.target
-        answered = bool(target.isfinite().all()) if target.is_floating_point() else bool((target >= 0).all())
+        numbers = target.numpy()
+        answered = bool(np.isfinite(numbers).all() if numbers.dtype == np.float32 else (numbers >= 0).all())
         self.bank.learn(sample.x, target, answered=answered)
 
     def state_dict(self) -> dict[str, Any]:

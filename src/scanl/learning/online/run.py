@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,7 @@ class Run:
             weight_decay=learning.weight_decay,
             clip=learning.clip,
             block=learning.block,
+            compile_after=learning.compile_after,
             span=learning.span,
             fade=scoring.fade,
             waiting=self.config.stream.waiting,
@@ -233,6 +234,9 @@ class Run:
             self._open_tables(None)
         self._read(self.loop, item)
         self.lines = item.number
+        if self.loop.count - 1 == self.config.learning.compile_after:
+            for reason in dict.fromkeys(chain(*(learner.reasons for learner in self.loop.bank.learners))):
+                self.report(f"it runs operation by operation, not as a kernel: {reason}")
 
     def _read(self, loop: Prequential, item: Item) -> None:
         chosen = self.config.stream

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scanl.data.batch import Batch
@@ -31,7 +32,8 @@ class NumbersAnswerer(Answerer[Numbers]):
         return targets[targets.isfinite()]
 
     def loss(self, model: SequenceLabeler, batch: Batch, state: State = None) -> tuple[Tensor, State]:
-        outputs, targets, state = self.answers(model, batch, state)
-        wide = widen(outputs)
-        parts = losses.get(self.question.loss)(wide, targets.to(wide))
-        return mean(parts, targets.new_tensor(targets.numel())), state
+        outputs, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
+        # The numbers that are known are not selected: their count would be needed before the operations are known.
+        wide, known = widen(outputs), batch.targets.isfinite()
+        parts = losses.get(self.question.loss)(wide, torch.where(known, batch.targets, 0).to(wide))
+        return mean(torch.where(known, parts, 0), known.sum()), state

@@ -1,0 +1,384 @@
+"""Write loops over views of memory as the source of functions that a kernel calls.
+
+Each function gets pointers that the compiler may take as not overlapping, so that it vectorises the loop. Functions of
+the same text are one function.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scanl.ops._recorded.values import Memory, Operand, Unsupported, Value, merged, number, place
+
+HEADER = '''"""A kernel of a recorded function."""
+
+import math
+
+import numpy as np
+
+from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._math import exp
+from scanl.ops._cpu._pointers import at, pointer, separate
+from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
+from scanl.ops._cpu._slots import units
+
+erf, expm1, log, log1p, cos, sin, sqrt, atan2 = (
+    math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt, math.atan2
+)
+inf, nan = math.inf, math.nan
+'''
+MOST = 12  # elementwise loops that become one
+FLAGS = '{"error_model": "numpy", "fastmath": {"contract", "nsz"}}'
+SUMS = '{"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}'  # many partial sums, in vectors
+
+
+class Loops:
+    """The functions of a kernel, the calls of them in order, and the scratch memory."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, str] = {}  # names by text
+        self.calls: list[tuple[str, list[Value]]] = []  # the function, and what it gets pointers to
+        self._together: list[_Statement] = []  # elementwise loops that become one
+
+    def elementwise(self, out: Value, args: Sequence[Operand], expressions: Sequence[str]) -> None:
+        """Add a loop. expressions: of the real and the imaginary part; {0}, {1}, ... are the arguments.
+
+        A complex argument n is {n.re} and {n.im} there, the truth of argument n {n:truth}; numbers are c(...).
+        """
+        known = [_constant(arg) for arg in args]
+        statement = _Statement(
+            out, [arg.expanded(out.shape) if isinstance(arg, Value) else arg for arg in known], expressions
+        )
+        if not (len(self._together) < MOST and all(statement.fits(other) for other in self._together)):
+            self._flush()
+        self._together.append(statement)
+
+    def _flush(self) -> None:
+        """Write the loops that become one."""
+        statements, self._together = self._together, []
+        if not statements:
+            return
+        body = _Body([statement.out for statement in statements])
+        views = [view for statement in statements for view in statement.views]
+        sizes, steps = merged(statements[0].out.shape, *(_wide(view, statements[0].out.shape) for view in views))
+        names = [f"i{axis}" for axis in range(len(sizes))]
+        lines: list[str] = []
+        each = iter(zip(views, steps, strict=True))
+        for number_, statement in enumerate(statements):
+            target = body.read(*_first(next(each), names))
+            sources = [
+                body.read(*_first(next(each), names)) if isinstance(arg, Value) else _Number(arg)
+                for arg in statement.args
+            ]
+            values = [expression.format(*sources) for expression in statement.expressions]
+            targets = [target.re, target.im][: len(values)]
+            if len(values) == 1:
+                lines.append(f"{targets[0]} = {values[0]}")
+            else:  # an argument may be the result's memory: both parts are computed before one is written
+                parts = [f"r{number_}{part}" for part in "ab"]
+                lines += [f"{part} = {value}" for part, value in zip(parts, values, strict=True)]
+                lines += [f"{target} = {part}" for target, part in zip(targets, parts, strict=True)]
+        self._write(body, _nested(sizes, lines), FLAGS)
+
+    def fill(self, out: Value, value: float) -> None:
+        """Set all numbers to a value."""
+        for part in (out.part(0), out.part(1)) if out.form == "complex" else (out,):
+            self.elementwise(part, [value], ["{0}"])
+            value = 0.0
+
+    def copy(self, out: Value, source: Operand) -> None:
+        """Copy numbers; a real one becomes a complex one."""
+        if out.form != "complex":
+            self.elementwise(out, [source], ["{0}"])
+        elif isinstance(source, Value) and source.form == "complex":
+            self.elementwise(out, [source], ["{0.re}", "{0.im}"])
+        else:
+            self.elementwise(out, [source], ["{0}", "c(0.0)"])
+
+    def gather(self, out: Value, source: Value, axis: int, index: Value) -> None:
+        """Copy the numbers of a source at the indices of an axis; the source has the other axes of the result."""
+        body, names = _Body([out]), [f"i{at}" for at in range(len(out.shape))]
+        step, strides = source.strides[axis], list(source.strides)
+        strides[axis] = 0
+        at = f"int({body.read(index, names, index.strides)})"
+        read = str(body.read(source, names, strides))
+        line = f"{body.read(out, names, out.strides)!s} = {read[:-1]} + {at} * {step}]"
+        self._add(body, _nested(out.shape, [line]), FLAGS)
+
+    def scatter(self, out: Value, axis: int, index: Value, source: Operand) -> None:
+        """Write numbers at the indices of an axis; the last of several stays."""
+        body, names = _Body([out]), [f"i{at}" for at in range(len(index.shape))]
+        step, strides = out.strides[axis], list(out.strides)
+        strides[axis] = 0
+        at = f"int({body.read(index, names, index.strides)})"
+        value = body.read(source, names, source.strides) if isinstance(source, Value) else _Number(source)
+        line = f"{str(body.read(out, names, strides))[:-1]} + {at} * {step}] = {value}"
+        self._add(body, _nested(index.shape, [line]), FLAGS)
+
+    def reduce(self, out: Value, source: Value, axes: Sequence[int], kind: str) -> None:
+        """Add a reduction over axes. out: without the axes.   kind: "sum", "mean", "amax" or "amin"."""
+        if out.form == "complex":
+            self.reduce(out.part(0), source.part(0), axes, kind)
+            self.reduce(out.part(1), source.part(1), axes, kind)
+            return
+        kept = [axis for axis in range(len(source.shape)) if axis not in axes]
+        sizes, (reading, target) = merged(
+            [source.shape[axis] for axis in kept], [source.strides[axis] for axis in kept], out.strides
+        )
+        inner, (step,) = merged([source.shape[axis] for axis in axes], [source.strides[axis] for axis in axes])
+        names, more = [f"i{axis}" for axis in range(len(sizes))], [f"j{axis}" for axis in range(len(inner))]
+        body = _Body([out])
+        count = 1
+        for size in inner:
+            count *= size
+        item = str(body.read(source, [*names, *more], [*reading, *step]))
+        written = str(body.read(out, names, target))
+        first = str(body.read(source, names, reading))
+        scale = f" / c({number(count)})" if kind == "mean" else ""
+        if kind in ("sum", "mean"):
+            if (
+                reading and reading[-1] == 1 and step and step[-1] != 1
+            ):  # rows are added up: the loop over them is outer
+                lines = [
+                    *_nested(sizes, [f"{written} = c(0.0)"]),
+                    *_nested(inner, _nested(sizes, [f"{written} += {item}"]), "j"),
+                    *(_nested(sizes, [f"{written} = {written}{scale}"]) if scale else []),
+                ]
+            else:
+                lines = _nested(
+                    sizes,
+                    ["total = c(0.0)", *_nested(inner, [f"total += {item}"], "j"), f"{written} = total{scale}"],
+                )
+            self._add(body, lines, SUMS)
+            return
+        sign = ">" if kind == "amax" else "<"
+        test = f"    x = {item}", f"    best = x if (x {sign} best) | (x != x) else best"
+        lines = _nested(
+            sizes, [f"best = {first}", *_nested(inner, [t.strip() for t in test], "j"), f"{written} = best"]
+        )
+        self._add(body, lines, FLAGS)
+
+    def product(self, out: Value, left: Value, right: Value, bias: Value | None = None) -> None:
+        """Add out = left right + bias, for out (..., n, m), left (..., n, k), right (..., k, m)."""
+        if out.form == "complex":
+            raise Unsupported("a product of complex matrices")
+        *groups, n, k = left.shape
+        m = right.shape[-1]
+        if k == 1:  # an outer product
+            self.elementwise(
+                out,
+                [left, right, *([] if bias is None else [bias])],
+                ["{0} * {1}" + ("" if bias is None else " + {2}")],
+            )
+            return
+        body = _Body([out])
+        axes = [f"g{axis}" for axis in range(len(groups))]
+        added = None if bias is None else bias.expanded(out.shape)
+        start = "c(0.0)" if added is None else str(body.read(added, [*axes, "i", "j"], added.strides))
+        a = str(body.read(left, [*axes, "i", "l"], left.strides))
+        b = str(body.read(right, [*axes, "l", "j"], right.strides))
+        written = str(body.read(out, [*axes, "i", "j"], out.strides))
+        if right.strides[-2] == 1 or m == 1:
+            lines = [
+                f"for i in range({n}):",
+                f"    for j in range({m}):",
+                f"        total = {start}",
+                f"        for l in range({k}):",
+                f"            total += {a} * {b}",
+                f"        {written} = total",
+            ]
+        else:
+            lines = [
+                f"for i in range({n}):",
+                f"    for j in range({m}):",
+                f"        {written} = {start}",
+                f"    for l in range({k}):",
+                f"        factor = {a}",
+                f"        for j in range({m}):",
+                f"            {written} += factor * {b}",
+            ]
+        for axis, size in zip(reversed(axes), reversed(groups), strict=True):
+            lines = [f"for {axis} in range({size}):", *(f"    {line}" for line in lines)]
+        self._add(body, lines, SUMS)
+
+    def _add(self, body: "_Body", lines: Sequence[str], flags: str) -> None:
+        self._flush()
+        self._write(body, lines, flags)
+
+    def _write(self, body: "_Body", lines: Sequence[str], flags: str) -> None:
+        text = "\n".join(f"    {line}" for line in lines)
+        constants = sorted(set(re.findall(r"\bc\(([^()]*)\)", text)))
+        named = {constant: f"c{at}" for at, constant in enumerate(constants)}
+        text = re.sub(r"\bc\(([^()]*)\)", lambda match: named[match[1]], text)
+        kind = "float64" if any(value.memory.kind == "float64" for value in body.views) else "float32"
+        head = [f"    {name} = np.{kind}({constant})" for constant, name in named.items()]
+        pointers = [f"p{at}" for at in range(len(body.views))]
+        types = "".join(value.memory.kind[-2:] for value in body.views)
+        source = "\n".join([f"({', '.join(pointers)}):  # {types}", "    separate()", *head, text, ""])
+        name = self.functions.setdefault(f"@helper(**{flags})\ndef NAME{source}", f"_loop{len(self.functions)}")
+        for value in body.views:
+            value.memory.last = len(self.calls)
+        self.calls.append((name, body.views))
+
+    # --- scratch memory
+
+    def allocate(self) -> dict[str, int]:
+        """Give memory without a name an offset in the scratch memory; what is read no more is used again.
+
+        Return the numbers of each kind of scratch memory.
+        """
+        self._flush()
+        first: dict[int, list[Memory]] = {}
+        for at, (_, views) in enumerate(self.calls):
+            for value in views:
+                if not value.memory.name:
+                    value.memory.name = f"scratch{value.memory.kind[-2:]}"
+                    first.setdefault(at, []).append(value.memory)
+        ending: dict[int, list[Memory]] = {}
+        free: dict[tuple[str, int], list[int]] = {}
+        sizes = {"float32": 0, "float64": 0}
+        for at in range(len(self.calls)):
+            for memory in first.get(at, []):
+                key = memory.kind, -(-memory.size // 16) * 16  # whole cache lines
+                if free.get(key):
+                    memory.offset = free[key].pop()
+                else:
+                    memory.offset = sizes[memory.kind]
+                    sizes[memory.kind] += key[1]
+                ending.setdefault(memory.last, []).append(memory)
+            for memory in ending.get(at, []):
+                free.setdefault((memory.kind, -(-memory.size // 16) * 16), []).append(memory.offset)
+        return sizes
+
+    def source(self, kinds: Mapping[str, str]) -> str:
+        """Return the text of the kernel. kinds: of the memory of its pointers, by name."""
+        functions = [text.replace("NAME", name, 1) for text, name in self.functions.items()]
+        pointers = [f"        {name} = pointer(slots.{name}, np.{kind})" for name, kind in kinds.items()]
+        calls = [f"        {name}({', '.join(map(_address, views))})" for name, views in self.calls]
+        return "\n\n".join([
+            HEADER,
+            *functions,
+            "\n".join([
+                f'@kernel("{" ".join(kinds)}")',
+                "def run(slots):",
+                "    for _ in units(slots):",
+                *pointers,
+                *calls,
+                "",
+            ]),
+        ])  # fmt: skip
+
+
+@dataclass
+class _Statement:
+    """An elementwise loop: the result, the arguments in its shape, and the expressions of its parts."""
+
+    out: Value
+    args: list[Any]
+    expressions: Sequence[str]
+
+    @property
+    def views(self) -> list[Value]:
+        return [self.out, *(arg for arg in self.args if isinstance(arg, Value))]
+
+    def fits(self, earlier: "_Statement") -> bool:
+        """Whether it may run index by index with an earlier one: neither touches what the other writes elsewhere."""
+        if _sizes(self.out) != _sizes(earlier.out):
+            return False
+        pairs = [(earlier.out, view) for view in self.views] + [(self.out, view) for view in earlier.views]
+        return all(one.memory is not other.memory or _apart_or_same(one, other) for one, other in pairs)
+
+
+def _sizes(value: Value) -> list[int]:
+    return [size for size in value.shape if size != 1]
+
+
+def _apart_or_same(one: Value, other: Value) -> bool:
+    """Whether, at every index, two views of one memory are the same number, or parts of the same complex number."""
+    steps = [
+        [stride for size, stride in zip(value.shape, value.strides, strict=True) if size != 1] for value in (one, other)
+    ]
+    parts = one.offset != other.offset or one.form != other.form
+    even = all(stride % 2 == 0 for stride in steps[0])
+    return steps[0] == steps[1] and (not parts or (even and one.offset // 2 == other.offset // 2))
+
+
+def _constant(arg: Operand) -> Operand:
+    """Return the number that all of a value is, if it is known."""
+    return arg.memory.fill if isinstance(arg, Value) and arg.memory.fill is not None else arg
+
+
+def _wide(view: Value, shape: Sequence[int]) -> list[int]:
+    """Return the strides of a view for a shape that has the same sizes, besides axes of size 1."""
+    strides = iter(stride for size, stride in zip(view.shape, view.strides, strict=True) if size != 1)
+    return [0 if size == 1 else next(strides) for size in shape]
+
+
+def _first(pair: tuple[Value, Sequence[int]], names: Sequence[str]) -> tuple[Value, Sequence[str], Sequence[int]]:
+    return pair[0], names, pair[1]
+
+
+class _Number:
+    """A number as an argument."""
+
+    def __init__(self, value: complex | float) -> None:
+        self.re, self.im = f"c({number(complex(value).real)})", f"c({number(complex(value).imag)})"
+
+    def __str__(self) -> str:
+        return self.re
+
+    def __format__(self, spec: str) -> str:
+        return f"({self.re} != c(0.0))" if spec == "truth" else self.re
+
+
+class _Read:
+    """A number in memory as an argument, or as what is written."""
+
+    def __init__(self, pointer: str, names: Sequence[str], strides: Sequence[int], offset: int, pair: bool) -> None:
+        self.re = f"{pointer}[{place(names, strides, offset)}]"
+        self.im = f"{pointer}[{place(names, strides, offset + 1)}]" if pair else "c(0.0)"
+
+    def __str__(self) -> str:
+        return self.re
+
+    def __format__(self, spec: str) -> str:
+        return f"({self.re} != c(0.0))" if spec == "truth" else self.re
+
+
+class _Body:
+    """The pointers of a function: one for all views of each memory that is written, and one for each other view."""
+
+    def __init__(self, written: Sequence[Value]) -> None:
+        self.views: list[Value] = []
+        for value in written:
+            if value.memory.fill is not None:
+                raise AssertionError("memory is written before it exists")
+            if all(value.memory is not other.memory for other in self.views):
+                self.views.append(value)
+        self.written = len(self.views)
+
+    def read(self, value: Value, names: Sequence[str], strides: Sequence[int]) -> Any:
+        """Return a number of a view. strides: of the axes with these names."""
+        if value.memory.fill is not None:
+            return _Number(value.memory.fill)
+        pair = value.form == "complex"
+        for at, other in enumerate(self.views):
+            if other.memory is value.memory and (at < self.written or other.offset == value.offset):
+                return _Read(f"p{at}", names, strides, value.offset - other.offset, pair)
+        self.views.append(value)
+        return _Read(f"p{len(self.views) - 1}", names, strides, 0, pair)
+
+
+def _nested(sizes: Sequence[int], lines: Sequence[str], letter: str = "i") -> list[str]:
+    """Return lines within loops."""
+    lines = list(lines)
+    for axis in reversed(range(len(sizes))):
+        lines = [f"for {letter}{axis} in range({sizes[axis]}):", *(f"    {line}" for line in lines)]
+    return lines
+
+
+def _address(value: Value) -> str:
+    offset = value.offset + value.memory.offset
+    return f"at({value.memory.name}, {offset})" if offset else value.memory.name

@@ -1,0 +1,283 @@
+"""Record a function of tensors, and run it as a kernel."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from scanl.errors import ShapeError
+from scanl.ops._cells.files import load
+from scanl.ops._frame.dispatch import backend
+from scanl.ops._recorded.loops import Loops
+from scanl.ops._recorded.operations import add
+from scanl.ops._recorded.values import Memory, Unsupported, Value
+
+MOST = 4000  # operations: a kernel of more takes minutes to compile
+STORED = {torch.bool: torch.float32, torch.int64: torch.float64}  # as what kernels have them
+KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.int64: "float64"}
+aten = torch.ops.aten
+
+
+def _decompositions() -> dict[Any, Any]:
+    simpler = get_decompositions([
+        aten.native_layer_norm, aten.native_group_norm, aten._softmax, aten._log_softmax, aten.linalg_vector_norm,
+        aten.native_layer_norm_backward, aten.native_group_norm_backward, aten._softmax_backward_data,
+        aten._log_softmax_backward_data, aten.gelu_backward, aten.nll_loss_forward, aten.nll_loss_backward,
+    ])  # fmt: skip
+    table = {**dict(core_aten_decompositions().items()), **simpler}
+    for kept in (aten.select_backward.default, aten.slice_backward.default):  # else a comparison of each index
+        table.pop(kept, None)
+    table |= {
+        aten.var_mean.correction: _var_mean,
+        aten.var.correction: lambda *args, **kwargs: _var_mean(*args, **kwargs)[0],
+    }
+    # Views that are computed when they are read
+    return {**table, aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+
+
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    axes = list(range(x.ndim)) if dim is None else list(dim)
+    mean = x.mean(axes, keepdim=True)
+    count = prod(x.shape[axis] for axis in axes) - (1 if correction is None else correction)
+    variance = ((x - mean) * (x - mean)).sum(axes, keepdim=keepdim) / count
+    return variance, mean if keepdim else x.mean(axes)
+
+
+class Recorded:
+    """A function of tensors that runs as a kernel, for operands of these shapes and dtypes, on a CPU.
+
+    function: takes tensors, and returns nested tuples, lists and dicts of tensors and None. It may read other tensors,
+    such as parameters, which the kernel reads anew in every call, and copy results to buffers. Its operations may not
+    depend on the numbers. examples: operands.
+
+    Results are within rounding of the function's: sums have another order. They are new tensors in every call.
+    Raises Unsupported, before anything is computed, for a function that no kernel can run.
+    """
+
+    def __init__(self, function: Callable[..., Any], *examples: Tensor) -> None:
+        self.loops = Loops()
+        self.captured: dict[str, Tensor] = {}
+        self._kinds: dict[str, str] = {"scratch32": "float32", "scratch64": "float64"}
+        self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
+        self._values: dict[fx.Node, Any] = {}
+        self._storages: list[Any] = []  # kept, so that no two have one address
+        module = self._record(function, examples)
+        first = next(node for node in module.graph.nodes if "val" in node.meta)
+        self._mode: Any = first.meta["val"].fake_mode
+        inputs: list[tuple[torch.Size, torch.dtype]] = []
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self._values[node] = self._outside(f"x{len(inputs)}", node.meta["val"])
+                inputs.append((node.meta["val"].shape, node.meta["val"].dtype))
+            elif node.op == "get_attr":
+                self._values[node] = self._attribute(getattr(module, str(node.target)), node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self._outputs(node.args[0])
+        self._inputs = inputs
+        self._scratch = self.loops.allocate()
+        self._stored = any(dtype in STORED for _, dtype in self._results)
+        self._kernel = load("recorded", self.loops.source(self._kinds)).run
+
+    def _record(self, function: Callable[..., Any], examples: Sequence[Tensor]) -> fx.GraphModule:
+        def flat(*operands: Tensor) -> list[Any]:
+            leaves: list[Any] = []
+            self._built = _builder(function(*operands), leaves)
+            return leaves
+
+        try:
+            with backend("reference"):
+                module = make_fx(
+                    flat, tracing_mode="fake", _allow_non_fake_inputs=True, decomposition_table=_decompositions()
+                )(*examples)
+        except (RuntimeError, ValueError) as error:
+            # torch has no common class for operations that depend on numbers
+            raise Unsupported(f"its operations depend on the numbers, or cannot be recorded: {error}") from error
+        module.graph.eliminate_dead_code(lambda node: _writes(node) or node.is_impure())
+        if len(module.graph.nodes) > MOST:
+            raise Unsupported(f"it has {len(module.graph.nodes)} operations, expected at most {MOST}")
+        return module
+
+    # --- values
+
+    def _kind(self, tensor: Tensor) -> str:
+        """Return the kind of memory that has a tensor."""
+        dtype = torch.view_as_real(tensor).dtype if tensor.is_complex() else tensor.dtype
+        if dtype not in KINDS or tensor.device.type != "cpu":
+            raise Unsupported(f"a tensor of {tensor.dtype} on {tensor.device}")
+        return KINDS[dtype]
+
+    def _outside(self, name: str, tensor: Tensor) -> Value:
+        """Return the value of a tensor whose memory the kernel gets."""
+        memory = self._memories.get(tensor.untyped_storage()._cdata)
+        if memory is None:
+            numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
+            self._kinds[name] = self._kind(tensor)
+            memory = self._memory(tensor, Memory(name, numbers, self._kinds[name]))
+        return _view(tensor, memory)
+
+    def _attribute(self, tensor: Tensor, node: fx.Node) -> Value:
+        """Return the value of a tensor that is no operand."""
+        if tensor.dtype in STORED:
+            if any(user.target is not aten.lift_fresh_copy.default for user in node.users):
+                raise Unsupported(f"a tensor of {tensor.dtype} that is no operand")
+            tensor = tensor.to(STORED[tensor.dtype])
+        name = f"a{len(self.captured)}"
+        value = self._outside(name, self._mode.from_tensor(tensor))
+        if value.memory.name == name:
+            self.captured[name] = tensor
+        return value
+
+    def _memory(self, tensor: Tensor, memory: Memory) -> Memory:
+        storage = tensor.untyped_storage()
+        self._storages.append(storage)
+        self._memories[storage._cdata] = memory
+        return memory
+
+    def _result(self, tensor: Tensor) -> Value:
+        """Return the value of a tensor that an operation makes, in memory of its own."""
+        numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
+        return _view(tensor, self._memory(tensor, Memory("", numbers, self._kind(tensor))))
+
+    def _value(self, argument: Any) -> Any:
+        return self._values[argument] if isinstance(argument, fx.Node) else argument
+
+    # --- operations
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._values[node] = self._values[node.args[0]][node.args[1]]  # pyright: ignore
+            return
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise Unsupported(f"{target}")
+        results, form = pytree.tree_flatten(node.meta["val"])
+        args = fx.node.map_arg(node.args, self._value)
+        kwargs = fx.node.map_arg(node.kwargs, self._value)
+        args, kwargs = _plain(args), _plain(kwargs)
+        if not all(isinstance(result, Tensor) for result in results):
+            raise Unsupported(f"its operations depend on the numbers: {target}")
+        if _writes(node):
+            if target is aten.copy_.default and self._made_there(args[0], args[1]):
+                self._values[node] = args[1]
+                return
+            if target is not aten.copy_.default and args[0].memory.name.startswith("a"):
+                raise Unsupported(f"{target} of a tensor that is no operand")
+            out = self._real(args[0])
+            self._values[node] = out
+            add(self.loops, target, out, args, kwargs)
+            return
+        if all(result.untyped_storage()._cdata in self._memories for result in results):  # views
+            views = [_view(result, self._memories[result.untyped_storage()._cdata]) for result in results]
+            self._values[node] = pytree.tree_unflatten(views, form)
+            return
+        if len(results) != 1:
+            raise Unsupported(f"{target}")
+        out = self._result(results[0])
+        self._values[node] = out
+        add(self.loops, target, out, args, kwargs)
+
+    def _made_there(self, target: Value, source: Value) -> bool:
+        """Let a value be made in the memory to which it would be copied; return whether that can be."""
+        fresh = not source.memory.name and source.memory.fill is None and source.whole
+        unused = bool(target.memory.name) and target.memory.last < 0 and target.ordered
+        if fresh and unused and (source.form, source.memory.kind) == (target.form, target.memory.kind):
+            source.memory.name, source.memory.offset = target.memory.name, target.offset
+            return True
+        return False
+
+    def _real(self, value: Value) -> Value:
+        if value.memory.fill is not None:
+            fill, value.memory.fill = value.memory.fill, None
+            self.loops.fill(Value(value.memory, 0, (value.memory.size,), (1,), "real"), fill)
+        return value
+
+    def _outputs(self, leaves: Sequence[Any]) -> None:
+        """Let results be written to tensors of their own: where they are made, or by a copy at the end."""
+        self._results: list[tuple[tuple[int, ...], torch.dtype]] = []
+        for leaf in leaves:
+            value, made = self._value(leaf), leaf.meta["val"]
+            name = f"y{len(self._results)}"
+            kind = value.memory.kind
+            self._kinds[name] = kind
+            self._results.append((value.shape, made.dtype))
+            if not value.memory.name and value.memory.fill is None and value.whole:
+                value.memory.name = name
+                continue
+            like = torch.empty(value.shape, dtype=made.dtype, device="meta")
+            self.loops.copy(_view(like, Memory(name, like.numel() * (2 if like.is_complex() else 1), kind)), value)
+
+    # --- calls
+
+    def __call__(self, *operands: Tensor) -> Any:
+        """Return what the function returns of these operands."""
+        kept: list[Tensor] = [
+            torch.empty(self._scratch[kind], dtype=dtype)
+            for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
+        ]
+        for operand, (shape, dtype) in zip(operands, self._inputs, strict=True):
+            if operand.shape != shape or operand.dtype != dtype:
+                raise ShapeError(
+                    f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
+                    f"{tuple(shape)} because of the example"
+                )
+            if dtype in STORED:
+                operand = operand.to(STORED[dtype])
+            kept.append(operand.contiguous().resolve_conj())
+        results = [torch.empty(shape, dtype=STORED.get(dtype, dtype)) for shape, dtype in self._results]
+        packed = [tensor.data_ptr() for tensor in kept]
+        packed += [tensor.untyped_storage().data_ptr() for tensor in self.captured.values()]
+        packed += [tensor.data_ptr() for tensor in results]
+        self._kernel.run(torch.float32, packed, 1, 1)
+        if self._stored:
+            results = [result.to(dtype) for result, (_, dtype) in zip(results, self._results, strict=True)]
+        return self._built(iter(results))
+
+
+def _builder(result: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
+    """Append the tensors of a result, and return the function that makes such a result of others."""
+    if isinstance(result, Tensor):
+        leaves.append(result)
+        return next
+    if isinstance(result, dict):
+        parts = {name: _builder(member, leaves) for name, member in result.items()}
+        return lambda each: {name: part(each) for name, part in parts.items()}
+    if isinstance(result, list | tuple):
+        members = [_builder(member, leaves) for member in result]
+        if hasattr(result, "_fields"):
+            return lambda each: type(result)(*(part(each) for part in members))
+        return lambda each: type(result)(part(each) for part in members)
+    if result is not None:
+        raise Unsupported(f"a result of {type(result).__name__}")
+    return lambda each: None
+
+
+def _view(tensor: Tensor, memory: Memory) -> Value:
+    width = 2 if tensor.is_complex() else 1
+    form = "complex" if tensor.is_complex() else "truth" if tensor.dtype == torch.bool else "real"
+    strides = tuple(stride * width for stride in tensor.stride())
+    return Value(memory, tensor.storage_offset() * width, tuple(tensor.shape), strides, form)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _plain(args: Any) -> Any:
+    """Return fx's immutable lists and dicts as those of Python."""
+    if isinstance(args, dict):
+        return {key: _plain(value) for key, value in args.items()}
+    if isinstance(args, Value):
+        return args
+    if isinstance(args, list | tuple):
+        return [_plain(value) for value in args]
+    return args
