@@ -138,7 +138,8 @@ def test_a_step_of_the_loop_is_that_of_the_algorithm_by_hand():
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-    assert answers == expected
+    # The norm by which a gradient is cut is rounded in another order: by that much a weight and an answer differ.
+    np.testing.assert_allclose(answers, expected, rtol=8 * len(series) * np.finfo(np.float32).eps)
 
 
 def test_with_a_delay_the_passes_are_those_of_the_same_truths_later():

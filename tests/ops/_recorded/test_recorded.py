@@ -11,9 +11,6 @@ from torch.nn import functional as F
 from scanl.errors import ShapeError
 from scanl.ops._recorded import Recorded, Unsupported
 
-COVERS = ["src/scanl/ops/_recorded/__init__.py", "src/scanl/ops/_recorded/loops.py",
-          "src/scanl/ops/_recorded/operations.py", "src/scanl/ops/_recorded/values.py"]  # fmt: skip
-
 torch.manual_seed(0)
 A, B, C = torch.randn(3, 4), torch.randn(4, 5), torch.randn(2, 3, 4)
 BUFFER = torch.zeros(3, 4)
@@ -29,9 +26,9 @@ def real(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
         F.gelu(a, approximate="tanh"), F.relu(a), a.clamp(-0.5, 0.5), a.clamp(min=0.1), torch.maximum(a, c[0]),
         torch.where(truth, a, 0.0), torch.where(truth & ~(a > 1), a, c[1]), a.masked_fill(truth, 3.0), truth.to(a),
         (a.isnan() | (a == a)).to(a), a.sum(), a.sum(0), c.sum((0, 2)), c.mean(-1, keepdim=True), c.amax(1), c.amin(),
-        a.sum(1, keepdim=True) * torch.ones(3, 7), a @ b, b.T @ a.T, a[:, :1] @ b[:1], c @ b, F.linear(c, a, c[0, :, 0]),
-        torch.bmm(c, c.mT), torch.cat([a, c[0]], 1), torch.stack([a, c[1]], 1), a[1], a[:, 1:3], a.T.reshape(2, 6),
-        F.pad(a, (1, 2)), a.cumsum(1), a.softmax(-1), a.log_softmax(0), F.layer_norm(a, (4,)),
+        a.sum(1, keepdim=True) * torch.ones(3, 7), a @ b, b.T @ a.T, a[:, :1] @ b[:1], F.linear(c, a, c[0, :, 0]),
+        c @ b, torch.bmm(c, c.mT), torch.cat([a, c[0]], 1), torch.stack([a, c[1]], 1), a[1], a[:, 1:3],
+        a.T.reshape(2, 6), F.pad(a, (1, 2)), a.cumsum(1), a.softmax(-1), a.log_softmax(0), F.layer_norm(a, (4,)),
         torch.zeros_like(a), torch.full((2, 2), 3.0), torch.arange(3.0) * a[:, 0],
     ]  # fmt: skip
 

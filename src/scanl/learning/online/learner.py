@@ -80,22 +80,22 @@ class Learner:
         by_all = zip(self.parameters, torch.autograd.grad(loss, self.parameters, allow_unused=True), strict=True)
         known = [(parameter, gradient) for parameter, gradient in by_all if gradient is not None]
         with torch.no_grad():
-            if self.gradients is None:
-                self._begin([parameter for parameter, _ in known])
+            places = self._begin([parameter for parameter, _ in known]) if self.gradients is None else self.gradients
             norm = torch.stack([(gradient * gradient).sum() for _, gradient in known]).sum().sqrt()
             factor = (self.clip / (norm + NEAR)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
             for parameter, gradient in known:
-                self.gradients[parameter].copy_(gradient * factor)
+                places[parameter].copy_(gradient * factor)
             return loss.detach(), norm, carried
 
-    def _begin(self, used: list[nn.Parameter]) -> None:
-        """Let the optimizer know the parameters that have gradients."""
+    def _begin(self, used: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """Let the optimizer know the parameters that have gradients. Return where the gradients are written."""
         gradients = flatten(self.optimizer, used)
         if gradients is None:
             gradients = [torch.zeros_like(parameter) for parameter in used]
             for parameter, gradient in zip(used, gradients, strict=True):
                 parameter.grad = gradient
         self.gradients = dict(zip(used, gradients, strict=True))
+        return self.gradients
 
     def _switch(self, *, training: bool) -> None:
         """Switch dropout and noise on or off. For a model that is read step by step, `Module.train` takes too long."""

@@ -10,7 +10,7 @@ from scanl.ops._recorded.values import Unsupported, Value
 Rule = Callable[[Loops, Value, list[Any], dict[str, Any]], None]
 RULES: dict[str, Rule] = {}
 FILLS = {"full": 1, "new_full": 2, "full_like": 1, "scalar_tensor": 0}
-ZEROS = {"zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"}
+ZEROS = {"zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like", "empty_permuted", "empty_strided"}
 ONES = {"ones", "new_ones", "ones_like"}
 CONDITIONS = {"where": (0,), "masked_fill": (1,), "logical_not": (0,), "bitwise_not": (0,), "logical_and": (0, 1),
               "bitwise_and": (0, 1), "logical_or": (0, 1), "bitwise_or": (0, 1)}  # fmt: skip
@@ -103,7 +103,7 @@ def _real(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[str
     tensors = [arg for arg in args if isinstance(arg, Value)]
     if any(value.form == "complex" for value in tensors):
         if name not in OF_COMPLEX:
-            raise Unsupported(f"{name} of complex numbers")
+            raise Unsupported(f"no kernel computes {name} of complex numbers")
         loops.elementwise(out, args[:1], [OF_COMPLEX[name]])
         return
     if tensors and all(value.form == "truth" for value in tensors) and out.form == "truth":
@@ -121,7 +121,7 @@ def _real(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[str
         except KeyError:
             known = None
         if known is None:
-            raise Unsupported(f"{name}")
+            raise Unsupported(f"no kernel computes {name}")
         expression, operands = known
     for at in CONDITIONS.get(name, ()):
         expression = expression.replace(f"{{{at}}}", f"{{{at}:truth}}")
@@ -136,7 +136,7 @@ def _complex(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[
     if name in ("add", "sub") and kwargs.get("alpha", 1) != 1:
         raise Unsupported(f"{name} of complex numbers with a factor")
     if name not in COMPLEX:
-        raise Unsupported(f"{name} of complex numbers")
+        raise Unsupported(f"no kernel computes {name} of complex numbers")
     count = 1 + max(int(each) for text in COMPLEX[name] for each in "012" if f"{{{each}" in text)
     loops.elementwise(out, [_pair(arg) for arg in args[:count]], COMPLEX[name])
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
@@ -68,6 +69,7 @@ class Recorded:
         self._kinds: dict[str, str] = {"scratch32": "float32", "scratch64": "float64"}
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
         self._values: dict[fx.Node, Any] = {}
+        self._built: Callable[[Iterator[Any]], Any]  # makes a result of tensors
         self._storages: list[Any] = []  # kept, so that no two have one address
         module = self._record(function, examples)
         first = next(node for node in module.graph.nodes if "val" in node.meta)
@@ -161,8 +163,8 @@ class Recorded:
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported(f"{target}")
         results, form = pytree.tree_flatten(node.meta["val"])
-        args = fx.node.map_arg(node.args, self._value)
-        kwargs = fx.node.map_arg(node.kwargs, self._value)
+        args = map_arg(node.args, self._value)
+        kwargs = map_arg(node.kwargs, self._value)
         args, kwargs = _plain(args), _plain(kwargs)
         if not all(isinstance(result, Tensor) for result in results):
             raise Unsupported(f"its operations depend on the numbers: {target}")
@@ -265,7 +267,7 @@ def _view(tensor: Tensor, memory: Memory) -> Value:
     width = 2 if tensor.is_complex() else 1
     form = "complex" if tensor.is_complex() else "truth" if tensor.dtype == torch.bool else "real"
     strides = tuple(stride * width for stride in tensor.stride())
-    return Value(memory, tensor.storage_offset() * width, tuple(tensor.shape), strides, form)
+    return Value(memory, int(tensor.storage_offset()) * width, tuple(tensor.shape), strides, form)
 
 
 def _writes(node: fx.Node) -> bool:
