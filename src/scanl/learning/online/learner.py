@@ -52,7 +52,7 @@ class Learner:
     @property
     def reasons(self) -> list[str]:
         """Why answers or updates are no kernels; empty if they are, or will be."""
-        return [each.reason for each in (self._answer, self._update) if each.reason is not None]
+        return [step.reason for step in (self._answer, self._update) if step.reason is not None]
 
     def answer(self, x: Tensor) -> Tensor:
         """Read one step (1, 1, C), keep the state, and return the outputs (1, 1, O)."""
@@ -131,7 +131,7 @@ class Learner:
             "carried": dict(leaves(self.carried)),
             "samples": [list(pair) for pair in self.samples],
             "targets": self.targets,
-            "used": None if self.gradients is None else [each in self.gradients for each in self.parameters],
+            "used": None if self.gradients is None else [parameter in self.gradients for parameter in self.parameters],
             "calls": [self._answer.calls, self._update.calls],
         }
 
@@ -140,7 +140,7 @@ class Learner:
         try:
             self.model.load_state_dict(state["model"])
             if state["used"] is not None and self.gradients is None:
-                self._begin([each for each, is_used in zip(self.parameters, state["used"], strict=True) if is_used])
+                self._begin([one for one, is_used in zip(self.parameters, state["used"], strict=True) if is_used])
             self.optimizer.load_state_dict(state["optimizer"])
             self.state = _filled(self.model.init_state(1), state["state"])
             self.carried = _filled(self.algorithm.init(self.model, 1), state["carried"])

@@ -44,8 +44,8 @@ class Repeated(Generic[R]):
 
     def _record(self, states: Any, tensors: list[Tensor], form: tuple[Any, ...]) -> Recorded | None:
         def flat(*values: Tensor) -> R:
-            each = iter(values)
-            return self.function(*map_leaves(lambda _: next(each), states))
+            tensors = iter(values)
+            return self.function(*map_leaves(lambda _: next(tensors), states))
 
         try:
             if len(self.kernels) == FORMS:

@@ -65,11 +65,11 @@ class Loops:
         sizes, steps = merged(statements[0].out.shape, *(_wide(view, statements[0].out.shape) for view in views))
         names = [f"i{axis}" for axis in range(len(sizes))]
         lines: list[str] = []
-        each = iter(zip(views, steps, strict=True))
-        for number_, statement in enumerate(statements):
-            target = body.read(*_first(next(each), names))
+        pairs = iter(zip(views, steps, strict=True))
+        for at, statement in enumerate(statements):
+            target = body.read(*_first(next(pairs), names))
             sources = [
-                body.read(*_first(next(each), names)) if isinstance(arg, Value) else _Number(arg)
+                body.read(*_first(next(pairs), names)) if isinstance(arg, Value) else _Number(arg)
                 for arg in statement.args
             ]
             values = [expression.format(*sources) for expression in statement.expressions]
@@ -77,15 +77,15 @@ class Loops:
             if len(values) == 1:
                 lines.append(f"{targets[0]} = {values[0]}")
             else:  # an argument may be the result's memory: both parts are computed before one is written
-                parts = [f"r{number_}{part}" for part in "ab"]
-                lines += [f"{part} = {value}" for part, value in zip(parts, values, strict=True)]
-                lines += [f"{target} = {part}" for target, part in zip(targets, parts, strict=True)]
+                names_ = [f"r{at}{letter}" for letter in "ab"]
+                lines += [f"{name} = {value}" for name, value in zip(names_, values, strict=True)]
+                lines += [f"{place_} = {name}" for place_, name in zip(targets, names_, strict=True)]
         self._write(body, _nested(sizes, lines), FLAGS)
 
     def fill(self, out: Value, value: float) -> None:
         """Set all numbers to a value."""
-        for part in (out.part(0), out.part(1)) if out.form == "complex" else (out,):
-            self.elementwise(part, [value], ["{0}"])
+        for reals in (out.part(0), out.part(1)) if out.form == "complex" else (out,):
+            self.elementwise(reals, [value], ["{0}"])
             value = 0.0
 
     def copy(self, out: Value, source: Operand) -> None:
@@ -103,8 +103,8 @@ class Loops:
         step, strides = source.strides[axis], list(source.strides)
         strides[axis] = 0
         at = f"int({body.read(index, names, index.strides)})"
-        read = str(body.read(source, names, strides))
-        line = f"{body.read(out, names, out.strides)!s} = {read[:-1]} + {at} * {step}]"
+        number_ = str(body.read(source, names, strides))
+        line = f"{body.read(out, names, out.strides)!s} = {number_[:-1]} + {at} * {step}]"
         self._add(body, _nested(out.shape, [line]), FLAGS)
 
     def scatter(self, out: Value, axis: int, index: Value, source: Operand) -> None:
@@ -123,9 +123,9 @@ class Loops:
             self.reduce(out.part(0), source.part(0), axes, kind)
             self.reduce(out.part(1), source.part(1), axes, kind)
             return
-        kept = [axis for axis in range(len(source.shape)) if axis not in axes]
+        outer = [axis for axis in range(len(source.shape)) if axis not in axes]
         sizes, (reading, target) = merged(
-            [source.shape[axis] for axis in kept], [source.strides[axis] for axis in kept], out.strides
+            [source.shape[axis] for axis in outer], [source.strides[axis] for axis in outer], out.strides
         )
         inner, (step,) = merged([source.shape[axis] for axis in axes], [source.strides[axis] for axis in axes])
         names, more = [f"i{axis}" for axis in range(len(sizes))], [f"j{axis}" for axis in range(len(inner))]
@@ -138,9 +138,8 @@ class Loops:
         first = str(body.read(source, names, reading))
         scale = f" / c({number(count)})" if kind == "mean" else ""
         if kind in ("sum", "mean"):
-            if (
-                reading and reading[-1] == 1 and step and step[-1] != 1
-            ):  # rows are added up: the loop over them is outer
+            rows = reading and reading[-1] == 1 and step and step[-1] != 1
+            if rows:  # rows are added up: the loop over them is outer
                 lines = [
                     *_nested(sizes, [f"{written} = c(0.0)"]),
                     *_nested(inner, _nested(sizes, [f"{written} += {item}"]), "j"),
@@ -160,16 +159,16 @@ class Loops:
         )
         self._add(body, lines, FLAGS)
 
-    def product(self, out: Value, left: Value, right: Value, bias: Value | None = None) -> None:
-        """Add out = left right + bias, for out (..., n, m), left (..., n, k), right (..., k, m)."""
+    def product(self, out: Value, a: Value, b: Value, bias: Value | None = None) -> None:
+        """Add out = a b + bias, for a (..., n, k) and b (..., k, m)."""
         if out.form == "complex":
             raise Unsupported("a product of complex matrices")
-        *groups, n, k = left.shape
-        m = right.shape[-1]
+        *groups, n, k = a.shape
+        m = b.shape[-1]
         if k == 1:  # an outer product
             self.elementwise(
                 out,
-                [left, right, *([] if bias is None else [bias])],
+                [a, b, *([] if bias is None else [bias])],
                 ["{0} * {1}" + ("" if bias is None else " + {2}")],
             )
             return
@@ -177,16 +176,16 @@ class Loops:
         axes = [f"g{axis}" for axis in range(len(groups))]
         added = None if bias is None else bias.expanded(out.shape)
         start = "c(0.0)" if added is None else str(body.read(added, [*axes, "i", "j"], added.strides))
-        a = str(body.read(left, [*axes, "i", "l"], left.strides))
-        b = str(body.read(right, [*axes, "l", "j"], right.strides))
+        factor = str(body.read(a, [*axes, "i", "l"], a.strides))
+        other = str(body.read(b, [*axes, "l", "j"], b.strides))
         written = str(body.read(out, [*axes, "i", "j"], out.strides))
-        if right.strides[-2] == 1 or m == 1:
+        if b.strides[-2] == 1 or m == 1:
             lines = [
                 f"for i in range({n}):",
                 f"    for j in range({m}):",
                 f"        total = {start}",
                 f"        for l in range({k}):",
-                f"            total += {a} * {b}",
+                f"            total += {factor} * {other}",
                 f"        {written} = total",
             ]
         else:
@@ -195,9 +194,9 @@ class Loops:
                 f"    for j in range({m}):",
                 f"        {written} = {start}",
                 f"    for l in range({k}):",
-                f"        factor = {a}",
+                f"        factor = {factor}",
                 f"        for j in range({m}):",
-                f"            {written} += factor * {b}",
+                f"            {written} += factor * {other}",
             ]
         for axis, size in zip(reversed(axes), reversed(groups), strict=True):
             lines = [f"for {axis} in range({size}):", *(f"    {line}" for line in lines)]
@@ -348,7 +347,7 @@ class _Read:
 
 
 class _Body:
-    """The pointers of a function: one for all views of each memory that is written, and one for each other view."""
+    """The pointers of a function: one for all views of each memory that is written, and one for every other view."""
 
     def __init__(self, written: Sequence[Value]) -> None:
         self.views: list[Value] = []

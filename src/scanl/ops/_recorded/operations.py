@@ -16,7 +16,7 @@ CONDITIONS = {"where": (0,), "masked_fill": (1,), "logical_not": (0,), "bitwise_
               "bitwise_and": (0, 1), "logical_or": (0, 1), "bitwise_or": (0, 1)}  # fmt: skip
 TRUTHS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_not", "bitwise_not", "logical_and", "bitwise_and",
           "logical_or", "bitwise_or", "isnan", "isinf"}  # fmt: skip
-MORE = {  # expressions that cells have not
+MORE = {  # expressions that cells do not have
     "isnan": "{0} != {0}",
     "isinf": "({0} == {0}) & ({0} - {0} != {0} - {0})",
     "tan": "sin({0}) / cos({0})",
@@ -82,9 +82,9 @@ def add(loops: Loops, target: Any, out: Value, args: list[Any], kwargs: dict[str
 
 
 def _needed(loops: Loops, arg: Any) -> Any:
-    """Return a value with memory, for what reads other numbers than those of one index."""
+    """Return a value with memory, for what reads numbers of other indices."""
     if isinstance(arg, list):
-        return [_needed(loops, each) for each in arg]
+        return [_needed(loops, member) for member in arg]
     if isinstance(arg, Value) and arg.memory.fill is not None:
         fill, arg.memory.fill = arg.memory.fill, None
         loops.fill(Value(arg.memory, 0, (arg.memory.size,), (1,), "real"), fill)
@@ -127,7 +127,7 @@ def _real(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[str
         expression = expression.replace(f"{{{at}}}", f"{{{at}:truth}}")
     if name in TRUTHS:
         expression = f"(c(1.0) if {expression} else c(0.0))"
-    loops.elementwise(out, [_scalar(each) for each in operands], [expression])
+    loops.elementwise(out, [_scalar(operand) for operand in operands], [expression])
 
 
 def _complex(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def _complex(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[
         raise Unsupported(f"{name} of complex numbers with a factor")
     if name not in COMPLEX:
         raise Unsupported(f"no kernel computes {name} of complex numbers")
-    count = 1 + max(int(each) for text in COMPLEX[name] for each in "012" if f"{{{each}" in text)
+    count = 1 + max(int(digit) for text in COMPLEX[name] for digit in "012" if f"{{{digit}" in text)
     loops.elementwise(out, [_pair(arg) for arg in args[:count]], COMPLEX[name])
 
 
@@ -165,8 +165,8 @@ def _reduction(kind: str) -> Rule:
         axes = args[1] if len(args) > 1 and args[1] is not None else []
         axes = [axes] if isinstance(axes, int) else axes
         axes = sorted({axis % len(source.shape) for axis in axes} if axes else range(len(source.shape)))
-        kept = (len(args) > 2 and args[2]) or kwargs.get("keepdim", False)
-        if kept:
+        keepdim = (len(args) > 2 and args[2]) or kwargs.get("keepdim", False)
+        if keepdim:
             for axis in reversed(axes):
                 out = out.without(axis)
         loops.reduce(out, source, axes, kind)
@@ -201,11 +201,11 @@ def _addmm(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) ->
 def _cat(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) -> None:
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(out.shape)
     start = 0
-    for part in args[0]:
-        if part.shape == (0,):
+    for member in args[0]:
+        if member.shape == (0,):
             continue
-        loops.copy(out.at(axis, start, part.shape[axis]), part)
-        start += part.shape[axis]
+        loops.copy(out.at(axis, start, member.shape[axis]), member)
+        start += member.shape[axis]
 
 
 @rule("select_backward")
@@ -231,11 +231,11 @@ def _pad(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) -> N
     inside = out
     for at in range(len(pads) // 2):
         axis = len(out.shape) - 1 - at
-        before = pads[2 * at]
+        low = pads[2 * at]
         size = source.shape[axis]
-        if before < 0 or pads[2 * at + 1] < 0:
+        if low < 0 or pads[2 * at + 1] < 0:
             raise Unsupported("a negative padding")
-        inside = inside.at(axis, before, size)
+        inside = inside.at(axis, low, size)
     loops.fill(out, float(value))
     loops.copy(inside, source)
 

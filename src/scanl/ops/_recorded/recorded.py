@@ -1,6 +1,7 @@
 """Record a function of tensors, and run it as a kernel."""
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
@@ -32,8 +33,8 @@ def _decompositions() -> dict[Any, Any]:
         aten._log_softmax_backward_data, aten.gelu_backward, aten.nll_loss_forward, aten.nll_loss_backward,
     ])  # fmt: skip
     table = {**dict(core_aten_decompositions().items()), **simpler}
-    for kept in (aten.select_backward.default, aten.slice_backward.default):  # else a comparison of each index
-        table.pop(kept, None)
+    for operation in (aten.select_backward.default, aten.slice_backward.default):  # else a comparison of each index
+        table.pop(operation, None)
     table |= {
         aten.var_mean.correction: _var_mean,
         aten.var.correction: lambda *args, **kwargs: _var_mean(*args, **kwargs)[0],
@@ -74,6 +75,8 @@ class Recorded:
         module = self._record(function, examples)
         first = next(node for node in module.graph.nodes if "val" in node.meta)
         self._mode: Any = first.meta["val"].fake_mode
+        reads = Counter(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+        self._uses = {node: reads[str(node.target)] for node in module.graph.nodes if node.op == "get_attr"}
         inputs: list[tuple[torch.Size, torch.dtype]] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -103,7 +106,9 @@ class Recorded:
                 )(*examples)
         except (RuntimeError, ValueError) as error:
             # torch has no common class for operations that depend on numbers
-            raise Unsupported(f"its operations depend on the numbers, or cannot be recorded: {error}") from error
+            raise Unsupported(
+                f"its operations depend on the numbers, or cannot be recorded: {str(error).splitlines()[0]}"
+            ) from error
         module.graph.eliminate_dead_code(lambda node: _writes(node) or node.is_impure())
         if len(module.graph.nodes) > MOST:
             raise Unsupported(f"it has {len(module.graph.nodes)} operations, expected at most {MOST}")
@@ -169,7 +174,8 @@ class Recorded:
         if not all(isinstance(result, Tensor) for result in results):
             raise Unsupported(f"its operations depend on the numbers: {target}")
         if _writes(node):
-            if target is aten.copy_.default and self._made_there(args[0], args[1]):
+            once = self._uses.get(node.args[0]) == 1
+            if target is aten.copy_.default and once and self._made_there(args[0], args[1]):
                 self._values[node] = args[1]
                 return
             if target is not aten.copy_.default and args[0].memory.name.startswith("a"):
@@ -207,22 +213,22 @@ class Recorded:
         """Let results be written to tensors of their own: where they are made, or by a copy at the end."""
         self._results: list[tuple[tuple[int, ...], torch.dtype]] = []
         for leaf in leaves:
-            value, made = self._value(leaf), leaf.meta["val"]
+            value, fake = self._value(leaf), leaf.meta["val"]
             name = f"y{len(self._results)}"
             kind = value.memory.kind
             self._kinds[name] = kind
-            self._results.append((value.shape, made.dtype))
+            self._results.append((value.shape, fake.dtype))
             if not value.memory.name and value.memory.fill is None and value.whole:
                 value.memory.name = name
                 continue
-            like = torch.empty(value.shape, dtype=made.dtype, device="meta")
+            like = torch.empty(value.shape, dtype=fake.dtype, device="meta")
             self.loops.copy(_view(like, Memory(name, like.numel() * (2 if like.is_complex() else 1), kind)), value)
 
     # --- calls
 
     def __call__(self, *operands: Tensor) -> Any:
         """Return what the function returns of these operands."""
-        kept: list[Tensor] = [
+        tensors: list[Tensor] = [
             torch.empty(self._scratch[kind], dtype=dtype)
             for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
         ]
@@ -234,9 +240,9 @@ class Recorded:
                 )
             if dtype in STORED:
                 operand = operand.to(STORED[dtype])
-            kept.append(operand.contiguous().resolve_conj())
+            tensors.append(operand.contiguous().resolve_conj())
         results = [torch.empty(shape, dtype=STORED.get(dtype, dtype)) for shape, dtype in self._results]
-        packed = [tensor.data_ptr() for tensor in kept]
+        packed = [tensor.data_ptr() for tensor in tensors]
         packed += [tensor.untyped_storage().data_ptr() for tensor in self.captured.values()]
         packed += [tensor.data_ptr() for tensor in results]
         self._kernel.run(torch.float32, packed, 1, 1)
@@ -246,21 +252,21 @@ class Recorded:
 
 
 def _builder(result: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
-    """Append the tensors of a result, and return the function that makes such a result of others."""
+    """Append the tensors of a result, and return the function that makes a result of the same form."""
     if isinstance(result, Tensor):
         leaves.append(result)
         return next
     if isinstance(result, dict):
-        parts = {name: _builder(member, leaves) for name, member in result.items()}
-        return lambda each: {name: part(each) for name, part in parts.items()}
+        builders = {name: _builder(member, leaves) for name, member in result.items()}
+        return lambda tensors: {name: builder(tensors) for name, builder in builders.items()}
     if isinstance(result, list | tuple):
-        members = [_builder(member, leaves) for member in result]
+        builders = [_builder(member, leaves) for member in result]
         if hasattr(result, "_fields"):
-            return lambda each: type(result)(*(part(each) for part in members))
-        return lambda each: type(result)(part(each) for part in members)
+            return lambda tensors: type(result)(*(builder(tensors) for builder in builders))
+        return lambda tensors: type(result)(builder(tensors) for builder in builders)
     if result is not None:
         raise Unsupported(f"a result of {type(result).__name__}")
-    return lambda each: None
+    return lambda tensors: None
 
 
 def _view(tensor: Tensor, memory: Memory) -> Value:
@@ -275,7 +281,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _plain(args: Any) -> Any:
-    """Return fx's immutable lists and dicts as those of Python."""
+    """Return the immutable lists and dicts of fx as plain ones."""
     if isinstance(args, dict):
         return {key: _plain(value) for key, value in args.items()}
     if isinstance(args, Value):

@@ -91,7 +91,7 @@ def merged(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], li
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        by = [each[axis] for each in strides]
+        by = [one[axis] for one in strides]
         if sizes and all(step[-1] == one * size for step, one in zip(steps, by, strict=True)):
             sizes[-1] *= size
             for step, one in zip(steps, by, strict=True):
