@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from torch import nn
 
 from scanl.data.batch import Batch
 from scanl.data.questions import Features, Numbers
@@ -53,3 +54,17 @@ def cosine(gradients, expected):
         torch.cat([g[name].flatten() for name, v in expected.items() if v is not None]) for g in (gradients, expected)
     ]
     return torch.nn.functional.cosine_similarity(*flat, dim=0).item()
+
+
+class LowRank(nn.Module):
+    """A linear map whose weight is constant, plus one of low rank that learns, as adapters have it."""
+
+    def __init__(self, base, size, drop=0.0, after=None):
+        super().__init__()
+        self.base, self.drop, self.after = base.requires_grad_(False), nn.Dropout(drop), after or nn.Identity()
+        rows = base(torch.zeros(size, dtype=base.weight.dtype)).shape[-1]
+        self.down = nn.Parameter(0.3 * torch.randn(2, size, dtype=base.weight.dtype))
+        self.up = nn.Parameter(0.3 * torch.randn(rows, 2, dtype=base.weight.dtype))
+
+    def forward(self, x):
+        return self.base(x) + self.after(self.drop(x) @ self.down.T @ self.up.T)

@@ -1,10 +1,14 @@
 """Layers whose channels have recurrences of their own, and how their parameters enter them."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 
 
@@ -74,14 +78,44 @@ class Channelwise(Layer):
         return self.watcher(self, drives, vectors, [state for state in states if state is not None])
 
 
-def driven(linear: nn.Linear, x: Tensor, layout: Callable[[Tensor], Tensor]) -> tuple[Tensor, Drive]:
+def driven(linear: nn.Module, x: Tensor, layout: Callable[[Tensor], Tensor]) -> tuple[Tensor, Drive]:
     """Return linear(x), and the drive that it is. layout: takes (..., rows) to (..., *P, *K)."""
-    y = linear(x)
-
-    def weight() -> Tensor:
-        return layout(linear.weight.t())
+    y, weights = linear(x), affine(linear, x)
 
     def bias() -> Tensor | None:
-        return None if linear.bias is None else layout(linear.bias)
+        offset = weights()[1]
+        return None if offset is None else layout(offset)
 
-    return y, Drive(layout(y), x, weight, bias)  # not read here: an adapter that stands for the map has neither
+    return y, Drive(layout(y), x, lambda: layout(weights()[0]), bias)
+
+
+def affine(linear: nn.Module, x: Tensor) -> Callable[[], tuple[Tensor, Tensor | None]]:
+    """Return a function that reads the weight (d, rows) and the bias (rows) of a map, in the graph of its parameters.
+
+    x: what the map reads, (..., d). An adapter that stands for a linear map has no weight to read: the weight is what
+    it makes of the unit vectors, less the bias, which is what it makes of 0. So its own parameters are followed.
+    Raises ConfigError, when called, for an adapter with dropout, or one that is not affine.
+    """
+    if isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward and not linear._forward_hooks:
+        return lambda: (linear.weight.t(), linear.bias)
+    return cache(lambda: _affine(linear, x.shape[-1], x))
+
+
+def _affine(linear: nn.Module, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    name = type(linear).__name__
+    if any(isinstance(inner, _DropoutNd) and inner.training and inner.p > 0 for inner in linear.modules()):
+        raise ConfigError(
+            f"{name}: the adapter has dropout, expected none because an algorithm follows its weights; set it to 0"
+        )
+    unit = torch.eye(size, dtype=like.dtype, device=like.device)
+    offset, another, rows = linear(torch.cat([0 * unit[:1], -2 * unit.cumsum(0)[-1:], unit])).split([1, 1, size])
+    weight, bias = rows - offset, offset[0]
+    with torch.no_grad():
+        expected = bias - 2 * weight.sum(0)
+        limit = torch.finfo(another.dtype).eps ** 0.5 * (bias.abs() + 2 * weight.abs().sum(0))
+        if not ((another[0] - expected).abs() <= limit).all():
+            raise ConfigError(
+                f"{name}: the adapter is not affine, expected a weight and a bias because an algorithm follows them; "
+                "leave the linear map as it is, or take rtrl"
+            )
+    return weight, bias

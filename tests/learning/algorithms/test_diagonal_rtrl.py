@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from gradients import LowRank
 from scanl.data.batch import Batch
 from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import build
 from scanl.layers.channelwise import Channelwise
 from scanl.layers.registry import classes
-from scanl.learning.algorithms import BPTT, DiagonalRTRL
+from scanl.learning.algorithms import BPTT, DiagonalRTRL, OnlineLRU
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
@@ -108,6 +109,45 @@ def test_other_layers_are_refused_with_the_names_of_those_that_will_do():
         ConfigError, match=r"diagonal_rtrl: the model has the layer 'gru', expected .*: .*lru, .*mingru"
     ):
         DiagonalRTRL(TASK.loss).init(model, 2)
+
+
+def adapted(layer, path, **options):
+    model, x, y = model_of(layer)
+    mixer = model.stack.mixers()[0]
+    base = mixer.get_submodule(path)
+    mixer.set_submodule(path, LowRank(base, base.weight.shape[1], **options))
+    return model, x, y
+
+
+@pytest.mark.parametrize(
+    ("layer", "path"),
+    [
+        ("mingru", "to_hidden_and_gate"),
+        ("hgrn", "input_proj"),
+        ("indrnn", "fc"),
+        ("qrnn", "linear"),
+        ("columnar", "gates"),
+        ("columnar_constructive", "stages.2.gates"),
+        ("mamba", "dt_proj"),
+    ],
+)
+def test_the_weights_of_an_adapter_are_followed_as_those_of_the_map(layer, path):
+    expected = learn(BPTT(TASK.loss), *adapted(layer, path), [STEPS])
+    left_out = [] if layer == "mamba" else [f"stack.blocks.0.mixer.{path}.{name}" for name in ("down", "up")]
+    for algorithm in (DiagonalRTRL, OnlineLRU) if layer == "mingru" else (DiagonalRTRL,):
+        found = learn(algorithm(TASK.loss), *adapted(layer, path), [1, 1, 23, 39])
+        for name in left_out:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=0)
+
+
+def test_an_adapter_without_a_weight_is_refused_before_anything_is_learned():
+    model, _, _ = adapted("mingru", "to_hidden_and_gate", drop=0.1)
+    with pytest.raises(ConfigError, match="LowRank: the adapter has dropout, expected none because an algorithm fol"):
+        DiagonalRTRL(TASK.loss).init(model, 2)
+    DiagonalRTRL(TASK.loss).init(model.eval(), 2)
+    model, _, _ = adapted("mingru", "to_hidden_and_gate", after=nn.Tanh())
+    with pytest.raises(ConfigError, match="LowRank: the adapter is not affine, expected a weight and a bias because"):
+        OnlineLRU(TASK.loss).init(model, 2)
 
 
 class Alone(nn.Module):

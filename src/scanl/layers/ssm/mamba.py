@@ -1,7 +1,7 @@
 """Mamba: a short convolution, then a selective state space model."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import Channelwise, Drive, affine
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
@@ -138,7 +138,7 @@ class Mamba(Channelwise):
             delta = F.softplus(delta) * widen(timespans)[..., None]
         A = -widen(A_log).exp()
         if self.watcher is not None and timespans is None:
-            parts = u[..., None], _spread(delta, dt_proj, self.state_dim), widen(B)[:, :, None]
+            parts = u[..., None], _spread(delta, affine(dt_proj, low), self.state_dim), widen(B)[:, :, None]
             h, (ssm,) = self.advance(parts, [A], [ssm], cu_seqlens)
             y = torch.addcmul((h * C[:, :, None]).sum(-1), u, widen(D)).to(u.dtype)
             return gated(z, y, "silu"), MambaState(conv, ssm)
@@ -156,10 +156,11 @@ class Mamba(Channelwise):
         return h, [last]
 
 
-def _spread(delta: Tensor, dt_proj: nn.Linear, state_dim: int) -> Drive:
+def _spread(delta: Tensor, weights: Callable[[], tuple[Tensor, Tensor | None]], state_dim: int) -> Drive:
     """Return Δ before the softplus as a drive of each of a channel's numbers: the bias alone acts on this channel."""
-    return Drive(
-        delta[..., None].expand(*delta.shape, state_dim),
-        delta,
-        bias=lambda: widen(dt_proj.bias)[:, None].expand(-1, state_dim),
-    )
+
+    def bias() -> Tensor | None:
+        offset = weights()[1]
+        return None if offset is None else widen(offset)[:, None].expand(-1, state_dim)
+
+    return Drive(delta[..., None].expand(*delta.shape, state_dim), delta, bias=bias)
