@@ -59,6 +59,8 @@ def test_a_sequence_may_be_cut(cell):
 @each_cell
 def test_the_loop_has_the_gradients_of_its_output(cell):
     """Finite differences of the reference."""
+    if "the gradients of the output" in cell.excused:
+        pytest.skip(f"{cell.name}: {cell.excused['the gradients of the output']}")
     sample = next(sample for sample in cell.samples if "cu_seqlens" not in sample.options)
     operands = {name: value.requires_grad_() for name, value in sample.operands.items()}
 

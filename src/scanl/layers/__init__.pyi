@@ -96,6 +96,7 @@ from scanl.layers.registry import get as get
 from scanl.layers.registry import names as names
 from scanl.layers.registry import preset as preset
 from scanl.layers.registry import register as register
+from scanl.layers.rnn.alif import ALIF as ALIF
 from scanl.layers.rnn.columnar import Columnar as Columnar
 from scanl.layers.rnn.columnar_constructive import ColumnarConstructive as ColumnarConstructive
 from scanl.layers.rnn.columnar_constructive import Constructive as Constructive
@@ -112,6 +113,7 @@ from scanl.layers.rnn.indrnn import IndRNN as IndRNN
 from scanl.layers.rnn.jordan import Jordan as Jordan
 from scanl.layers.rnn.layernorm_elman import LayerNormElman as LayerNormElman
 from scanl.layers.rnn.layernorm_lstm import LayerNormLSTM as LayerNormLSTM
+from scanl.layers.rnn.lif import LIF as LIF
 from scanl.layers.rnn.ligru import LiGRU as LiGRU
 from scanl.layers.rnn.lstm import LSTM as LSTM
 from scanl.layers.rnn.mingru import MinGRU as MinGRU

@@ -92,3 +92,49 @@ def test_random_feedback_is_for_one_layer():
     algorithm, model = RFLO(QUESTION.loss), tiny("elman", "elman")
     with pytest.raises(ConfigError, match="rflo: the stack has 2 layers, expected one because feedback is 'random'"):
         algorithm.update(model, algorithm.init(model, 2), numbers(1))
+
+
+def traces(layer, x, signal):
+    """Return the gradient of the weights by e-prop, from the traces of the paper in a loop over steps and weights.
+
+    x: what the layer reads (T, D).   signal: L (T, D), the error that reaches each neuron.
+    """
+    alpha, gamma, size = layer.decay, layer.gamma, len(x[0])
+    rho, beta = getattr(layer, "adaptation", 0.0), getattr(layer, "beta", 0.0)
+    u = layer.weight_hh.detach().clone().fill_diagonal_(0)
+    v = a = z = psi = x.new_zeros(size)
+    by_v, by_a = x.new_zeros(size, 2 * size + 1), x.new_zeros(size, 2 * size + 1)  # one vector for each synapse
+    total = torch.zeros_like(by_v)
+    for now, error in zip(x, signal, strict=True):
+        before = torch.cat([z, now, x.new_ones(1)])
+        by_a = psi[:, None] * by_v + (rho - beta * psi)[:, None] * by_a
+        by_v = alpha * by_v + before
+        a = rho * a + z
+        v = alpha * v + u @ z + layer.weight_ih @ now + layer.bias - z
+        off = v - 1 - beta * a
+        z, psi = (off > 0).to(x.dtype), gamma * (1 - off.abs()).clamp(min=0)
+        total += error[:, None] * psi[:, None] * (by_v - beta * by_a)
+    recurrent, inputs, bias = total.split([size, size, 1], 1)
+    return {"weight_hh": recurrent.fill_diagonal_(0), "weight_ih": inputs, "bias": bias[:, 0]}
+
+
+@pytest.mark.parametrize("layer", ["lif", "alif"])
+def test_eprop_of_spiking_neurons_has_the_traces_of_the_paper(layer):
+    """LIF: presynaptic spikes, filtered, times ψ. ALIF: the eligibility vector of v and a."""
+    options = {"tau": 3.0, **({"tau_a": 9.0, "beta": 0.4} if layer == "alif" else {})}
+    model, batch = tiny(layer, layer_options={layer: options}, channel_mixer="none"), numbers(40, rows=1)
+    neurons = model.stack.blocks[0].mixer
+    torch.nn.init.constant_(neurons.bias, 0.2)
+    gradients, learner = learned(EProp(QUESTION.loss), model, parts(batch, 8))
+    seen = []
+    hook = neurons.register_forward_hook(lambda _, inputs, result: seen.extend([inputs[0][0], result[0]]))
+    outputs, _ = model(batch.inputs)
+    hook.remove()
+    x, z = seen
+    (signal,) = torch.autograd.grad(F.mse_loss(outputs, batch.targets), z)
+    assert 5 < z.sum() < 100
+    with torch.no_grad():
+        expected = {f"stack.blocks.0.mixer.{name}": value for name, value in traces(neurons, x, signal[0]).items()}
+    assert difference(gradients, expected) < 1e-9
+    own = {leaf.shape[2] for leaf in learner.influence if leaf.shape[1] == 4}
+    assert own == {1 if layer == "lif" else 2}  # numbers of a neuron that a weight is followed in
