@@ -1,6 +1,7 @@
 """`scanl learn`: what it reads, refuses and writes, and that it goes on to the bit."""
 
 import csv
+import errno
 import io
 import json
 import math
@@ -199,6 +200,56 @@ def test_a_full_disk_is_one_line(tmp_path):
     for call in (rows.flush, rows.close):
         with pytest.raises(CheckpointError, match=r"full.csv cannot be written: No space left"):
             call()
+
+
+class Filling:
+    """A file on a disk that is full after 30 lines."""
+
+    def __init__(self, file):
+        self.file, self.left = file, 30
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, line):
+        self.left -= 1
+        return self.file.write(line) if self.left >= 0 else no_space()
+
+    def close(self):
+        self.file.close()
+        if self.left < 0:
+            no_space()
+
+
+def no_space():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("file", ["predictions.csv", "checkpoint.ckpt"])
+def test_a_run_whose_disk_fills_up_goes_on_to_the_bit_once_there_is_space(file, series, tmp_path, monkeypatch, capfd):
+    learn(series, "--out", tmp_path / "whole", "--score-every", 10)
+    run, replace, opened = tmp_path / "run", os.replace, Rows.__init__
+    writes = iter(range(30))
+
+    def filling(rows, *arguments):
+        opened(rows, *arguments)
+        if rows.path.name == file:
+            rows._file = Filling(rows._file)
+
+    with monkeypatch.context() as full:
+        full.setattr(Rows, "__init__", filling)
+        full.setattr(os, "replace", lambda a, b: replace(a, b) if b.name != file or next(writes, 0) else no_space())
+        next(writes)
+        command = ["learn", str(series), "--out", str(run), "--score-every", "10", "--save-seconds", "0", *TINY]
+        assert main(command) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{file} cannot be written: No space left on device" in error
+    assert {path.name for path in run.iterdir()} == {"config.yaml", "predictions.csv", "scores.csv", "checkpoint.ckpt"}
+    assert 25 < OnlineFolder.open(run).stored()["counts"][0] < 31
+    assert main(["learn", "--resume", str(run)]) == 0
+    for name in ("predictions.csv", "scores.csv"):
+        assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
 STREAMS = {
