@@ -384,10 +384,13 @@ def test_memory_of_a_step():
         assert found.kept_numbers(found.sizes(_sizes(op, operands))) == numbers * 6, op.name
 
 
+@pytest.mark.parametrize("long", [4, 100])
 @pytest.mark.parametrize("op", [wave, two_products, heads], ids=lambda op: op.name)
-def test_the_backward_pass_in_windows(op, monkeypatch):
-    """Windows and chunks that end anywhere, with more sequences than a chunk has rows."""
-    for name, value in (("WINDOW", 4), ("LONG", 4), ("HEAD", 2), ("CHUNK", 5)):
+def test_the_backward_pass_in_windows(op, long, monkeypatch):
+    """Windows and chunks that end anywhere, with more sequences than a chunk has rows. A sequence that is not long may
+    have several windows too.
+    """
+    for name, value in (("WINDOW", 4), ("LONG", long), ("HEAD", 2), ("CHUNK", 5)):
         monkeypatch.setattr(kernels, name, value)
     for batch, steps, more in (
         (3, 9, {}),

@@ -20,7 +20,7 @@ from scanl.ops._cpu._memory import empty
 
 WINDOW = 1024  # most steps of the backward pass whose factors of products are in memory at the same time
 SHORTEST = 128  # of such windows
-LONG = 512  # least steps of sequences that have products of their own
+LONG = 512  # least steps of sequences that have products of their own; in several windows, shorter ones have them too
 HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
 REREAD = 16  # least steps for which the matrices are copied into panels
 CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
@@ -92,7 +92,8 @@ class OnCpu(Compiled):
                 ranges[:, 1:] = low, high
             slots = self.module.backward.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
             self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
-            pieces = _pieces(batch, steps, low, high, reverse, alone=cu_seqlens is None and steps >= LONG)
+            alone = cu_seqlens is None and (steps >= LONG or window < steps)
+            pieces = _pieces(batch, steps, low, high, reverse, alone=alone)
             for start, end, at in pieces:
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
         torchs.finish(sums.sum(0))
