@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from scanl import ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.models.dynamics import Dynamics, distance
 
@@ -27,6 +28,24 @@ def test_an_orbit_cut_anywhere_goes_on(forcing):
     second, state = model(x[:, 3:], state)
     torch.testing.assert_close(torch.cat([first, second], 1), y)
     torch.testing.assert_close(state, last)
+
+
+@pytest.mark.parametrize(("layer", "options"), [("shallow_plrnn", {"hidden_dim": 5}), ("plrnn", {"branches": 2})])
+def test_all_steps_at_once_equal_steps_one_by_one(layer, options):
+    """With a hook, the layer runs step by step, because the hook must see each step."""
+    torch.manual_seed(0)
+    model, x = Dynamics(2, 3, layer, options).double(), torch.randn(2, 6, 2, dtype=torch.float64)
+    model.forcing, parameters, results = 0.4, list(model.parameters()), []
+    for steps in (0, 6):
+        seen = []
+        if steps:
+            model.layer.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        with ops.backend("reference"):
+            y, last = model(x)
+        results.append([y, last, *torch.autograd.grad(y.square().sum() + last.sum(), parameters)])
+        assert len(seen) == steps
+    for at_once, one_by_one in zip(*results, strict=True):
+        torch.testing.assert_close(at_once, one_by_one)
 
 
 def test_saved_and_loaded_it_runs_the_same(tmp_path):
