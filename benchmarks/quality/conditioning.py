@@ -6,7 +6,8 @@ A cue announces an event 24 to 36 steps later, and the answer at each step is th
 et al., arXiv:2302.05326). `STREAMS` streams run side by side and share the parameters, and an update is a block of
 `BLOCK` steps. All learners have about the same multiplications a step, by the formulas that `scanl algorithms` prints:
 2 p for `ccn`, 3 p for `columnar` with `diagonal_rtrl`, and 2 p window / block for an LSTM with `tbptt`. An LSTM whose
-window reaches back to the cue is therefore smaller than one whose window is a block.
+window reaches back to the cue is therefore smaller than one whose window is a block. "ccn's layer, window 10" is the
+network of `ccn` by `tbptt`, all stages at once: it tells the algorithm from the layer, which normalizes its features.
 
 The error is the mean square over a tenth of the updates; `path` has all ten. `best` is that of the expected sum, given
 the steps since the cue and no event so far; `nothing` that of an answer of 0.
@@ -49,6 +50,9 @@ class Learner(NamedTuple):
 
 LEARNERS = {
     "ccn": Learner("columnar_constructive", 20, {"columns": 4, "decay": 0.999, "init_scale": 0.1}),
+    "ccn's layer, window 10": Learner(
+        "columnar_constructive", 20, {"columns": 4, "decay": 0.999, "init_scale": 0.1}, BLOCK
+    ),
     "columnar": Learner("columnar", 18, {"init_scale": 0.1}),
     "lstm, window 10": Learner("lstm", 17, {}, BLOCK),
     "lstm, window 20": Learner("lstm", 12, {}, 2 * BLOCK),

@@ -322,6 +322,10 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.stream": ("--layers lru", {}, "torch"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
+    "quality.conditioning": ("columnar", {}, "torch"),
+    "quality.forward_learning": ("adding", {}, "torch"),
+    "quality.lorenz": ("", {}, "torch"),
+    "quality.online_memory": ("diagonal_rtrl", {}, "torch"),
     "quality.forecast": ("spacetime", {"SPACETIME": {"dim": 16, "depth": 1, "num_groups": 16}}, "statsmodels"),
     "quality.tasks": ("elman --short --tasks parity", {"COUNT": 4}, "torch"),
 }
