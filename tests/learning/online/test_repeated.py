@@ -33,7 +33,10 @@ def run(loop, start, end):
 
 def test_kernels_answer_and_learn_as_operation_by_operation():
     kernels, operations = loop_of(6), loop_of(None)
-    before, exact = run(kernels, 0, 6), run(operations, 0, 6)
+    before, exact = run(kernels, 0, 3), run(operations, 0, 6)
+    for _ in range(4):  # which are no answers, and do not count
+        kernels.peek([0.3])
+    before += run(kernels, 3, 6)
     assert before == exact
     answers, expected = run(kernels, 6, 16), run(operations, 6, 16)
     assert answers != expected  # rounding tells that they are kernels

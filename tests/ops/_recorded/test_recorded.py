@@ -29,7 +29,7 @@ def real(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
         a.sum(1, keepdim=True) * torch.ones(3, 7), a @ b, b.T @ a.T, a[:, :1] @ b[:1], F.linear(c, a, c[0, :, 0]),
         c @ b, torch.bmm(c, c.mT), torch.cat([a, c[0]], 1), torch.stack([a, c[1]], 1), a[1], a[:, 1:3],
         a.T.reshape(2, 6), F.pad(a, (1, 2)), a.cumsum(1), a.softmax(-1), a.log_softmax(0), F.layer_norm(a, (4,)),
-        torch.zeros_like(a), torch.full((2, 2), 3.0), torch.arange(3.0) * a[:, 0],
+        (2 * a[:, :3]).T + 1, torch.zeros_like(a), torch.full((2, 2), 3.0), torch.arange(3.0) * a[:, 0],
     ]  # fmt: skip
 
 
@@ -62,6 +62,20 @@ def test_a_kernel_equals_its_function(function: Callable[..., Any]) -> None:
         assert (y.shape, y.dtype) == (like.shape, like.dtype), at
         allowed = 2 * ((like - true).abs().max() + torch.finfo(torch.float32).eps * true.abs().max())
         assert (y - true).abs().max() <= allowed, at
+
+
+def test_a_buffer_that_is_read_before_it_is_written_has_its_old_numbers() -> None:
+    buffer = torch.ones(3, 4)
+
+    def function(x: Tensor) -> Tensor:
+        y = x + 1
+        old = 2 * buffer
+        buffer.copy_(y)
+        return old
+
+    kernel = Recorded(function, A)
+    torch.testing.assert_close(kernel(A), torch.full((3, 4), 2.0))
+    torch.testing.assert_close(kernel(A), 2 * (A + 1))
 
 
 class Pair(NamedTuple):
