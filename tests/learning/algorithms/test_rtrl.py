@@ -28,6 +28,14 @@ def test_every_split_gives_the_same_sum(layers, size, block):
     assert difference(gradients, by_bptt(model, batch)) < 1e-9
 
 
+def test_a_state_with_positions_is_followed_to_every_place():
+    """What a step writes, and so what a parameter reaches, is another part of the state in each step."""
+    options = {"attention": {"num_heads": 2, "max_length": 12}}
+    model, batch = tiny("attention", layer_options=options, channel_mixer="none"), numbers(12)
+    gradients, _ = learned(RTRL(QUESTION.loss), model, parts(batch, 2))
+    assert difference(gradients, by_bptt(model, batch)) < 1e-9
+
+
 def test_influence_is_dense_only_where_a_parameter_reaches_the_state():
     """LRU: two real numbers a channel, for its row of 2 x 4 weights, 1 scale and 2 numbers of the pole. GRU: 4."""
     model = tiny("gru", "lru", channel_mixer="none")

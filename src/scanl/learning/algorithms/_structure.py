@@ -3,6 +3,9 @@
 The structure is that of the derivatives of a copy of the model with random numbers in the places of the parameters, the
 input and the state. An entry is absent if it is 0 for all of a few hundred such numbers. A matrix keeps the zeros that
 it has, so a sparse network has a sparse structure.
+
+Where the state has integers, such as the position in a window, what a parameter reaches may change from step to step.
+The structure is dense then: every parameter that reaches the state within some steps is taken to reach all of it.
 """
 
 import copy
@@ -15,7 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.state import leaves
 from scanl.learning.algorithms._flat import complex_parts, flatten, products, unflatten
 from scanl.learning.algorithms._pieces import reads
 from scanl.learning.questions import Model
@@ -23,6 +27,7 @@ from scanl.models import Tokens
 
 DRAWS, ROWS = 4, 64  # random copies, and inputs and states of each; a ReLU is off in about half of them
 BEFORE = 3  # steps before the one that is looked at
+LONG = 64  # steps within which a parameter reaches a state with integers, if at all
 
 Within = Callable[[], AbstractContextManager[Any]]
 
@@ -77,6 +82,8 @@ def structure(who: str, model: Model, within: Within) -> Structure:
         )
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), within():
         torch.manual_seed(0)
+        if any(not (leaf.is_floating_point() or leaf.is_complex()) for _, leaf in leaves(model.init_state(1))):
+            return _dense(who, model, size)
         samples = [_derivatives(who, model, size) for _ in range(DRAWS)]
     names = [name for name, _ in samples[0][0]]
     batched = all(one[2] for one in samples)
@@ -86,41 +93,51 @@ def structure(who: str, model: Model, within: Within) -> Structure:
     ends = torch.tensor([0, *(patterns[index].shape[1] for index in reaching)]).cumsum(0).tolist()
     spans = [slice(begin, end) for begin, end in pairwise(ends)]
     if not reaching:
-        raise ConfigError(f"{who}: no parameter reaches the state of the model, expected a recurrent layer with some")
+        raise _unreached(who)
     parts = complex_parts(model.init_state(1))  # what reaches the real part of a number reaches the number
     immediate = _compose(parts, torch.cat([patterns[index] for index in reaching], 1))
     return Structure([names[index] for index in reaching], spans, immediate, jacobian, batched)
 
 
+def _unreached(who: str) -> ConfigError:
+    return ConfigError(f"{who}: no parameter reaches the state of the model, expected a recurrent layer with some")
+
+
+def _dense(who: str, model: Model, size: int) -> Structure:
+    """Return the structure in which every parameter that reaches the state reaches all of it."""
+    net, x = _random_copy(who, model, 1, LONG)
+    try:
+        after = flatten(net(x, net.init_state(1))[1])
+    except ShapeError:  # of a model with a largest length
+        after = flatten(net(x[:, :1], net.init_state(1))[1])
+    _check_size(who, after, size)
+    named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    grads = torch.autograd.grad(
+        after.sum(), [parameter for _, parameter in named], retain_graph=True, allow_unused=True
+    )
+    reaching = [pair for pair, grad in zip(named, grads, strict=True) if grad is not None]
+    if not reaching:
+        raise _unreached(who)
+    ends = torch.tensor([0, *(parameter.numel() for _, parameter in reaching)]).cumsum(0).tolist()
+    spans = [slice(begin, end) for begin, end in pairwise(ends)]
+    _, batched = _products(after, [parameter for _, parameter in reaching], torch.ones_like(after)[None])
+    full = torch.ones(size, size, dtype=torch.bool)
+    return Structure([name for name, _ in reaching], spans, full[:, :1].expand(-1, ends[-1]), full, batched)
+
+
 def _derivatives(who: str, model: Model, size: int) -> tuple[list[tuple[str, Tensor]], Tensor, bool]:
     """Return where the derivatives of a random copy are not 0: by each parameter, and by the state."""
-    net = copy.deepcopy(model).cpu().double().eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(_random(parameter))
+    net, x = _random_copy(who, model, ROWS, 1 + BEFORE)
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-    inputs = reads(who, net)
-    if isinstance(inputs, Tokens):
-        x = torch.randint(inputs.vocab_size, (ROWS, 1 + BEFORE))
-    else:
-        x = 2 * torch.randn(ROWS, 1 + BEFORE, inputs.channels, dtype=torch.float64)
     with torch.no_grad():  # numbers such as a maximum so far are -infinity at first
         start = net(x[:, :BEFORE], net.init_state(ROWS))[1]
     flat = flatten(start).double()
     before = (flat + 0.3 * torch.randn_like(flat)).requires_grad_()
     after = flatten(net(x[:, BEFORE:], unflatten(before, start))[1])
-    if after.shape[1] != size:
-        raise ConfigError(
-            f"{who}: the state grows from {size} numbers to {after.shape[1]}, expected a state of constant size"
-        )
+    _check_size(who, after, size)
     wanted = [before, *(parameter for _, parameter in named)]
     eye = torch.eye(size, dtype=after.dtype)[:, None].expand(-1, ROWS, -1)
-    batched = True
-    try:
-        of_state, *of_parameters = products(after, wanted, eye, batched=True)
-    except RuntimeError:  # an operation without a rule for batches
-        batched = False
-        of_state, *of_parameters = products(after, wanted, eye, batched=False)
+    (of_state, *of_parameters), batched = _products(after, wanted, eye)
     tables = {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding)}
     patterns = []
     for (name, parameter), derivative in zip(named, of_parameters, strict=True):
@@ -129,6 +146,33 @@ def _derivatives(who: str, model: Model, size: int) -> tuple[list[tuple[str, Ten
             pattern = pattern.any(1, keepdim=True).expand_as(pattern)
         patterns.append((name, pattern.flatten(1)))
     return patterns, (of_state != 0).any(1), batched
+
+
+def _random_copy(who: str, model: Model, rows: int, steps: int) -> tuple[Any, Tensor]:
+    """Return a copy of a model with random parameters in float64, and random inputs of it."""
+    net: Any = copy.deepcopy(model).cpu().double().eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(_random(parameter))
+    inputs = reads(who, net)
+    if isinstance(inputs, Tokens):
+        return net, torch.randint(inputs.vocab_size, (rows, steps))
+    return net, 2 * torch.randn(rows, steps, inputs.channels, dtype=torch.float64)
+
+
+def _check_size(who: str, after: Tensor, size: int) -> None:
+    if after.shape[1] != size:
+        raise ConfigError(
+            f"{who}: the state grows from {size} numbers to {after.shape[1]}, expected a state of constant size"
+        )
+
+
+def _products(after: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tuple[list[Tensor], bool]:
+    """Return the derivatives, see `products`, and whether they were computed for all cotangents at once."""
+    try:
+        return products(after, inputs, cotangents, batched=True), True
+    except RuntimeError:  # an operation without a rule for batches
+        return products(after, inputs, cotangents, batched=False), False
 
 
 def _random(parameter: Tensor) -> Tensor:
