@@ -114,8 +114,11 @@ class EProp(Local):
         "weights stand for those of the readout too"
     )
     memory = "B*(e + p + e**2*(d + 2))"
-    operations = "4*B*T*p"
-    works_for = "layers whose recurrence is a cell; exact in a layer without recurrent weights"
+    operations = "2*B**2*T*e*p"
+    works_for = (
+        "layers whose recurrence is a cell; exact in a layer without recurrent weights. The formulas are with a "
+        "norm and a map of d inputs below the layer; the traces of the layer itself take 4*B^2*T*p"
+    )
 
     def __init__(self, loss: Loss, feedback: Feedback = "symmetric", seed: Seed = 0) -> None:
         super().__init__(loss, feedback, seed)
@@ -145,8 +148,10 @@ class RFLO(Local):
         "those of the readout"
     )
     memory = "B*(e + p + e**2*(d + 2))"
-    operations = "4*B*T*p"
-    works_for = "layers whose recurrence is a cell, one in a stack unless feedback is symmetric"
+    operations = "2*B**2*T*e*p"
+    works_for = (
+        "layers whose recurrence is a cell, one in a stack unless feedback is symmetric; the formulas are as in eprop"
+    )
 
     def __init__(self, loss: Loss, feedback: Feedback = "random", seed: Seed = 0) -> None:
         super().__init__(loss, feedback, seed)

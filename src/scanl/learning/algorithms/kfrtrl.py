@@ -46,7 +46,8 @@ class KFRTRL(Algorithm):
 
     The gradient of a step is taken before u and A change: backpropagation through the step, plus
     u_{t-1} ⊗ (dl_t/ds_{t-1} A_{t-1}). Each layer of a stack has a pair (u, A) of its own, which is 0 at first, and p_1
-    is 1 while |J A| or |u| is 0.
+    is 1 while |J A| or |u| is 0. J and D take a backward pass over all rows for each number of each row's state, so the
+    operations grow with B².
     """
 
     id = "A-kfrtrl"
@@ -61,7 +62,7 @@ class KFRTRL(Algorithm):
         "effects through time of what is below a layer, and of a layer on the states of the layers above it"
     )
     memory = "B*(e**2 + 3*e + 3)"
-    operations = "B*T*(2*p*e + e**3)"
+    operations = "B*T*(2*B*p*e + e**3)"
     works_for = "elman and lstm with biases; the memory is that of an elman layer"
 
     def init(self, model: Model, batch_size: int) -> Kronecker:

@@ -117,6 +117,9 @@ class RTRL(Carried):
     An update of T steps is computed in blocks. In a block, backward passes replace the products of Jacobians, and M
     advances once: M_C = (Π J) M_0 + ds_C/dθ. From about e steps on, a step costs e times less than in blocks of one.
 
+    Each number of the state of each row has a backward pass of its own, which runs over all rows of the batch: so the
+    operations grow with B². They are fewest for a stream, where B is 1.
+
     M is kept only where a parameter reaches the state at all, in any number of steps. In a diagonal recurrence that is
     one channel, and in a stack the layers from its own upwards.
     """
@@ -134,7 +137,7 @@ class RTRL(Carried):
         "parameters"
     )
     memory = "B*e*(p + 1)"
-    operations = "2*B*e*p*T + B*e**2*p"
+    operations = "2*B**2*e*p*T + B*e**2*p"
     works_for = "every layer with a state of constant size; M is at most of this size"
 
     def __init__(

@@ -37,10 +37,10 @@ class SnAp(Carried):
         "exact in diagonal recurrences"
     )
     memory = "B*(e + p*Min(e, 1 + (n - 1)*e) + e**2*(d + 2))"
-    operations = "B*T*(2*e*p + p*Min(e, 1 + (n - 1)*e)**2)"
+    operations = "2*B**2*T*e*p + B*T*p*Min(e, 1 + (n - 1)*e)**2"
     works_for = (
         "every layer with a state of constant size; the formulas are of a dense layer with a number a unit, over a "
-        "norm and a map of d inputs"
+        "norm and a map of d inputs. B^2: as in rtrl"
     )
 
     def __init__(

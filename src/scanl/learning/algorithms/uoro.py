@@ -40,7 +40,8 @@ class UORO(Algorithm):
 
     The gradient of an update is taken before A and B change: backpropagation through its steps, plus
     (dL/ds_0 · A_{t-1}) B_{t-1}. An update of T steps draws ν once; J and M̄ are then those of all T steps. Each row of
-    the batch has a pair (A, B) of its own, where the authors' program has one B for all rows.
+    the batch has a pair (A, B) of its own, where the authors' program has one B for all rows. Its νᵀM̄ takes a
+    backward pass over all rows, so the operations grow with B².
     """
 
     id = "A-uoro"
@@ -55,7 +56,7 @@ class UORO(Algorithm):
         "through the past, and grows with the length of the memory"
     )
     memory = "B*(2*e + p + 2)"
-    operations = "6*B*T*p"
+    operations = "6*B*T*p + 2*B**2*T*p"
     works_for = "every layer with a state of constant size whose backward pass can be differentiated"
 
     def __init__(
