@@ -27,6 +27,7 @@ from scanl.models import (
     Features,
     Forecaster,
     GraphNetwork,
+    HorizontalGRU,
     ImageClassifier,
     LanguageModel,
     MegalodonStack,
@@ -106,8 +107,9 @@ MODELS = {
     Dynamics: lambda _: (Dynamics(2, 8, Leaky, {"decay": 0.25}), NUMBERS),
     PTNCN: lambda _: (PTNCN(2, 3, output="sigmoid"), NUMBERS),
     GraphNetwork: lambda _: (GraphNetwork([[0, 1]], 2, 1, 3, 1), NUMBERS[..., None]),
+    HorizontalGRU: lambda _: (HorizontalGRU((3, 3), 1, 2, 1, kernel=3), torch.ones(1, 2, 1, 3, 3)),
 }  # fmt: skip
-WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN, GraphNetwork}
+WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN, GraphNetwork, HorizontalGRU}
 STACKS = {
     "a class": lambda: Stack(8, 2, Leaky, layer_options={"decay": 0.25}),
     "its name": lambda: Stack(8, 2, f"{__name__}:Leaky"),
