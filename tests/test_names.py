@@ -79,7 +79,6 @@ def test_no_spelling_stands_for_two_classes(family):
     [
         ("DEER", "unknown layer 'DEER'; it is Newton's method over time, .* solver 'newton'"),
         ("Transformer-XL", "unknown layer 'Transformer-XL'; the nearest layer is 'window_attention'"),
-        ("Eagle", "unknown layer 'Eagle'; Eagle is RWKV-5; the nearest layer is 'rwkv6'"),
         ("hwak", "unknown layer 'hwak'; did you mean 'hawk'"),
         ("Griffin", "'Griffin' is a whole model, expected a layer; use Stack\\(dim, depth, 'griffin'\\)"),
     ],

@@ -21,8 +21,8 @@ DIM, T = 8, 5
 FIGURES = json.loads(Path(__file__).with_name("memories.json").read_text())
 
 
-@pytest.mark.parametrize("case", FIGURES, ids=lambda case: case["case"])
-def test_authors_program(case):
+def assert_agrees(case):
+    """Make the layer of a case, with the weights of `waves`, and compare it with the figures."""
     layer = layers.build(case["layer"], DIM, **case["options"]).double()
     x = waves(layer, T, DIM).requires_grad_()
     for name, values in case.get("buffers", {}).items():
@@ -40,3 +40,8 @@ def test_authors_program(case):
         theirs = torch.tensor(theirs, dtype=torch.float64).view(2, T, DIM)
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", FIGURES, ids=lambda case: case["case"])
+def test_authors_program(case):
+    assert_agrees(case)

@@ -14,8 +14,17 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import channel_shares, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import RWKV4, mix
+from scanl.layers.rwkv.rwkv5 import RWKV5
 from scanl.layers.rwkv.rwkv6 import RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7
+
+Shorter = Annotated[
+    options.HiddenDim, "hidden features; by default 3.5 dim, rounded down to a multiple of 32, at least 32"
+]
+
+
+def _shorter(dim: int) -> int:
+    return max(int(3.5 * dim) // 32 * 32, 32)
 
 
 class ChannelMix(Layer):
@@ -68,6 +77,25 @@ class RWKV4ChannelMix(ChannelMix):
         return r.sigmoid() * self.value(hidden), state
 
 
+@registry.channel_mixers.add("rwkv5")
+class RWKV5ChannelMix(RWKV4ChannelMix):
+    """Channel mix of RWKV-5: that of RWKV-4 with fewer hidden features.
+
+    Parameters as in RWKV-LM's RWKV_CMix_x052: time_mix_k is time_mix_key here, time_mix_r time_mix_receptance; key
+    (hidden_dim, D); receptance (D, D); value (D, hidden_dim).
+    Initialisation as in that code: time_mix_key = time_mix_receptance = (j/D)^c (see RWKV5); receptance and value 0;
+    key orthogonal.
+    """
+
+    id = "S-rwkv5"
+    equation = "y_t = sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2"
+    source = RWKV5.source
+
+    def __init__(self, dim: options.Dim, hidden_dim: Shorter | None = None) -> None:
+        super().__init__(dim, hidden_dim or _shorter(dim))
+        nn.init.orthogonal_(self.key.weight)
+
+
 @registry.channel_mixers.add("rwkv6")
 class RWKV6ChannelMix(ChannelMix):
     """Channel mix of RWKV-6: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², with x_□ = x_t + (x_{t-1} - x_t) ⊙ time_maa_□.
@@ -85,13 +113,10 @@ class RWKV6ChannelMix(ChannelMix):
     def __init__(
         self,
         dim: options.Dim,
-        hidden_dim: Annotated[
-            options.HiddenDim | None,
-            "hidden features; by default 3.5 dim, rounded down to a multiple of 32, at least 32",
-        ] = None,
+        hidden_dim: Shorter | None = None,
     ) -> None:
         super().__init__()
-        self.dim, hidden = dim, hidden_dim or max(int(3.5 * dim) // 32 * 32, 32)
+        self.dim, hidden = dim, hidden_dim or _shorter(dim)
         self.time_maa_k = nn.Parameter(torch.empty(1, 1, dim))
         self.time_maa_r = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
