@@ -183,6 +183,7 @@ def test_a_file_holds_a_nested_configuration(tmp_path):
 
 
 WHOLE = {
+    "hgrn": lambda: models.hgrn(9, 8, 2),
     "mega": lambda: models.mega(9, 8, 1, layer_options={"z_dim": 4, "chunk_size": 3}),
     "megalodon": lambda: models.megalodon(9, 8, 1, swiglu=True, layer_options={"z_dim": 4, "chunk_size": 3}),
     "sashimi": lambda: models.sashimi(9, 8, pool=(2,), depth=1, state_dim=4),
