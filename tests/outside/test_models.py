@@ -2,8 +2,8 @@
 
 Each ran once in float64, with the weights of `waves`. MEGA is of blocks of transformers 4.57.1, with the embedding, the
 last norm and the head in torch, as in the authors' fairseq. HGRN is of the `Hgru1d` of Doraemonzzz/hgru-pytorch, step
-by step, with all else of OpenNLPLab/fairseq-evo in torch. Megalodon is the `Mega` of XuezheMax/megalodon, with plain torch
-in place of its kernels for GPUs. Vim is of hustvl/Vim, and Caduceus of kuleshov-group/caduceus over the Mamba of
+by step, with all else of OpenNLPLab/fairseq-evo in torch. Megalodon is the `Mega` of XuezheMax/megalodon, with plain
+torch in place of its kernels for GPUs. Vim is of hustvl/Vim, and Caduceus of kuleshov-group/caduceus over the Mamba of
 state-spaces/mamba; both without fused norms, and with the plain scan that comes with mamba_ssm.
 """
 

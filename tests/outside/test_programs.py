@@ -1,7 +1,9 @@
 """Layers against the programs of their authors, or of others where there are none: figures that those gave.
 
-Each program ran once in float64; the figures are those of test_memories.py. RWKV-5 is `att_seq_v5_2` of PyPI's rwkv
-0.8.32, without the norm before it and without the sum with its input.
+Each program ran once in float64; the figures are those of test_memories.py. Norms before a layer and the sum with its
+input were left out, and torch's LayerNorm stood for a norm of theirs. RWKV-5 is `att_seq_v5_2` of PyPI's rwkv 0.8.32.
+GAU and FLASH are of PyPI's FLASH-pytorch 0.1.9; its buckets of distances below 16 are single distances. R-Transformer
+is the `Block` of DSE-MSU/R-transformer without its feed-forward network.
 """
 
 import json

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.positions import positions
-from scanl.ops import SegmentMemory, segment_attention
+from scanl.ops import SegmentMemory, linear_scan, segment_attention
 from scanl.ops._frame.nonfinite import faulty
 from scanl.ops.offsets import sequences
 
@@ -20,6 +20,7 @@ class Blocks:
 
     x: the call's input (B, T, ...).   past: (rows, 1) int64, steps read before, one row for each sequence; None for 0.
     steps: (B, T), position of each step in its block.   after: (rows, 1), steps read afterwards.
+    first_block, last_block: (rows,), the indices of a row's first and last block in the third arrangement below.
     at: (N or 1, Q), position in its block of each query, in the arrangement that `queries` returns.
 
     There are three arrangements. For one step: N = B, with one query and the W keys of its block. For at most W steps
@@ -28,7 +29,7 @@ class Blocks:
 
     def __init__(self, x: Tensor, past: Tensor | None, size: int, cu_seqlens: Tensor | None) -> None:
         rows, length = sequences(x, cu_seqlens), x.shape[1]
-        self.size, self.rows = size, rows
+        self.size, self.rows, self.length, self.packed = size, rows, length, cu_seqlens is not None
         begun = x.new_zeros(rows, 1, dtype=torch.int64) if past is None else past
         steps, self.after = positions(begun, length, cu_seqlens)
         self.steps = steps % size
@@ -42,21 +43,24 @@ class Blocks:
         # the last block from being full.
         self.slots = size if past is not None or traced else min(size, length + 1)
         self.at = torch.arange(self.slots, device=x.device)[None]
-        # All rows, or packed sequences, get whole blocks of slots, one row after another. The first slots of a row are
-        # those of its present block. The last block is the next state, so it may be empty.
+        # Whole blocks of slots for each row, one row after another. The first slots of a row are those of its present
+        # block. Its last block is the next state, so it may be empty.
         filled, lengths = begun[:, 0] % size, (self.after - begun)[:, 0]
-        blocks = (filled + lengths) // self.slots + 1
-        first = self.slots * (blocks.cumsum(0) - blocks)
-        self.count = (
-            x.shape[0] * length + rows * (self.slots - 1)
-        ) // self.slots + rows  # at least the sum of `blocks`
+        full = (filled + lengths) // self.slots
         if cu_seqlens is None:
+            self.row_blocks = (length + self.slots - 1) // self.slots + 1
+            self.count = rows * self.row_blocks
+            self.first_block = self.row_blocks * torch.arange(rows, device=x.device)
             owner = torch.arange(rows, device=x.device)[:, None]
         else:
+            self.count = (length + rows * (self.slots - 1)) // self.slots + rows  # at least the sum of full + 1
+            self.first_block = (full + 1).cumsum(0) - full - 1
             owner = sequence_index(cu_seqlens, length)[None]
+        self.last_block = self.first_block + full
+        first = self.slots * self.first_block
         self.of_steps = (first + filled)[owner] + steps - begun[:, 0][owner]
         self.present, self.last = (
-            (first + offset)[:, None] + self.at for offset in (0, self.slots * blocks - self.slots)
+            (self.slots * block)[:, None] + self.at for block in (self.first_block, self.last_block)
         )
 
     def keys(self, new: Tensor, present: Tensor | None) -> Tensor:
@@ -88,6 +92,31 @@ class Blocks:
         if last.shape[1] == self.size:
             return torch.zeros_like(last) if self.fresh else last
         return F.pad(last, (0, 0) * (last.ndim - 2) + (0, self.size - last.shape[1]))
+
+    def sums(self, new: Tensor, present: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the full blocks before each block sum to, and the sums of the present and of all full blocks.
+
+        new: (N, ...), what the new steps of each block sum to.   present: (rows, ...), what the earlier steps of the
+        present block sum to.   past: (rows, ...), what the full blocks before it sum to.
+        """
+        present, past = present.to(new.dtype), past.to(new.dtype)
+        if self.one or self.fresh:
+            total = present + new
+            full = self.at[:, -1:] == self.size - 1 if self.length else self.at.new_zeros(1, 1, dtype=torch.bool)
+            full = full.view(-1, *(1,) * (new.ndim - 1))
+            return past, total.masked_fill(full, 0), torch.where(full, past + total, past)
+        total = new.index_add(0, self.first_block, present)
+        # A block reads the sum of the previous one, and the first of a row what is past.
+        begins = torch.isin(torch.arange(self.count, device=new.device), self.first_block)
+        shifted = total.roll(1, 0).masked_fill(begins.view(-1, *(1,) * (new.ndim - 1)), 0)
+        one = new.new_ones(())
+        if self.packed:  # blocks that no row needs are a row of their own
+            ends = torch.stack([self.last_block[-1] + 1, torch.full_like(self.last_block[0], self.count)])
+            offsets, past = torch.cat([self.first_block, ends]), torch.cat([past, new.new_zeros(1, *new.shape[1:])])
+            at_blocks = linear_scan(shifted[None], one, past, cu_seqlens=offsets)[0][0]
+        else:
+            at_blocks = linear_scan(shifted.unflatten(0, (self.rows, self.row_blocks)), one, past)[0].flatten(0, 1)
+        return at_blocks, total[self.last_block], at_blocks[self.last_block]
 
     def seen(self, keys: Tensor) -> Tensor:
         """Return (N or 1, Q, S): whether a query sees a key of its block."""
