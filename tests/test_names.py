@@ -78,7 +78,6 @@ def test_no_spelling_stands_for_two_classes(family):
     ("name", "advice"),
     [
         ("DEER", "unknown layer 'DEER'; it is Newton's method over time, .* solver 'newton'"),
-        ("Transformer-XL", "unknown layer 'Transformer-XL'; the nearest layer is 'window_attention'"),
         ("hwak", "unknown layer 'hwak'; did you mean 'hawk'"),
         ("Griffin", "'Griffin' is a whole model, expected a layer; use Stack\\(dim, depth, 'griffin'\\)"),
     ],

@@ -15,7 +15,6 @@ layers: Registry[Layer] = Registry(
     advice={
         "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
         "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
-        "transformer_xl": "the nearest layer is 'window_attention', softmax attention that carries its last keys",
         "transformer": "give 'attention', or 'window_attention' for a state of constant size",
     },
 )

@@ -1,0 +1,41 @@
+"""Softmax attention to what a mask leaves visible, for layers whose memories stand beside the steps."""
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from scanl.layers.base import as_widened, widen
+from scanl.ops._frame.nonfinite import faulty, replaced, suspected
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Return (B, Q, H, V), in float32 or wider, of q (B, Q, H, K), k (B, S, H, K) and v (B, S, H, V).
+
+    visible: (B or 1, Q, S) bool; every query sees at least one key.   scale: of q . k; 1/sqrt(K) when None.
+    bias: (B or 1, H or 1, Q, S), added to the scaled scores.
+
+    A key or value that is not finite makes NaN only of the queries that see it.
+    """
+    spoil = None
+    q, k, v = widen(q), widen(k), widen(v)
+    if suspected(q, k, v):
+        fault = faulty(k).flatten(2).any(2) | faulty(v).flatten(2).any(2)
+        spoil = (visible & fault[:, None]).any(2) | faulty(q).flatten(2).any(2)
+        q, k, v = replaced(q), replaced(k), replaced(v)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    with as_widened(q):
+        if bias is None:
+            # Derivative checks use float64; the fused kernels have no second derivative.
+            if q.dtype == torch.float64:
+                with sdpa_kernel(SDPBackend.MATH):
+                    y = scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
+            else:
+                y = scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
+        else:
+            scores = (q * (k.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT + bias
+            y = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1) @ v
+    y = y.transpose(1, 2)
+    return y if spoil is None else y * torch.where(spoil, torch.nan, 1.0).to(y.dtype)[:, :, None, None]
