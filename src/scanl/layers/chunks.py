@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from scanl.errors import ConfigError
+from scanl.layers import auxiliary
 from scanl.layers.state import State
 
 
@@ -38,7 +39,9 @@ def in_chunks(
 
         piece = x[:, begin : begin + size]
         if torch.is_grad_enabled():
-            y, state = checkpoint(run, piece, state, use_reentrant=False)  # pyright: ignore[reportGeneralTypeIssues]
+            y, state = checkpoint(  # pyright: ignore[reportGeneralTypeIssues]
+                run, piece, state, use_reentrant=False, context_fn=auxiliary.checkpoint_contexts
+            )
         else:
             y, state = run(piece, state)
         pieces.append(y)

@@ -112,7 +112,7 @@ class FrameForecaster:
         self._source, seed = source, whole_number("frame", "random_state", self.random_state)
 
         def once(step: int) -> torch.Tensor:
-            return method.loss(model, source.batch(step, self.batch_size).tensors())[0]
+            return method.objective(model, source.batch(step, self.batch_size).tensors())[0]
 
         with seeded(seed):
             method = ForecastAnswerer(cast(Forecast, source.question))

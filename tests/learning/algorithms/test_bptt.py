@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from scanl.data.batch import Batch
 from scanl.data.questions import Features, Label, NextToken, Vocabulary
 from scanl.errors import ConfigError
+from scanl.layers import auxiliary
 from scanl.layers.state import leaves
 from scanl.learning.algorithms import BPTT, TBPTT
 from scanl.learning.questions import answerer
@@ -55,6 +56,21 @@ def test_segments_change_neither_the_gradient_nor_the_state(segments):
     torch.testing.assert_close(same, losses)
     for (_, leaf), (_, value) in zip(leaves(last), leaves(state), strict=True):
         torch.testing.assert_close(leaf, value)
+
+
+def test_losses_of_layers_are_added_once_however_the_steps_are_cut():
+    """A part of the steps that runs again computes the layer's loss again, and it counts once."""
+    options = {"num_heads": 1, "window": 2, "chunk_size": 2, "num_slots": 2}
+    model, batch = tiny("compressive_transformer", **options), tokens(12)
+    with auxiliary.collect() as losses:
+        task, _ = BYTES.loss(model, batch)
+    assert losses.total() > 0
+    expected, (loss,), _ = learned(BPTT(BYTES.objective), model, batch)
+    assert loss == pytest.approx((task + losses.total()).item())
+    gradient, same, _ = learned(BPTT(BYTES.objective, segments=3), model, batch)
+    assert_close(gradient, expected)
+    torch.testing.assert_close(same, [loss])
+    assert expected["stack.blocks.0.mixer.compress.weight"].any()
 
 
 def test_a_segment_that_runs_twice_changes_running_statistics_once_and_repeats_dropout():

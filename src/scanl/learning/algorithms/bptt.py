@@ -1,6 +1,6 @@
 """Backpropagation through time."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scanl.configured import at_least
 from scanl.data.batch import Batch
+from scanl.layers import auxiliary
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
@@ -71,7 +72,8 @@ class BPTT(Algorithm):
 
         def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:
             def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-                return nullcontext(), _BuffersUnchanged(model)
+                forward, again = auxiliary.checkpoint_contexts()
+                return forward, _BuffersUnchanged(model, again)
 
             return checkpoint(partial(model, **others), x, state, use_reentrant=False, context_fn=contexts)
 
@@ -81,16 +83,18 @@ class BPTT(Algorithm):
 
 
 class _BuffersUnchanged:
-    """A context that restores the buffers when a segment has run again; it can be entered more than once."""
+    """A context around another that restores the buffers when a segment has run again; it can be entered often."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, inner: AbstractContextManager[Any]) -> None:
+        self._model, self._inner = model, inner
         self._before: list[list[tuple[Tensor, Tensor]]] = []
 
     def __enter__(self) -> None:
+        self._inner.__enter__()
         self._before.append([(buffer, buffer.clone()) for buffer in self._model.buffers()])
 
     def __exit__(self, *error: object) -> None:
         with torch.no_grad():
             for buffer, values in self._before.pop():
                 buffer.copy_(values)
+        self._inner.__exit__(None, None, None)

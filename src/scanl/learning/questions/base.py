@@ -13,6 +13,7 @@ from scanl.data.base import Exam, Source
 from scanl.data.batch import Batch
 from scanl.data.questions import Inputs, Question, Scales, Vocabulary
 from scanl.errors import ConfigError
+from scanl.layers import auxiliary
 from scanl.layers.base import widen
 from scanl.layers.state import State
 from scanl.learning.losses import losses
@@ -79,6 +80,15 @@ class Answerer(ABC, Generic[Q]):
         """Return the mean loss over the answers and the state; without an answer in the batch the loss is 0."""
         outputs, targets, state = self.answers(model, batch, state)
         return mean(losses.get(self.question.loss)(widen(outputs), targets), targets.new_tensor(targets.numel())), state
+
+    def objective(self, model: Model, batch: Batch, state: State = None) -> tuple[Tensor, State]:
+        """Return what training minimizes and the state: `loss`, and the losses of the model's layers.
+
+        `scanl.layers.auxiliary` says what they are.
+        """
+        with auxiliary.collect() as losses:
+            loss, state = self.loss(model, batch, state)
+        return loss + losses.total(), state
 
     def scores(self, outputs: Tensor, targets: Any) -> dict[str, tuple[float, int]]:
         """Return for each score, by name, its sum and how many answers were scored. The first is the source's metric.

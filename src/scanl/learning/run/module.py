@@ -37,7 +37,7 @@ class Learning(pl.LightningModule):
         self.config = config
         self.source = source
         make = algorithms.get(config.training.algorithm)
-        self.algorithm = make(answerer(source.question).loss, **config.training.algorithm_options)
+        self.algorithm = make(answerer(source.question).objective, **config.training.algorithm_options)
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
