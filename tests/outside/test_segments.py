@@ -8,6 +8,8 @@ transformer_xl: `RelPartialLearnableMultiHeadAttn` of transformers 4.57.1 with t
 empty memory, without the sum and the norm after it; scores stayed in float64.
 compressive_transformer: `SelfAttention` of compressive-transformer-pytorch 0.4.0, in evaluation, with the codes of
 distances as its `pos_emb`; u and v, which it has not, are 0.
+rmt: `MemoryCell` of booydar/recurrent-memory-transformer (commit 9d0ebe1) around `LlamaForCausalLM` of transformers
+4.57.1, whose norms and softmax stayed in float64.
 """
 
 import json

@@ -15,6 +15,7 @@ from scanl.configured import who
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.designation import layer_class, recorded
+from scanl.layers.initial_state import initial
 from scanl.layers.state import State, leaves, map_leaves
 
 
@@ -56,7 +57,10 @@ _operator.register_fake(_shapes)
 
 
 def exported(layer: Layer, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """Return what `layer(x, state)` returns, as one operator. Raises ConfigError if its parameters have other names."""
+    """Return what `layer(x, state)` returns, as one operator. The class declares its state.
+
+    Raises ConfigError if the parameters have other names than those of a new layer.
+    """
     designation = recorded(type(layer))
     with torch.device("meta"):
         usual = layer_class(designation)(**layer.config)
@@ -67,7 +71,8 @@ def exported(layer: Layer, x: Tensor, state: State) -> tuple[Tensor, State]:
             "expected the same because the export makes the layer from its options; merge adapters and remove "
             "parametrizations first"
         )
-    past = layer.init_state(1)
+    assert layer.state is not None
+    past = initial(layer, layer.state, 1, "meta", x.dtype)  # as declared; `init_state` may read parameters
     form = [(leaf.shape[1:], str(leaf.dtype).removeprefix("torch.")) for _, leaf in leaves(past)]
     tensors = [] if state is None else [leaf for _, leaf in leaves(state)]
     texts = [json.dumps(value) for value in (layer.config, form, names)]
