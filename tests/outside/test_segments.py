@@ -10,6 +10,8 @@ compressive_transformer: `SelfAttention` of compressive-transformer-pytorch 0.4.
 distances as its `pos_emb`; u and v, which it has not, are 0.
 rmt: `MemoryCell` of booydar/recurrent-memory-transformer (commit 9d0ebe1) around `LlamaForCausalLM` of transformers
 4.57.1, whose norms and softmax stayed in float64.
+infini_attention: `CausalAttention` of infini-transformer-pytorch 0.2.1 without its norm, from a memory of zeros, with
+its gate at -beta and the channels of queries and keys in its order of pairs.
 """
 
 import json

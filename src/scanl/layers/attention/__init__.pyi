@@ -3,6 +3,7 @@ from scanl.layers.attention.compressive_transformer import CompressiveTransforme
 from scanl.layers.attention.diag_attention import DiagAttention as DiagAttention
 from scanl.layers.attention.diag_attention import DiagAttentionT2 as DiagAttentionT2
 from scanl.layers.attention.forgetting_attention import ForgettingAttention as ForgettingAttention
+from scanl.layers.attention.infini import InfiniAttention as InfiniAttention
 from scanl.layers.attention.multi_state_attention import MultiStateAttention as MultiStateAttention
 from scanl.layers.attention.path_attention import PaTHAttention as PaTHAttention
 from scanl.layers.attention.rmt import RecurrentMemoryTransformer as RecurrentMemoryTransformer

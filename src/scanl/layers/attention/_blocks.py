@@ -34,7 +34,8 @@ class TransformerBlock(Module):
         q, k, v = (
             widen(proj(h)).unflatten(-1, (self.num_heads, -1)) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return *(rotate(x, positions, x.shape[-1], self.rope_base) for x in (q, k)), v
+        width = q.shape[-1]
+        return rotate(q, positions, width, self.rope_base), rotate(k, positions, width, self.rope_base), v
 
     def after(self, h: Tensor, attended: Tensor) -> Tensor:
         """Return the output of the block from its input h and the attention's (B, T, H, K)."""

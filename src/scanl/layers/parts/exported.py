@@ -59,7 +59,7 @@ _operator.register_fake(_shapes)
 def exported(layer: Layer, x: Tensor, state: State) -> tuple[Tensor, State]:
     """Return what `layer(x, state)` returns, as one operator. The class declares its state.
 
-    Raises ConfigError if the parameters have other names than those of a new layer.
+    Raises ConfigError if the names of the parameters differ from a new layer's.
     """
     designation = recorded(type(layer))
     with torch.device("meta"):
