@@ -12,6 +12,9 @@ rmt: `MemoryCell` of booydar/recurrent-memory-transformer (commit 9d0ebe1) aroun
 4.57.1, whose norms and softmax stayed in float64.
 infini_attention: `CausalAttention` of infini-transformer-pytorch 0.2.1 without its norm, from a memory of zeros, with
 its gate at -beta and the channels of queries and keys in its order of pairs.
+block_recurrent: `TransformerLayer` of google-research/meliad, transformer/memory, in float64 with jax 0.10.2, from the
+start of a sequence, without the norm, the sum and the network of the tokens; the biases of `out`, which it has not, are
+0.
 """
 
 import json
