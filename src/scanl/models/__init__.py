@@ -15,8 +15,8 @@ from scanl.models.forecaster import Forecaster as Forecaster
 from scanl.models.forecaster import Normalization as Normalization
 from scanl.models.generation import Generation as Generation
 from scanl.models.graph_network import GraphNetwork as GraphNetwork
-from scanl.models.hgru import HorizontalGRU as HorizontalGRU
 from scanl.models.hgrn import hgrn as hgrn
+from scanl.models.hgru import HorizontalGRU as HorizontalGRU
 from scanl.models.inputs import Channels as Channels
 from scanl.models.inputs import Features as Features
 from scanl.models.inputs import Tokens as Tokens
