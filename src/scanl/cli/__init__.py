@@ -12,6 +12,7 @@ COMMANDS = {  # name: (module and function, what it does)
     "train": ("train:run", "train a model on your own files, a data set or a synthetic task"),
     "learn": ("learn:run", "learn from a stream, sample by sample: predict, score, then learn"),
     "lr": ("lr:run", "search for a learning rate"),
+    "forecast": ("forecast:run", "write what follows each series of a run's table, with intervals and a picture"),
     "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
     "list": ("layers:list_layers", "print every layer"),

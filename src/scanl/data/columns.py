@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.errors import ConfigError, DataError, unknown
+from scanl.files import written_whole
 
 KINDS = (".csv", ".parquet", ".npz")
+WRITTEN = (".csv", ".parquet")  # the formats in which answers are written
 MISSING = (  # texts that stand for a missing number, as pandas has them
     *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "NULL", "null", "None"),
     *("NaN", "-NaN", "nan", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
@@ -26,11 +28,11 @@ COMMENT = re.compile(r'"?(#|//|--)')
 Numbers = NDArray[np.float64]
 
 
-def read_table(path: Path, names: Sequence[str] = ()) -> Any:
+def read_table(path: Path, names: Sequence[str] = (), least: int = 2) -> Any:
     """Read a table as a pandas DataFrame. Raises DataError for a file that is missing, damaged or of another form.
 
     names: columns whose values are names, of series or classes. In CSV a name stays as it is written, such as 007 and
-    NA; only an empty one is missing. So does text in the other columns.
+    NA; only an empty one is missing. So does text in the other columns.   least: rows that a table has at least.
 
     .csv: in UTF-8, with commas, decimal points, and a line of names first.   .parquet: an index of pandas that has a
     name is a column, and so is one of times or text, called `index`.   .npz: arrays (N,) are columns. If there is an
@@ -47,7 +49,28 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Any:
     about = path.stat()
     if about.st_size == 0:
         raise DataError(f"table: {path} is empty, expected a line of names and rows below it")
-    return _read(path, tuple(names), about.st_mtime_ns, about.st_size)
+    frame = _read(path, tuple(names), about.st_mtime_ns, about.st_size)
+    if len(frame) < least:
+        raise DataError(f"table: {path} has {len(frame)} rows, expected at least {least}")
+    return frame
+
+
+def as_table(frame: Any, who: str) -> Any:
+    """Return a user's frame as a table: its index is columns as in Parquet, and its columns have names of text.
+
+    Raises DataError for what is no frame of pandas, for a frame without rows, and for two columns of one name.
+    """
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"{who}: it is of type {type(frame).__name__}, expected a DataFrame of pandas")
+    if frame.empty:
+        raise DataError(f"{who}: it has no rows, expected a row for each step of a series")
+    frame = _with_index(frame).rename(columns=str)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DataError(f"{who}: it has two columns called {twice!r}; rename one")
+    return frame
 
 
 @lru_cache(maxsize=4)
@@ -78,9 +101,16 @@ def _read(path: Path, as_text: tuple[str, ...], _time: int, _size: int) -> Any:
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"table: {path} has two columns called {twice[0]!r}; rename one")
-    if len(frame) < 2:
-        raise DataError(f"table: {path} has {len(frame)} rows, expected at least 2")
     return frame.rename(columns=str)
+
+
+def write_table(frame: Any, path: Path) -> None:
+    """Write a frame as .csv or .parquet, whole or not at all."""
+    with written_whole(path) as temporary:
+        if path.suffix.lower() == ".parquet":
+            frame.to_parquet(temporary, index=False)
+        else:
+            frame.to_csv(temporary, index=False)
 
 
 def _csv(path: Path, as_text: Sequence[str]) -> tuple[Any, list[Any]]:

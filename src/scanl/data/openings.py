@@ -48,9 +48,6 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         freq=table.freq if freq is None else freq, known=training.known, after=prompt,
     )  # fmt: skip
     collection = table.collect(longer, path, training)
-    if (collection.series[0].spans is None) != (training.series[0].spans is None):
-        odd, usual = ("regular", "irregular") if collection.series[0].spans is None else ("irregular", "regular")
-        raise DataError(f"table: {path} has {odd} times, expected {usual} times as in training")
     result = []
     for member, (_, places) in zip(collection.series, grouped(longer, path, table.series), strict=True):
         rows = len(member) - steps

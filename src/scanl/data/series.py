@@ -52,6 +52,11 @@ class Collection:
     step: float = 1.0
     known: Sequence[Frequency] = ()
 
+    @property
+    def timed(self) -> bool:
+        """Whether the steps have durations."""
+        return self.series[0].spans is not None
+
 
 def series_of(
     frame: Any,
@@ -97,12 +102,9 @@ def series_of(
     else:
         spans = [np.diff(steps) * (length / step) for steps in counts]
     regular = all((abs(span - 1) <= SLACK).all() for span in spans)
-    if (
-        like
-        and like.series[0].spans is None
-        and not regular
-        and all(np.ptp(span) <= SLACK for span in spans if len(span))
-    ):
+    if like and not like.timed and not regular:
+        if any(np.ptp(span) > SLACK for span in spans if len(span)):
+            raise DataError(f"table: {path} has irregular times {time!r}, expected regular times as in training")
         raise DataError(
             f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times as long as in the "
             "table of training, expected the same; give a table of that frequency"
@@ -116,7 +118,7 @@ def series_of(
     all_series = [
         Series(
             name, answers[rows], past_values[rows], constant[rows[0]], known[rows],
-            None if regular else np.concatenate([[1.0], span]), seconds[rows],
+            None if regular and not (like and like.timed) else np.concatenate([[1.0], span]), seconds[rows],
         )
         for (name, rows), span in zip(groups, spans, strict=True)
     ]  # fmt: skip

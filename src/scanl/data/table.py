@@ -139,10 +139,10 @@ class Table(SeriesSource):
         self.asking.check_answers(collection, str(self.target))
         return collection
 
-    def read(self, path: Path) -> Any:
-        """Read a table with these columns."""
+    def read(self, path: Path, least: int = 2) -> Any:
+        """Read a table with these columns, and at least `least` rows."""
         names = [self.series, self.target if self.asking.classes else None]
-        return read_table(path, [name for name in names if name is not None])
+        return read_table(path, [name for name in names if name is not None], least)
 
     @cached_property
     def covariates(self) -> list[str]:
@@ -170,13 +170,31 @@ class Table(SeriesSource):
         )  # fmt: skip
 
     def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:
-        """Return a table in which absent steps are rows, as `gaps` says, and how many there are."""
+        """Return a table in which absent steps are rows, as `gaps` says, and how many there are.
+
+        like: the series of training. If their steps have no durations, absent steps are always rows.
+        """
         if self.time is None or self.gaps == "durations" or self.asking.per_series:
+            return frame, 0
+        if like is not None and like.timed:
             return frame, 0
         return filled(
             frame, path, time=self.time, series=self.series, constant=self.static,
-            max_added=FEW if self.gaps is None else 1.0, freq=self.freq, known=like.known if like else (),
+            max_added=FEW if self.gaps is None and like is None else 1.0, freq=self.freq,
+            known=like.known if like else (),
         )  # fmt: skip
+
+    @property
+    def roles(self) -> list[tuple[str, list[str]]]:
+        """The columns that are read, by what they are."""
+        return [
+            ("the target", self.targets),
+            ("the time", [] if self.time is None else [self.time]),
+            ("the series", [] if self.series is None else [self.series]),
+            ("a static covariate", list(self.static)),
+            ("a covariate of the past", self.covariates),
+            ("a future covariate", list(self.future)),
+        ]
 
     @cached_property
     def parts(self) -> list[list[Piece]]:

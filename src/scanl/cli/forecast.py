@@ -1,0 +1,102 @@
+"""`scanl forecast RUN`: write the steps that follow each series of a run's table."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scanl.cli.parser import Parser
+from scanl.data.columns import WRITTEN, write_table
+from scanl.errors import ConfigError
+from scanl.learning.forecasting import Forecasts
+
+HELP = """what is written, by series and step:
+  the columns of --series and --time of the run, or `step`, which counts the steps, where it has no times
+  y            the median of the target y
+  y-lo-80      the bounds of the interval that has the number in 80 % of cases, and y-hi-80; a pair for each of --levels
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the forecast to a file or to standard output, and draw it if a picture is named."""
+    args = _parser().parse(argv)
+    out, picture = (None if name is None else Path(name) for name in (args.out, args.picture))
+    _refuse_suffix("out", out, WRITTEN)
+    _refuse_suffix("picture", picture, (".png",))
+    torch.set_num_threads(1)  # windows are short
+    forecasts = Forecasts.open(args.run)
+    frame = forecasts.after(
+        args.data, args.future_data, horizon=args.horizon, levels=args.levels or None, freq=args.freq
+    )
+    if picture is not None:
+        from scanl.learning.forecast_picture import save_forecasts
+
+        save_forecasts(picture, forecasts.rows(args.data)[0], frame, forecasts.table)
+        print(picture, file=sys.stderr)
+    write(frame, out)
+    return 0
+
+
+def write(frame: Any, out: Path | None) -> None:
+    """Write a frame to a file, whose path is printed, or to standard output."""
+    if out is None:
+        frame.to_csv(sys.stdout, index=False)
+    else:
+        write_table(frame, out)
+        print(out)
+
+
+def _refuse_suffix(name: str, path: Path | None, endings: Sequence[str]) -> None:
+    if path is not None and path.suffix.lower() not in endings:
+        raise ConfigError(f"forecast: {name} is {path}, expected a file of {' or '.join(endings)}")
+
+
+def _parser() -> Parser:
+    parser = Parser("forecast", "Forecast the steps after a run's table, with intervals.", epilog=HELP)
+    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument(
+        "--data",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="table of newer rows, which follow those of the run's table; nothing is trained",
+    )
+    parser.add_argument(
+        "--future-data",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="table with the columns of --future at the steps that are forecast",
+    )
+    parser.add_argument("--horizon", type=int | None, default=None, help="steps to write (default: those of the run)")
+    parser.add_argument(
+        "--levels",
+        type=float,
+        default=[],
+        nargs="+",
+        metavar="PER_CENT",
+        help="per cents of the intervals (default: 80 95)",
+    )
+    parser.add_argument(
+        "--freq",
+        type=str | None,
+        default=None,
+        help="frequency of the steps, as pandas names it: h, D, B, ME (default: the table's)",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="file to write, .csv or .parquet (default: standard output)",
+    )
+    parser.add_argument(
+        "--picture",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="file of a picture, .png: the end of each series, and its forecast",
+    )
+    return parser

@@ -1,0 +1,168 @@
+"""Forecasts of the steps after a table by a trained run: `forecast`, which `scanl forecast` calls.
+
+This module needs pandas when it is used: `pip install 'scanl[series]'`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scanl.data.columns import as_table
+from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known
+from scanl.data.table import Table
+from scanl.errors import ConfigError, DataError
+from scanl.learning.questions.forecast import columns
+from scanl.learning.run.folder import RunFolder
+from scanl.models import Forecaster
+from scanl.models.heads import LEVELS
+
+USUAL = (80.0, 95.0)  # per cent of the intervals
+FRAME = Path("frame")  # stands for a frame in messages
+STEP = "step"  # the column that counts the steps where a table has no times
+
+
+class Forecasts:
+    """A trained forecaster, and the table of its training, whose columns, calendar and frequency it forecasts with.
+
+    model: a `Forecaster`.   table: its source.
+    """
+
+    def __init__(self, model: Forecaster, table: Table) -> None:
+        one = table.collection.series[0]
+        columns = [("past", one.past.shape[1]), ("static", len(one.static)), ("future", one.future.shape[1])]
+        for name, count in [("targets", len(table.targets)), *columns, ("timed", one.spans is not None)]:
+            if count != getattr(model, name):
+                raise DataError(
+                    f"table: {table.path} has {name} {count}, expected {getattr(model, name)} as in training; put back "
+                    "the table of training, and name newer rows in --data"
+                )
+        self.model, self.table = model, table
+
+    @classmethod
+    def open(cls, run: str | Path) -> "Forecasts":
+        """Return the forecaster of a run folder. Raises ConfigError for a run that does not forecast a table."""
+        folder = RunFolder.open(run)
+        table = folder.source
+        if not isinstance(table, Table) or not table.asking.ahead:
+            question = f" to {table.ask}" if isinstance(table, Table) else ""
+            raise ConfigError(
+                f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
+                "--question forecast; scanl predict answers the other questions"
+            )
+        model = Forecaster.load(folder.path) if folder.weights.exists() else folder.load_model()
+        return cls(model, table)
+
+    def rows(self, data: Any = None) -> tuple[Any, Path]:
+        """Return the rows that forecasts follow, and their path.
+
+        data: newer rows, behind the rows of the training table: a path, several, or a frame; None: the training table.
+        """
+        if data is None:
+            return self.table.read(self.table.path), self.table.path
+        newer, path = self.read(data)
+        return joined(self.table, newer, path), path
+
+    def read(self, data: Any) -> tuple[Any, Path]:
+        """Return a table as a frame, and its path."""
+        if isinstance(data, str | Path):
+            return self.table.read(Path(data), least=1), Path(data)
+        return as_table(data, "frame"), FRAME
+
+    def after(
+        self,
+        data: Any = None,
+        future: Any = None,
+        *,
+        horizon: int | None = None,
+        levels: Sequence[float] | None = None,
+        freq: Any = None,
+    ) -> Any:
+        """Return the forecast after the last row of each series as a frame. The arguments are as in `forecast`."""
+        horizon, levels = self.check(horizon, levels)
+        refuse_known(self.table, future)
+        rows, path = self.rows(data)
+        outlook = Outlook(self.table, rows, path, None if future is None else self.read(future), freq)
+        newer = outlook.frame.get(NEWER)
+        origins = outlook.last
+        if newer is not None:  # a series without newer rows is not forecast again
+            origins = [o for o in origins if newer.iloc[outlook.places[o[0]]].eq(True).any()]
+        return self.frame(outlook, origins, horizon, levels)
+
+    def check(self, horizon: int | None, levels: Sequence[float] | None) -> tuple[int, tuple[float, ...]]:
+        """Return the number of steps and the levels of the intervals in per cent. Raises ConfigError for wrong ones."""
+        longest = self.table.horizon
+        if horizon is not None and not 1 <= horizon <= longest:
+            raise ConfigError(
+                f"forecast: horizon is {horizon}, expected 1 to {longest} because of the run's --horizon {longest}"
+            )
+        widest = 100 * (LEVELS[-1] - LEVELS[0]) if self.model.distribution == "quantiles" else 100.0
+        if levels is None:
+            levels = [level for level in USUAL if level <= widest]
+        for level in levels:
+            if not 0 < level < 100:
+                raise ConfigError(f"forecast: levels is {list(levels)}, expected per cents above 0 and below 100")
+            if level > widest:
+                raise ConfigError(
+                    f"forecast: levels is {list(levels)}, expected at longest {widest:g} because the run has the "
+                    "distribution quantiles, which ends there"
+                )
+        return horizon or longest, tuple(levels)
+
+    @torch.no_grad()
+    def frame(
+        self, outlook: Outlook, origins: Sequence[Origin], horizon: int, levels: Sequence[float], cutoff: bool = False
+    ) -> Any:
+        """Return the forecasts after some origins as a frame.
+
+        cutoff: whether there is a column `cutoff` with the time, or the number, of the last row that was read.
+        """
+        import pandas as pd
+
+        table, tails = self.table, [(1 - level / 100) / 2 for level in levels]
+        probabilities = [0.5, *(p for tail in tails for p in (tail, 1 - tail))]
+        numbers = np.empty((len(origins), table.horizon, len(table.targets), len(probabilities)))
+        for which, batch in outlook.batches(origins):
+            x, inputs = columns(batch.tensors(next(self.model.parameters()).device))
+            quantiles = self.model.predict(x, levels=probabilities, **inputs)[0].quantiles
+            numbers[which] = quantiles.cpu().numpy()
+        numbers = numbers[:, :horizon].reshape(len(origins) * horizon, len(table.targets), len(probabilities))
+        keys = [name for name in (table.series, table.time) if name is not None]
+        steps = np.concatenate([outlook.steps(origin)[:horizon] for origin in origins])
+        result = outlook.frame.iloc[steps][keys].reset_index(drop=True)
+        if cutoff:
+            last = [outlook.places[i][row] for i, row in origins for _ in range(horizon)]
+            result["cutoff"] = last if table.time is None else outlook.frame[table.time].iloc[last].to_numpy()
+        if table.time is None:
+            result[STEP] = np.tile(np.arange(1, horizon + 1), len(origins))
+        for channel, target in enumerate(table.targets):
+            median, *bounds = numbers[:, channel].T
+            result[target] = median
+            for k, level in enumerate(levels):
+                result[f"{target}-lo-{level:g}"], result[f"{target}-hi-{level:g}"] = bounds[2 * k], bounds[2 * k + 1]
+        return result if isinstance(result, pd.DataFrame) else pd.DataFrame(result)
+
+
+def forecast(
+    run: str | Path,
+    data: Any = None,
+    future: Any = None,
+    *,
+    horizon: int | None = None,
+    levels: Sequence[float] | None = None,
+    freq: Any = None,
+) -> Any:
+    """Return what follows each series of a run's table: a frame of pandas with a row for each step.
+
+    The frame has the table's columns of names and times; for each target the median under its own name, and the bounds
+    of intervals as `y-lo-80` and `y-hi-80`. A forecast reads the last `sequence_length` rows before it.
+
+    run: folder of a run with the question "forecast".   data: newer rows, a path or a frame; they follow the table of
+    training, nothing is trained, and only their series are forecast.   future: a path or a frame with the covariates
+    that are known ahead, at the steps that are forecast.   horizon: steps; None: all that the run has.   levels: per cents
+    of the intervals; None: 80 and 95.   freq: frequency of the steps, as in `Table`; None: as in the table.
+    Raises ConfigError and DataError as `scanl forecast` prints them.
+    """
+    return Forecasts.open(run).after(data, future, horizon=horizon, levels=levels, freq=freq)

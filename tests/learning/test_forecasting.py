@@ -1,0 +1,238 @@
+"""Forecasts after a table: what `scanl forecast` writes, from a run whose model has not been trained."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from scanl.cli import main
+from scanl.learning import RunFolder, forecast
+from scanl.learning.run.config import TrainConfig, seeded_model
+
+COVERS = ["data/outlook", "learning/forecast_picture", "cli/forecast"]
+
+pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
+
+LENGTH, HORIZON = 24, 4
+
+
+def made(path, data, **options):
+    """A run folder on a table of days, and its model."""
+    roles = {"target": "y", "time": "ds", "question": "forecast", "horizon": HORIZON, "sequence_length": LENGTH}
+    small = {"layer": "lru", "dim": 8, "depth": 1, "accelerator": "cpu", "lags": 2}
+    config = TrainConfig.of(**{**small, **roles, "out": str(path), "data": [str(data)], **options})
+    folder, model = RunFolder.fresh(config), seeded_model(config, config.open_source().question)
+    folder.create(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    folder.save_model(model, "0")
+    return folder.path, model.eval()
+
+
+def days(rows=60, names=("a", "b"), start="2024-01-01"):
+    draw, frames = np.random.default_rng(3), []
+    for i, name in enumerate(names):
+        dates = pd.date_range(start, periods=rows + 10 * i, freq="D")
+        numbers = {column: draw.normal(size=len(dates)).round(3) for column in ("y", "z", "p", "f")}
+        frames.append(pd.DataFrame({"id": name, "ds": dates, **numbers, "size": float(i)}))
+    return pd.concat(frames, ignore_index=True)
+
+
+ROLES = {"target": "y,z", "series": "id", "past": ["p"], "future": ["f"], "static": ["size"]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run on two series with every kind of covariate, its model, its table, and the covariates ahead."""
+    frame = days()
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    path, model = made(tmp_path / "run", tmp_path / "t.csv", **ROLES)
+    ahead = days(80)[["id", "ds", "f"]].iloc[::-1]  # the past and more than is needed, in another order
+    return path, model, frame, ahead
+
+
+def by_hand(model, frame, ahead, name, levels):
+    """Quantiles (H, 2, Q) after a series, whose covariates of the calendar are made here: a week, from Monday."""
+    rows = frame[frame.id == name]
+    dates = pd.date_range(rows.ds.iloc[0], periods=len(rows) + HORIZON, freq="D")
+    later = ahead[ahead.id == name].set_index("ds").f.reindex(dates[len(rows) :])
+    turn = 2 * np.pi * (dates - pd.Timestamp("1970-01-01")).total_seconds().to_numpy() / (7 * 86400)
+    future = np.stack([np.concatenate([rows.f, later]), np.sin(turn), np.cos(turn)], 1)
+    tensor = lambda values: torch.tensor(np.asarray(values, np.float64))[None]  # noqa: E731
+    made, _ = model.predict(
+        tensor(rows[["y", "z"]][-LENGTH:]),
+        past=tensor(rows[["p"]][-LENGTH:]),
+        static=tensor(rows["size"].iloc[:1]),
+        future=tensor(future[-LENGTH - HORIZON :]),
+        levels=levels,
+    )
+    return made.quantiles[0].numpy()
+
+
+def test_a_forecast_is_the_model_s_after_the_last_rows(run):
+    path, model, frame, ahead = run
+    result = forecast(path, future=ahead, levels=[80, 99])
+    assert list(result.columns) == [
+        "id", "ds", *(f"{y}{bound}" for y in "yz" for bound in ("", "-lo-80", "-hi-80", "-lo-99", "-hi-99")),
+    ]  # fmt: skip
+    for name in "ab":
+        one, last = result[result.id == name], frame[frame.id == name].ds.iloc[-1]
+        assert one.ds.tolist() == [last + pd.Timedelta(days=k) for k in range(1, HORIZON + 1)]
+        quantiles = by_hand(model, frame, ahead, name, [0.5, 0.1, 0.9, 0.005, 0.995])
+        np.testing.assert_allclose(one.iloc[:, 2:].to_numpy().reshape(HORIZON, 2, 5), quantiles, rtol=1e-5, atol=1e-5)
+    short = forecast(path, future=ahead, levels=[80, 99], horizon=2)
+    pd.testing.assert_frame_equal(short, result.groupby("id").head(2).reset_index(drop=True))
+
+
+def test_newer_rows_follow_the_table(run, tmp_path):
+    """Rows of a day, a week, or the table once more with some behind it: the forecast is that of all rows at once."""
+    path, model, frame, ahead = run
+    longer = days(67).assign(f=1.0)
+    longer.loc[longer.ds.isin(frame[frame.id == "a"].ds) & (longer.id == "a"), "f"] = frame[
+        frame.id == "a"
+    ].f.to_numpy()
+    newer = longer[longer.id == "a"].tail(7)
+    longer = pd.concat([frame[frame.id == "a"], newer], ignore_index=True)
+    expected = by_hand(model, longer, ahead, "a", [0.5])[..., 0]
+    newer.to_csv(tmp_path / "newer.csv", index=False)
+    for data in (newer, tmp_path / "newer.csv", longer):
+        result = forecast(path, data, ahead)
+        assert set(result.id) == {"a"}
+        assert result.ds.iloc[0] == newer.ds.iloc[-1] + pd.Timedelta(days=1)
+        np.testing.assert_allclose(result[["y", "z"]], expected, rtol=1e-5, atol=1e-5)
+    gap = forecast(path, newer.iloc[3:], ahead)  # three days are absent
+    holes = longer.assign(**{c: longer[c].where(~longer.ds.isin(newer.ds[:3])) for c in ("y", "z", "p", "f")})
+    np.testing.assert_allclose(gap[["y", "z"]], by_hand(model, holes, ahead, "a", [0.5])[..., 0], rtol=1e-5, atol=1e-5)
+    late = newer.assign(ds=newer.ds + pd.Timedelta(days=400))  # nothing before it counts
+    known = ahead.assign(ds=ahead.ds + pd.Timedelta(days=400))
+    np.testing.assert_allclose(
+        forecast(path, late, known)[["y", "z"]],
+        by_hand(model, late, known, "a", [0.5])[..., 0],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_a_table_without_times(tmp_path):
+    """Newer rows are those after the table."""
+    frame = days(names="a").drop(columns=["ds", "id"])
+    frame[:50].to_csv(tmp_path / "t.csv", index=False)
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv", time=None, future=["f"])
+    whole, _ = made(tmp_path / "whole", tmp_path / "t.csv", time=None, future=["f"])
+    ahead = frame[["f"]].tail(HORIZON)
+    result = forecast(path, frame[50:], ahead)
+    assert result.columns[0] == "step"
+    assert result.step.tolist() == [1, 2, 3, 4]
+    (tmp_path / "run" / "model.safetensors").rename(whole / "model.safetensors")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    pd.testing.assert_frame_equal(forecast(whole, future=ahead), result)
+
+
+def test_the_command_writes_tables_and_a_picture(run, tmp_path, capfd):
+    path, _, _, ahead = run
+    ahead.to_csv(tmp_path / "ahead.csv", index=False)
+    expected = forecast(path, future=tmp_path / "ahead.csv", levels=[50])
+    argv = ["forecast", str(path), "--future-data", str(tmp_path / "ahead.csv"), "--levels", "50"]
+    assert main(argv) == 0
+    (tmp_path / "out.csv").write_text(capfd.readouterr().out)
+    picture = tmp_path / "p.png"
+    assert main([*argv, "--out", str(tmp_path / "f.parquet"), "--picture", str(picture)]) == 0
+    out, err = capfd.readouterr()
+    assert (out.strip(), err.strip()) == (str(tmp_path / "f.parquet"), str(picture))
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out.csv", parse_dates=["ds"]), expected, check_dtype=False)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "f.parquet"), expected)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_has_a_panel_for_each_series_and_says_which(run, tmp_path, monkeypatch):
+    from scanl.learning import forecast_picture
+
+    path, _, frame, ahead = run
+    figures = []
+    monkeypatch.setattr(forecast_picture, "save_figure", lambda figure, path: figures.append(figure))
+    table = RunFolder.open(path).source
+    forecast_picture.save_forecasts(tmp_path / "p.png", frame, forecast(path, future=ahead), table)
+    (figure,) = figures
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == ["a, y", "a, z", "b, y", "b, z"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "the table", "80 % interval", "95 % interval", "median",
+    ]  # fmt: skip
+    past, median = shown[0].get_lines()
+    assert past.get_xdata()[-1] == median.get_xdata()[0] == frame[frame.id == "a"].ds.iloc[-1]
+    many = pd.concat([frame.assign(id=f"s{i}") for i in range(7)])
+    other = pd.concat([forecast(path, future=ahead).head(4).assign(id=f"s{i}") for i in range(7)])
+    forecast_picture.save_forecasts(tmp_path / "p.png", many, other, table)
+    assert figures[1].get_suptitle() == "the first 12 of 14 forecasts"
+
+
+def test_the_quantiles_of_a_run_end(tmp_path):
+    days(names="a").to_csv(tmp_path / "t.csv", index=False)
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv", distribution="quantiles")
+    assert list(forecast(path).columns) == ["ds", "y", "y-lo-80", "y-hi-80"]
+
+
+WRONG = {
+    "no covariates ahead": (
+        [],
+        "future_data is none, expected a table with f at the 4 steps after the end because the",
+    ),
+    "horizon": (["--horizon", "5"], "horizon is 5, expected 1 to 4 because of the run's --horizon 4"),
+    "no steps": (["--horizon", "0"], "horizon is 0, expected 1 to 4"),
+    "levels": (["--levels", "80", "100"], r"levels is \[80.0, 100.0\], expected per cents above 0 and below 100"),
+    "out": (["--out", "f.xls"], "out is f.xls, expected a file of .csv or .parquet"),
+    "picture": (["--picture", "p.jpg"], "picture is p.jpg, expected a file of .png"),
+    "few covariates": (
+        ["--future-data", "few.csv"],
+        "few.csv has no row at 2024-03-01 00:00:00 of series 'a', expected",
+    ),
+    "other names": (["--future-data", "other.csv"], "unknown column for a future covariate 'f'"),
+    "no file": (["--future-data", "none.csv"], "none.csv does not exist; name a file"),
+    "no newer file": (["--data", "none.csv"], "future_data is none"),
+    "numbers for dates": (
+        ["--data", "numbers.csv", "--future-data", "all.csv"],
+        "the times 'ds' are numbers, expected dates without a time zone because of .*t.csv",
+    ),
+    "a lacking column": (
+        ["--data", "all.csv", "--future-data", "all.csv"],
+        "all.csv: unknown column for the target 'y'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_mistake_is_one_line_and_leaves_nothing(run, kind, tmp_path, monkeypatch, capfd):
+    path, _, frame, ahead = run
+    ahead.to_csv(tmp_path / "all.csv", index=False)
+    ahead[ahead.ds != pd.Timestamp("2024-03-01")].to_csv(tmp_path / "few.csv", index=False)
+    ahead.rename(columns={"f": "g"}).to_csv(tmp_path / "other.csv", index=False)
+    frame.assign(ds=np.arange(len(frame))).to_csv(tmp_path / "numbers.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    options, message = WRONG[kind]
+    assert main(["forecast", str(path), *options]) == 2
+    out, err = capfd.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert re.search(message, err), err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_has_no_forecast_is_refused(tmp_path, capfd):
+    days(names="a").to_csv(tmp_path / "t.csv", index=False)
+    quantiles, _ = made(tmp_path / "run", tmp_path / "t.csv", distribution="quantiles")
+    more, _ = made(tmp_path / "more", tmp_path / "t.csv")
+    task = tmp_path / "task"
+    folder = RunFolder.fresh(TrainConfig.of(data=["adding"], out=str(task), layer="lru", dim=4, depth=1))
+    folder.create(TrainConfig.of(data=["adding"], out=str(task), layer="lru", dim=4, depth=1))
+    weeks = days(names="a").assign(ds=pd.date_range("2026-01-01", periods=60, freq="7D"))
+    weeks.to_csv(tmp_path / "weeks.csv", index=False)
+    for argv, message in (
+        ([more, "--data", tmp_path / "weeks.csv"], "a step of the times 'ds' lasts 7 times as long as in the table of"),
+        ([quantiles, "--levels", "95"], "levels is [95.0], expected at most 90 because the run has the distribution"),
+        ([more, "--future-data", tmp_path / "t.csv"], "future_data is given, but the run reads no covariates ahead"),
+        ([task], "was trained on adding, expected a run with --question forecast; scanl predict answers the other"),
+    ):
+        assert main(["forecast", *map(str, argv)]) == 2
+        assert message in capfd.readouterr().err
