@@ -171,7 +171,7 @@ def test_a_picture_has_a_panel_for_each_series_and_says_which(run, tmp_path, mon
 def test_the_quantiles_of_a_run_end(tmp_path):
     days(names="a").to_csv(tmp_path / "t.csv", index=False)
     path, _ = made(tmp_path / "run", tmp_path / "t.csv", distribution="quantiles")
-    assert list(forecast(path).columns) == ["ds", "y", "y-lo-80", "y-hi-80"]
+    assert list(forecast(path).columns) == ["ds", "y", "y-lo-80", "y-hi-80", "y-lo-90", "y-hi-90"]
 
 
 WRONG = {
@@ -230,7 +230,7 @@ def test_what_has_no_forecast_is_refused(tmp_path, capfd):
     weeks.to_csv(tmp_path / "weeks.csv", index=False)
     for argv, message in (
         ([more, "--data", tmp_path / "weeks.csv"], "a step of the times 'ds' lasts 7 times as long as in the table of"),
-        ([quantiles, "--levels", "95"], "levels is [95.0], expected at most 90 because the run has the distribution"),
+        ([quantiles, "--levels", "95"], "levels is [95.0], expected at most 90 because the distribution is quantiles"),
         ([more, "--future-data", tmp_path / "t.csv"], "future_data is given, but the run reads no covariates ahead"),
         ([task], "was trained on adding, expected a run with --question forecast; scanl predict answers the other"),
     ):

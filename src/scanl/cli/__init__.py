@@ -14,6 +14,7 @@ COMMANDS = {  # name: (module and function, what it does)
     "lr": ("lr:run", "search for a learning rate"),
     "forecast": ("forecast:run", "write what follows each series of a run's table, with intervals and a picture"),
     "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
+    "predict": ("predict:run", "write a run's classes, labels or numbers for a table or for files"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
     "list": ("layers:list_layers", "print every layer"),
     "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, Source
-from scanl.errors import CheckpointError, ConfigError
+from scanl.data.folders import Folders
+from scanl.data.table import Table
+from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
-from scanl.learning.evaluation import baselines, measures
+from scanl.learning.evaluation import baselines, measures, trained
 from scanl.learning.questions import Model
 from scanl.tasks.base import COUNT
 
@@ -37,11 +39,11 @@ def run(argv: Sequence[str]) -> int:
             )
     if args.count is not None and args.count < 1:
         raise ConfigError(f"eval: count is {args.count}, expected at least 1")
-    model, digest = folder.load_model_and_digest()
+    model, digest = trained(folder), folder.stored()[1].get("corpus")
     paths = [str(Path(path).resolve()) for path in args.data] or config.source.data
     moved, config.source.data = paths != config.source.data, paths
     source = config.open_source() if moved else folder.source
-    if digest == source.digest():
+    if digest == _digest(source, moved):
         if args.length is not None:
             config.source.data_options["length"] = args.length
             source = config.open_source()
@@ -50,6 +52,10 @@ def run(argv: Sequence[str]) -> int:
         config.source.held_out = 1.0
         exam = config.open_source().exam()
         exam = replace(exam, title=f"another text than the run's: {exam.title}")
+    elif moved and isinstance(folder.source, Table | Folders) and digest == folder.source.digest():
+        source = folder.source.elsewhere(Path(paths[0]))
+        exam = source.exam()
+        exam = replace(exam, title=f"other data than the run's: {exam.title.replace(' in the test part of', ' of')}")
     else:
         reason = "has changed since training" if digest is not None else "may differ from the data of training"
         advice = "put it back"
@@ -64,6 +70,16 @@ def run(argv: Sequence[str]) -> int:
         )
     print(examined(model, source, exam))
     return 0
+
+
+def _digest(source: Source, moved: bool) -> str | None:
+    """Return the digest of the data; None for other data than the run's that cannot be learnt from."""
+    try:
+        return source.digest()
+    except DataError:
+        if moved:
+            return None
+        raise
 
 
 def examined(model: Model, source: Source, exam: Exam) -> str:

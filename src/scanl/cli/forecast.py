@@ -23,8 +23,8 @@ def run(argv: Sequence[str]) -> int:
     """Write the forecast to a file or to standard output, and draw it if a picture is named."""
     args = _parser().parse(argv)
     out, picture = (None if name is None else Path(name) for name in (args.out, args.picture))
-    _refuse_suffix("out", out, WRITTEN)
-    _refuse_suffix("picture", picture, (".png",))
+    refuse_suffix("forecast", "out", out, WRITTEN)
+    refuse_suffix("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
     forecasts = Forecasts.open(args.run)
     frame = forecasts.after(
@@ -48,9 +48,10 @@ def write(frame: Any, out: Path | None) -> None:
         print(out)
 
 
-def _refuse_suffix(name: str, path: Path | None, endings: Sequence[str]) -> None:
+def refuse_suffix(who: str, name: str, path: Path | None, endings: Sequence[str]) -> None:
+    """Raise ConfigError for a file of another format."""
     if path is not None and path.suffix.lower() not in endings:
-        raise ConfigError(f"forecast: {name} is {path}, expected a file of {' or '.join(endings)}")
+        raise ConfigError(f"{who}: {name} is {path}, expected a file of {' or '.join(endings)}")
 
 
 def _parser() -> Parser:

@@ -248,12 +248,23 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
     return values
 
 
-def labels(frame: Any, path: Path, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the sorted names of the classes in a column, and the number of each row's class, -1 where missing."""
+def labels(
+    frame: Any, path: Path, name: str, classes: Sequence[str] | None = None
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the sorted names of the classes in a column, and the number of each row's class, -1 where missing.
+
+    classes: the names in training, which are returned. Raises DataError for a class that is not among them.
+    """
     entries = column(frame, path, name, "the target")
     known = entries.notna().to_numpy()
     text = _names(entries, path, name)
-    names = sorted(set(text[known]))
+    there = sorted(set(text[known]))
+    names = there if classes is None else list(classes)
+    if others := [label for label in there if label not in names]:
+        known_names = ", ".join(map(repr, names[:10]))
+        raise DataError(
+            f"table: {path}: column {name!r} has {others[0]!r}, expected one of {known_names}, the classes of training"
+        )
     order = {label: i for i, label in enumerate(names)}
     return names, np.array([order[label] if is_ else -1 for label, is_ in zip(text, known, strict=True)], np.int64)
 

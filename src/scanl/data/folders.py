@@ -4,7 +4,7 @@ import hashlib
 import wave
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import check_positive, check_shares, own_options, padded, register
+from scanl.data.batch import Batch
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.questions import Class, Features, Question, Vocabulary
 from scanl.errors import ConfigError, DataError
@@ -329,6 +330,48 @@ class Folders(FixedRows):
         if sum(path.stat().st_size for path in paths) <= READ:
             for path in paths:
                 self._files[0].row(path)  # raises for a file that is damaged behind its head
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their numbers."""
+        return self._files[1]
+
+    def unlabeled(self, paths: Sequence[Path]) -> Batch:
+        """Return files as a batch without answers. Raises DataError for a file of another kind or form."""
+        kind = self._files[0]
+        if (other := self._kind(paths)) is not kind:
+            raise DataError(f"{self.name}: {paths[0]} is one of {other.plural}, expected {kind.plural} as in training")
+        self._refuse_others(paths)
+        return self._examples(Part([kind.row(path) for path in paths], np.zeros(len(paths), np.int64)))
+
+    def elsewhere(self, root: Path) -> "Folders":
+        """Return a source whose test part is all of another folder. The classes are as here."""
+        other = replace(self, data=[root])
+        splits = other._splits()
+        paths: dict[str, list[Path]] = {}
+        for split in splits:
+            for name, files in split.items():
+                paths.setdefault(name, []).extend(files)
+        kind = other._kind([path for files in paths.values() for path in files])
+        if new := sorted(paths.keys() - set(self.classes)):
+            raise DataError(f"{self.name}: the class {new[0]!r} of {root} is not in the training part")
+        if kind is not self._files[0]:
+            raise DataError(f"{self.name}: {root} has {kind.plural}, expected {self._files[0].plural} as in training")
+        test = [(path, self.classes.index(name)) for name in sorted(paths) for path in paths[name]]
+        self._refuse_others([path for path, _ in test])
+        other._files = kind, self.classes, [[], [], test]
+        other._shared = self._shared
+        return other
+
+    def _refuse_others(self, paths: Sequence[Path]) -> None:
+        """Raise DataError for a file whose form is not that of training."""
+        kind, _, parts = self._files
+        first = next(path for split in parts for path, _ in split)
+        for path in paths:
+            other, words = kind.about(path)
+            if other != self._shared:
+                expected = kind.about(first)[1]
+                raise DataError(f"{self.name}: {path} has {words}, expected {expected} as in training")
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if isinstance(self._files[0], Pictures):

@@ -71,19 +71,21 @@ def series_of(
     future: Sequence[str],
     freq: Any = None,
     like: Collection | None = None,
+    answered: bool = True,
 ) -> Collection:
     """Take the series out of a table, and check them. Raises DataError for a table that cannot be learnt from.
 
     classes: whether the target is one of a few classes.   freq: frequency of the times; None: as inferred.   like: the
-    series of the table of training, which give the cycles, the season and the usual step; None: a cycle of the calendar
-    counts if the table lasts for at least two of it. The other arguments are names of columns.
+    series of the table of training, which give the classes, the cycles, the season and the usual step; None: a cycle of
+    the calendar counts if the table lasts for at least two of it.   answered: whether every series needs a value of the
+    target. The other arguments are names of columns.
     """
     single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
     covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
     refuse_overlap(path, [("the target", target), *single, *covariates])
     names: list[str] = []
     if classes:
-        names, answers = labels(frame, path, target[0])
+        names, answers = labels(frame, path, target[0], like.classes if like else None)
     else:
         answers = _stack([numbers(frame, path, name, "the target") for name in target], len(frame))
     past_values = _stack([numbers(frame, path, name, "a covariate") for name in past], len(frame))
@@ -92,7 +94,7 @@ def series_of(
     clock = _rows(len(frame)) if time is None else times(frame, path, time)[1]
     groups = grouped(frame, path, series)
     for name, rows in groups:
-        _check(path, name, time, clock[rows], constant[rows], static, answers[rows])
+        _check(path, name, time, clock[rows], constant[rows], static, answers[rows] if answered else None)
     clocks = [_rows(len(rows)) if time is None else clock[rows] for _, rows in groups]
     freqs = frequencies(clocks, freq, known=like.known if like else ())
     counts, length = _counted(clocks, freqs)
@@ -286,6 +288,8 @@ def _check(
         raise DataError(
             f"table: {path}: a static covariate changes{of}, expected one value because it is among {list(static)}"
         )
+    if answers is None:
+        return
     missing = (answers < 0).all() if answers.ndim == 1 else np.isnan(answers).all(0).any()
     if missing:
         raise DataError(f"table: {path}: the target{of} has no value at all; leave that series out")

@@ -1,7 +1,7 @@
 """A user's own table as a source: forecast series, generate, classify or label them, or predict numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from scanl.data.series_label import SeriesLabel
 from scanl.data.series_question import SeriesQuestion
 from scanl.data.series_source import SeriesSource
 from scanl.data.series_whole import SeriesClass, SeriesNumber
-from scanl.data.splits import Piece, by_series, by_time
+from scanl.data.splits import TRAINING, Piece, by_series, by_time
 from scanl.errors import ConfigError, nearest
 
 ASKS: Mapping[str, type[SeriesQuestion]] = {
@@ -91,6 +91,22 @@ class Table(SeriesSource):
         named = {field.name: options[field.name] for field in fields(cls) if field.name != "ask"}
         return cls(ask=options["question"], **named, **own_options(cls, options))
 
+    def elsewhere(self, path: Path) -> "Table":
+        """Return a source whose test part is all of another table, behind the series of this one.
+
+        The training part, the classes and the scales stay as they are here.
+        """
+        frame, training = self.read(path), self.collection
+        frame, _ = self.without_gaps(frame, path, training)
+        later = self.collect(frame, path, training)
+        other = replace(self, data=[path])
+        other.collection = replace(training, series=[*training.series, *later.series], summary=later.summary)
+        other.asking.check_answers(later, str(self.target))
+        first = len(training.series)
+        everything = [(first + i, 0, len(member)) for i, member in enumerate(later.series)]
+        other.parts = [self.parts[TRAINING], [], everything]
+        return other
+
     def __post_init__(self) -> None:
         if self.ask is None or self.ask not in ASKS:
             raise nearest("question", self.ask, list(ASKS))
@@ -162,11 +178,12 @@ class Table(SeriesSource):
         roles = {*self.targets, self.time, self.series, *self.static, "step"}
         return [name for name in self.read(self.path).columns if name not in roles]
 
-    def collect(self, frame: Any, path: Path, like: Collection | None = None) -> Collection:
+    def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
         return series_of(
             frame, path, target=self.targets, classes=self.asking.classes, time=self.time,
             series=self.series, static=self.static, past=self.covariates, future=self.future, freq=self.freq, like=like,
+            answered=answered,
         )  # fmt: skip
 
     def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:

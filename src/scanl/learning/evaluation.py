@@ -12,9 +12,16 @@ from scanl.data.corpus import spread as spread
 from scanl.data.text import Text
 from scanl.learning.questions import Answerer, Model, answerer
 from scanl.learning.questions.base import means
+from scanl.learning.run.folder import RunFolder
 from scanl.models import LanguageModel
+from scanl.models.saving import Saved
 from scanl.tasks import Task
 from scanl.tasks.base import FreshExamples, groups
+
+
+def trained(folder: RunFolder) -> Model:
+    """Return the model of a run, with the scales of its training even if the data have changed since."""
+    return Saved.load(folder.path) if folder.weights.exists() else folder.load_model()
 
 
 def measure(model: Model, source: Source, examples: Iterable[Batch], *, chunk: int = 256) -> float:

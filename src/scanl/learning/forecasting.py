@@ -14,6 +14,7 @@ from scanl.data.columns import as_table
 from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known
 from scanl.data.table import Table
 from scanl.errors import ConfigError, DataError
+from scanl.learning.evaluation import trained
 from scanl.learning.questions.forecast import columns
 from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
@@ -52,8 +53,7 @@ class Forecasts:
                 f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
                 "--question forecast; scanl predict answers the other questions"
             )
-        model = Forecaster.load(folder.path) if folder.weights.exists() else folder.load_model()
-        return cls(model, table)
+        return cls(trained(folder), table)
 
     def rows(self, data: Any = None) -> tuple[Any, Path]:
         """Return the rows that forecasts follow, and their path.
@@ -98,18 +98,7 @@ class Forecasts:
             raise ConfigError(
                 f"forecast: horizon is {horizon}, expected 1 to {longest} because of the run's --horizon {longest}"
             )
-        widest = 100 * (LEVELS[-1] - LEVELS[0]) if self.model.distribution == "quantiles" else 100.0
-        if levels is None:
-            levels = [level for level in USUAL if level <= widest]
-        for level in levels:
-            if not 0 < level < 100:
-                raise ConfigError(f"forecast: levels is {list(levels)}, expected per cents above 0 and below 100")
-            if level > widest:
-                raise ConfigError(
-                    f"forecast: levels is {list(levels)}, expected at longest {widest:g} because the run has the "
-                    "distribution quantiles, which ends there"
-                )
-        return horizon or longest, tuple(levels)
+        return horizon or longest, check_levels("forecast", self.model.distribution, levels)
 
     @torch.no_grad()
     def frame(
@@ -145,6 +134,26 @@ class Forecasts:
         return result if isinstance(result, pd.DataFrame) else pd.DataFrame(result)
 
 
+def check_levels(who: str, distribution: str, levels: Sequence[float] | None) -> tuple[float, ...]:
+    """Return the levels of intervals in per cent; None becomes `USUAL`, as far as the distribution goes.
+
+    Raises ConfigError for a level out of range, and for one that the distribution does not have.
+    """
+    edge = f"{100 * (LEVELS[-1] - LEVELS[0]):g}"
+    widest = {"points": 0.0, "quantiles": float(edge)}.get(distribution, 100.0)
+    if levels is None:
+        return tuple(sorted({min(level, widest) for level in USUAL} - {0.0}))
+    for level in levels:
+        if not 0 < level < 100:
+            raise ConfigError(f"{who}: levels is {list(levels)}, expected per cents above 0 and below 100")
+        if level > widest:
+            expected = f"at most {edge}" if widest else "none"
+            raise ConfigError(
+                f"{who}: levels is {list(levels)}, expected {expected} because the distribution is {distribution}"
+            )
+    return tuple(levels)
+
+
 def forecast(
     run: str | Path,
     data: Any = None,
@@ -161,7 +170,7 @@ def forecast(
 
     run: folder of a run with the question "forecast".   data: newer rows, a path or a frame; they follow the table of
     training, nothing is trained, and only their series are forecast.   future: a path or a frame with the covariates
-    that are known ahead, at the steps that are forecast.   horizon: steps; None: all that the run has.   levels: per cents
+    that are known ahead, at the steps that are forecast.   horizon: steps; None: as in the run.   levels: per cents
     of the intervals; None: 80 and 95.   freq: frequency of the steps, as in `Table`; None: as in the table.
     Raises ConfigError and DataError as `scanl forecast` prints them.
     """

@@ -1,0 +1,49 @@
+"""`scanl predict RUN`: write a run's classes, labels or numbers for a table or for files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scanl.cli.forecast import refuse_suffix, write
+from scanl.cli.parser import Parser
+from scanl.data.columns import WRITTEN
+from scanl.learning.predictions import predict
+
+HELP = """what is written:
+  classify     a row for each series, or each file: the class, and the probability of each class, as kind-p-a
+  label        a row for each row of the table: the label, and the probability of each
+  regress      a row for each series: the number, and the bounds of intervals, as y-lo-80 and y-hi-80
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the answers to a file or to standard output."""
+    parser = Parser("predict", "Classes, labels or numbers for a table, or for files of your own.", epilog=HELP)
+    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="*",
+        default=[],
+        metavar="PATH",
+        help="a table with the run's columns, except the target; or files and folders (default: the run's)",
+    )
+    parser.add_argument(
+        "--levels",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="PER_CENT",
+        help="per cents of the intervals of numbers (default: 80 95)",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="file to write, .csv or .parquet (default: standard output)",
+    )
+    args = parser.parse(argv)
+    out = None if args.out is None else Path(args.out)
+    refuse_suffix("predict", "out", out, WRITTEN)
+    write(predict(args.run, args.data or None, levels=args.levels or None), out)
+    return 0
