@@ -264,7 +264,7 @@ sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
-from scanl.learning.frames import FrameForecaster  # noqa: E402
+from scanl.learning.frames import Frames  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 2}
 ROWS = np.random.default_rng(0).normal(size=(12, 6))
@@ -275,7 +275,7 @@ def fits(dropout=0.0, **options):
     options, stack = {**SMALL, **options}, {"dropout": dropout}
     yield lambda: SeriesClassifier(**options, stack_options=stack).fit(ROWS, np.arange(12) % 2)
     yield lambda: SeriesRegressor(**options, stack_options=stack).fit(ROWS, ROWS[:, 0])
-    yield lambda: FrameForecaster(2, season=1, **options, **stack).fit(FRAME)
+    yield lambda: Frames(2, season=1, **options, **stack).fit(FRAME)
 
 
 def test_fit_leaves_the_global_generator_alone():
@@ -287,7 +287,7 @@ def test_fit_leaves_the_global_generator_alone():
         assert torch.equal(torch.rand(4), expected)
         torch.manual_seed(12)
         two = fit()
-        models = [each.model if isinstance(each, FrameForecaster) else each.model_ for each in (one, two)]
+        models = [each.model if isinstance(each, Frames) else each.model_ for each in (one, two)]
         for a, b in zip(*(model.parameters() for model in models), strict=True):
             assert torch.equal(a, b)
 
@@ -317,8 +317,8 @@ def test_a_fit_that_diverges_says_so(lr):
         except DivergenceError as error:
             assert "try a smaller lr" in str(error)  # noqa: PT017
             continue
-        found = fitted.predict() if isinstance(fitted, FrameForecaster) else fitted.predict(ROWS)
-        numbers = found["y"] if isinstance(fitted, FrameForecaster) else found
+        found = fitted.predict() if isinstance(fitted, Frames) else fitted.predict(ROWS)
+        numbers = found["scanl"] if isinstance(fitted, Frames) else found
         assert np.isfinite(numbers).all()
 
 
@@ -353,12 +353,12 @@ def test_a_frame_is_a_frame():
         ({"y": [1.0]}, "dict"),
         (FRAME.y, "Series"),
     ):
-        with pytest.raises(DataError, match=f"frame: it is of type {kind}, expected a DataFrame of pandas"):
-            FrameForecaster(2).fit(wrong)
+        with pytest.raises(DataError, match=f"frames: df is of type {kind}, expected a DataFrame of pandas"):
+            Frames(2).fit(wrong)
 
 
 @pytest.mark.parametrize("odd", [-2.0, 0.5])
 def test_counts_of_a_frame(odd):
     frame = FRAME.assign(y=FRAME.y.where(FRAME.index != 5, odd))
     with pytest.raises(DataError, match=f"the target of series 'a' is {odd:g}, expected counts 0, 1, 2, ... because"):
-        FrameForecaster(2, distribution="negative_binomial", **SMALL).fit(frame)
+        Frames(2, distribution="negative_binomial", **SMALL).fit(frame)

@@ -12,11 +12,8 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
 
-from scanl.errors import ConfigError, DataError  # noqa: E402
+from scanl.errors import ConfigError  # noqa: E402
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
-from scanl.learning.frames import FrameForecaster  # noqa: E402
-
-COVERS = ["learning/frames"]
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 3}
 # Checks that need a good score are run with training that is long enough for one.
@@ -83,42 +80,3 @@ def test_several_numbers_of_a_series():
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     with pytest.raises(ConfigError, match="steps is 0, expected a whole number of at least 1"):
         SeriesRegressor(steps=0).fit(x, y)
-
-
-def frame(rows=80, freq="D"):
-    dates = pd.date_range("2024-01-01", periods=rows, freq=freq)
-    parts = [
-        pd.DataFrame({"unique_id": name, "ds": dates, "y": level + np.sin(2 * np.pi * np.arange(rows) / 7)})
-        for name, level in (("b", 0.0), ("a", 50.0))
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
-@pytest.mark.parametrize("freq", ["D", "MS", "h"])
-def test_a_frame_goes_in_and_comes_out(freq):
-    table = frame(freq=freq)
-    model = FrameForecaster(7, layer="lru", dim=8, steps=60, lr=0.02, season=7, sequence_length=28).fit(table)
-    found = model.predict(level=80)
-    assert list(found.columns) == ["unique_id", "ds", "y", "y-lo-80", "y-hi-80"]
-    assert found["unique_id"].tolist() == ["b"] * 7 + ["a"] * 7
-    expected = pd.date_range("2024-01-01", periods=87, freq=freq)[80:]
-    assert found["ds"].tolist() == [*expected, *expected]
-    assert bool((found["y-lo-80"] < found["y"]).all())
-    assert bool((found["y"] < found["y-hi-80"]).all())
-    truth = np.sin(2 * np.pi * np.arange(80, 87) / 7)
-    assert np.abs(found["y"][:7] - truth).mean() < 0.45  # the mean of the waves is off by 0.64
-    assert np.abs(found["y"][7:] - truth - 50).mean() < 0.45
-
-
-def test_frames_that_cannot_be_learnt_from():
-    for wrong, error, message in (
-        (frame().drop(columns="ds"), DataError, "frame: it has no column 'ds', expected unique_id, ds and y"),
-        (frame().assign(y="x"), DataError, "column 'y' is 'x' in row 1, expected a number because it is the target"),
-        (frame().iloc[::-1], DataError, "the times 'ds' of series 'a' go back"),
-    ):
-        with pytest.raises(error, match=message):
-            FrameForecaster(3, steps=1).fit(wrong)
-    with pytest.raises(ConfigError, match="predict is called before fit"):
-        FrameForecaster(3).predict()
-    with pytest.raises(ConfigError, match="level is 100, expected between 0 and 100"):
-        FrameForecaster(3, layer="lru", dim=8, steps=1).fit(frame()).predict(level=100)

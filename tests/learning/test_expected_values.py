@@ -149,22 +149,22 @@ def normalised(y, location, scale):
 def test_the_interval_of_a_frame():
     """A normal distribution whose mean and deviation are known in the unit of each series."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
-    from scanl.learning.frames import FrameForecaster
+    from scanl.learning.frames import Frames
 
     draw = np.random.default_rng(0)
     y = {"a": draw.normal(size=60), "b": 100 + 7 * draw.normal(size=60)}
     dates = pd.date_range("2024-01-01", periods=60)
     frame = pd.concat([pd.DataFrame({"unique_id": k, "ds": dates, "y": v}) for k, v in y.items()])
-    model = FrameForecaster(3, layer="lru", dim=8, steps=1, lags=0, sequence_length=25).fit(frame)
+    model = Frames(3, layer="lru", dim=8, steps=1, lags=0, sequence_length=25).fit(frame)
     model.model = constant_head(model.model, [0.4, -0.7])
     both = np.concatenate(list(y.values()))
     for level in (90, 50, 99.8):
-        found = model.predict(level=level)
+        found = model.predict(levels=[level])
         half = NormalDist().inv_cdf(0.5 + level / 200) * (softplus(-0.7 + 0.5413) + 1e-4)
         for name, rows in found.groupby("unique_id"):
             mean, unit = normalised(y[name][-25:], both.mean(), both.std())
-            for column, expected in (("y", 0.4), (f"y-lo-{level:g}", 0.4 - half), (f"y-hi-{level:g}", 0.4 + half)):
-                np.testing.assert_allclose(rows[column], mean + unit * expected, rtol=1e-5)
+            for column, expected in (("", 0.4), (f"-lo-{level:g}", 0.4 - half), (f"-hi-{level:g}", 0.4 + half)):
+                np.testing.assert_allclose(rows[f"scanl{column}"], mean + unit * expected, rtol=1e-5)
 
 
 def write(path, frame):

@@ -22,7 +22,7 @@ sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
-from scanl.learning.frames import FrameForecaster  # noqa: E402
+from scanl.learning.frames import Frames  # noqa: E402
 
 EPS = np.finfo(np.float64).eps
 UNITS = [(1e8, 1.0), (-3e12, 7.0), (0.0, 1e-13), (0.0, 1e-300), (5e-9, 1e-12), (1e30, 3e24)]  # offset and scale
@@ -69,8 +69,8 @@ def frame(offset, scale, rows=60):
 
 
 def forecasts(table):
-    model = FrameForecaster(5, layer="lru", dim=8, steps=4, season=7, sequence_length=20).fit(table)
-    return model.predict()[["y", "y-lo-90", "y-hi-90"]].to_numpy()
+    model = Frames(5, layer="lru", dim=8, steps=4, season=7, sequence_length=20).fit(table)
+    return model.predict(levels=[90])[["scanl", "scanl-lo-90", "scanl-hi-90"]].to_numpy()
 
 
 @pytest.mark.parametrize(("offset", "scale"), UNITS)

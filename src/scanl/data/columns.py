@@ -63,13 +63,13 @@ def as_table(frame: Any, who: str) -> Any:
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{who}: it is of type {type(frame).__name__}, expected a DataFrame of pandas")
+        raise DataError(f"{who} is of type {type(frame).__name__}, expected a DataFrame of pandas")
     if frame.empty:
-        raise DataError(f"{who}: it has no rows, expected a row for each step of a series")
+        raise DataError(f"{who} has no rows, expected a row for each step of a series")
     frame = _with_index(frame).rename(columns=str)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
-        raise DataError(f"{who}: it has two columns called {twice!r}; rename one")
+        raise DataError(f"{who} has two columns called {twice!r}; rename one")
     return frame
 
 

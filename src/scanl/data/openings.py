@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.data.columns import grouped
+from scanl.data.columns import column, grouped
 from scanl.data.rows import Rows
 from scanl.data.series import Series, continued
 from scanl.data.table import Table
+from scanl.data.times import form_of, written
 from scanl.errors import DataError
 from scanl.files import written_whole
 
@@ -40,6 +41,7 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
     """
     path = path or table.path
     frame, training = table.read(path), table.collection
+    form = None if table.time is None else form_of(column(frame, path, table.time, "the time"))
     if path != table.path:
         _refuse_text(frame, path, table)
     frame, _ = table.without_gaps(frame, path, training)
@@ -58,7 +60,10 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         flat, rows = Rows([series], ahead), (begin + np.arange(count))[None]
         batch = Batch(flat.columns(rows, ahead), None, timespans=flat.durations(rows, ahead))
         names = [name for name in (table.series, table.time) if name is not None]
-        result.append(Opening(batch, longer.iloc[places[now : now + steps]][names].reset_index(drop=True)))
+        after = longer.iloc[places[now : now + steps]][names].reset_index(drop=True)
+        if table.time is not None:
+            after[table.time] = written(after[table.time], form)
+        result.append(Opening(batch, after))
     return result
 
 

@@ -157,6 +157,8 @@ def continued(
     frame, clock, freqs = frame.copy(deep=False), _rows(len(frame)), []
     if time is not None:
         frame[time], clock = times(frame, path, time)
+        for label, rows in groups:
+            check_order(path, label, time, clock[rows])
         freqs = frequencies([clock[rows] for _, rows in groups], freq, known=known)
     pieces = []
     for i, (label, rows) in enumerate(groups):
@@ -271,9 +273,8 @@ def _constants(frame: Any, path: Path, names: Sequence[str]) -> Numbers:
     return _stack(columns, len(frame))
 
 
-def _check(
-    path: Path, name: str, time: str | None, when: Times, constant: Numbers, static: Sequence[str], answers: Any
-) -> None:
+def check_order(path: Path, name: str, time: str, when: Times) -> None:
+    """Raise DataError for a series in which two times are equal or times go back. time: their column."""
     of = f" of series {name!r}" if name else ""
     steps = np.diff(when.marks)
     if (steps == 0).any():
@@ -284,6 +285,14 @@ def _check(
     if (steps < 0).any():
         row = int((steps < 0).argmax()) + 2
         raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}; sort the table by time")
+
+
+def _check(
+    path: Path, name: str, time: str | None, when: Times, constant: Numbers, static: Sequence[str], answers: Any
+) -> None:
+    of = f" of series {name!r}" if name else ""
+    if time is not None:
+        check_order(path, name, time, when)
     if len(constant) and not ((constant == constant[0]) | np.isnan(constant)).all():
         raise DataError(
             f"table: {path}: a static covariate changes{of}, expected one value because it is among {list(static)}"

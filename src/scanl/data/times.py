@@ -3,7 +3,7 @@
 import re
 import warnings
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ from scanl.errors import DataError
 PER_SECOND = {"us": 1_000_000, "ns": 1_000_000_000}
 YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)|^\d{8}")  # without one, a parser takes parts of the date from today
 YEAR_FIRST = re.compile(r"\s*\d{4}")
-QUARTER = r"\d{4}[- ]?[Qq][1-4]"
+QUARTER = r"\d{4}([- ]?)[Qq][1-4]"
+WEEK = r"\d{4}(-?)W\d{2}(?:-?([1-7]))?"  # of ISO 8601
+OFFSET = r"(?:Z|[+-]\d\d:?\d\d)$"
 WRITE = "write times as 2024-12-31 23:59"
 DIGITS = {"%Y%m%d": (18000101, 22000101), "%Y%m": (180001, 220001)}  # whole numbers that are dates, by their format
+SINCE_1970 = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # whole numbers from 1990 to 2100 in these units are dates
+SPAN_OF_DATES = (631152000, 4102444800)  # 1990 and 2100, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,13 @@ class Times:
 def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
     """Return the times of a column as a Series of pandas, dates or numbers, and as `Times`.
 
-    Whole numbers of eight digits are dates, YYYYMMDD, and of six digits months, YYYYMM. Raises DataError for
-    what is neither a number nor a time, for a missing time, for times of several time zones, and for dates that may be
-    read in two ways, such as 01/02/2020.
+    Whole numbers of eight digits are dates, YYYYMMDD, and of six digits months, YYYYMM. Seconds, milliseconds,
+    microseconds and nanoseconds since 1970 are dates if all are whole numbers from 1990 to 2100. Quarters (2024Q1),
+    weeks of ISO 8601 (2024-W05) and periods of pandas are the dates with which they begin. Times with offsets that
+    change, as in summer, are compared in UTC, and their days go by the clock on the wall; later times have the last
+    offset.
+    Raises DataError for what is neither a number nor a time, for a missing time, and for dates that may be read in two
+    ways, such as 01/02/2020.
     """
     import pandas as pd
 
@@ -99,7 +107,7 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
     if isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype(values.cat.categories.dtype)
     if isinstance(values.dtype, pd.PeriodDtype):
-        raise DataError(f"{who} holds periods, expected times; convert it by dt.to_timestamp()")
+        values = values.dt.to_timestamp()
     if pd.api.types.is_integer_dtype(values) or pd.api.types.is_float_dtype(values):
         dates = _of_digits(values)
         if dates is None:
@@ -107,6 +115,10 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
         values = dates
     elif not pd.api.types.is_datetime64_any_dtype(values):
         values = _of_text(values, who)
+    if values.dtype == object:
+        in_utc = pd.DatetimeIndex(pd.to_datetime(values, utc=True)).as_unit("us")
+        walls = pd.DatetimeIndex([time.replace(tzinfo=None) for time in values]).as_unit("us")
+        return values, Times(in_utc.asi8, walls.asi8, "us", values.iloc[-1].tzinfo)
     index = pd.DatetimeIndex(values)
     unit = "ns" if index.unit == "ns" else "us"
     marks = index.as_unit(unit)
@@ -134,7 +146,57 @@ def _of_digits(values: Any) -> Any:
         if ((numbers == numbers.round()) & (numbers >= least) & (numbers < end)).all():
             dates = pd.to_datetime(values.astype("int64").astype(str), format=form, errors="coerce")
             return None if dates.isna().any() else dates
+    unit = _since_1970(values)
+    return None if unit is None else pd.to_datetime(values.astype("int64"), unit=unit)
+
+
+def _since_1970(values: Any) -> str | None:
+    """Return the unit in which whole numbers are dates since 1970; None if they are none."""
+    numbers = values.to_numpy(dtype=np.float64)
+    for unit, per_second in SINCE_1970.items():
+        least, end = (bound * per_second for bound in SPAN_OF_DATES)
+        if ((numbers == numbers.round()) & (numbers >= least) & (numbers < end)).all():
+            return unit
     return None
+
+
+def form_of(values: Any) -> str | None:
+    """Return how a column writes its dates, in words that `written` reads; None if it is as pandas writes them."""
+    import pandas as pd
+
+    if isinstance(values.dtype, pd.PeriodDtype):
+        return f"period {str(values.dtype)[len('period[') : -1]}"
+    if pd.api.types.is_integer_dtype(values) or pd.api.types.is_float_dtype(values):
+        numbers = values.to_numpy(dtype=np.float64)
+        for form, (least, end) in DIGITS.items():
+            if _of_digits(values) is not None and ((numbers >= least) & (numbers < end)).all():
+                return f"number {form}"
+        unit = _since_1970(values)
+        return None if unit is None else f"since {unit}"
+    if len(values) and values.map(type).eq(str).all():
+        if (match := re.fullmatch(QUARTER, values.iloc[0])) is not None:
+            return f"quarter {match[1]}"
+        if (match := re.fullmatch(WEEK, values.iloc[0])) is not None:
+            return f"text %G{match[1]}W%V{match[1] + '%u' if match[2] else ''}"
+        for form, pattern in (("%Y-%m", r"\d{4}-\d{2}"), ("%Y", r"\d{4}")):
+            if values.str.fullmatch(pattern).all():
+                return f"text {form}"
+    return None
+
+
+def written(dates: Any, form: str | None) -> Any:
+    """Return a Series of dates in the form of a column, as `form_of` says it."""
+    if form is None or not hasattr(dates, "dt"):
+        return dates
+    kind, _, how = form.partition(" ")
+    if kind == "period":
+        return dates.dt.to_period(how)
+    if kind == "since":
+        return dates.dt.as_unit("ns").astype("int64") // (10**9 // SINCE_1970[how])
+    if kind == "quarter":
+        return dates.dt.year.astype(str) + how + "Q" + dates.dt.quarter.astype(str)
+    texts = dates.dt.strftime(how)
+    return texts.astype("int64") if kind == "number" else texts
 
 
 def _of_text(values: Any, who: str) -> Any:
@@ -144,6 +206,15 @@ def _of_text(values: Any, who: str) -> Any:
     text = values.map(type).eq(str).all()
     if text and values.str.fullmatch(QUARTER).all():
         return pd.Series(pd.PeriodIndex(values.str.replace("[- ]", "", regex=True), freq="Q").to_timestamp())
+    if text and values.str.fullmatch(WEEK).all():
+        days = values.str.replace("-", "") + np.where(values.str.fullmatch(r"\d{4}-?W\d{2}"), "1", "")
+        try:
+            return pd.to_datetime(days, format="%GW%V%u")
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{who} has a week that is not in the calendar: {reason}") from error
+    if (several := _with_offsets(values, text)) is not None:
+        return several
     if not text and not values.map(lambda value: isinstance(value, date)).all():
         raise _no_times(values, who)
     certain = not text or values.str.match(YEAR_FIRST).all()
@@ -159,6 +230,20 @@ def _of_text(values: Any, who: str) -> Any:
         one, other = (f"{way.iloc[row].day} {way.iloc[row].month_name()}" for way in dates)
         raise DataError(f"{who} is {values.iloc[row]!r} in row {row + 1}, which is {one} or {other}; {WRITE}")
     return dates[0]
+
+
+def _with_offsets(values: Any, text: bool) -> Any:
+    """Return times as objects of Python if they have several offsets from UTC, else None."""
+    if text:
+        if not values.str.contains(OFFSET).all() or values.str.extract(f"({OFFSET})")[0].nunique() < 2:
+            return None
+        try:
+            values = values.map(datetime.fromisoformat)
+        except ValueError:
+            return None
+    elif not values.map(lambda value: isinstance(value, datetime) and value.tzinfo is not None).all():
+        return None
+    return values.astype(object) if values.map(lambda value: value.utcoffset()).nunique() > 1 else None
 
 
 def _parsed(values: Any, day_first: bool) -> Any:

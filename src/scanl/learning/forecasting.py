@@ -13,6 +13,7 @@ import torch
 from scanl.data.columns import as_table
 from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known
 from scanl.data.table import Table
+from scanl.data.times import form_of, written
 from scanl.errors import ConfigError, DataError
 from scanl.learning.evaluation import trained
 from scanl.learning.questions.forecast import columns
@@ -28,10 +29,11 @@ STEP = "step"  # the column that counts the steps where a table has no times
 class Forecasts:
     """A trained forecaster, and the table of its training, whose columns, calendar and frequency it forecasts with.
 
-    model: a `Forecaster`.   table: its source.
+    model: a `Forecaster`.   table: its source.   form: how times are written, as `form_of` returns it; None: as in the
+    table.
     """
 
-    def __init__(self, model: Forecaster, table: Table) -> None:
+    def __init__(self, model: Forecaster, table: Table, form: str | None = None) -> None:
         one = table.collection.series[0]
         columns = [("past", one.past.shape[1]), ("static", len(one.static)), ("future", one.future.shape[1])]
         for name, count in [("targets", len(table.targets)), *columns, ("timed", one.spans is not None)]:
@@ -40,7 +42,9 @@ class Forecasts:
                     f"table: {table.path} has {name} {count}, expected {getattr(model, name)} as in training; put back "
                     "the table of training, and name newer rows in --data"
                 )
-        self.model, self.table = model, table
+        self.model, self.table, self.form = model, table, form
+        if form is None and table.time is not None:
+            self.form = form_of(table.read(table.path)[table.time])
 
     @classmethod
     def open(cls, run: str | Path) -> "Forecasts":
@@ -69,7 +73,7 @@ class Forecasts:
         """Return a table as a frame, and its path."""
         if isinstance(data, str | Path):
             return self.table.read(Path(data), least=1), Path(data)
-        return as_table(data, "frame"), FRAME
+        return as_table(data, "forecast: data"), FRAME
 
     def after(
         self,
@@ -121,9 +125,12 @@ class Forecasts:
         keys = [name for name in (table.series, table.time) if name is not None]
         steps = np.concatenate([outlook.steps(origin)[:horizon] for origin in origins])
         result = outlook.frame.iloc[steps][keys].reset_index(drop=True)
+        if table.time is not None:
+            result[table.time] = written(result[table.time], self.form)
         if cutoff:
             last = [outlook.places[i][row] for i, row in origins for _ in range(horizon)]
-            result["cutoff"] = last if table.time is None else outlook.frame[table.time].iloc[last].to_numpy()
+            when = None if table.time is None else outlook.frame[table.time].iloc[last].reset_index(drop=True)
+            result["cutoff"] = last if when is None else written(when, self.form)
         if table.time is None:
             result[STEP] = np.tile(np.arange(1, horizon + 1), len(origins))
         for channel, target in enumerate(table.targets):

@@ -47,7 +47,8 @@ def predict(run: str | Path, data: Any = None, *, levels: Sequence[float] | None
         data_name = f"the question {source.ask!r} of a table" if isinstance(source, Table) else entry
         advice = "; scanl forecast answers it" if isinstance(source, Table) else ""
         raise ConfigError(
-            f"predict: {run} was trained on {data_name}, expected a table to classify, label or regress, or a folder{advice}"
+            f"predict: {run} was trained on {data_name}, expected a table to classify, label or regress, or a "
+            f"folder{advice}"
         )
     model = trained(folder)
     probable = folder.config().source.distribution if isinstance(source.question, Number) else "points"
@@ -77,7 +78,7 @@ def _examples(source: Table | Folders, data: Any) -> Unanswered:
     if isinstance(data, list | tuple) and len(data) == 1:
         data = data[0]
     path = source.path if data is None else Path(data) if isinstance(data, str | Path) else FRAME
-    return of_table(source, as_table(data, "frame") if path is FRAME else source.read(path, least=1), path)
+    return of_table(source, as_table(data, "predict: data") if path is FRAME else source.read(path, least=1), path)
 
 
 @torch.no_grad()

@@ -1,0 +1,163 @@
+"""Frames come out as they went in: forecasts, updates, cross-validation, and files."""
+
+import re
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
+
+from scanl.errors import CheckpointError, ConfigError, DataError  # noqa: E402
+from scanl.learning.frames import Frames  # noqa: E402
+
+SMALL = {"layer": "lru", "dim": 8, "steps": 2, "batch_size": 4, "sequence_length": 12}
+
+
+def frame(rows=80, freq="D", **more):
+    dates = pd.date_range("2024-01-01", periods=rows, freq=freq)
+    parts = [
+        pd.DataFrame({"unique_id": name, "ds": dates, "y": level + np.sin(2 * np.pi * np.arange(rows) / 7), **more})
+        for name, level in (("b", 0.0), ("a", 50.0))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("freq", ["MS"])
+def test_a_frame_goes_in_and_comes_out(freq):
+    table = frame(freq=freq)
+    model = Frames(7, layer="lru", dim=8, steps=60, lr=0.02, season=7, sequence_length=28).fit(table)
+    answers = model.predict(levels=[80])
+    assert list(answers.columns) == ["unique_id", "ds", "scanl", "scanl-lo-80", "scanl-hi-80"]
+    assert answers["unique_id"].tolist() == ["b"] * 7 + ["a"] * 7
+    expected = pd.date_range("2024-01-01", periods=87, freq=freq)[80:]
+    assert answers["ds"].tolist() == [*expected, *expected]
+    assert bool((answers["scanl-lo-80"] < answers["scanl"]).all())
+    assert bool((answers["scanl"] < answers["scanl-hi-80"]).all())
+    truth = np.sin(2 * np.pi * np.arange(80, 87) / 7)
+    assert np.abs(answers["scanl"][:7] - truth).mean() < 0.45  # the mean of the waves is off by 0.64
+    assert np.abs(answers["scanl"][7:] - truth - 50).mean() < 0.45
+
+
+def test_rows_may_come_in_any_order_and_as_an_index():
+    expected = Frames(3, **SMALL).fit(frame()).predict()
+    assert list(expected.columns[3:]) == ["scanl-lo-80", "scanl-hi-80", "scanl-lo-95", "scanl-hi-95"]
+    for other in (
+        frame().groupby("unique_id", sort=False).sample(frac=1, random_state=1),
+        frame().set_index(["unique_id", "ds"]),
+    ):
+        pd.testing.assert_frame_equal(Frames(3, **SMALL).fit(other).predict(), expected)
+
+
+def known(table, rows):
+    return table.assign(price=np.random.default_rng(4).normal(size=len(table))).iloc[rows]
+
+
+COVARIATES = {"past": ["demand"], "future": ["price"], "static": ["size"]}
+
+
+def with_covariates(rows):
+    draw = np.random.default_rng(4)
+    table = frame(rows, size=2.0)
+    return table.assign(price=draw.normal(size=len(table)), demand=draw.normal(size=len(table)))
+
+
+def test_an_update_equals_all_rows_at_once(tmp_path):
+    """One by one, in a chunk that overlaps, with a new series; and after a round trip through a file."""
+    table = with_covariates(60)
+    day = table.groupby("unique_id").cumcount()
+    first, X = table[day < 40], table[day >= 50][["unique_id", "ds", "price"]]
+    model = Frames(3, **SMALL, **COVARIATES).fit(first)
+    expected = model.predict(table[day < 50], X)
+    model.save(tmp_path / "saved")
+    for days in (range(40, 50), [range(40, 45), range(43, 50)], [range(day, day + 1) for day in range(40, 50)]):
+        for other in (Frames.load(tmp_path / "saved"),):
+            for some in [days] if isinstance(days, range) else days:
+                other.update(table[day.isin(some)])
+            pd.testing.assert_frame_equal(other.predict(X=X), expected)
+    model.update(table[(day >= 40) & (day < 50)])
+    pd.testing.assert_frame_equal(model.predict(X=X), expected)
+    with pytest.raises(DataError, match="frames: df: two rows of series 'c' have the same time 'ds'"):
+        model.update(table[day < 50].assign(unique_id="c"))
+    model.update(table[(day < 50) & (table.unique_id == "a")].assign(unique_id="c"))
+    more = model.predict(X=pd.concat([X, X.assign(unique_id="c")]).drop_duplicates(["unique_id", "ds"]))
+    assert more["unique_id"].unique().tolist() == ["b", "a", "c"]
+    pd.testing.assert_frame_equal(more[:6], expected)
+
+
+def test_cross_validation_equals_refitting_by_hand():
+    table = with_covariates(30)
+    options = {**SMALL, **COVARIATES}
+    result = Frames(4, **options).cross_validation(table, n_windows=2, step=3, levels=[50])
+    assert list(result.columns) == ["unique_id", "ds", "cutoff", "y", "scanl", "scanl-lo-50", "scanl-hi-50"]
+    day = table.groupby("unique_id").cumcount()
+    for cut in (23, 26):
+        X = table[(day >= cut) & (day < cut + 4)]
+        by_hand = Frames(4, **options).fit(table[day < cut]).predict(X=X, levels=[50])
+        one = result[result.cutoff == pd.Timestamp("2024-01-01") + pd.Timedelta(days=cut - 1)]
+        pd.testing.assert_frame_equal(one[by_hand.columns].reset_index(drop=True), by_hand)
+        assert one.y.tolist() == X.sort_values(["size", "unique_id"], ascending=[True, False]).y.tolist()
+    usual = Frames(4, **options).cross_validation(table)
+    assert usual.groupby("unique_id").ds.min().unique() == [pd.Timestamp("2024-01-27")]
+
+
+@pytest.mark.parametrize("freq", ["M", "Q"])
+def test_periods_stay_periods_in_every_method(freq, tmp_path):
+    table = frame(30).assign(ds=[*pd.period_range("2020-01", periods=30, freq=freq)] * 2)
+    model = Frames(3, **SMALL).fit(table)
+    expected = [*pd.period_range("2020-01", periods=33, freq=freq)[30:]] * 2
+    assert model.predict().ds.tolist() == expected
+    model.save(tmp_path)
+    pd.testing.assert_frame_equal(Frames.load(tmp_path).predict(), model.predict())
+    day = table.groupby("unique_id").cumcount()
+    later = Frames.load(tmp_path).update(table[day > 25])
+    pd.testing.assert_frame_equal(later.predict(), model.predict())
+    result = Frames(3, **SMALL).cross_validation(table)
+    assert result.cutoff.unique().tolist() == [table.ds[26]]
+    assert not result.y.isna().any()
+
+
+def test_frames_that_cannot_be_learnt_from():
+    for wrong, horizon, message in (
+        (frame().drop(columns="ds"), 3, "^frames: df has no column 'ds', expected unique_id, ds and y"),
+        (frame().assign(y="x"), 3, "^frames: df: column 'y' is 'x' in row 1, expected a number because it is the"),
+        (frame(12), 12, "^frames: horizon is 12, expected at most 11 because the longest series has 12 steps"),
+        (pd.concat([frame(), frame()]), 3, "^frames: df: two rows of series 'b' have the same time 'ds'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Frames(horizon, **SMALL).fit(wrong)
+
+
+def test_mistakes_are_one_message(tmp_path):
+    model = Frames(3, **SMALL).fit(frame(20))
+    ahead = Frames(3, **SMALL, future=["y2"]).fit(frame(20, y2=1.0))
+    points = Frames(3, **SMALL, distribution="points").fit(frame(20))
+    assert list(points.predict().columns) == ["unique_id", "ds", "scanl"]
+    for do, error, message in (
+        (lambda: Frames(3).predict(), ConfigError, "frames: predict is called before fit, expected fit first"),
+        (lambda: Frames(3).update(frame()), ConfigError, "frames: update is called before fit"),
+        (lambda: model.predict(levels=[80, 100]), ConfigError, "levels is [80, 100], expected per cents above 0 and"),
+        (lambda: model.predict(levels=80), ConfigError, "frames: levels is 80, expected a list of per cents"),
+        (lambda: points.predict(levels=[50]), ConfigError, "levels is [50], expected none because the distribution is"),
+        (lambda: model.predict(X=frame()), ConfigError, "frames: X is given, expected none because future is ()"),
+        (lambda: ahead.predict(), ConfigError, "frames: X is none, expected a frame with y2 at the 3 steps ahead"),
+        (
+            lambda: ahead.predict(X=frame(20, y2=1.0)),
+            DataError,
+            "frames: X has no row at 2024-01-21 00:00:00 of",
+        ),
+        (lambda: model.update(frame().drop(columns="y")), DataError, "frames: df has no column 'y', expected"),
+        (
+            lambda: model.cross_validation(frame(12), 5),
+            DataError,
+            "n_windows is 5, expected at most 3 because the",
+        ),
+        (lambda: model.cross_validation(frame(12), 0), ConfigError, "n_windows is 0, expected a whole number of at"),
+        (lambda: Frames.load(tmp_path), CheckpointError, "has no frames.json and rows.parquet, expected a folder of"),
+        (lambda: Frames(3, season=0).fit(frame()), ConfigError, "frames: horizon is 3 and season is 0, expected at"),
+        (lambda: Frames(3, freq="h").fit(frame()), ConfigError, "frames: freq is 'h', expected none because the times"),
+    ):
+        with pytest.raises(error, match=re.escape(message)) as raised:
+            do()
+        assert "\n" not in str(raised.value)
+        assert not str(raised.value).startswith("table")
