@@ -15,7 +15,7 @@ from scanl.data import IGNORED, Table
 from scanl.data.base import LEVELS
 from scanl.data.batch import Outcomes
 from scanl.data.naive import naive, season_errors
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError
 from scanl.learning import RunFolder
 from scanl.learning.questions import answerer
 from scanl.models import Forecaster, SequenceClassifier, SequenceLabeler, SequenceRegressor
@@ -252,6 +252,79 @@ def test_every_format_gives_the_same(tmp_path):
     )
     for part, other in zip(whole.batch(0, 8).inputs, expected.inputs, strict=True):
         np.testing.assert_allclose(part, other, rtol=1e-6)
+    frame.to_csv(tmp_path / "t.csv.gz", index=False)
+    frame.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
+    frame.to_csv(tmp_path / "t.TSV.GZ", index=False, sep="\t", compression="gzip")
+    frame.set_index("id").to_feather(tmp_path / "t.feather")
+    for name in ("s0", "s1"):
+        frame[frame.id == name].drop(columns="id").to_csv(tmp_path / f"part-{name}.csv", index=False)
+    parts = [tmp_path / "part-s0.csv", tmp_path / "part-s1.csv"]
+    files = [[tmp_path / name] for name in ("t.csv.gz", "t.tsv", "t.TSV.GZ", "t.feather")]
+    for data in (*files, parts, [tmp_path / "part-*.csv"]):
+        name = "id" if data in files else "file"
+        other = Table(data, "forecast", "y", series=name, horizon=5, sequence_length=20)
+        assert [one.name for one in other.collection.series] == (
+            ["s0", "s1"] if data in files else ["part-s0", "part-s1"]
+        )
+        for one, same in zip(other.batch(0, 8).inputs, expected.inputs, strict=True):
+            np.testing.assert_allclose(one, same, rtol=1e-6)
+    frame.drop(columns="u").to_csv(tmp_path / "part-s2.csv", index=False)
+    with pytest.raises(DataError, match=r"part-s2.csv has the columns .*, expected the columns of .*0.csv; 'id' is"):
+        _ = Table([tmp_path / "part-*.csv"], "forecast", "y").collection
+
+
+def test_a_workbook_is_its_first_sheet(tmp_path):
+    pytest.importorskip("openpyxl", reason="openpyxl is not installed: pip install 'scanl[excel]'")
+    frame = waves(rows=60)
+    frame.to_excel(tmp_path / "t.xlsx", index=False)
+    series = Table([tmp_path / "t.xlsx"], "forecast", "y", time="ds", series="id").collection.series[0]
+    np.testing.assert_allclose(series.target[:, 0], frame.y)
+    with zipfile.ZipFile(tmp_path / "t.xlsx", "w") as file:
+        file.writestr("a", "no workbook")
+    with pytest.raises(DataError, match=r"t\.xlsx cannot be read: "):
+        _ = Table([tmp_path / "t.xlsx"], "forecast", "y").collection
+
+
+def test_texts_are_columns_of_0_and_1(tmp_path):
+    """Before the present and ahead; of training, and of another table, which has a text that training has not."""
+    frame = waves(rows=60).assign(sky=(["sun", "rain", "NA", "sun"] * 15), note=[f"n{i}" for i in range(60)])
+    source = table(tmp_path, frame.assign(next=frame.sky), past=["u", "sky"], future=["next"], static=["id"])
+    series, sky = source.collection.series[0], frame.sky.to_numpy()
+    nan = np.where(sky == "NA", np.nan, 1)
+    by_hand = np.stack([(sky == "rain") * nan, (sky == "sun") * nan], 1)
+    np.testing.assert_array_equal(series.past, np.column_stack([frame.u, by_hand]))
+    np.testing.assert_array_equal(series.future[:, :2], by_hand)
+    assert series.static.tolist() == [1.0]
+    assert source.collection.categories == {"sky": ["rain", "sun"], "next": ["rain", "sun"], "id": ["s0"]}
+    later = frame.assign(sky=["snow", "sun"] * 30, next="rain", id="s7")
+    other = source.collect(later, tmp_path / "b.csv", source.collection)
+    assert other.series[0].past[:2, 1:].tolist() == [[0.0, 0.0], [0.0, 1.0]]
+    assert other.series[0].static.tolist() == [0.0]
+    assert other.notes == [
+        "table: column 'sky' has 'snow', which training does not have; read as none of its texts",
+        "table: column 'id' has 's7', which training does not have; read as none of its texts",
+    ]
+    long = pd.concat(
+        [frame.assign(note=[f"{i}-{k}" for k in range(60)], id=f"s{i}", kind="ab"[i % 2]) for i in range(18)]
+    )
+    classify = table(tmp_path, long, "c.csv", ask="classify", target="kind", series="id")
+    assert (classify.covariates, classify.left_out) == (["y", "u", "size", "sky"], ["note"])
+    with pytest.raises(DataError, match="column 'note' has 1,080 different texts, expected at most 1000 because it"):
+        _ = table(tmp_path, long, "c.csv", past=["note"], series="id").collection
+
+
+def test_holidays_are_known_ahead(tmp_path):
+    pytest.importorskip("holidays", reason="holidays is not installed: pip install 'scanl[holidays]'")
+    frame = waves(rows=60, step="12h")
+    for country, days in (("US", ["2024-01-01", "2024-01-15"]), ("DE-BY", ["2024-01-01", "2024-01-06"])):
+        future = table(tmp_path, frame, holidays=country).collection.series[0].future
+        assert frame.ds[future[:, 0] == 1].dt.normalize().unique().astype(str).tolist() == days
+    for options, message in (
+        ({"holidays": "Atlantis"}, "holidays is 'Atlantis', expected a country of the package"),
+        ({"holidays": "US", "time": "u"}, "holidays is 'US', expected none because a step is longer than a day"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            _ = table(tmp_path, frame.assign(u=np.arange(60.0)), **options).collection
 
 
 def test_the_seasonal_naive_by_hand():
@@ -454,7 +527,7 @@ LATE = labelled(rows=60, series=1).assign(up=["no", "yes"] * 29 + ["maybe"] * 2)
 BAD = {
     "no file": (lambda folder: folder / "none.csv", [], "none.csv does not exist; name a file of .csv"),
     "a folder": (own_folder, [], "tables.csv is a folder, expected one file"),
-    "another format": (write(text="a", name="t.xlsx"), [], "has the format '.xlsx', expected one of .csv, .parquet, "),
+    "another format": (write(text="a", name="t.xls"), [], "has the format '.xls', expected one of .csv, .tsv, "),
     "empty": (write(text=""), [], "t.csv is empty, expected a line of names"),
     "names alone": (write(text="ds,y\n"), [], "t.csv has 0 rows, expected at least 2"),
     "one row": (write(text="ds,y\n2024-01-01,1\n"), [], "t.csv has 1 rows, expected at least 2"),
@@ -481,7 +554,7 @@ BAD = {
     ),
     "several offsets": (
         write(changed(ds=["2024-01-01T00:00:00+01:00"] * 30 + ["2024-02-01T00:00:00+02:00"] * 30)), [],
-        "column 'ds' has times of several time zones",
+        "two rows have the same time 'ds'; name the series: --series COLUMN; it is 2024-01-01 01:00:00",
     ),
     "no times": (write(changed(ds="soon")), [], "column 'ds' is no column of times; write them as 2024-12-31"),
     "a missing time": (write(at(5, "ds", None)), [], "column 'ds' is missing in row 6"),
@@ -538,7 +611,12 @@ BAD = {
     ),
 }  # fmt: skip
 MISUSED = {
-    "two files": (["--data", "a.csv", "b.csv"], r"data is \['a.csv', 'b.csv'\], expected one file"),
+    "two files": (["--data", "a.csv", "b.csv"], "a.csv does not exist; name a file of"),
+    "no file of a pattern": (["--data", "none-*.csv"], r"none-\*.csv stands for no file, expected one or more"),
+    "holidays of nothing": (
+        ["--question", "label", "--holidays", "US"],
+        "holidays is 'US', expected none without a fo",
+    ),
     "unknown question": (["--question", "forcast"], "unknown question 'forcast'; did you mean 'forecast'"),
     "unknown distribution": (["--distribution", "normal"], "unknown distribution 'normal'"),
     "split": (["--split", "rows"], "split is 'rows', expected 'time' or 'series'"),

@@ -1,7 +1,9 @@
 """`scanl forecast RUN`: write the steps that follow each series of a run's table."""
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,10 @@ def run(argv: Sequence[str]) -> int:
     refuse_suffix("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
     forecasts = Forecasts.open(args.run)
-    frame = forecasts.after(
-        args.data, args.future_data, horizon=args.horizon, levels=args.levels or None, freq=args.freq
-    )
+    with noting():
+        frame = forecasts.after(
+            args.data, args.future_data, horizon=args.horizon, levels=args.levels or None, freq=args.freq
+        )
     if picture is not None:
         from scanl.learning.forecast_picture import save_forecasts
 
@@ -37,6 +40,16 @@ def run(argv: Sequence[str]) -> int:
         print(picture, file=sys.stderr)
     write(frame, out)
     return 0
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    """Print the warnings about a table as lines, once the block succeeds."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(str(note.message) for note in notes if str(note.message).startswith("table: ")):
+        print(f"scanl: {text}", file=sys.stderr)
 
 
 def write(frame: Any, out: Path | None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scanl.cli.forecast import refuse_suffix, write
+from scanl.cli.forecast import noting, refuse_suffix, write
 from scanl.cli.parser import Parser
 from scanl.data.columns import WRITTEN
 from scanl.learning.predictions import predict
@@ -45,5 +45,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     out = None if args.out is None else Path(args.out)
     refuse_suffix("predict", "out", out, WRITTEN)
-    write(predict(args.run, args.data or None, levels=args.levels or None), out)
+    with noting():
+        answers = predict(args.run, args.data or None, levels=args.levels or None)
+    write(answers, out)
     return 0

@@ -1,11 +1,14 @@
-"""Read a user's table, CSV, Parquet or NumPy arrays, and take checked columns from it."""
+"""Read a user's table, CSV, Parquet, Feather, Excel or NumPy arrays, and take checked columns from it."""
 
 import csv
+import gzip
 import re
 import warnings
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,10 @@ from numpy.typing import NDArray
 from scanl.errors import ConfigError, DataError, unknown
 from scanl.files import written_whole
 
-KINDS = (".csv", ".parquet", ".npz")
+KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".feather", ".xlsx", ".npz")
+MOST_CATEGORIES = 1000  # texts in a column of covariates
+MANY = 64  # texts in a column that is read without a role
+FILE = "file"  # the column with the name of the file, where a table is several
 WRITTEN = (".csv", ".parquet")  # the formats in which answers are written
 MISSING = (  # texts that stand for a missing number, as pandas has them
     *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "NULL", "null", "None"),
@@ -28,23 +34,71 @@ COMMENT = re.compile(r'"?(#|//|--)')
 Numbers = NDArray[np.float64]
 
 
+def ending(path: Path) -> str:
+    """Return how the name of a file ends: ".csv", or ".csv.gz" if the file is packed."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return "".join(suffixes[-2:]) if suffixes[-1:] == [".gz"] else "".join(suffixes[-1:])
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files that a path with `*`, `?` or `[` stands for, in order; for another path only itself.
+
+    Raises DataError when there is none.
+    """
+    if path.exists() or not any(mark in str(path) for mark in "*?["):
+        return [path]
+    files = sorted(map(Path, glob(str(path), recursive=True)))
+    if not files:
+        raise DataError(f"table: {path} stands for no file, expected one or more")
+    return files
+
+
+def read_tables(paths: Sequence[Path], names: Sequence[str] = (), least: int = 2) -> Any:
+    """Read tables with the same columns as one, row after row, with a further column `file` of the files' names.
+
+    A single table is as `read_table` returns it.
+    """
+    import pandas as pd
+
+    if len(paths) == 1:
+        return read_table(paths[0], names, least)
+    frames = [read_table(path, names, 0) for path in paths]
+    for path, frame in zip(paths, frames, strict=True):
+        if others := set(frame.columns) ^ set(frames[0].columns):
+            raise DataError(
+                f"table: {path} has the columns {', '.join(frame.columns)}, expected the columns of {paths[0]}; "
+                f"{min(others)!r} is in one of them only"
+            )
+    named = [
+        frame.assign(**{FILE: path.name.removesuffix("".join(path.suffixes))}) if FILE not in frame.columns else frame
+        for path, frame in zip(paths, frames, strict=True)
+    ]
+    result = pd.concat(named, ignore_index=True)
+    if len(result) < least:
+        raise DataError(
+            f"table: {paths[0]} and {len(paths) - 1} more have {len(result)} rows, expected {least} or more"
+        )
+    return result
+
+
 def read_table(path: Path, names: Sequence[str] = (), least: int = 2) -> Any:
     """Read a table as a pandas DataFrame. Raises DataError for a file that is missing, damaged or of another form.
 
     names: columns whose values are names, of series or classes. In CSV a name stays as it is written, such as 007 and
     NA; only an empty one is missing. So does text in the other columns.   least: rows that a table has at least.
 
-    .csv: in UTF-8, with commas, decimal points, and a line of names first.   .parquet: an index of pandas that has a
+    .csv: in UTF-8, with commas, decimal points, and a line of names first; .tsv has tabs in place of commas, and .gz
+    packs either.   .parquet, .feather: an index of pandas that has a
     name is a column, and so is one of times or text, called `index`.   .npz: arrays (N,) are columns. If there is an
     array (N, T) or (N, T, C), the table has N series of T steps. Such an array becomes one column, or C columns NAME_0,
     NAME_1, ... An array (N,) is then constant over each series, and there are also columns `series` and `step`. Nothing
-    is unpickled.
+    is unpickled.   .xlsx: the first sheet.
     """
     if path.is_dir():
         raise DataError(f"table: {path} is a folder, expected one file of {', '.join(KINDS)}")
     if not path.exists():
         raise DataError(f"table: {path} does not exist; name a file of {', '.join(KINDS)}")
-    if path.suffix.lower() not in KINDS:
+    if ending(path) not in KINDS:
         raise DataError(f"table: {path} has the format {path.suffix or 'none'!r}, expected one of {', '.join(KINDS)}")
     about = path.stat()
     if about.st_size == 0:
@@ -73,7 +127,11 @@ def as_table(frame: Any, who: str) -> Any:
     return frame
 
 
-@lru_cache(maxsize=4)
+# What readers raise for a damaged file; KeyError is openpyxl's, for an archive that is no workbook.
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
+
+
+@lru_cache(maxsize=16)
 def _read(path: Path, as_text: tuple[str, ...], _time: int, _size: int) -> Any:
     """Read a file once as long as it does not change."""
     try:
@@ -81,22 +139,26 @@ def _read(path: Path, as_text: tuple[str, ...], _time: int, _size: int) -> Any:
     except ImportError as error:
         raise ConfigError("table: tables are read with pandas: pip install 'scanl[series]'") from error
     try:
-        if path.suffix.lower() == ".csv":
-            frame, names = _csv(path, as_text)
-        elif path.suffix.lower() == ".parquet":
-            frame = _with_index(pd.read_parquet(path, engine="pyarrow"))
-            names = list(frame.columns)
+        if ending(path) in (".csv", ".tsv", ".csv.gz", ".tsv.gz"):
+            frame, names = _csv(path, as_text, "\t" if ending(path).startswith(".tsv") else ",")
         else:
-            frame = _arrays(path)
+            readers: dict[str, Callable[[Path], Any]] = {
+                ".parquet": lambda path: _with_index(pd.read_parquet(path, engine="pyarrow")),
+                ".feather": lambda path: _with_index(pd.read_feather(path)),
+                ".xlsx": lambda path: pd.read_excel(path, engine="openpyxl"),
+                ".npz": _arrays,
+            }
+            frame = readers[ending(path)](path)
             names = list(frame.columns)
     except UnicodeDecodeError as error:
         odd = error.object[error.start]
         raise DataError(f"table: {path} is not UTF-8: it has the invalid byte {odd:#x}; save it as UTF-8") from error
     except ImportError as error:
-        raise ConfigError("table: Parquet is read with pyarrow: pip install 'scanl[series]'") from error
+        package, extra = ("openpyxl", "excel") if ending(path) == ".xlsx" else ("pyarrow", "series")
+        raise ConfigError(f"table: {path} is read with {package}: pip install 'scanl[{extra}]'") from error
     except DataError:
         raise
-    except (OSError, ValueError, pd.errors.ParserError, pd.errors.ParserWarning, zipfile.BadZipFile) as error:
+    except (*_DAMAGED, pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise DataError(f"table: {path} cannot be read: {' '.join(str(error).split())}") from error
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
@@ -113,15 +175,15 @@ def write_table(frame: Any, path: Path) -> None:
             frame.to_csv(temporary, index=False)
 
 
-def _csv(path: Path, as_text: Sequence[str]) -> tuple[Any, list[Any]]:
-    """Return the table of a CSV file, and the names in its first line."""
+def _csv(path: Path, as_text: Sequence[str], mark: str) -> tuple[Any, list[Any]]:
+    """Return the table of a CSV file, and the names in its first line. mark: between columns."""
     import pandas as pd
 
-    _refuse_other_forms(path)
-    how: dict[str, Any] = {"encoding": "utf-8", "index_col": False, "keep_default_na": False}
+    _refuse_other_forms(path, mark)
+    how: dict[str, Any] = {"encoding": "utf-8", "index_col": False, "keep_default_na": False, "sep": mark}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        names = pd.read_csv(path, header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0].tolist()
+        names = pd.read_csv(path, header=None, nrows=1, dtype=str, encoding="utf-8", sep=mark).iloc[0].tolist()
         frame = pd.read_csv(path, low_memory=False, na_values=list(MISSING), **how)
     text = [
         i
@@ -137,26 +199,29 @@ def _csv(path: Path, as_text: Sequence[str]) -> tuple[Any, list[Any]]:
     return frame, names
 
 
-def _refuse_other_forms(path: Path) -> None:
-    """Raise DataError for a file whose first line has no names, or whose columns are not separated by commas."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+def _refuse_other_forms(path: Path, mark: str) -> None:
+    """Raise DataError for a file whose first line has no names, or whose columns have another mark between them."""
+    opened = gzip.open if ending(path).endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         lines = [line for line in islice(file, 20) if line.strip()][:10]
     if not lines:
         return
     first = lines[0].strip()
     if COMMENT.match(first):
         raise DataError(f"table: {path} begins with the comment {first[:40]!r}, expected a line of names; delete it")
-    fields = [len(row) for row in csv.reader(lines)]
+    fields = [len(row) for row in csv.reader(lines, delimiter=mark)]
     if len(set(fields)) == 1 and fields[0] > 1:
         return
-    for mark in sorted(set(first) - set(',."-+/_'), key=lambda mark: -first.count(mark)):
-        if not mark.isalnum() and len({line.strip().count(mark) for line in lines}) == 1 and len(lines) > 1:
+    marks = "commas" if mark == "," else "tabs"
+    for other in sorted({*first, "\t"} - {*'."-+/_', mark}, key=lambda other: -first.count(other)):
+        counts = {line.strip("\r\n").count(other) for line in lines}
+        if not other.isalnum() and len(counts) == 1 and 0 not in counts and len(lines) > 1:
             raise DataError(
-                f"table: {path} has {mark!r} between its columns, expected commas, and points in its numbers; convert "
-                f"it, for example by pandas.read_csv({path.name!r}, sep={mark!r}, decimal=',')"
+                f"table: {path} has {other!r} between its columns, expected {marks}, and points in its numbers; "
+                f"convert it, for example by pandas.read_csv({path.name!r}, sep={other!r}, decimal=',')"
             )
     if fields[0] == 1 and max(fields) > 1:
-        raise DataError(f"table: {path} begins with {first[:40]!r}, expected a line of names with commas between them")
+        raise DataError(f"table: {path} begins with {first[:40]!r}, expected a line of names with {marks} between them")
 
 
 def _refuse_units(path: Path, name: str, values: Any) -> None:
@@ -246,6 +311,42 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
         row = int(infinite.argmax())
         raise DataError(f"table: {path}: column {name!r} is {values[row]:g} in row {row + 1}, expected a finite number")
     return values
+
+
+def is_text(entries: Any) -> bool:
+    """Whether the known entries of a column are texts, none of which is a number."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(entries) or not len(known := entries[entries.notna()]):
+        return False
+    if not known.map(type).eq(str).all():
+        return False
+    known = known.astype(object)[~known.isin(MISSING).to_numpy()]
+    as_numbers: Any = pd.to_numeric(known, errors="coerce")
+    return len(known) > 0 and bool(as_numbers.isna().all())
+
+
+def indicators(
+    frame: Any, path: Path, name: str, role: str, categories: Sequence[str] | None = None
+) -> tuple[Numbers, list[str], list[str]]:
+    """Return a column of text as one column of 0 and 1 for each text, the texts, and the texts that are unknown.
+
+    categories: the texts of training; None: all that the column has. A row is 0 where the text is unknown, and NaN
+    where it is missing. Raises DataError for more than `MOST_CATEGORIES` texts.
+    """
+    entries = column(frame, path, name, role)
+    known = entries.notna().to_numpy() & ~entries.isin(MISSING).to_numpy()
+    text = _names(entries, path, name)
+    there = sorted(set(text[known]))
+    names = there if categories is None else list(categories)
+    if len(names) > MOST_CATEGORIES:
+        raise DataError(
+            f"table: {path}: column {name!r} has {len(names):,} different texts, expected at most {MOST_CATEGORIES} "
+            f"because it is {role}"
+        )
+    values = np.full((len(frame), len(names)), np.nan)
+    values[known] = text[known, None] == np.array(names, object)
+    return values, names, [label for label in there if label not in names]
 
 
 def labels(

@@ -13,7 +13,6 @@ from scanl.data.rows import Rows
 from scanl.data.series import Series, continued
 from scanl.data.table import Table
 from scanl.data.times import form_of, written
-from scanl.errors import DataError
 from scanl.files import written_whole
 
 ENDINGS = (".csv", ".npy")
@@ -42,8 +41,6 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
     path = path or table.path
     frame, training = table.read(path), table.collection
     form = None if table.time is None else form_of(column(frame, path, table.time, "the time"))
-    if path != table.path:
-        _refuse_text(frame, path, table)
     frame, _ = table.without_gaps(frame, path, training)
     longer = continued(
         frame, path, steps, time=table.time, series=table.series, constant=table.static,
@@ -65,17 +62,6 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
             after[table.time] = written(after[table.time], form)
         result.append(Opening(batch, after))
     return result
-
-
-def _refuse_text(frame: Any, path: Path, table: Table) -> None:
-    import pandas as pd
-
-    for name in table.static:
-        if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
-            raise DataError(
-                f"table: {path}: the static covariate {name!r} is text, which gets its numbers from the table of "
-                "training, expected that table"
-            )
 
 
 def _with_nothing_before(series: Series) -> Series:

@@ -1,5 +1,6 @@
 """The steps that follow the rows of series: their times, what is known of them, and what is read before them."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class Outlook:
 
     table: the source of training, which has the roles of the columns and H.   frame, path: rows of these columns, and
     the file that messages name.   future: a table with the covariates of the H steps after the last rows, and its
-    path.   freq: frequency of these steps, as in `Table`; None: as in the rows.
+    path.   freq: frequency of these steps, as in `Table`; None: as in the rows. Texts that training does not have are
+    a warning.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Outlook:
         )  # fmt: skip
         self.frame = frame if future is None else with_known(table, frame, *future)
         self.collection = table.collect(self.frame, path, training)
+        for note in self.collection.notes:
+            warnings.warn(note, stacklevel=2)
         table.asking.check_answers(self.collection, str(table.target))
         self.places = [rows for _, rows in grouped(self.frame, path, table.series)]
         self._rows = Rows(self.collection.series, table.horizon)

@@ -1,17 +1,17 @@
 """Series of a user's table: their numbers by role, checked, with covariates of the calendar."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.columns import Numbers, column, grouped, labels, numbers, refuse_overlap
-from scanl.data.frequency import CYCLES, FEW, SLACK, Counts, Frequency, frequencies, season
+from scanl.data.columns import Numbers, column, grouped, indicators, is_text, labels, numbers, refuse_overlap
+from scanl.data.frequency import CYCLES, DAY, FEW, SLACK, Counts, Frequency, frequencies, season
 from scanl.data.times import Times, times
-from scanl.errors import DataError
+from scanl.errors import ConfigError, DataError
 
 
 @dataclass
@@ -42,6 +42,8 @@ class Collection:
     classes: names of the classes, in the order of their numbers; empty for numbers.   season: steps of a season, as the
     calendar says; 1 where it says nothing.   summary: one line for the user.   cycles: number of cycles of the calendar
     that are covariates.   step: length of the usual step; of dates in seconds.   known: the frequencies of the times.
+    categories: the texts of each column of covariates that has texts.   unseen: texts that training does not
+    have, by column.
     """
 
     series: list[Series]
@@ -51,6 +53,17 @@ class Collection:
     cycles: int = 0
     step: float = 1.0
     known: Sequence[Frequency] = ()
+    categories: Mapping[str, list[str]] = field(default_factory=dict)
+    unseen: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each column with texts that training does not have."""
+        return [
+            f"table: column {name!r} has {', '.join(map(repr, texts[:5]))}{', ...' if len(texts) > 5 else ''}, which "
+            "training does not have; read as none of its texts"
+            for name, texts in self.unseen.items()
+        ]
 
     @property
     def timed(self) -> bool:
@@ -72,13 +85,14 @@ def series_of(
     freq: Any = None,
     like: Collection | None = None,
     answered: bool = True,
+    holidays: str | None = None,
 ) -> Collection:
     """Take the series out of a table, and check them. Raises DataError for a table that cannot be learnt from.
 
     classes: whether the target is one of a few classes.   freq: frequency of the times; None: as inferred.   like: the
     series of the table of training, which give the classes, the cycles, the season and the usual step; None: a cycle of
     the calendar counts if the table lasts for at least two of it.   answered: whether every series needs a value of the
-    target. The other arguments are names of columns.
+    target.   holidays: country whose holidays are a covariate. The other arguments are names of columns.
     """
     single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
     covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
@@ -88,9 +102,9 @@ def series_of(
         names, answers = labels(frame, path, target[0], like.classes if like else None)
     else:
         answers = _stack([numbers(frame, path, name, "the target") for name in target], len(frame))
-    past_values = _stack([numbers(frame, path, name, "a covariate") for name in past], len(frame))
-    known = _stack([numbers(frame, path, name, "a covariate") for name in future], len(frame))
-    constant = _constants(frame, path, static)
+    texts = _Texts({} if like is None else like.categories, like is not None)
+    past_values, known = (texts.columns(frame, path, names, "a covariate") for names in (past, future))
+    constant = texts.columns(frame, path, static, "a static covariate")
     clock = _rows(len(frame)) if time is None else times(frame, path, time)[1]
     groups = grouped(frame, path, series)
     for name, rows in groups:
@@ -116,7 +130,9 @@ def series_of(
     longest = max(float(np.ptp(seconds[rows])) for _, rows in groups)
     there = like.cycles if like else sum(longest >= 2 * cycle for cycle in able)
     turns = [2 * np.pi * seconds / cycle for cycle in able[:there]]
-    known = np.column_stack([known, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
+    known = np.column_stack(
+        [known, *_holidays(holidays, clock, step), *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
+    )
     all_series = [
         Series(
             name, answers[rows], past_values[rows], constant[rows[0]], known[rows],
@@ -128,7 +144,7 @@ def series_of(
     return Collection(
         all_series, names, like.season if like else of_calendar, _summary(all_series, answers, len(turns), regular),
         len(turns), step,
-        list(dict.fromkeys(frequency for frequency in freqs if frequency is not None)),
+        list(dict.fromkeys(frequency for frequency in freqs if frequency is not None)), texts.categories, texts.unseen,
     )  # fmt: skip
 
 
@@ -255,22 +271,52 @@ def _counted(clocks: Sequence[Times], freqs: Sequence[Frequency | None]) -> tupl
 
 
 def _stack(columns: list[Numbers], rows: int) -> Numbers:
-    return np.column_stack(columns) if columns else np.zeros((rows, 0))
+    return np.hstack([values.reshape(rows, -1) for values in columns]) if columns else np.zeros((rows, 0))
 
 
-def _constants(frame: Any, path: Path, names: Sequence[str]) -> Numbers:
-    """Return the static covariates: numbers as they are, text as one column of 0 and 1 for each value."""
-    import pandas as pd
+class _Texts:
+    """The columns of text among covariates. categories: the texts of training by column; `fixed` if they are known."""
 
-    columns = []
-    for name in names:
-        entries = column(frame, path, name, "a static covariate")
-        if pd.api.types.is_numeric_dtype(entries):
-            columns.append(numbers(frame, path, name, "a static covariate"))
-        else:
-            kinds, rows = labels(frame, path, name)
-            columns += [(rows == i) * 1.0 for i in range(len(kinds))]
-    return _stack(columns, len(frame))
+    def __init__(self, categories: Mapping[str, list[str]], fixed: bool) -> None:
+        self.categories, self.fixed, self.unseen = dict(categories), fixed, dict[str, list[str]]()
+
+    def columns(self, frame: Any, path: Path, names: Sequence[str], role: str) -> Numbers:
+        """Return covariates: numbers as they are, text as one column of 0 and 1 for each text."""
+        result = []
+        for name in names:
+            entries = column(frame, path, name, role)
+            if name in self.categories or (not self.fixed and self._is_text(entries, role)):
+                values, self.categories[name], others = indicators(frame, path, name, role, self.categories.get(name))
+                result.append(values)
+                if others:
+                    self.unseen[name] = others
+            else:
+                result.append(numbers(frame, path, name, role))
+        return _stack(result, len(frame))
+
+    def _is_text(self, entries: Any, role: str) -> bool:
+        import pandas as pd
+
+        return is_text(entries) or (role == "a static covariate" and not pd.api.types.is_numeric_dtype(entries))
+
+
+def _holidays(country: str | None, clock: Times, step: float) -> list[Numbers]:
+    """Return a column that is 1 on the holidays of a country, or nothing if it is None. step: in seconds."""
+    if country is None:
+        return []
+    try:
+        from holidays import country_holidays  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError("table: holidays are read with holidays: pip install 'scanl[holidays]'") from error
+    if not clock.dates or step > DAY * (1 + SLACK):
+        raise ConfigError(f"table: holidays is {country!r}, expected none because a step is longer than a day")
+    name, _, subdivision = country.partition("-")
+    days = clock.wall.normalize()
+    try:
+        calendar = country_holidays(name, subdiv=subdivision or None, years=sorted(set(days.year)))
+    except NotImplementedError as error:
+        raise ConfigError(f"table: holidays is {country!r}, expected a country of the package: {error}") from error
+    return [np.array([day in calendar for day in days.date], np.float64)]
 
 
 def check_order(path: Path, name: str, time: str, when: Times) -> None:

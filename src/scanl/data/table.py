@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scanl.data.base import check_shares, own_options, register
-from scanl.data.columns import read_table, unread
+from scanl.data.columns import FILE, MANY, files_of, is_text, read_tables, unread
 from scanl.data.frequency import FEW
 from scanl.data.series import Collection, filled, series_of
 from scanl.data.series_forecast import SeriesForecast, SeriesGeneration
@@ -35,14 +35,16 @@ class Table(SeriesSource):
     classify, all series get the length of the longest: a shorter one begins with missing steps.
 
     Args:
-        data: one file, .csv, .parquet or .npz.
+        data: a file, .csv, .tsv, .csv.gz, .parquet, .feather, .xlsx or .npz; or several files with the same columns, by
+            name or by a pattern such as "sales/*.csv". Several are one table, row after row, with a column `file`.
         ask: "forecast", "generate", "classify", "label" or "regress"; the option `--question`. To generate, a forecast
             of one step is learnt.
         target: column of the answers; to forecast, several with commas between them.
         time, series: columns of the times and of the series' names. Without them rows are steps of one series.
-        static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
+        static, past, future: columns of covariates: constant over a series; known up to the present; known ahead. A
+            column of text becomes a column of 0 and 1 for each text.
             Without `past`, and if the question is not "forecast", all columns without a role are read as `past`, except
-            columns without a name and columns that number the rows.
+            columns without a name, columns that number the rows, and columns of more than 64 texts.
         horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
         freq: how far a step is from the next: an alias of pandas, such as "D", "B" or "ME", or a number if the times
             are numbers. None: what pandas infers.
@@ -55,6 +57,8 @@ class Table(SeriesSource):
         gaps: for steps that are absent from regular times: "fill" makes them rows of missing numbers; "durations" makes
             the durations of steps an input, as for irregular times. None: "fill" if they are at most a tenth of all
             steps. For a class or a number of a series it is always durations.
+        holidays: country whose holidays are a covariate that is known ahead, as the package `holidays` calls it: "US",
+            or "US-CA" with a part of the country.
         seed: seed of the order.
 
     A forecast has three scores. CRPS is twice the mean pinball loss over `LEVELS`, and MASE is the absolute error of
@@ -80,6 +84,7 @@ class Table(SeriesSource):
     sequence_length: int = 256
     origins: int | None = None
     gaps: str | None = None
+    holidays: str | None = None
     seed: int = 0
 
     @classmethod
@@ -113,8 +118,10 @@ class Table(SeriesSource):
         asking = ASKS[self.ask](self)
         if self.target is None:
             raise ConfigError(f"table: target is none, expected the column to {self.ask}: --target COLUMN")
-        if len(self.data) != 1:
-            raise ConfigError(f"table: data is {list(map(str, self.data))}, expected one file: --data TABLE.csv")
+        if not self.data:
+            raise ConfigError(
+                "table: data is none, expected one file or several with the same columns: --data TABLE.csv"
+            )
         if self.split not in (None, "time", "series"):
             raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
         if asking.per_series and self.split == "time":
@@ -131,6 +138,10 @@ class Table(SeriesSource):
         if self.gaps not in (None, "fill", "durations"):
             raise ConfigError(f"table: gaps is {self.gaps!r}, expected 'fill' or 'durations'")
         check_shares("table", self.validation, self.test)
+        if self.holidays is not None and (self.time is None or not asking.ahead):
+            raise ConfigError(
+                f"table: holidays is {self.holidays!r}, expected none without a forecast and a column of times"
+            )
         if self.freq is not None and self.time is None:
             raise ConfigError(f"table: freq is {self.freq!r}, expected none without a column of times: --time COLUMN")
         self.ask_for(asking)
@@ -158,7 +169,8 @@ class Table(SeriesSource):
     def read(self, path: Path, least: int = 2) -> Any:
         """Read a table with these columns, and at least `least` rows."""
         names = [self.series, self.target if self.asking.classes else None]
-        return read_table(path, [name for name in names if name is not None], least)
+        paths = [file for name in self.data for file in files_of(Path(name))] if path == self.path else files_of(path)
+        return read_tables(paths, [name for name in names if name is not None], least)
 
     @cached_property
     def covariates(self) -> list[str]:
@@ -167,15 +179,17 @@ class Table(SeriesSource):
 
     @cached_property
     def left_out(self) -> list[str]:
-        """Columns without a role that are not read, because they have no name or number the rows."""
-        return [name for name in unread(self.read(self.path)) if name in self._free]
+        """Columns without a role that are not read: they have no name, number the rows, or have too many texts."""
+        frame = self.read(self.path)
+        texts = [name for name in self._free if is_text(frame[name]) and frame[name].nunique() > MANY]
+        return [name for name in frame.columns if name in self._free and name in (*unread(frame), *texts)]
 
     @property
     def _free(self) -> list[str]:
         """Columns without a role that may be covariates."""
         if self.past or self.asking.ahead:
             return []
-        roles = {*self.targets, self.time, self.series, *self.static, "step"}
+        roles = {*self.targets, self.time, self.series, *self.static, "step", FILE}
         return [name for name in self.read(self.path).columns if name not in roles]
 
     def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:
@@ -183,7 +197,7 @@ class Table(SeriesSource):
         return series_of(
             frame, path, target=self.targets, classes=self.asking.classes, time=self.time,
             series=self.series, static=self.static, past=self.covariates, future=self.future, freq=self.freq, like=like,
-            answered=answered,
+            answered=answered, holidays=self.holidays,
         )  # fmt: skip
 
     def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:

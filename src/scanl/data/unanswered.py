@@ -1,5 +1,6 @@
 """Examples without answers: what a trained model reads of a user's table or files to answer for them."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ def of_table(table: Table, frame: Any, path: Path) -> Unanswered:
     if not table.asking.per_series:
         frame, _ = table.without_gaps(frame.assign(**{_ROW: np.arange(len(frame))}), path, training)
     collection = table.collect(frame, path, training, answered=False)
+    for note in collection.notes:
+        warnings.warn(note, stacklevel=2)
     places = [rows for _, rows in grouped(frame, path, table.series)]
     flat = Rows(collection.series, max([table.length, *map(len, collection.series)]))
     if table.asking.per_series:

@@ -74,7 +74,7 @@ class Frames:
 
     Args:
         horizon: steps to forecast.
-        past, static, future: further columns, as in `Table`.   season, distribution, sequence_length: as in `Table`.
+        past, static, future: further columns, as in `Table`.   season, holidays, distribution, sequence_length: too.
         freq: how far a step is from the next: an offset of pandas or its alias, such as "D", "B" or "ME"; a number if
             the times are numbers. None: what pandas infers for each series. As in `Table`, steps that are absent are
             missing numbers if they are few.
@@ -95,6 +95,7 @@ class Frames:
         future: Sequence[str] = (),
         season: int | None = None,
         freq: Any = None,
+        holidays: str | None = None,
         distribution: str = "gaussian",
         sequence_length: int = 128,
         steps: int = 300,
@@ -109,7 +110,7 @@ class Frames:
             if name not in (*STACK, *HEAD):
                 raise nearest("option of Frames", name, [*STACK, *HEAD])
         self.horizon, self.past, self.static, self.future = horizon, tuple(past), tuple(static), tuple(future)
-        self.season, self.freq = season, freq
+        self.season, self.freq, self.holidays = season, freq, holidays
         self.distribution, self.sequence_length = distribution, sequence_length
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
         self.options, self.stack, self.head = options, StackConfig(**stack), head
@@ -152,8 +153,8 @@ class Frames:
     ) -> pd.DataFrame:
         """Forecast the steps after each series.
 
-        df: the rows that the forecast reads, of any series; None: the rows of `fit` and `update`.   X: the covariates in
-        `future` at the steps that are forecast: `unique_id`, `ds` and their columns.   levels: per cents of the
+        df: the rows that the forecast reads, of any series; None: the rows of `fit` and `update`.   X: the covariates
+        in `future` at the steps that are forecast: `unique_id`, `ds` and their columns.   levels: per cents of the
         intervals; None: as many as the distribution has.
         """
         table = self._fitted("predict")
@@ -227,7 +228,7 @@ class Frames:
             raise ConfigError(f"frames: freq is {self.freq!r}, expected an alias or a number, which a file can hold")
         self.model.save(folder)
         training = table.collection
-        facts = {name: getattr(training, name) for name in ("cycles", "step", "season", "timed")}
+        facts = {name: getattr(training, name) for name in ("cycles", "step", "season", "timed", "categories")}
         about = {
             "options": {name: list(v) if isinstance(v, tuple) else v for name, v in self._arguments.items()},
             "collection": facts,
@@ -260,7 +261,18 @@ class Frames:
     def _arguments(self) -> dict[str, Any]:
         """The arguments of the constructor, by name."""
         names = (
-            *("horizon", "past", "static", "future", "season", "freq", "distribution", "sequence_length", "steps"),
+            *(
+                "horizon",
+                "past",
+                "static",
+                "future",
+                "season",
+                "freq",
+                "holidays",
+                "distribution",
+                "sequence_length",
+                "steps",
+            ),
             *("batch_size", "lr", "random_state"),
         )
         return {**{name: getattr(self, name) for name in names}, **self.options}
@@ -268,7 +280,7 @@ class Frames:
     def _source(self) -> FrameTable:
         return FrameTable(
             [PATH], "forecast", "y", time="ds", series="unique_id", static=self.static, past=self.past,
-            future=self.future, horizon=self.horizon, season=self.season, freq=self.freq,
+            future=self.future, horizon=self.horizon, season=self.season, freq=self.freq, holidays=self.holidays,
             distribution=self.distribution, sequence_length=self.sequence_length, seed=self.random_state,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.configured import above, at_least, below, check, check_options, one_of, options
 from scanl.data import Folders, OwnSignals, Question, Source, Table, Text, sources
 from scanl.data.base import Entry
-from scanl.data.columns import KINDS
+from scanl.data.columns import KINDS, ending
 from scanl.data.table import ASKS
 from scanl.errors import ConfigError, ScanlError
 from scanl.learning.algorithms import algorithms
@@ -93,6 +93,7 @@ class SourceConfig:
     gaps: Annotated[
         str | None, "of a table: steps absent from regular times: fill or durations; none: fill if they are few"
     ] = None
+    holidays: Annotated[str | None, "of a forecast: country whose holidays are known ahead: US, DE-BE, ..."] = None
     split: Annotated[str | None, "of a table: split by time or by series"] = None
     validation: Annotated[float, "with --question: fraction that is measured while training"] = 0.1
     test: Annotated[float, "with --question: fraction that is measured at the end"] = 0.2
@@ -181,7 +182,7 @@ class TrainConfig(Configuration):
         if len(words) == 1:
             if name := named(words[0]):
                 return sources.get(name)
-            if question in OF_FOLDERS and Path(words[0]).suffix.lower() not in KINDS:
+            if question in OF_FOLDERS and ending(Path(words[0])) not in KINDS:
                 return OF_FOLDERS[question]
         for word in words:
             if Path(word).name == word and not Path(word).suffix and not Path(word).exists():
