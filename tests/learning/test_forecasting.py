@@ -8,6 +8,7 @@ import torch
 
 from scanl.cli import main
 from scanl.learning import RunFolder, forecast
+from scanl.learning.forecasting import Forecasts
 from scanl.learning.run.config import TrainConfig, seeded_model
 
 COVERS = ["data/outlook", "learning/forecast_picture", "cli/forecast"]
@@ -166,6 +167,69 @@ def test_a_picture_has_a_panel_for_each_series_and_says_which(run, tmp_path, mon
     other = pd.concat([forecast(path, future=ahead).head(4).assign(id=f"s{i}") for i in range(7)])
     forecast_picture.save_forecasts(tmp_path / "p.png", many, other, table)
     assert figures[1].get_suptitle() == "the first 12 of 14 forecasts"
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+def test_a_stream_is_forecast_after_each_row_as_the_table_up_to_it(tmp_path, irregular):
+    """Two series in turn, of which a day is absent; in batches of any size, of which the last breaks off in a row."""
+    frame = days().drop(columns=["f", "size"]).sort_values(["ds", "id"])
+    frame = frame[~((frame.id == "a") & (frame.ds == "2024-02-20"))]
+    if irregular:
+        frame = frame[np.random.default_rng(0).uniform(size=len(frame)) < 0.7]
+    first, newer = frame[frame.ds < "2024-02-10"], frame[frame.ds >= "2024-02-10"].head(30)
+    first.to_csv(tmp_path / "t.csv", index=False)
+    options = {"series": "id", "past": ["p"], "freq": "D" if irregular else None}
+    path, model = made(tmp_path / "run", tmp_path / "t.csv", **options, gaps="durations" if irregular else None)
+    assert bool(model.timed) == irregular
+    lines = newer.to_csv(index=False).splitlines()
+    frames = list(Forecasts.open(path).follow([lines[:1], lines[1:3], lines[3:]], levels=[80]))
+    stream = pd.concat(frames, ignore_index=True)
+    assert len(stream) == HORIZON * len(newer)
+    for row in (1, 2, 9, len(newer)):
+        expected = forecast(path, newer[:row], levels=[80])
+        last = newer.iloc[row - 1]
+        one = stream.iloc[HORIZON * (row - 1) : HORIZON * row].reset_index(drop=True)
+        assert set(one.cutoff) == {last.ds}
+        pd.testing.assert_frame_equal(
+            one.drop(columns="cutoff"),
+            expected[expected.id == last.id].reset_index(drop=True),
+            check_dtype=False,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_the_command_follows_the_standard_input_and_a_growing_file(tmp_path, monkeypatch, capfd):
+    from scanl.cli.forecast import lines_of
+
+    frame = days(names="a").drop(columns=["ds", "id", "p", "f", "size"])
+    frame[:50].to_csv(tmp_path / "t.csv", index=False)
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv", time=None)
+    (tmp_path / "stream.csv").write_text(frame[50:53].to_csv(index=False).strip())
+    with (tmp_path / "stream.csv").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["forecast", str(path), "--follow", "--levels", "80", "--horizon", "2"]) == 0
+    (tmp_path / "out.csv").write_text(capfd.readouterr().out)
+    result = pd.read_csv(tmp_path / "out.csv")
+    assert list(result.columns) == ["cutoff", "step", "y", "y-lo-80", "y-hi-80"]
+    assert result[["cutoff", "step"]].to_numpy().tolist() == [[c, s] for c in (1, 2, 3) for s in (1, 2)]
+    np.testing.assert_allclose(result.y[4:], forecast(path, frame[50:53], horizon=2).y, rtol=1e-4)
+    growing = tmp_path / "growing.csv"
+    growing.write_text("y,z\n1,2\n3,")
+    lines = lines_of(str(growing))
+    assert next(lines) == ["y,z", "1,2"]
+    with growing.open("a") as file:
+        file.write("4\n")
+    assert next(lines) == ["3,4"]
+    for argv, message in (
+        (
+            ["--follow", "--out", "a.csv"],
+            "out is a.csv, expected none because --follow writes rows to the st",
+        ),
+        (["--follow", "--data", str(tmp_path / "none")], "none, which cannot be read: No such file or directory"),
+    ):
+        assert main(["forecast", str(path), *argv]) == 2
+        assert message in capfd.readouterr().err
 
 
 def test_the_quantiles_of_a_run_end(tmp_path):

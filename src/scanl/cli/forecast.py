@@ -1,6 +1,8 @@
 """`scanl forecast RUN`: write the steps that follow each series of a run's table."""
 
+import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from scanl.data.columns import WRITTEN, write_table
 from scanl.errors import ConfigError
 from scanl.learning.forecasting import Forecasts
 
+READ = 2**20  # bytes of a stream at once, at most
+POLL = 0.2  # seconds between two looks at a growing file
 HELP = """what is written, by series and step:
   the columns of --series and --time of the run, or `step`, which counts the steps, where it has no times
   y            the median of the target y
@@ -28,6 +32,18 @@ def run(argv: Sequence[str]) -> int:
     refuse_suffix("forecast", "out", out, WRITTEN)
     refuse_suffix("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
+    if args.follow:
+        for name in ("future_data", "out", "picture", "freq"):
+            if getattr(args, name) is not None:
+                raise ConfigError(
+                    f"forecast: {name} is {getattr(args, name)}, expected none because --follow writes rows to the "
+                    "standard output as they come"
+                )
+        followed = Forecasts.open(args.run).follow(lines_of(args.data), args.horizon, args.levels or None)
+        for number, frame in enumerate(followed):
+            frame.to_csv(sys.stdout, index=False, header=number == 0)
+            sys.stdout.flush()
+        return 0
     forecasts = Forecasts.open(args.run)
     with noting():
         frame = forecasts.after(
@@ -40,6 +56,26 @@ def run(argv: Sequence[str]) -> int:
         print(picture, file=sys.stderr)
     write(frame, out)
     return 0
+
+
+def lines_of(file: str | None) -> Iterator[list[str]]:
+    """Yield the lines of a growing file, or of the standard input until it ends. Lines that are there come at once."""
+    try:
+        descriptor = sys.stdin.fileno() if file in (None, "-") else os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"forecast: data is {file}, which cannot be read: {error.strerror}") from error
+    unfinished = b""
+    while True:
+        text = os.read(descriptor, READ)
+        if not text and file not in (None, "-"):
+            time.sleep(POLL)
+            continue
+        *lines, unfinished = (unfinished + text).split(b"\n")
+        lines += [unfinished] if not text else []  # the end, which need not end a line
+        if lines := [line.decode().rstrip("\r") for line in lines if line.strip()]:
+            yield lines
+        if not text:
+            return
 
 
 @contextmanager
@@ -76,6 +112,11 @@ def _parser() -> Parser:
         default=None,
         metavar="PATH",
         help="table of newer rows, which follow those of the run's table; nothing is trained",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="forecast after each row that comes, of the standard input or of the growing file of --data",
     )
     parser.add_argument(
         "--future-data",

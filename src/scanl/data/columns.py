@@ -109,6 +109,29 @@ def read_table(path: Path, names: Sequence[str] = (), least: int = 2) -> Any:
     return frame
 
 
+def rows_of_lines(lines: Sequence[str], names: Sequence[str] = ()) -> Any:
+    """Return lines of CSV as a table, the first of which has the names of the columns. names: as in `read_table`.
+
+    Raises DataError for lines that are no rows of this table.
+    """
+    import pandas as pd
+
+    header, *rows = csv.reader(lines)
+    for row in rows:
+        if len(row) != len(header):
+            raise DataError(
+                f"table: a row has {len(row)} fields, expected {len(header)} as in its line of names: {row}"
+            )
+    frame = pd.DataFrame(rows, columns=header, dtype=object).replace("", None)
+    for name in frame.columns:
+        if name not in names:
+            known = frame[name].where(~frame[name].isin(MISSING))
+            as_numbers: Any = pd.to_numeric(known, errors="coerce")
+            if as_numbers.notna().sum() == known.notna().sum():
+                frame[name] = as_numbers
+    return frame
+
+
 def as_table(frame: Any, who: str) -> Any:
     """Return a user's frame as a table: its index is columns as in Parquet, and its columns have names of text.
 

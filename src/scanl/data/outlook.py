@@ -17,7 +17,7 @@ from scanl.data.table import Table
 from scanl.data.times import Times, times
 from scanl.errors import ConfigError, DataError
 
-NEWER = "\0newer"  # a column that marks newer rows; no file has this name
+NEWER = "\0newer"  # a column that numbers newer rows from 1; no file has this name
 
 Origin = tuple[int, int]  # of a forecast: number of a series, and the last row that is read
 
@@ -57,12 +57,14 @@ class Outlook:
 
     @property
     def newer(self) -> list[Origin]:
-        """The origin after each row that `joined` has marked, in the order of the table."""
-        return [
-            (i, row)
+        """The origin after each row that `joined` has marked, in the order of these rows."""
+        marks = self.frame[NEWER].to_numpy(np.float64)
+        at = {
+            marks[rows[row]]: (i, row)
             for i, rows in enumerate(self.places)
-            for row in np.flatnonzero(self.frame[NEWER].iloc[rows].eq(True)).tolist()
-        ]
+            for row in np.flatnonzero(~np.isnan(marks[rows])).tolist()
+        }
+        return [at[mark] for mark in sorted(at)]
 
     def batches(self, origins: Sequence[Origin]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the windows that end at some origins, equal lengths together, and the origins' numbers."""
@@ -82,11 +84,14 @@ class Outlook:
         return self.places[i][row + 1 : row + 1 + self.table.horizon]
 
 
-def joined(table: Table, newer: Any, path: Path) -> Any:
+def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
     """Return newer rows, marked, behind the rows that the table of training has before them.
 
-    In each series rows of the table follow up to the time of the first newer row, at most `sequence_length` of them.
-    They are left out if they ended longer ago. Without a column of times newer rows are those after the table.
+    past: the rows before them; None: the table of training.
+
+    In each series rows of the table follow up to the time of the first newer row, at most `sequence_length` of
+    them. They are left out if they ended longer ago. Without a column of times newer rows are those after the
+    table.
     Raises DataError when a column is lacking, or when the times of the two tables cannot be compared.
     """
     import pandas as pd
@@ -94,13 +99,13 @@ def joined(table: Table, newer: Any, path: Path) -> Any:
     for role, names in table.roles:
         for name in names:
             column(newer, path, name, role)
-    past, time = table.read(table.path), table.time
+    past, time = table.read(table.path) if past is None else past, table.time
     rows_of = dict(grouped(past, table.path, table.series))
     groups = grouped(newer, path, table.series)
     old = np.concatenate(
         [np.zeros(0, np.int64), *(rows_of[name][-table.length :] for name, _ in groups if name in rows_of)]
     )
-    past, newer = past.iloc[old].reset_index(drop=True), newer.assign(**{NEWER: True})
+    past, newer = past.iloc[old].reset_index(drop=True), newer.assign(**{NEWER: np.arange(1.0, len(newer) + 1)})
     if time is not None and len(past):
         past, (newer[time], clock) = past.copy(deep=False), times(newer, path, time)
         past[time], past_clock = times(past, table.path, time)

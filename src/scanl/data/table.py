@@ -168,9 +168,13 @@ class Table(SeriesSource):
 
     def read(self, path: Path, least: int = 2) -> Any:
         """Read a table with these columns, and at least `least` rows."""
-        names = [self.series, self.target if self.asking.classes else None]
         paths = [file for name in self.data for file in files_of(Path(name))] if path == self.path else files_of(path)
-        return read_tables(paths, [name for name in names if name is not None], least)
+        return read_tables(paths, self.names, least)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns whose values are names, of series or classes."""
+        return [name for name in (self.series, self.target if self.asking.classes else None) if name is not None]
 
     @cached_property
     def covariates(self) -> list[str]:

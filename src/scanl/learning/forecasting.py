@@ -3,14 +3,14 @@
 This module needs pandas when it is used: `pip install 'scanl[series]'`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from scanl.data.columns import as_table
+from scanl.data.columns import as_table, grouped, rows_of_lines
 from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known
 from scanl.data.table import Table
 from scanl.data.times import form_of, written
@@ -22,7 +22,8 @@ from scanl.models import Forecaster
 from scanl.models.heads import LEVELS
 
 USUAL = (80.0, 95.0)  # per cent of the intervals
-FRAME = Path("frame")  # stands for a frame in messages
+FRAME, STREAM = Path("frame"), Path("stream")  # stand for a frame, and for a stream, in messages
+AT_ONCE = 256  # rows of a stream that are read at once, if they are there
 STEP = "step"  # the column that counts the steps where a table has no times
 
 
@@ -92,8 +93,46 @@ class Forecasts:
         newer = outlook.frame.get(NEWER)
         origins = outlook.last
         if newer is not None:  # a series without newer rows is not forecast again
-            origins = [o for o in origins if newer.iloc[outlook.places[o[0]]].eq(True).any()]
+            origins = [o for o in origins if newer.iloc[outlook.places[o[0]]].notna().any()]
         return self.frame(outlook, origins, horizon, levels)
+
+    def follow(
+        self, batches: Iterable[Sequence[str]], horizon: int | None = None, levels: Sequence[float] | None = None
+    ) -> Iterator[Any]:
+        """Yield frames with the forecasts after each row of a stream, in its order, in constant memory.
+
+        They are what `after` returns for the stream up to that row, with a column `cutoff`: the time of the row, or its
+        number where rows have no times.
+
+        batches: lines of CSV, one or more at once; the first line has the names of the columns.
+        """
+        import pandas as pd
+
+        horizon, levels = self.check(horizon, levels)
+        table, header, count = self.table, "", 0
+        if table.future:
+            raise ConfigError(
+                f"forecast: follow is given, expected a run without --future because a stream has no "
+                f"{', '.join(table.future)} of later steps"
+            )
+        rows = table.read(table.path)
+        past = {name: rows.iloc[at[-table.length :]] for name, at in grouped(rows, table.path, table.series)}
+        # Of a stream with durations, the step that has come would tell more than is known ahead.
+        size = 1 if table.collection.timed else AT_ONCE
+        for batch in batches:
+            header, lines = (header, batch) if header else (batch[0], batch[1:])
+            for begin in range(0, len(lines), size):
+                newer = rows_of_lines([header, *lines[begin : begin + size]], table.names)
+                names = [name for name, _ in grouped(newer, STREAM, table.series)]
+                both = joined(table, newer, STREAM, pd.concat([rows[:0], *(past[n] for n in names if n in past)]))
+                outlook = Outlook(table, both, STREAM)
+                answers = self.frame(outlook, outlook.newer, horizon, levels, cutoff=True)
+                if table.time is None:
+                    answers["cutoff"] = np.repeat(np.arange(count, count + len(newer)) + 1, horizon)
+                yield answers
+                count += len(newer)
+                both = both.drop(columns=NEWER)
+                past |= {name: both.iloc[at[-table.length :]] for name, at in grouped(both, STREAM, table.series)}
 
     def check(self, horizon: int | None, levels: Sequence[float] | None) -> tuple[int, tuple[float, ...]]:
         """Return the number of steps and the levels of the intervals in per cent. Raises ConfigError for wrong ones."""
