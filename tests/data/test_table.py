@@ -644,6 +644,104 @@ def test_a_bad_table_is_one_line_and_leaves_nothing(kind, tmp_path, monkeypatch,
     assert sorted(tmp_path.iterdir()) == before
 
 
+DAYS = [f"2024-01-{day:02d}" for day in range(1, 31)]
+WEEKLY = [str(day % 7) for day in range(30)]
+
+
+def written(times=DAYS, values=WEEKLY, head="ds,y", row="{},{}"):
+    return "\n".join([head, *(row.format(time, value) for time, value in zip(times, values, strict=True))]) + "\n"
+
+
+def at_4(text):
+    """The table of days, where the fourth value is a text."""
+    return written(values=[*WEEKLY[:3], text, *WEEKLY[4:]])
+
+
+def years(pattern, count=30):
+    return [pattern.format(year) for year in range(count)]
+
+
+MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()  # noqa: SIM905
+ODD = {  # a text, and the steps of a season; or what is said of it
+    "a mark of the order of bytes": ("\ufeff" + written(), 7),
+    "lines of Windows": (written().replace("\n", "\r\n"), 7),
+    "lines of old Macs": (written().replace("\n", "\r"), 7),
+    "empty lines": (written().replace("\n", "\n\n") + "\n\n", 7),
+    "no end of the last line": (written().strip(), 7),
+    "quoted": (written(row='"{}","{}"', head='"ds","y"'), 7),
+    "spaces behind commas": (written(row="{}, {}"), 7),
+    "commas at the ends": (written(row="{},{},", head="ds,y,"), 7),
+    "commas at the ends of rows": (written(row="{},{},"), 7),
+    "exponents": (written(row="{},{}e0"), 7),
+    "signs": (written(row="{},+{}"), 7),
+    "a number beyond 64 bits": (at_4("12345678901234567890123"), 7),
+    "a missing number": (at_4(""), 7),
+    "NA": (at_4("NA"), 7),
+    "truth": (written(values=["True", "False"] * 15), 7),
+    "a constant": (written(values=["5"] * 30), 7),
+    "months by name": (written([f"{month} {year}" for year in (2020, 2021, 2022) for month in MONTHS][:30]), 12),
+    "quarters first": (written([f"Q{k % 4 + 1} {2000 + k // 4}" for k in range(30)]), 4),
+    "months with an M": (written([f"{2000 + k // 12}M{k % 12 + 1:02d}" for k in range(30)]), 12),
+    "no zeros before digits": (written([f"2024-1-{day}" for day in range(1, 31)]), 7),
+    "the month first": (written([f"1/{day}/2024" for day in range(1, 31)]), 7),
+    "the day first": (written([f"{day}.1.2024" for day in range(1, 31)]), 7),
+    "the day first and the month by name": (written([f"{day}-Jan-2024" for day in range(1, 31)]), 7),
+    "halves of a day": (
+        written([f"2024-01-01 {h}:00 {p}" for p in ("AM", "PM") for h in (12, *range(1, 12))], WEEKLY[:24]), 1,
+    ),
+    "years": (written(years("19{:02d}")), 1),
+    "years with a decimal": (written(years("19{:02d}.0")), 1),
+    "before 1970": (written(years("18{:02d}-01-01")), 1),
+    "beyond nanoseconds": (written(years("23{:02d}-01-01")), 1),
+    "seconds since 1970": (written([str(1704067200 + 86400 * k) for k in range(30)]), 7),
+    "milliseconds since 1970": (written([str(1704067200000 + 3600000 * k) for k in range(60)], WEEKLY * 2), 24),
+    "UTC": (written(row="{}T00:00:00Z,{}"), 7),
+    "offsets of summer": (written([f"2024-03-{d:02d}T00:00+0{1 + (d > 31)}:00" for d in range(2, 32)]), 7),
+    "a space in a name": (written(head="ds, y"), "unknown column for the target 'y'; did you mean ' y'"),
+    "hexadecimal": (at_4("0x1f"), "column 'y' is '0x1f' in row 4, expected a number because it is the target"),
+    "dollars": (written(row="{},${}"), r"column 'y' is '\$0' in row 1, expected a number"),
+    "per cents": (written(row="{},{}%"), "column 'y' is '0%' in row 1, expected a number"),
+    "decimal commas": (written(row='{},"{},5"'), "column 'y' is '0,5' in row 1, expected a number"),
+    "thousands by spaces": (at_4("1 000"), "column 'y' is '1 000' in row 4, expected a number"),
+    "a dash": (at_4("-"), "column 'y' is '-' in row 4, expected a number"),
+    "a question mark": (at_4("?"), r"column 'y' is '\?' in row 4, expected a number"),
+    "infinite": (at_4("inf"), "column 'y' is inf in row 4, expected a finite number"),
+    "beyond float64": (at_4("1e400"), "column 'y' is inf in row 4, expected a finite number"),
+    "nothing known": (written(values=[""] * 30), "the target has no value at all; leave that series out"),
+    "hour 24": (written([*DAYS[:29], "2024-01-30 24:00"]), "column 'ds' is '2024-01-30 24:00' in row 30, expected a t"),
+    "hours alone": (written(years("12:{:02d}")), "column 'ds' is '12:00' in row 1, expected a year of four digits"),
+    "days of the week": (written(["Mon"] * 30), "column 'ds' is no column of times; write them as 2024-12-31 23:59"),
+    "a missing time": (written(["", *DAYS[1:]]), "column 'ds' is missing in row 1"),
+    "a time twice": (written([DAYS[1], *DAYS[1:]]), "two rows have the same time 'ds'; name the series"),
+    "two forms of times": (written([*DAYS[:29], "01/30/2024"]), "has times of several time zones or formats; write"),
+    "a time zone by name": (written(row="{} 00:00 CET,{}"), "column 'ds' is no column of times; write them as"),
+    "no names": (written()[5:], "unknown column for the time 'ds'"),
+    "an open quote": (written().replace("2024-01-05", '"2024-01-05'), "cannot be read: Error tokenizing data"),
+    "a page": ("<html><body>no table</body></html>\n", "has 0 rows, expected at least 2"),
+    "JSON": ('[{"ds": "2024-01-01", "y": 1}]\n', "has 0 rows, expected at least 2"),
+    "bars": (written(head="ds|y", row="{}|{}"), r"has '\|' between its columns, expected commas, and points in its"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_table_is_right_or_refused_in_one_line(kind, tmp_path):
+    text, expected = ODD[kind]
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    source = Table([tmp_path / "t.csv"], "forecast", "y", time="ds", horizon=2)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected) as error:
+            _ = source.collection
+        assert "\n" not in str(error.value)
+        return
+    (series,), season = source.collection.series, source.collection.season
+    assert (season, series.spans) == (expected, None)
+    if kind not in ("truth", "a constant"):
+        rows = len(series)
+        values = np.arange(rows) % 7.0 if rows == 30 else np.tile(np.arange(30) % 7.0, 2)[:rows]
+        odd = [3] if kind in ("a number beyond 64 bits", "a missing number", "NA") else []
+        np.testing.assert_array_equal(np.delete(series.target[:, 0], odd), np.delete(values, odd))
+
+
 def test_names_stay_as_they_are_written(tmp_path):
     """NA, None and null are names; 007 and 7 are two. Beside text, NA is a missing number where numbers are wanted."""
     names = ["NA", "None", "null", "007", "7", "1.0", "1", "nan"]

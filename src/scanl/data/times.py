@@ -17,6 +17,8 @@ PER_SECOND = {"us": 1_000_000, "ns": 1_000_000_000}
 YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)|^\d{8}")  # without one, a parser takes parts of the date from today
 YEAR_FIRST = re.compile(r"\s*\d{4}")
 QUARTER = r"\d{4}([- ]?)[Qq][1-4]"
+QUARTER_FIRST = r"[Qq][1-4]([- /]?)\d{4}"
+MONTH = r"\d{4}M\d{2}"
 WEEK = r"\d{4}(-?)W\d{2}(?:-?([1-7]))?"  # of ISO 8601
 OFFSET = r"(?:Z|[+-]\d\d:?\d\d)$"
 WRITE = "write times as 2024-12-31 23:59"
@@ -91,8 +93,8 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
     """Return the times of a column as a Series of pandas, dates or numbers, and as `Times`.
 
     Whole numbers of eight digits are dates, YYYYMMDD, and of six digits months, YYYYMM. Seconds, milliseconds,
-    microseconds and nanoseconds since 1970 are dates if all are whole numbers from 1990 to 2100. Quarters (2024Q1),
-    weeks of ISO 8601 (2024-W05) and periods of pandas are the dates with which they begin. Times with offsets that
+    microseconds and nanoseconds since 1970 are dates if all are whole numbers from 1990 to 2100. Quarters (2024Q1 or
+    Q1 2024), weeks of ISO 8601 (2024-W05) and periods of pandas are the dates with which they begin. Times with offsets that
     change, as in summer, are compared in UTC, and their days go by the clock on the wall; later times have the last
     offset.
     Raises DataError for what is neither a number nor a time, for a missing time, and for dates that may be read in two
@@ -176,9 +178,11 @@ def form_of(values: Any) -> str | None:
     if len(values) and values.map(type).eq(str).all():
         if (match := re.fullmatch(QUARTER, values.iloc[0])) is not None:
             return f"quarter {match[1]}"
+        if (match := re.fullmatch(QUARTER_FIRST, values.iloc[0])) is not None:
+            return f"first {match[1]}"
         if (match := re.fullmatch(WEEK, values.iloc[0])) is not None:
             return f"text %G{match[1]}W%V{match[1] + '%u' if match[2] else ''}"
-        for form, pattern in (("%Y-%m", r"\d{4}-\d{2}"), ("%Y", r"\d{4}")):
+        for form, pattern in (("%Y-%m", r"\d{4}-\d{2}"), ("%Y", r"\d{4}"), ("%YM%m", MONTH)):
             if values.str.fullmatch(pattern).all():
                 return f"text {form}"
     return None
@@ -195,6 +199,8 @@ def written(dates: Any, form: str | None) -> Any:
         return dates.dt.as_unit("ns").astype("int64") // (10**9 // SINCE_1970[how])
     if kind == "quarter":
         return dates.dt.year.astype(str) + how + "Q" + dates.dt.quarter.astype(str)
+    if kind == "first":
+        return "Q" + dates.dt.quarter.astype(str) + how + dates.dt.year.astype(str)
     texts = dates.dt.strftime(how)
     return texts.astype("int64") if kind == "number" else texts
 
@@ -206,6 +212,11 @@ def _of_text(values: Any, who: str) -> Any:
     text = values.map(type).eq(str).all()
     if text and values.str.fullmatch(QUARTER).all():
         return pd.Series(pd.PeriodIndex(values.str.replace("[- ]", "", regex=True), freq="Q").to_timestamp())
+    if text and values.str.fullmatch(QUARTER_FIRST).all():
+        turned = values.str[-4:] + "Q" + values.str[1]
+        return pd.Series(pd.PeriodIndex(turned, freq="Q").to_timestamp())
+    if text and values.str.fullmatch(MONTH).all():
+        values = values.str.replace("M", "-")
     if text and values.str.fullmatch(WEEK).all():
         days = values.str.replace("-", "") + np.where(values.str.fullmatch(r"\d{4}-?W\d{2}"), "1", "")
         try:
