@@ -35,8 +35,11 @@ class Parser(jsonargparse.ArgumentParser):
             self.epilog = self._below()
         return super().format_help(*args, **kwargs)
 
-    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse the options. `--batch_size` is read as `--batch-size`. Raises ConfigError for a mistake."""
+    def parse(self, argv: Sequence[str], *, defaults: bool = True) -> jsonargparse.Namespace:
+        """Parse the options. `--batch_size` is read as `--batch-size`. Raises ConfigError for a mistake.
+
+        defaults: whether the result has the defaults of options that `argv` does not have.
+        """
         known = [option for action in self._actions for option in action.option_strings]
         argv = [_dashed(argument, known) for argument in argv]
         for argument in argv:
@@ -44,7 +47,7 @@ class Parser(jsonargparse.ArgumentParser):
             if argument.startswith("--") and len(argument) > 2 and name not in known:
                 raise nearest(f"option of {self.command}", name, [k for k in known if k.startswith("--")])
         try:
-            return self.parse_args(argv)
+            return self.parse_args(argv, defaults=defaults)
         except jsonargparse.ArgumentError as error:
             text, advice = in_a_line(str(error)), f"see scanl {self.command} --help"
             stray = re.match("unrecognized arguments: (.*)", text, re.IGNORECASE)

@@ -2,23 +2,32 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 from scanl.cli.evaluate import examined
 from scanl.cli.layers import options_of
 from scanl.cli.parser import Parser
 from scanl.cli.tasks import task_help
 from scanl.data import sources
+from scanl.data.series_source import SeriesSource
 from scanl.errors import ConfigError, DivergenceError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
-from scanl.learning.questions import Model
-from scanl.learning.run.config import OWN, check_resumable
+from scanl.learning.questions import Model, answerer
+from scanl.learning.run.config import OPTIONS, OWN, check_resumable
 from scanl.learning.run.configuration import add_options
 from scanl.learning.run.run import Run
 from scanl.models import presets
+
+# Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
+OF_THE_LOOP = {
+    "steps", "recursive", "algorithm", "algorithm_options", "carry_state", "init", "devices", "strategy", "accelerator",
+    "precision", "until", "patience", "eval_every", "log_every", "save_seconds", "tensorboard", "accumulate",
+    "optimizer", "warmup", "clip", "clip_value", "weight_decay", "split",
+}  # fmt: skip
 
 RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
 
@@ -36,10 +45,54 @@ def run(argv: Sequence[str]) -> int:
     """Train, or resume with `--resume RUN`. Return exit code 130 when a signal ended the run."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return _join()
-    ready = prepare(*parse(argv))
+    config, resumed = parse(argv)
+    if resumed is None and chosen_by_backtests(config, fixed := options_of_line(argv, config)):
+        return choose_and_save(config, fixed)
+    ready = prepare(config, resumed)
     if not start(ready):
         return 130
     print(examined(ready.model, ready.source, ready.source.exam(sample=True)))
+    return 0
+
+
+def options_of_line(argv: Sequence[str], config: TrainConfig) -> dict[str, Any]:
+    """Return the options that the command line or its `--config` has, by name, with their values in `config`."""
+    values = _parser(TrainConfig()).parse(argv, defaults=False)
+    every = config.options()
+    return {name: every[name] for name, option in OPTIONS.items() if f"{option.part}.{name}" in values}
+
+
+def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
+    """Whether backtests choose what the line leaves open: for a forecast, unless an option is of the training loop."""
+    return config.source.question == "forecast" and (not fixed.keys() & OF_THE_LOOP or bool(config.head.start))
+
+
+def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
+    """Choose a forecaster by backtests, write its run folder, and print its scores on the test part."""
+    from scanl.learning.choosing import MINUTES, choose, fitted
+
+    config.check()
+    refuse_unused(config)
+    folder = RunFolder.fresh(config)
+    source = cast(SeriesSource, config.open_source())
+    source.check()
+    print(f"choosing on the rows before the test part: {source}", file=sys.stderr, flush=True)
+    minutes = config.training.minutes or MINUTES
+    choice = choose(source, fixed, minutes, lambda line: print(line, file=sys.stderr, flush=True))
+    config = config.changed({**choice.options, "minutes": None})
+    config.check()
+    config.source.data = [str(Path(path).resolve()) for path in config.source.data]
+    collection, source = source.collection, cast(SeriesSource, config.open_source())
+    source.collection = collection
+    model = fitted(source, choice, config.run.seed)
+    words = ", ".join(f"{name} {value}" for name, value in choice.options.items() if name not in fixed)
+    print(f"run folder {folder.path}: chosen: {words}", file=sys.stderr, flush=True)
+    folder.create(config)
+    with folder.locked():
+        folder.save_model(model, source.digest())
+        folder.write_text(folder.backtests, choice.table())
+        answerer(source.question).show(model, source, folder, config.run.seed)
+    print(examined(model, source, source.exam(sample=True)))
     return 0
 
 
@@ -111,6 +164,11 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
         return TrainConfig.parsed(args), None
     folder = RunFolder.open(args.resume)
     config = folder.config()
+    if config.head.start:
+        raise ConfigError(
+            f"train: {args.resume} is complete: its forecaster was chosen by backtests; to choose again, leave out "
+            "--resume"
+        )
     changed = TrainConfig.parsed(_parser(config).parse(argv))
     check_resumable(config, changed)
     return changed, folder

@@ -28,6 +28,7 @@ from scanl.ops.offsets import sequences
 from scanl.whole import whole_number
 
 EPSILON = 1e-5  # added to the variance of a series that has not varied
+MOST_LOG = 80.0  # of a forecast, in units of the location: its exponential is finite in float32
 
 
 class ForecasterState(NamedTuple):
@@ -62,6 +63,11 @@ class Normalization(Part, metaclass=Configured):
         "after this many further numbers, a number has lost about two thirds of its weight in mean and variance. None: "
         "it keeps its weight",
     ] = None
+    log: Annotated[
+        bool,
+        "normalise the logarithm of the targets, for series whose steps are ratios. A number that is not above 0 is then "
+        "missing",
+    ] = False
 
 
 WORDS[Normalization] = "Normalization()"
@@ -101,6 +107,14 @@ class Forecaster(Saved):
     is left out, because the linear maps before and behind the stack contain it. For counts m_t = 0 and s_t is the
     running mean plus one (Salinas et al., arXiv:1704.04110, sec. 3.3).
 
+    With `Normalization(log=True)` the model reads and forecasts L + L log(y / L) instead of y, where L is the location
+    of the channel, above 0. At L this map has the value L and the slope 1. Quantiles are mapped back exactly.
+
+    With `calibrated`, the distance of a quantile from the median is multiplied by a factor for each step ahead and each
+    level, in `calibration` (H, 11). Levels between those of `LEVELS` are interpolated. Source: Romano, Patterson and
+    Candès, "Conformalized Quantile Regression", NeurIPS 2019, section 4. Differs: a factor, which suits series of
+    different scales, in place of a summand.
+
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
 
@@ -131,6 +145,9 @@ class Forecaster(Saved):
             Normalization | None,
             "how the targets are normalised by their past; None: only by the scales of the channels",
         ] = Normalization(),
+        calibrated: Annotated[
+            bool, "multiply the distances of the quantiles from the median by the factors in `calibration`"
+        ] = False,
     ) -> None:
         super().__init__()
         check_causal(self._who(), stack)
@@ -145,6 +162,18 @@ class Forecaster(Saved):
         self.input = FeatureMap(once + (self.future + self.timed) * self.ahead + self.timed, stack.dim, missing=True)
         self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
         self.lags = Lags(lags, self.ahead) if lags else None
+        self.log = normalization is not None and normalization.log
+        if self.log and distribution not in ("points", "quantiles"):
+            raise ConfigError(
+                f"forecaster: distribution is {distribution}, expected points or quantiles because normalization has log"
+            )
+        if self.log and not bool((self.standard.location[: self.targets] > 0).all()):
+            raise ConfigError(
+                f"forecaster: scales has the location {self.standard.location[: self.targets].min().item():g} of a "
+                "target, expected more than 0 because normalization has log"
+            )
+        self.calibration: Tensor | None
+        self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if calibrated else None)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
         weight = self.input.weight
@@ -185,7 +214,7 @@ class Forecaster(Saved):
             _, cu_seqlens = pack(x, mask)
             inputs = inputs.packed(mask)
         parameters, location, scale, state = self._read(inputs, state, cu_seqlens)
-        parameters = self.head.in_units(parameters.double(), location, scale)
+        parameters = self._as_read(self.head.in_units(parameters.double(), location, scale))
         return (parameters if mask is None else unpack(parameters, mask)), state
 
     def loss(
@@ -218,7 +247,7 @@ class Forecaster(Saved):
             if self.head.counts:
                 check_counts("forecaster", "targets", targets)
         inputs = self._columns(x, past, static, future, timespans, None)
-        targets = targets[:, :, : self.ahead]
+        targets = self._logged(targets[:, :, : self.ahead])
         after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
         parameters, location, scale, state = self._read(inputs, state, None, after)
         targets, dtype = targets[:, after].double(), parameters.dtype
@@ -266,7 +295,7 @@ class Forecaster(Saved):
         parameters, state = self._after(inputs, state)
         if not self.recursive:
             mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, probabilities.to(parameters))
-            return Forecast(mean, quantiles), state
+            return Forecast(mean, self._calibrated(quantiles, parameters, probabilities)), state
         paths = 1 if self.distribution == "points" else paths
         generator = torch.Generator(x.device).manual_seed(seed)
         ahead = states.repeat(state, paths)
@@ -388,7 +417,8 @@ class Forecaster(Saved):
     ) -> "_Read":
         """Return the inputs at each step, standardised in float64. `_next` gives it one step ahead, not H."""
         sizes = (self.targets, self.past, self.static, self.future)
-        groups = zip(*(values.split(sizes) for values in self._standards()), (x, past, static, future), strict=True)
+        read = (self._logged(x), past, static, future)
+        groups = zip(*(values.split(sizes) for values in self._standards()), read, strict=True)
         y, past, static, future = (
             None if values is None else (values.double() - location) / scale for location, scale, values in groups
         )
@@ -425,7 +455,39 @@ class Forecaster(Saved):
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
         hidden, lagged, location, scale, state = self._hidden(inputs, state, None, slice(-1, None))
         parameters = self._distributions(hidden, lagged)
-        return self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0], state
+        parameters = self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0]
+        return self._as_read(parameters), state
+
+    def _logged(self, y: Tensor) -> Tensor:
+        """Return L + L log(y / L) of targets y (..., C), NaN where y is not above 0; without `log` y itself."""
+        if not self.log:
+            return y
+        location, y = self.standard.location[: self.targets], y.double()
+        return location + location * (torch.where(y > 0, y, torch.nan) / location).log()
+
+    def _as_read(self, parameters: Tensor) -> Tensor:
+        """Return the targets whose `_logged` are numbers (..., C, P)."""
+        if not self.log:
+            return parameters
+        location = self.standard.location[: self.targets, None]
+        return location * (parameters / location - 1).clamp(max=MOST_LOG).exp()
+
+    def _calibrated(self, quantiles: Tensor, parameters: Tensor, levels: Tensor) -> Tensor:
+        """Return quantiles (B, H, C, Q) at levels (Q,) with calibrated distances from the median."""
+        if self.calibration is None:
+            return quantiles
+        median = self.head.quantiles(parameters, levels.new_tensor([0.5]).to(parameters))
+        known = levels.new_tensor(LEVELS)
+        at = levels.clamp(known[0], known[-1]).contiguous()
+        upper = torch.searchsorted(known, at).clamp(1, len(LEVELS) - 1)
+        weight = ((at - known[upper - 1]) / (known[upper] - known[upper - 1])).to(quantiles)
+        table = self.calibration.to(quantiles)
+        factors = table[:, upper - 1].lerp(table[:, upper], weight)[:, None]
+        if self.log:
+            quantiles, median = (self._logged(values.movedim(-2, -1)).movedim(-1, -2) for values in (quantiles, median))
+        order = levels.argsort()
+        widened = (median + factors * (quantiles - median))[..., order].cummax(-1).values
+        return self._as_read(widened[..., order.argsort()])
 
     def _distributions(self, hidden: Tensor, lagged: Tensor | None) -> Tensor:
         shift = None if lagged is None else lagged.flatten(2)

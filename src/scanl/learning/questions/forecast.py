@@ -26,7 +26,14 @@ class ForecastAnswerer(Answerer[Forecast]):
     By default a linear map adds the values of a season.
     """
 
-    options = {"recursive": Option(False, BECAUSE), "lags": Option(None, BECAUSE), "span": Option(None, BECAUSE)}  # noqa: RUF012
+    options = {  # noqa: RUF012
+        "recursive": Option(False, BECAUSE),
+        "lags": Option(None, BECAUSE),
+        "span": Option(None, BECAUSE),
+        "log": Option(False, BECAUSE),
+        "start": Option([], BECAUSE),  # read by `scanl.learning.choosing`
+        "calibrated": Option(False, BECAUSE),
+    }
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> Forecaster:
         question = self.question
@@ -40,7 +47,8 @@ class ForecastAnswerer(Answerer[Forecast]):
             distribution=question.distribution,
             recursive=options["recursive"],
             lags=question.season if options["lags"] is None else options["lags"],
-            normalization=Normalization(options["span"]),
+            normalization=Normalization(options["span"], options["log"]),
+            calibrated=options["calibrated"],
         )
 
     def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:

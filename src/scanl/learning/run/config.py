@@ -62,6 +62,13 @@ class HeadConfig:
     span: Annotated[
         float | None, "of a forecast: numbers after which the past fades in its normalisation; none: never"
     ] = None
+    log: Annotated[bool, "of a forecast: normalise the logarithm of the targets"] = False
+    start: Annotated[
+        list[str],
+        "of a forecast: simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
+        "starts and stays; `scanl.learning.lag_maps` lists them",
+    ] = field(default_factory=list)
+    calibrated: Annotated[bool, "of a forecast: intervals have factors from backtests"] = False
 
 
 @dataclass
@@ -111,8 +118,14 @@ class SourceConfig:
 class TrainingConfig:
     """The optimizer, the length of training and the learning rate."""
 
-    steps: Annotated[int | None, above(0), "optimizer steps; none: from minutes, or 1000"] = None
-    minutes: Annotated[float | None, above(0), "instead of steps: as many steps as fit, revised during the run"] = None
+    steps: Annotated[
+        int | None, at_least(0), "optimizer steps; none: from minutes, or 1000; of a forecast: chosen by backtests"
+    ] = None
+    minutes: Annotated[
+        float | None,
+        above(0),
+        "instead of steps: as many steps as fit, revised during the run; of a forecast: for all backtests and the model",
+    ] = None
     accumulate: Annotated[
         int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
     ] = 1
@@ -174,6 +187,8 @@ class TrainConfig(Configuration):
         check_options(self.training.algorithm, chosen, self.training.algorithm_options)
         if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
+        if self.training.steps == 0 and not self.head.start:
+            raise ConfigError("train: steps is 0, expected at least 1 because start is none")
 
     @property
     def entry(self) -> type[Entry]:

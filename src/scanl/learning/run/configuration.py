@@ -52,6 +52,13 @@ class Configuration:
         """Return every value by its name on the command line."""
         return {name: getattr(getattr(self, option.part), name) for name, option in options_of(type(self)).items()}
 
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy in which some options, by their names on the command line, have other values."""
+        parts = {name: asdict(getattr(self, name)) for name in parts_of(type(self))}
+        for name, value in values.items():
+            parts[options_of(type(self))[name].part][name] = value
+        return type(self)(**{name: make(**parts[name]) for name, make in parts_of(type(self)).items()})
+
     def check(self) -> None:
         """Raise ConfigError for a value out of range."""
         known = options_of(type(self))

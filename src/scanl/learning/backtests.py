@@ -1,0 +1,210 @@
+"""Backtests of linear maps of lags: rolling origins in the part of a table before its test part.
+
+The numbers are normalised as a `Forecaster` normalises them, so its `lags` get the weights that are chosen here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanl.data.naive import season_errors
+from scanl.data.rows import scale_of
+from scanl.data.series_source import SeriesSource
+from scanl.data.splits import TRAINING, VALIDATION
+from scanl.learning.lag_maps import LagMap, Numbers
+from scanl.models.running import nothing_read, running
+
+FOLDS = 3  # backtests
+FIRST, LATEST = 0.55, 0.8  # bounds of the share of rows before the first of them
+MOST_LEARNT = 6000  # origins in a least squares fit
+MOST_MEASURED = 400  # origins in a backtest
+MOST_LOG = 700.0  # of a forecast of a logarithm: its exponential is finite
+
+Rows = NDArray[np.int64]
+
+
+@dataclass
+class Past:
+    """The targets before the test part, each channel of each series as one array.
+
+    ends: how many rows of each array come before the test part.   units: of errors, as in `SeriesForecast`.
+    """
+
+    arrays: list[Numbers]
+    ends: list[int]
+    units: list[float]
+    season: int
+    horizon: int
+
+    @classmethod
+    def of(cls, source: SeriesSource) -> "Past":
+        """Take the past out of a source."""
+        ends = {i: end for part in (TRAINING, VALIDATION) for i, _, end in source.parts[part]}
+        series, asking = source.collection.series, source.asking
+        units = {i: _units(series[i].target[:end], asking.season) for i, end in ends.items()}
+        usual = np.nanmean(list(units.values()), 0) if units else np.ones(1)
+        usual = np.where(usual > 0, usual, 1.0)
+        arrays, lengths, scales = [], [], []
+        for i, end in sorted(ends.items()):
+            for channel in range(series[i].target.shape[1]):
+                arrays.append(series[i].target[:end, channel].astype(np.float64))
+                lengths.append(end)
+                unit = units[i][channel]
+                scales.append(float(unit if unit > 0 else usual[channel]))
+        return cls(arrays, lengths, scales, asking.season, source.horizon)
+
+    @cached_property
+    def borders(self) -> list[float]:
+        """Shares of the rows between which the origins of each backtest are. A season comes before the first."""
+        usual = float(np.median(self.ends))
+        first = min(LATEST, max(FIRST, (self.season + 2 * self.horizon + 4) / usual))
+        return list(np.linspace(first, 1.0, FOLDS + 1))
+
+    @property
+    def positive(self) -> bool:
+        """Whether every known number is above 0."""
+        return all(bool((array[~np.isnan(array)] > 0).all()) for array in self.arrays)
+
+
+def _units(y: Numbers, season: int) -> Numbers:
+    units = season_errors(y, season)[0]
+    return np.where(units > 0, units, np.nan)
+
+
+class Windows:
+    """The last `lags` values before every origin, normalised by the running statistics, and the numbers that came.
+
+    log, span: of the normalisation.   values: (n, lags).   came: (n, H), NaN where it is not known.   location, scale:
+    (n,).   array, origin: (n,), the array of an origin and its row there.
+    """
+
+    def __init__(self, past: Past, lags: int, log: bool, span: float | None) -> None:
+        self.past, self.lags, self.log = past, lags, log
+        parts: list[tuple[Any, ...]] = []
+        for i, y in enumerate(past.arrays):
+            x = np.log(y) if log else y
+            mean, deviation = scale_of(x)
+            z = torch.from_numpy((x - mean) / deviation)[None, :, None]
+            location, variance, _ = running(z, nothing_read(z.new_zeros(1, 1)), span, None, 1e-5)
+            scale = variance[0, :, 0].sqrt().numpy() * deviation
+            origins = np.arange(len(x))
+            if len(origins) > 4 * (MOST_LEARNT + MOST_MEASURED):
+                origins = origins[:: len(origins) // (4 * (MOST_LEARNT + MOST_MEASURED)) + 1]
+            back, ahead = origins[:, None] - np.arange(lags), origins[:, None] + 1 + np.arange(past.horizon)
+            values = np.where(back >= 0, x[np.maximum(back, 0)], np.nan)
+            came = np.where(ahead < len(x), x[np.minimum(ahead, len(x) - 1)], np.nan)
+            at = location[0, :, 0].numpy() * deviation + mean
+            parts.append((values, came, at[origins], scale[origins], np.full(len(origins), i), origins))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        values, came, self.location, self.scale, self.array, self.origin = columns
+        self.values = np.nan_to_num((values - self.location[:, None]) / self.scale[:, None])
+        self.came = (came - self.location[:, None]) / self.scale[:, None]
+        self.ends = np.array(past.ends)[self.array]
+        self.units = np.array(past.units)[self.array]
+
+    @cached_property
+    def folds(self) -> list[tuple[NDArray[np.float64], Rows]]:
+        """Of each backtest: the row (n,) before which an origin's series is learnt, and the origins that are measured."""
+        folds = []
+        for begin, end in zip(self.past.borders, self.past.borders[1:], strict=False):
+            first, last = (np.maximum(1, np.round(share * self.ends)) for share in (begin, end))
+            inside = (self.origin + 1 >= first) & (self.origin + 1 < last) & ~np.isnan(self.came).all(1)
+            folds.append((first, _spread(np.flatnonzero(inside), MOST_MEASURED)))
+        return [fold for fold in folds if len(fold[1])]
+
+    def learnt(self, lags: int, ends: NDArray[np.float64] | None = None) -> Rows:
+        """Return the origins of which all lags and all numbers ahead are before `ends` (n,); None: all rows."""
+        ends = self.ends if ends is None else ends
+        full = (self.origin + 1 >= lags) & (self.origin + self.past.horizon < ends)
+        return _spread(np.flatnonzero(full), MOST_LEARNT)
+
+    def ridge(self, prior: Numbers, rows: Rows, penalty: float) -> Numbers:
+        """Return the weights (H, q) of least squares at some origins, with a penalty on the change of a prior."""
+        x = self.values[rows, : prior.shape[1]]
+        left = self.came[rows] - x @ prior.T
+        known = ~np.isnan(left)
+        eye = penalty * np.eye(prior.shape[1])
+        if known.all():
+            return prior + np.linalg.solve(x.T @ x + eye, x.T @ left).T
+        change = np.zeros_like(prior)
+        for h in range(len(prior)):
+            k = known[:, h]
+            change[h] = np.linalg.solve(x[k].T @ x[k] + eye, x[k].T @ left[k, h])
+        return prior + change
+
+    def ahead(self, weights: Numbers, rows: Rows) -> Numbers:
+        """Return the forecasts (n, H) of a map at some origins, normalised."""
+        return self.values[rows, : weights.shape[1]] @ weights.T
+
+    def errors(self, forecasts: Numbers, rows: Rows) -> Numbers:
+        """Return the errors (n, H) of normalised forecasts at some origins, in units of the seasonal naive's."""
+        location, scale = self.location[rows, None], self.scale[rows, None]
+        ahead, came = (location + scale * z for z in (forecasts, self.came[rows]))
+        if self.log:
+            ahead, came = np.exp(np.minimum(ahead, MOST_LOG)), np.exp(came)
+        return (came - ahead) / self.units[rows, None]
+
+    def error(self, forecasts: Sequence[Numbers]) -> float:
+        """Return the mean absolute error of forecasts in the backtests, in units of the seasonal naive's: MASE."""
+        folds = zip(forecasts, self.folds, strict=True)
+        return float(np.mean([np.nanmean(np.abs(self.errors(ahead, rows))) for ahead, (_, rows) in folds]))
+
+
+def _spread(rows: Rows, most: int) -> Rows:
+    return rows[:: -(-len(rows) // most)] if len(rows) > most else rows
+
+
+@dataclass
+class Trial:
+    """A map in the backtests: its forecasts in each, its error there (MASE), and its weights from the whole past."""
+
+    map: LagMap
+    weights: Numbers
+    forecasts: list[Numbers]
+    error: float
+
+
+def trial(windows: Windows, one: LagMap) -> Trial | None:
+    """Measure a map in the backtests; None for a ridge that has too few origins to learn from in one of them."""
+    past = windows.past
+    fixed = one.weights(past.horizon, past.season)
+    folds, weights = [fixed] * len(windows.folds), fixed
+    if one.kind == "ridge":
+        lags, penalty = fixed.shape[1], one.numbers[1]
+        learnt = [windows.learnt(lags, ends) for ends, _ in windows.folds]
+        if min(map(len, learnt), default=0) < 4:
+            return None
+        folds = [windows.ridge(fixed, rows, penalty) for rows in learnt]
+        weights = windows.ridge(fixed, windows.learnt(lags), penalty)
+    forecasts = [windows.ahead(w, rows) for w, (_, rows) in zip(folds, windows.folds, strict=True)]
+    return Trial(one, weights, forecasts, windows.error(forecasts))
+
+
+def combined(
+    windows: Windows, trials: Sequence[Trial], first: int = 3, most: int = 10, among: int = 60
+) -> tuple[list[Trial], float]:
+    """Return the trials whose mean forecast is chosen step by step, some of them several times, and its error.
+
+    The `first` best trials come first. Each further step adds the trial that lowers the error of the mean most. Source:
+    Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004, section 2.
+    """
+    trials = sorted(trials, key=lambda one: one.error)[:among]
+    chosen = trials[:first]
+    total = [np.sum(parts, 0) for parts in zip(*(one.forecasts for one in chosen), strict=True)]
+    lowest, best = windows.error([ahead / len(chosen) for ahead in total]), len(chosen)
+    while len(chosen) < most:
+        errors = [
+            windows.error([(old + new) / (len(chosen) + 1) for old, new in zip(total, one.forecasts, strict=True)])
+            for one in trials
+        ]
+        k = int(np.argmin(errors))
+        chosen.append(trials[k])
+        total = [old + new for old, new in zip(total, trials[k].forecasts, strict=True)]
+        if errors[k] < lowest:
+            lowest, best = errors[k], len(chosen)
+    return chosen[:best], lowest
