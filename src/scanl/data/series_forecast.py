@@ -37,6 +37,7 @@ class SeriesForecast(SeriesQuestion):
     unit = ", in units of the seasonal naive's error in training"
     scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")
     limit: int = MOST  # forecasts of the test part that are measured
+    sampled: int = MOST  # forecasts of the validation part that are measured
 
     @cached_property
     def flat(self) -> Rows:
@@ -108,7 +109,7 @@ class SeriesForecast(SeriesQuestion):
                 f"table: {self.source.path}: horizon is {horizon}, expected at most {room} because of the "
                 f"{PARTS[split]} part of the longest series; give a smaller --horizon or a larger --{PARTS[split]}"
             )
-        return origins[:: math.ceil(len(origins) / (self.limit if split == TEST else MOST))]
+        return origins[:: math.ceil(len(origins) / (self.limit if split == TEST else self.sampled))]
 
     def forecasts(self, split: int) -> Iterator[tuple[Sequence[Origin], Batch]]:
         """Yield batches of forecasts of a part, and the origins of each."""

@@ -33,6 +33,7 @@ class Past:
     """The targets before the test part, each channel of each series as one array.
 
     ends: how many rows of each array come before the test part.   units: of errors, as in `SeriesForecast`.
+    lasts: rows of each series before the test part, by the number of the series.
     """
 
     arrays: list[Numbers]
@@ -40,6 +41,7 @@ class Past:
     units: list[float]
     season: int
     horizon: int
+    lasts: dict[int, int]
 
     @classmethod
     def of(cls, source: SeriesSource) -> "Past":
@@ -56,7 +58,7 @@ class Past:
                 lengths.append(end)
                 unit = units[i][channel]
                 scales.append(float(unit if unit > 0 else usual[channel]))
-        return cls(arrays, lengths, scales, asking.season, source.horizon)
+        return cls(arrays, lengths, scales, asking.season, source.horizon, ends)
 
     @cached_property
     def borders(self) -> list[float]:
@@ -84,7 +86,7 @@ class Windows:
     """
 
     def __init__(self, past: Past, lags: int, log: bool, span: float | None) -> None:
-        self.past, self.lags, self.log = past, lags, log
+        self.past, self.lags, self.log, self.span = past, lags, log, span
         parts: list[tuple[Any, ...]] = []
         for i, y in enumerate(past.arrays):
             x = np.log(y) if log else y
@@ -161,10 +163,11 @@ def _spread(rows: Rows, most: int) -> Rows:
 
 @dataclass
 class Trial:
-    """A map in the backtests: its forecasts in each, its error there (MASE), and its weights from the whole past."""
+    """A map in the backtests: its weights and forecasts in each, its error (MASE), and its weights from all rows."""
 
     map: LagMap
     weights: Numbers
+    folds: list[Numbers]
     forecasts: list[Numbers]
     error: float
 
@@ -182,7 +185,7 @@ def trial(windows: Windows, one: LagMap) -> Trial | None:
         folds = [windows.ridge(fixed, rows, penalty) for rows in learnt]
         weights = windows.ridge(fixed, windows.learnt(lags), penalty)
     forecasts = [windows.ahead(w, rows) for w, (_, rows) in zip(folds, windows.folds, strict=True)]
-    return Trial(one, weights, forecasts, windows.error(forecasts))
+    return Trial(one, weights, folds, forecasts, windows.error(forecasts))
 
 
 def combined(

@@ -17,6 +17,7 @@ A map has a name with numbers, such as `seasonal`, `drift(12)` or `smoothing(24,
   prior. `zero` is a prior: the forecast is then the location of the normalisation.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -79,8 +80,9 @@ class LagMap(NamedTuple):
         }.get(self.kind, first)  # fmt: skip
         return max(1, own, 0 if self.prior is None else self.prior.lags(season))
 
+    @functools.lru_cache(maxsize=4096)  # the numbers and their logarithms have the same maps
     def weights(self, horizon: int, season: int) -> Numbers:
-        """Return W (horizon, q). Of a ridge: that of its prior."""
+        """Return W (horizon, q), which must not be changed. Of a ridge: that of its prior."""
         lags, ahead = self.lags(season), np.arange(horizon)[:, None]
         if self.prior is not None:
             return widened(self.prior.weights(horizon, season), lags)
