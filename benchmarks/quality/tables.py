@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
-
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures
 

@@ -63,7 +63,7 @@ def options_of_line(argv: Sequence[str], config: TrainConfig) -> dict[str, Any]:
 
 
 def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
-    """Whether backtests choose what the line leaves open: for a forecast, unless an option is of the training loop."""
+    """Whether backtests choose what the line leaves open: for a forecast, unless the line sets the training loop."""
     return config.source.question == "forecast" and (not fixed.keys() & OF_THE_LOOP or bool(config.head.start))
 
 

@@ -6,7 +6,7 @@ The numbers are normalised as a `Forecaster` normalises them, so its `lags` get 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from scanl.data.naive import season_errors
 from scanl.data.rows import scale_of
+from scanl.data.series_forecast import SeriesForecast
 from scanl.data.series_source import SeriesSource
 from scanl.data.splits import TRAINING, VALIDATION
 from scanl.learning.lag_maps import LagMap, Numbers
@@ -23,6 +24,9 @@ FOLDS = 3  # backtests
 FIRST, LATEST = 0.55, 0.8  # bounds of the share of rows before the first of them
 MOST_LEARNT = 6000  # origins in a least squares fit
 MOST_MEASURED = 400  # origins in a backtest
+CERTAIN = 300  # origins in the backtests from which combinations of forecasts are compared
+NEAR = 1.2  # ratio to the lowest error up to which a forecast counts
+SMALL = 10.0  # median of numbers whose forecasts are rounded if they are whole
 MOST_LOG = 700.0  # of a forecast of a logarithm: its exponential is finite
 
 Rows = NDArray[np.int64]
@@ -46,8 +50,8 @@ class Past:
     @classmethod
     def of(cls, source: SeriesSource) -> "Past":
         """Take the past out of a source."""
-        ends = {i: end for part in (TRAINING, VALIDATION) for i, _, end in source.parts[part]}
-        series, asking = source.collection.series, source.asking
+        ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in source.parts[split]}
+        series, asking = source.collection.series, cast(SeriesForecast, source.asking)
         units = {i: _units(series[i].target[:end], asking.season) for i, end in ends.items()}
         usual = np.nanmean(list(units.values()), 0) if units else np.ones(1)
         usual = np.where(usual > 0, usual, 1.0)
@@ -67,10 +71,25 @@ class Past:
         first = min(LATEST, max(FIRST, (self.season + 2 * self.horizon + 4) / usual))
         return list(np.linspace(first, 1.0, FOLDS + 1))
 
+    @cached_property
+    def known(self) -> Numbers:
+        """All known numbers."""
+        return np.concatenate([array[~np.isnan(array)] for array in self.arrays])
+
     @property
     def positive(self) -> bool:
         """Whether every known number is above 0."""
-        return all(bool((array[~np.isnan(array)] > 0).all()) for array in self.arrays)
+        return bool((self.known > 0).all())
+
+    @property
+    def least(self) -> float | None:
+        """0 if no known number is below it, such as a count or a price."""
+        return 0.0 if bool((self.known >= 0).all()) else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the numbers are small whole numbers, so that a forecast between two of them is none."""
+        return bool((self.known % 1 == 0).all()) and float(np.median(np.abs(self.known))) <= SMALL
 
 
 def _units(y: Numbers, season: int) -> Numbers:
@@ -111,7 +130,7 @@ class Windows:
 
     @cached_property
     def folds(self) -> list[tuple[NDArray[np.float64], Rows]]:
-        """Of each backtest: the row (n,) before which an origin's series is learnt, and the origins that are measured."""
+        """Of each backtest: the row (n,) before which the series are learnt, and the origins that are measured."""
         folds = []
         for begin, end in zip(self.past.borders, self.past.borders[1:], strict=False):
             first, last = (np.maximum(1, np.round(share * self.ends)) for share in (begin, end))
@@ -128,15 +147,15 @@ class Windows:
     def ridge(self, prior: Numbers, rows: Rows, penalty: float) -> Numbers:
         """Return the weights (H, q) of least squares at some origins, with a penalty on the change of a prior."""
         x = self.values[rows, : prior.shape[1]]
-        left = self.came[rows] - x @ prior.T
-        known = ~np.isnan(left)
+        errors = self.came[rows] - x @ prior.T
+        known = ~np.isnan(errors)
         eye = penalty * np.eye(prior.shape[1])
         if known.all():
-            return prior + np.linalg.solve(x.T @ x + eye, x.T @ left).T
+            return prior + np.linalg.solve(x.T @ x + eye, x.T @ errors).T
         change = np.zeros_like(prior)
         for h in range(len(prior)):
             k = known[:, h]
-            change[h] = np.linalg.solve(x[k].T @ x[k] + eye, x[k].T @ left[k, h])
+            change[h] = np.linalg.solve(x[k].T @ x[k] + eye, x[k].T @ errors[k, h])
         return prior + change
 
     def ahead(self, weights: Numbers, rows: Rows) -> Numbers:
@@ -149,21 +168,48 @@ class Windows:
         ahead, came = (location + scale * z for z in (forecasts, self.came[rows]))
         if self.log:
             ahead, came = np.exp(np.minimum(ahead, MOST_LOG)), np.exp(came)
+        if self.past.least is not None:
+            ahead = np.maximum(ahead, self.past.least)
+        if self.past.whole:
+            ahead = np.round(ahead)
         return (came - ahead) / self.units[rows, None]
 
     def error(self, forecasts: Sequence[Numbers]) -> float:
-        """Return the mean absolute error of forecasts in the backtests, in units of the seasonal naive's: MASE."""
+        """Return the mean absolute error of forecasts as a ratio to the seasonal naive's: the mean over the backtests.
+
+        So a backtest in which all errors are large counts as much as the others.
+        """
+        return float(np.mean(self._by_fold(forecasts) / self._of_naive))
+
+    def _by_fold(self, forecasts: Sequence[Numbers]) -> Numbers:
+        """Return the error in each backtest: the mean over the steps ahead, since the last ones have fewer origins."""
         folds = zip(forecasts, self.folds, strict=True)
-        return float(np.mean([np.nanmean(np.abs(self.errors(ahead, rows))) for ahead, (_, rows) in folds]))
+        absolute = [np.abs(self.errors(ahead, rows)) for ahead, (_, rows) in folds]
+        return np.array([np.mean(_mean(errors)) for errors in absolute])
+
+    @cached_property
+    def _of_naive(self) -> Numbers:
+        """The seasonal naive's error in each backtest; at least a hundredth of the mean of all."""
+        season = self.past.season
+        naive = LagMap("seasonal" if 1 < season <= self.lags else "naive", ()).weights(self.past.horizon, season)
+        errors = self._by_fold([self.ahead(naive, rows) for _, rows in self.folds])
+        return np.maximum(errors, max(errors.mean() / 100, np.finfo(np.float64).tiny))
 
 
-def _spread(rows: Rows, most: int) -> Rows:
-    return rows[:: -(-len(rows) // most)] if len(rows) > most else rows
+def _mean(errors: Numbers) -> Numbers:
+    """Return the mean (H,) over the origins, without the steps ahead that no origin has."""
+    known = ~np.isnan(errors)
+    sums = np.where(known, errors, 0.0).sum(0, dtype=np.float64)
+    return sums[known.any(0)] / known.sum(0)[known.any(0)]
+
+
+def _spread(rows: Rows, limit: int) -> Rows:
+    return rows[:: -(-len(rows) // limit)] if len(rows) > limit else rows
 
 
 @dataclass
 class Trial:
-    """A map in the backtests: its weights and forecasts in each, its error (MASE), and its weights from all rows."""
+    """A map in the backtests: its weights and forecasts in each, its error, and its weights from all rows."""
 
     map: LagMap
     weights: Numbers
@@ -188,19 +234,37 @@ def trial(windows: Windows, one: LagMap) -> Trial | None:
     return Trial(one, weights, folds, forecasts, windows.error(forecasts))
 
 
-def combined(
-    windows: Windows, trials: Sequence[Trial], first: int = 3, most: int = 10, among: int = 60
-) -> tuple[list[Trial], float]:
-    """Return the trials whose mean forecast is chosen step by step, some of them several times, and its error.
+def combined(windows: Windows, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials whose mean forecast is the best guess.
 
-    The `first` best trials come first. Each further step adds the trial that lowers the error of the mean most. Source:
-    Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004, section 2.
+    With few origins these are the best trial of each kind whose error is at most 1.2 times the lowest, because a choice
+    among many combinations would fit the chance of the backtests.
     """
-    trials = sorted(trials, key=lambda one: one.error)[:among]
-    chosen = trials[:first]
+    trials = sorted(trials, key=lambda one: one.error)
+    if sum(len(rows) for _, rows in windows.folds) >= CERTAIN:
+        return _step_by_step(windows, trials[:60])
+    best: dict[tuple[str, int, str], Trial] = {}
+    for one in trials:
+        if one.error <= NEAR * trials[0].error:
+            prior = "" if one.map.prior is None else one.map.prior.kind[:1]
+            best.setdefault((one.map.kind, len(one.map.numbers), prior), one)
+    return list(best.values())
+
+
+def mean(trials: Sequence[Trial]) -> list[Numbers]:
+    """Return the mean forecasts of trials in the backtests."""
+    return [np.mean(folds, 0) for folds in zip(*(one.forecasts for one in trials), strict=True)]
+
+
+def _step_by_step(windows: Windows, trials: Sequence[Trial], first: int = 3, size: int = 10) -> list[Trial]:
+    """Return trials, some of them several times: the `first` best, then step by step what lowers the error most.
+
+    Source: Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004, section 2.
+    """
+    chosen = list(trials[:first])
     total = [np.sum(parts, 0) for parts in zip(*(one.forecasts for one in chosen), strict=True)]
     lowest, best = windows.error([ahead / len(chosen) for ahead in total]), len(chosen)
-    while len(chosen) < most:
+    while len(chosen) < size:
         errors = [
             windows.error([(old + new) / (len(chosen) + 1) for old, new in zip(total, one.forecasts, strict=True)])
             for one in trials
@@ -210,4 +274,4 @@ def combined(
         total = [old + new for old, new in zip(total, trials[k].forecasts, strict=True)]
         if errors[k] < lowest:
             lowest, best = errors[k], len(chosen)
-    return chosen[:best], lowest
+    return chosen[:best]

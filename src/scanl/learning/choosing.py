@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from torch import Tensor
 
 from scanl.data.base import LEVELS
 from scanl.data.batch import Batch
+from scanl.data.series_forecast import SeriesForecast
 from scanl.data.series_source import SeriesSource
 from scanl.data.splits import VALIDATION, Piece
 from scanl.errors import ConfigError
-from scanl.learning.backtests import Past, Trial, Windows, combined, trial
+from scanl.learning.backtests import Past, Trial, Windows, combined, mean, trial
 from scanl.learning.descent import descend
 from scanl.learning.lag_maps import LagMap, Numbers, candidates, widened
 from scanl.learning.optimizers import OPTIMIZERS
@@ -41,7 +42,7 @@ STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "
 STEPS = 240
 MARKS = 6  # measurements of a stack while it learns
 MEASURED = 192  # forecasts in one of them
-GAIN = 0.995  # of the error, from which a stack is worth it
+GAIN = 0.98  # ratio of the errors after and before training from which a stack is worth it
 FACTORS = (0.3, 4.0)  # bounds of the calibration
 
 Report = Callable[[str], None]
@@ -77,10 +78,12 @@ def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, repor
     past = Past.of(source)
     windows, chosen, errors = _simple(past, fixed, report)
     lags = max(one.weights.shape[1] for one in chosen)
-    forecasts = [np.mean(parts, 0) for parts in zip(*(one.forecasts for one in chosen), strict=True)]
+    forecasts = mean(chosen)
     options: dict[str, Any] = {
         "log": windows.log,
         "span": windows.span,
+        "rounded": past.whole,
+        "least": past.least,
         "lags": lags,
         "start": [str(one.map) for one in chosen],
         "distribution": "quantiles",
@@ -115,7 +118,7 @@ def begun(source: SeriesSource, choice: Choice, weights: Numbers, seed: int) -> 
     """Make a forecaster that is the simple forecast of these weights as long as its stack has learnt nothing."""
     options = choice.options
     stack = StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options})
-    head = {name: options[name] for name in ("lags", "span", "log", "calibrated")}
+    head = {name: options[name] for name in ("lags", "span", "log", "rounded", "least", "calibrated")}
     torch.manual_seed(seed)
     model = answerer(source.question).model(make_stack(stack), head)
     with torch.no_grad():
@@ -143,20 +146,20 @@ def _simple(past: Past, fixed: Mapping[str, Any], report: Report) -> tuple[Windo
             chosen = [one for one in some if one is not None]
             if len(chosen) < len(some):
                 raise ConfigError(f"start: {fixed['start']} needs more rows than the table has; give a smaller ridge")
-            mean = [np.mean(parts, 0) for parts in zip(*(one.forecasts for one in chosen), strict=True)]
-            results.append((windows.error(mean), windows, chosen, {}))
+            results.append((windows.error(mean(chosen)), windows, chosen, {}))
             continue
         trials = _trials(windows, sizes)
         naive = next(one for one in trials if one.map.kind == ("seasonal" if season > 1 else "naive"))
-        chosen, error = combined(windows, trials)
+        chosen = combined(windows, trials)
+        error = windows.error(mean(chosen))
         top = min(trials, key=lambda one: one.error)
         report(
-            f"{len(trials)} simple forecasts{' of the logarithm' if log else ''}: MASE {top.error:.3f} for {top.map}, "
-            f"{error:.3f} for a mean of {len(chosen)}; the seasonal naive has {naive.error:.3f}"
+            f"{len(trials)} simple forecasts{' of the logarithm' if log else ''}: {top.map} has {top.error:.3f} of the "
+            f"seasonal naive's error, a mean of {len(chosen)} has {error:.3f}"
         )
         if not error < naive.error:
             chosen, error = [naive], naive.error
-        results.append((error, windows, chosen, {"seasonal naive": naive.error, str(top.map): top.error}))
+        results.append((error, windows, chosen, {"the seasonal naive": naive.error, str(top.map): top.error}))
     error, windows, chosen, errors = min(results, key=lambda result: result[0])
     if not names and [one.map.kind for one in chosen] in (["seasonal"], ["naive"]):
         report("nothing is better than the seasonal naive in the backtests, so the forecast is the seasonal naive")
@@ -168,10 +171,10 @@ def _sizes(past: Past, fixed: Mapping[str, Any]) -> list[int]:
     if fixed.get("lags"):
         return [int(fixed["lags"])]
     season = past.season
-    most = max(1, int(past.borders[0] * np.median(past.ends)) - past.horizon)
-    most = max(1, min(most, int(fixed.get("sequence_length", most))))
+    largest = max(1, int(past.borders[0] * np.median(past.ends)) - past.horizon)
+    largest = max(1, min(largest, int(fixed.get("sequence_length", largest))))
     further = (7 * season + 1,) if 24 <= season < 52 else (5, 9, 17)
-    return sorted({min(size, most) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
+    return sorted({min(size, largest) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
 
 
 def _trials(windows: Windows, sizes: list[int]) -> list[Trial]:
@@ -197,17 +200,17 @@ def _quantiles(windows: Windows, forecasts: list[Numbers], channels: int) -> Num
     If a step ahead has few errors, its quantiles have the shape that the errors of all steps have, and its own mean
     absolute error as their unit. The median is 0.
     """
-    left = np.concatenate([windows.came[rows] - f for f, (_, rows) in zip(forecasts, windows.folds, strict=True)])
+    errors = np.concatenate([windows.came[rows] - f for f, (_, rows) in zip(forecasts, windows.folds, strict=True)])
     channel = np.concatenate([windows.array[rows] for _, rows in windows.folds]) % channels
     levels, tables = np.array(LEVELS), []
     for k in range(channels):
-        of_channel = left[channel == k]
+        of_channel = errors[channel == k]
         unit = np.nanmean(np.abs(of_channel), 0)
         unit = np.maximum(np.where(np.isnan(unit), np.nanmean(np.abs(of_channel)), unit), 1e-9)
         shape = np.nanquantile(of_channel / unit, levels)
-        own = np.nanquantile(of_channel, levels, axis=0).T
-        many = (~np.isnan(of_channel)).sum(0) >= ENOUGH
-        table = np.where(many[:, None], own, unit[:, None] * shape)
+        at_step = np.nanquantile(of_channel, levels, axis=0).T
+        enough = (~np.isnan(of_channel)).sum(0) >= ENOUGH
+        table = np.where(enough[:, None], at_step, unit[:, None] * shape)
         table = np.where(levels < 0.5, np.minimum(table, 0), np.maximum(table, 0))
         table[:, LEVELS.index(0.5)] = 0
         tables.append(np.nan_to_num(table))
@@ -216,15 +219,16 @@ def _quantiles(windows: Windows, forecasts: list[Numbers], channels: int) -> Num
 
 def _part(source: SeriesSource, past: Past, begin: float, end: float, options: Mapping[str, Any]) -> SeriesSource:
     """Return the source with the rows before the share `begin` to learn from, and those up to `end` to measure."""
-    part, lasts = copy.copy(source), past.lasts
+    copied, lasts = copy.copy(source), past.lasts
     learnt: list[Piece] = [(i, 0, round(begin * last)) for i, last in lasts.items()]
     measured: list[Piece] = [(i, round(begin * last), round(end * last)) for i, last in lasts.items()]
-    part.parts = [learnt, measured, []]
-    part.sequence_length, part.distribution = options["sequence_length"], options["distribution"]
-    part.origins = max(8, options["sequence_length"] - options["lags"])
-    part.ask_for(type(source.asking)(part))
-    part.asking.sampled = MEASURED
-    return part
+    copied.parts = [learnt, measured, []]
+    copied.sequence_length, copied.distribution = options["sequence_length"], options["distribution"]
+    copied.origins = max(8, options["sequence_length"] - options["lags"])
+    asking = type(cast(SeriesForecast, source.asking))(copied)
+    asking.sampled = MEASURED
+    copied.ask_for(asking)
+    return copied
 
 
 class _Training:
@@ -288,29 +292,32 @@ def _learn(
     borders = list(zip(past.borders, past.borders[1:], folds, strict=False))
     steps = fixed.get("steps", STEPS)
     for k, (begin, end, weights) in enumerate(borders[::-1][:2]):  # the last backtests have the most rows
-        part = _part(source, past, begin, end, options)
-        batches = [batch.tensors() for batch in part.asking.examples(VALIDATION)]
-        model = begun(part, choice, weights, seed)
+        fold = _part(source, past, begin, end, options)
+        batches = [batch.tensors() for batch in fold.asking.examples(VALIDATION)]
+        model = begun(fold, choice, weights, seed)
         if k == 0 and "steps" not in fixed:
-            left, probe = until - time.monotonic(), _Training(part, begun(part, choice, weights, seed), options, 8, seed)
+            seconds, probe = (
+                until - time.monotonic(),
+                _Training(fold, begun(fold, choice, weights, seed), options, 8, seed),
+            )
             probe.go(2)
             began = time.monotonic()
             probe.go(6)
             a_step = (time.monotonic() - began) / 4
-            steps = min(STEPS, int(0.8 * left / (3 * a_step)))
+            steps = min(STEPS, int(0.8 * seconds / (3 * a_step)))
             if steps < 5 * MARKS:
                 report(f"a step of training takes {a_step:.2g} seconds, so there is no time to train a stack")
                 return
-        training = _Training(part, model, options, steps, seed)
-        row = [_Mark.of(model, part, batches)]
+        training = _Training(fold, model, options, steps, seed)
+        row = [_Mark.of(model, fold, batches)]
         for mark in range(1, MARKS + 1):
             training.go(steps * mark // MARKS)
-            row.append(_Mark.of(model, part, batches))
+            row.append(_Mark.of(model, fold, batches))
         marks.append(row)
     errors = [[mark.scores["CRPS"] / row[0].scores["CRPS"] for mark in row] for row in marks]
-    mean = np.mean(errors, 0)
-    best = int(np.argmin(mean)) if "steps" not in fixed else MARKS
-    if "steps" not in fixed and mean[best] > GAIN:
+    ratio = np.mean(errors, 0)
+    best = int(np.argmin(ratio)) if "steps" not in fixed else MARKS
+    if "steps" not in fixed and (ratio[best] > GAIN or max(row[best] for row in errors) >= 1):
         best = 0
     options["steps"] = steps * best // MARKS
     simple, learnt = (float(np.mean([row[k].scores["MASE"] for row in marks])) for k in (0, best))
@@ -329,7 +336,7 @@ def _learn(
 def _factors(marks: Sequence[_Mark], log: bool) -> Numbers:
     """Return the factors (H, Q) with which the quantiles have their levels in the backtests.
 
-    If a step ahead has few forecasts, its factors are those of all steps.
+    If a step ahead has few forecasts, it has the factors of all steps.
     """
     quantiles, came = (torch.cat([getattr(mark, name) for mark in marks]) for name in ("quantiles", "came"))
     if log:
@@ -343,7 +350,7 @@ def _factors(marks: Sequence[_Mark], log: bool) -> Numbers:
         ratio[~np.isfinite(ratio)] = np.nan
         at = level if level > 0.5 else 1 - level
         for h in range(len(factors)):
-            own = ratio[:, h]
-            values = own if (~np.isnan(own)).sum() >= ENOUGH else ratio
+            values = ratio[:, h]
+            values = values if (~np.isnan(values)).sum() >= ENOUGH else ratio
             factors[h, k] = np.nanquantile(values, at) if not np.isnan(values).all() else 1.0
     return factors.clip(*FACTORS)

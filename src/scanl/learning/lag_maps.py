@@ -4,9 +4,9 @@ r"""Linear maps of the last values of a series to the next ones: simple forecast
 
 A map has a name with numbers, such as `seasonal`, `drift(12)` or `smoothing(24, 0.3)`:
 
-- `naive`: the last value.   `seasonal`: the value of a season ago.   `seasonal_mean(k)`: the mean of the last k seasons.
-- `mean(k)`: the mean of the last k values.   `drift(k)`: the last value, and for each step ahead the mean change of the
-  last k steps.
+- `naive`: the last value.   `seasonal`: the value of a season ago.
+- `mean(k)`: the mean of the last k values.   `seasonal_mean(k)`: the mean of the last k seasons.
+- `drift(k)`: the last value, and for each step ahead the mean change of the last k steps.
 - `level(k, f)`: the value of a season ago, and f times the mean change over a season of the last k values.
 - `smoothing(q, a)`, `smoothing(q, a, b, p)`: exponential smoothing of the level with the gain a, and of a trend with
   the gain b and the damping p, over the last q values.   `seasonal_smoothing(q, a, g)`, `seasonal_smoothing(q, a, g, b,
@@ -59,8 +59,10 @@ class LagMap(NamedTuple):
             numbers = tuple(float(word) for word in words if word.strip())
         except ValueError:
             numbers = (float("nan"),)
-        if len(numbers) not in COUNTS[kind] or not all(number >= 0 for number in numbers) or (
-            kind == "ridge" and (prior is None or prior.kind == "ridge")
+        if (
+            len(numbers) not in COUNTS[kind]
+            or not all(number >= 0 for number in numbers)
+            or (kind == "ridge" and (prior is None or prior.kind == "ridge"))
         ):
             counts = " or ".join(map(str, COUNTS[kind]))
             ending = " and a prior" if kind == "ridge" else ""
@@ -74,15 +76,18 @@ class LagMap(NamedTuple):
     def lags(self, season: int) -> int:
         """Return q, how many last values the map reads."""
         first = int(self.numbers[0]) if self.numbers else 0
-        own = {
+        count = {
             "naive": 1, "zero": 1, "seasonal": season, "seasonal_mean": first * season, "drift": first + 1,
             "level": season + first,
         }.get(self.kind, first)  # fmt: skip
-        return max(1, own, 0 if self.prior is None else self.prior.lags(season))
+        return max(1, count, 0 if self.prior is None else self.prior.lags(season))
 
-    @functools.lru_cache(maxsize=4096)  # the numbers and their logarithms have the same maps
     def weights(self, horizon: int, season: int) -> Numbers:
         """Return W (horizon, q), which must not be changed. Of a ridge: that of its prior."""
+        return _weights(self, horizon, season)
+
+    def made(self, horizon: int, season: int) -> Numbers:
+        """Return a new W (horizon, q)."""
         lags, ahead = self.lags(season), np.arange(horizon)[:, None]
         if self.prior is not None:
             return widened(self.prior.weights(horizon, season), lags)
@@ -106,6 +111,11 @@ class LagMap(NamedTuple):
         if self.kind == "seasonal_smoothing":
             return _smoothing(lags, horizon, season, *self.numbers[1:])
         return eye[last]
+
+
+@functools.lru_cache(maxsize=2048)  # the numbers and their logarithms have the same maps
+def _weights(one: LagMap, horizon: int, season: int) -> Numbers:
+    return one.made(horizon, season)
 
 
 def _smoothing(

@@ -65,8 +65,8 @@ class Normalization(Part, metaclass=Configured):
     ] = None
     log: Annotated[
         bool,
-        "normalise the logarithm of the targets, for series whose steps are ratios. A number that is not above 0 is then "
-        "missing",
+        "normalise the logarithm of the targets, for series whose steps are ratios. A number that is not above 0 is "
+        "then missing",
     ] = False
 
 
@@ -111,7 +111,7 @@ class Forecaster(Saved):
     of the channel, above 0. At L this map has the value L and the slope 1. Quantiles are mapped back exactly.
 
     With `calibrated`, the distance of a quantile from the median is multiplied by a factor for each step ahead and each
-    level, in `calibration` (H, 11). Levels between those of `LEVELS` are interpolated. Source: Romano, Patterson and
+    level, in `calibration` (H, 11). Between two of `LEVELS` the factor is interpolated. Source: Romano, Patterson and
     Candès, "Conformalized Quantile Regression", NeurIPS 2019, section 4. Differs: a factor, which suits series of
     different scales, in place of a summand.
 
@@ -145,6 +145,8 @@ class Forecaster(Saved):
             Normalization | None,
             "how the targets are normalised by their past; None: only by the scales of the channels",
         ] = Normalization(),
+        rounded: Annotated[bool, "round the forecasts to whole numbers"] = False,
+        least: Annotated[float | None, "no forecast is below this number; None: no limit"] = None,
         calibrated: Annotated[
             bool, "multiply the distances of the quantiles from the median by the factors in `calibration`"
         ] = False,
@@ -156,6 +158,7 @@ class Forecaster(Saved):
         self.targets, self.past, self.static = channels.target, channels.past, channels.static
         self.future, self.timed = channels.future, channels.timed
         self.recursive, self.normalization = recursive, normalization
+        self.rounded, self.least = rounded, least
         self.ahead = 1 if recursive else horizon
         once = self.targets + self.past + self.static
         self.standard = Standard("forecaster", once + self.future, channels.scales)
@@ -165,12 +168,12 @@ class Forecaster(Saved):
         self.log = normalization is not None and normalization.log
         if self.log and distribution not in ("points", "quantiles"):
             raise ConfigError(
-                f"forecaster: distribution is {distribution}, expected points or quantiles because normalization has log"
+                f"forecaster: distribution is {distribution}, expected points or quantiles because of log"
             )
         if self.log and not bool((self.standard.location[: self.targets] > 0).all()):
             raise ConfigError(
                 f"forecaster: scales has the location {self.standard.location[: self.targets].min().item():g} of a "
-                "target, expected more than 0 because normalization has log"
+                "target, expected more than 0 because of log"
             )
         self.calibration: Tensor | None
         self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if calibrated else None)
@@ -295,7 +298,8 @@ class Forecaster(Saved):
         parameters, state = self._after(inputs, state)
         if not self.recursive:
             mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, probabilities.to(parameters))
-            return Forecast(mean, self._calibrated(quantiles, parameters, probabilities)), state
+            quantiles = self._calibrated(quantiles, parameters, probabilities)
+            return Forecast(self._allowed(mean), self._allowed(quantiles)), state
         paths = 1 if self.distribution == "points" else paths
         generator = torch.Generator(x.device).manual_seed(seed)
         ahead = states.repeat(state, paths)
@@ -314,7 +318,7 @@ class Forecaster(Saved):
             repeated, ahead = self._next(drawn, ahead, constant, known, lasts)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(probabilities.to(drawn), dim=1).movedim(0, -1)
-        return Forecast(drawn.mean(1), quantiles), state
+        return Forecast(self._allowed(drawn.mean(1)), self._allowed(quantiles)), state
 
     def generate(
         self,
@@ -417,8 +421,8 @@ class Forecaster(Saved):
     ) -> "_Read":
         """Return the inputs at each step, standardised in float64. `_next` gives it one step ahead, not H."""
         sizes = (self.targets, self.past, self.static, self.future)
-        read = (self._logged(x), past, static, future)
-        groups = zip(*(values.split(sizes) for values in self._standards()), read, strict=True)
+        inputs = (self._logged(x), past, static, future)
+        groups = zip(*(values.split(sizes) for values in self._standards()), inputs, strict=True)
         y, past, static, future = (
             None if values is None else (values.double() - location) / scale for location, scale, values in groups
         )
@@ -471,6 +475,11 @@ class Forecaster(Saved):
             return parameters
         location = self.standard.location[: self.targets, None]
         return location * (parameters / location - 1).clamp(max=MOST_LOG).exp()
+
+    def _allowed(self, y: Tensor) -> Tensor:
+        """Return forecasts as `rounded` and `least` say."""
+        y = y if self.least is None else y.clamp(min=self.least)
+        return y.round() if self.rounded else y
 
     def _calibrated(self, quantiles: Tensor, parameters: Tensor, levels: Tensor) -> Tensor:
         """Return quantiles (B, H, C, Q) at levels (Q,) with calibrated distances from the median."""

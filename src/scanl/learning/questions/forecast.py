@@ -32,6 +32,8 @@ class ForecastAnswerer(Answerer[Forecast]):
         "span": Option(None, BECAUSE),
         "log": Option(False, BECAUSE),
         "start": Option([], BECAUSE),  # read by `scanl.learning.choosing`
+        "rounded": Option(False, BECAUSE),
+        "least": Option(None, BECAUSE),
         "calibrated": Option(False, BECAUSE),
     }
 
@@ -48,6 +50,8 @@ class ForecastAnswerer(Answerer[Forecast]):
             recursive=options["recursive"],
             lags=question.season if options["lags"] is None else options["lags"],
             normalization=Normalization(options["span"], options["log"]),
+            rounded=options["rounded"],
+            least=options["least"],
             calibrated=options["calibrated"],
         )
 

@@ -68,6 +68,8 @@ class HeadConfig:
         "of a forecast: simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
         "starts and stays; `scanl.learning.lag_maps` lists them",
     ] = field(default_factory=list)
+    rounded: Annotated[bool, "of a forecast: round it to whole numbers"] = False
+    least: Annotated[float | None, "of a forecast: no number is below this one; none: no limit"] = None
     calibrated: Annotated[bool, "of a forecast: intervals have factors from backtests"] = False
 
 
@@ -124,7 +126,7 @@ class TrainingConfig:
     minutes: Annotated[
         float | None,
         above(0),
-        "instead of steps: as many steps as fit, revised during the run; of a forecast: for all backtests and the model",
+        "instead of steps: as many steps as fit, revised during the run; of a forecast: for backtests and model",
     ] = None
     accumulate: Annotated[
         int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"

@@ -54,10 +54,10 @@ class Configuration:
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return a copy in which some options, by their names on the command line, have other values."""
-        parts = {name: asdict(getattr(self, name)) for name in parts_of(type(self))}
+        groups = {name: asdict(getattr(self, name)) for name in parts_of(type(self))}
         for name, value in values.items():
-            parts[options_of(type(self))[name].part][name] = value
-        return type(self)(**{name: make(**parts[name]) for name, make in parts_of(type(self)).items()})
+            groups[options_of(type(self))[name].part][name] = value
+        return type(self)(**{name: make(**groups[name]) for name, make in parts_of(type(self)).items()})
 
     def check(self) -> None:
         """Raise ConfigError for a value out of range."""
