@@ -53,8 +53,8 @@ class LagMap(NamedTuple):
         kind, inside = match[1], match[2] or ""
         if kind not in COUNTS:
             raise nearest("start", kind, list(COUNTS))
-        *words, last = inside.split(",", 2) if kind == "ridge" else (*inside.split(","), "")
-        prior = cls.of(last) if kind == "ridge" and words else None
+        words = inside.split(",", 2 if kind == "ridge" else -1)
+        prior = cls.of(words.pop()) if kind == "ridge" and len(words) == 3 else None
         try:
             numbers = tuple(float(word) for word in words if word.strip())
         except ValueError:
@@ -158,10 +158,10 @@ def candidates(lags: int, season: int) -> Iterator[LagMap]:
         if count < lags:
             yield LagMap("drift", (count,))
     for gain in GAINS:
-        trends = [(), *((gain * trend, damping) for trend, damping in TRENDS)]
+        trends = [(), *((round(gain * trend, 6), damping) for trend, damping in TRENDS)]
         yield from (LagMap("smoothing", (lags, gain, *trend)) for trend in trends)
         if 1 < season <= lags / 2:
-            for of_season in sorted({min(one, 1 - gain) for one in SEASON_GAINS}):
+            for of_season in sorted({min(one, round(1 - gain, 6)) for one in SEASON_GAINS}):
                 yield from (LagMap("seasonal_smoothing", (lags, gain, of_season, *trend)) for trend in trends)
 
 

@@ -1,0 +1,119 @@
+"""Rolling origins before the test part, and the simple forecasts that they choose."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from scanl.data import Table
+from scanl.learning.backtests import Past, Windows, combined, mean, trial
+from scanl.learning.lag_maps import LagMap, candidates
+from scanl.models import Forecaster, Normalization, Stack
+
+
+def table(path, rows=100, series=2, **options):
+    """Return a table of two series of different size, whose season has 4 steps."""
+    draw = np.random.default_rng(0)
+    wave = np.resize([3.0, 1, 2, 6], rows) + 10
+    frames = [
+        pd.DataFrame({"id": f"s{i}", "step": np.arange(rows), "y": 10**i * (wave + 0.1 * draw.normal(size=rows))})
+        for i in range(series)
+    ]
+    pd.concat(frames).to_csv(path / "t.csv", index=False)
+    return Table(
+        [path / "t.csv"], "forecast", "y", **{"time": "step", "series": "id", "horizon": 3, "season": 4, **options}
+    )
+
+
+def test_nothing_of_the_test_part_is_in_the_past(tmp_path):
+    source = table(tmp_path)
+    past = Past.of(source)
+    assert past.ends == [80, 80] and [len(array) for array in past.arrays] == [80, 80]
+    source.collection.series[0].target[80:] = 1e9
+    again = Windows(Past.of(source), 5, False, 8.0)
+    before = Windows(past, 5, False, 8.0)
+    np.testing.assert_array_equal(again.values, before.values)
+    np.testing.assert_array_equal(again.came, before.came)
+
+
+def test_each_backtest_learns_from_rows_before_those_that_it_measures(tmp_path):
+    windows = Windows(Past.of(table(tmp_path)), 5, False, 8.0)
+    assert len(windows.folds) == 3
+    for ends, rows in windows.folds:
+        learnt = windows.learnt(5, ends)
+        assert len(learnt) and (windows.origin[learnt] + 3 < ends[learnt]).all()
+        assert (windows.origin[rows] + 1 >= ends[rows]).all()
+
+
+def test_the_windows_are_normalised_as_a_forecaster_normalises(tmp_path):
+    """A map in `lags` of a forecaster gives the forecast that was measured."""
+    source = table(tmp_path)
+    windows = Windows(Past.of(source), 9, False, 8.0)
+    weights = LagMap.of("seasonal_smoothing(9, 0.4, 0.1)").weights(3, 4)
+    row = int(np.flatnonzero((windows.array == 1) & (windows.origin == 60))[0])
+    expected = windows.location[row] + windows.scale[row] * windows.ahead(weights, np.array([row]))[0]
+    model = Forecaster(3, Stack(4, 1, "lru"), distribution="points", lags=9, normalization=Normalization(8.0)).double()
+    with torch.no_grad():
+        model.lags.weight.copy_(torch.from_numpy(weights.copy()))
+        model.head.weight.zero_()
+        model.head.bias.zero_()
+    y = torch.from_numpy(source.collection.series[1].target[:61].copy())[None]
+    forecast, _ = model.predict(y)
+    np.testing.assert_allclose(forecast.mean[0, :, 0].numpy(), expected, rtol=1e-9)
+
+
+def test_a_ridge_finds_the_recurrence_of_a_series():
+    y = np.empty(120)
+    y[:2] = 1, 0.5
+    for t in range(2, 120):
+        y[t] = 1.6 * y[t - 1] - 0.9 * y[t - 2] + (2.0 if t % 17 == 0 else 0)
+    windows = Windows(Past([y], [120], [1.0], 1, 1, {0: 120}), 2, False, None)
+    measured = trial(windows, LagMap.of("ridge(2, 0, naive)"))
+    assert measured is not None and measured.weights.shape == (1, 2)
+    np.testing.assert_allclose(measured.weights[0], [1.6, -0.9], atol=0.15)
+    naive = trial(windows, LagMap.of("naive"))
+    assert measured.error < 0.5 and naive.error == pytest.approx(1)
+
+
+def test_a_ridge_without_rows_to_learn_from_is_left_out(tmp_path):
+    windows = Windows(Past.of(table(tmp_path, rows=30, validation=0.2)), 17, False, 8.0)
+    assert trial(windows, LagMap.of("ridge(17, 1, naive)")) is None
+
+
+def test_the_error_weighs_backtests_equally_whatever_their_size():
+    """A series that grows fiftyfold has the error ratio of one that does not."""
+    draw = np.random.default_rng(1)
+    y = draw.normal(size=90) + 5
+    y[-14:] *= 50
+    windows = Windows(Past([y], [90], [1.0], 1, 1, {0: 90}), 3, False, None)
+    assert trial(windows, LagMap.of("naive")).error == pytest.approx(1)
+    assert trial(windows, LagMap.of("mean(3)")).error < 1.1
+
+
+def test_the_best_of_each_family_are_combined_on_a_small_table(tmp_path):
+    windows = Windows(Past.of(table(tmp_path)), 9, True, 8.0)
+    trials = [trial(windows, one) for one in candidates(9, 4)]
+    chosen = combined(windows, trials)
+    best = min(one.error for one in trials)
+    assert len({(one.map.kind, len(one.map.numbers)) for one in chosen}) == len(chosen) > 1
+    assert all(one.error <= 1.2 * best for one in chosen) and best < 1
+    assert windows.error(mean(chosen)) < 1.1 * best
+
+
+def test_many_origins_combine_what_lowers_the_error_most(tmp_path):
+    windows = Windows(Past.of(table(tmp_path, rows=600)), 9, False, 8.0)
+    trials = [trial(windows, one) for one in candidates(9, 4)]
+    chosen = combined(windows, trials)
+    assert windows.error(mean(chosen)) <= windows.error(mean(sorted(trials, key=lambda one: one.error)[:3]))
+
+
+def test_small_counts_are_seen(tmp_path):
+    counts = [np.array([0.0, 2, 1, np.nan, 3] * 8)]
+    past = Past(counts, [40], [1.0], 1, 2, {0: 40})
+    assert past.whole and past.least == 0 and not past.positive
+    other = Past([array - 0.5 for array in counts], [40], [1.0], 1, 2, {0: 40})
+    assert not other.whole and other.least is None
+    windows = Windows(past, 2, False, None)
+    rows = windows.folds[0][1]
+    errors = windows.errors(windows.ahead(LagMap.of("mean(2)").weights(2, 1), rows), rows)
+    assert set(np.unique(errors[~np.isnan(errors)] % 1)) == {0}

@@ -1,0 +1,135 @@
+"""A forecaster that a table chooses."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from scanl.cli.train import run as train
+from scanl.data import Table
+from scanl.errors import ConfigError
+from scanl.learning import RunFolder
+from scanl.learning.backtests import Windows
+from scanl.learning.choosing import choose, fitted
+from scanl.learning.evaluation import baselines, measures
+
+ROWS = 96
+
+
+def airline(path, rows=ROWS, series=1, **options):
+    """Return a table of monthly series that grow by ratios, with a season."""
+    draw = np.random.default_rng(3)
+    time, season = np.arange(rows), np.exp(0.3 * np.sin(2 * np.pi * np.arange(rows) / 12))
+    frames = [
+        pd.DataFrame(
+            {
+                "id": f"s{i}",
+                "ds": pd.date_range("2010-01-31", periods=rows, freq="ME"),
+                "y": 100 * np.exp(0.01 * time) * season * np.exp(0.02 * draw.normal(size=rows)),
+            }
+        )
+        for i in range(series)
+    ]
+    pd.concat(frames).to_csv(path / "t.csv", index=False)
+    return Table([path / "t.csv"], "forecast", "y", **{"time": "ds", "series": "id", "horizon": 4, **options})
+
+
+def test_the_choice_is_better_than_the_seasonal_naive_and_covers(tmp_path):
+    source, lines = airline(tmp_path), []
+    choice = choose(source, {}, 1, lines.append)
+    assert choice.options["log"] and choice.options["steps"] == 0 and choice.options["span"] == 24
+    assert any("simple forecasts of the logarithm" in line for line in lines)
+    source = airline(tmp_path, distribution="quantiles", sequence_length=choice.options["sequence_length"])
+    model, exam = fitted(source, choice, 0), source.exam()
+    scores, naive = measures(model, source, exam.examples), baselines(source, exam)["seasonal naive"]
+    assert scores["MASE"] < 0.6 * naive["MASE"] and 0.75 < scores["coverage"] <= 1
+    assert "the seasonal naive," in choice.table()
+
+
+def test_fixed_options_are_kept(tmp_path):
+    fixed = {"log": False, "span": 7.0, "start": ["seasonal", "drift(6)"], "dim": 8, "layer": "lru", "lags": 20}
+    choice = choose(airline(tmp_path), fixed, 1)
+    assert {name: choice.options[name] for name in fixed} == fixed
+    seasonal = np.zeros((4, 12))
+    seasonal[np.arange(4), 11 - np.arange(4)] = 1
+    assert choice.weights.shape == (4, 12)
+    drift = np.zeros((4, 12))
+    drift[:, 0], drift[:, 6] = 1 + np.arange(1, 5) / 6, -np.arange(1, 5) / 6
+    np.testing.assert_allclose(choice.weights, (seasonal + drift) / 2)
+
+
+def test_nothing_better_than_the_naive_is_said(tmp_path, monkeypatch):
+    source, lines = airline(tmp_path, rows=60), []
+    monkeypatch.setattr("scanl.learning.choosing.combined", lambda windows, trials: [max(trials, key=lambda t: t.error)])
+    choice = choose(source, {"log": False}, 1, lines.append)
+    assert choice.options["start"] == ["seasonal"]
+    assert lines[-1].startswith("nothing is better than the seasonal naive in the backtests")
+
+
+def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path, monkeypatch):
+    """The number depends on the sign of a covariate that the simple forecasts do not read."""
+    rows, draw = 240, np.random.default_rng(0)
+    u = np.sign(draw.normal(size=rows))
+    frame = pd.DataFrame({"step": np.arange(rows), "u": u, "y": np.abs(10 + 4 * np.roll(u, 0) + draw.normal(size=rows))})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    monkeypatch.setattr("scanl.learning.choosing.LEAST_ROWS", 100)
+    monkeypatch.setattr("scanl.learning.choosing.STEPS", 30)
+    options = {"time": "step", "future": ["u"], "horizon": 2}
+    choice = choose(Table([tmp_path / "t.csv"], "forecast", "y", **options), {"log": False}, 5)
+    assert choice.options["steps"] and choice.options["calibrated"] and choice.calibration.shape == (2, 11)
+    assert (choice.calibration > 0).all() and (choice.calibration[:, 5] == 1).all()
+    more = {"distribution": "quantiles", "sequence_length": choice.options["sequence_length"]}
+    source = Table([tmp_path / "t.csv"], "forecast", "y", **options, **more)
+    model = fitted(source, choice, 0)
+    np.testing.assert_allclose(model.calibration.numpy(), choice.calibration, rtol=1e-6)
+    scores = measures(model, source, source.exam().examples)
+    choice.options["steps"] = 0
+    simple = measures(fitted(source, choice, 0), source, source.exam().examples)
+    assert scores["MASE"] < 0.8 * simple["MASE"]
+
+
+def test_a_map_that_needs_more_rows_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"start: \['ridge\(70, 1, naive\)'\] needs more rows than the table has"):
+        choose(airline(tmp_path), {"start": ["ridge(70, 1, naive)"]}, 1)
+
+
+def test_nothing_is_chosen_on_the_test_part(tmp_path):
+    source = airline(tmp_path)
+    expected = choose(source, {}, 1)
+    source.collection.series[0].target[-round(0.2 * ROWS) :] = 1e6
+    again = choose(source, {}, 1)
+    assert again.options == expected.options and (again.weights == expected.weights).all()
+
+
+def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
+    airline(tmp_path)
+    line = ["--data", str(tmp_path / "t.csv"), "--question", "forecast", "--target", "y", "--time", "ds", "--horizon", "4"]
+    assert train([*line, "--series", "id", "--dim", "8", "--out", str(tmp_path / "run")]) == 0
+    out, err = capfd.readouterr()
+    assert "seasonal naive" in out and "chosen: log True" in err and "dim" not in err.split("chosen:")[1]
+    folder = RunFolder.open(tmp_path / "run")
+    for path in (folder.weights, folder.backtests, folder.forecast):
+        assert path.exists()
+    written = yaml.safe_load(folder.config_file.read_text("utf-8"))
+    assert written["head"]["start"] and written["training"]["steps"] == 0 and written["stack"]["dim"] == 8
+    again = ["--config", str(folder.config_file), "--out", str(tmp_path / "again")]
+    assert train(again) == 0
+    first, second = (RunFolder.open(tmp_path / name).load_model().state_dict() for name in ("run", "again"))
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        torch.testing.assert_close(second[name], values, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ConfigError, match="run is complete: its forecaster was chosen by backtests; to choose again"):
+        train(["--resume", str(tmp_path / "run")])
+
+
+def test_windows_are_made_for_each_channel(tmp_path):
+    from scanl.learning.backtests import Past
+
+    frame = pd.DataFrame({"step": np.arange(50), "a": np.arange(50.0), "b": -np.arange(50.0)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    source = Table([tmp_path / "t.csv"], "forecast", "a,b", time="step", horizon=2)
+    windows = Windows(Past.of(source), 3, False, None)
+    assert set(windows.array) == {0, 1}
+    choice = choose(source, {}, 1)
+    assert choice.quantiles.shape == (2, 2, 11) and (np.diff(choice.quantiles) >= 0).all()
