@@ -239,6 +239,69 @@ def test_forecasts_move_with_the_series(distribution):
     assert not torch.allclose(plain.predict(1000 + 50 * x)[0].mean, 1000 + 50 * plain.predict(x)[0].mean, rtol=1e-5)
 
 
+def of_prices(distribution="quantiles", log=True, **options):
+    channels = Channels(scales=[[50.0, 20.0]])
+    normalization = Normalization(6.0, log)
+    model = Forecaster(
+        H, Stack(8, 1, "lru"), channels, distribution=distribution, lags=3, normalization=normalization, **options
+    )
+    torch.nn.init.normal_(model.lags.weight)
+    return model.double()
+
+
+@pytest.mark.parametrize("distribution", ["points", "quantiles"])
+def test_logarithms_are_forecast_as_numbers_are(distribution):
+    """With `log` the forecast is that of another model of the logarithms, mapped back; so is the loss."""
+    torch.manual_seed(0)
+    model, plain = of_prices(distribution), of_prices(distribution, log=False)
+    plain.load_state_dict(model.state_dict())
+    y = 50 * (0.3 * torch.randn(2, 12, 1).double()).exp()
+    bent = 50 + 50 * (y / 50).log()
+    there, here = plain.predict(bent)[0], model.predict(y)[0]
+    torch.testing.assert_close(here.quantiles, 50 * (there.quantiles / 50 - 1).exp())
+    torch.testing.assert_close(here.mean, 50 * (there.mean / 50 - 1).exp())
+    torch.testing.assert_close(model(y)[0], 50 * (plain(bent)[0] / 50 - 1).exp())
+    targets = y.unfold(1, H, 1)[:, 1:].transpose(2, 3)
+    steps = targets.shape[1]
+    expected = plain.loss(bent[:, :steps], 50 + 50 * (targets / 50).log())[0]
+    torch.testing.assert_close(model.loss(y[:, :steps], targets)[0], expected)
+
+
+def test_a_number_without_a_logarithm_is_missing():
+    model, y = of_prices(), torch.rand(1, 9, 1).double() + 1
+    missing, nothing = y.clone(), y.clone()
+    missing[0, 4], nothing[0, 4] = torch.nan, 0
+    torch.testing.assert_close(model.predict(nothing)[0], model.predict(missing)[0])
+
+
+def test_quantiles_are_calibrated_about_the_median():
+    torch.manual_seed(1)
+    for log in (False, True):
+        model, y = of_prices(log=log, calibrated=True), 40 + 5 * torch.rand(2, 9, 1).double()
+        before = model.predict(y)[0]
+        with torch.no_grad():
+            model.calibration[:, :5], model.calibration[1, 6:] = 3.0, 0.5
+        after = model.predict(y)[0]
+        torch.testing.assert_close(after.mean, before.mean)
+        bent = [(values / 50).log() if log else values for values in (before.quantiles, after.quantiles)]
+        first, second = (values - values[..., 5:6] for values in bent)
+        torch.testing.assert_close(second[..., :5], 3 * first[..., :5])
+        torch.testing.assert_close(second[:, 1, :, 6:], 0.5 * first[:, 1, :, 6:])
+        torch.testing.assert_close(second[:, 2, :, 6:], first[:, 2, :, 6:])
+        between = model.predict(y, levels=[0.85, 0.05, 0.5])[0].quantiles
+        torch.testing.assert_close(between[..., 1:], after.quantiles[..., [0, 5]])
+
+
+def test_forecasts_are_rounded_and_have_a_least_number():
+    model = forecaster(rounded=True, least=4.0, distribution="quantiles")
+    given = series()
+    forecast, _ = model.predict(given.x, **given.given())
+    free = forecaster(distribution="quantiles").predict(given.x, **given.given())[0]
+    torch.testing.assert_close(forecast.quantiles, free.quantiles.clamp(min=4).round())
+    torch.testing.assert_close(forecast.mean, free.mean.clamp(min=4).round())
+    assert bool((free.quantiles < 4).any())
+
+
 def test_the_loss_of_each_head_by_hand():
     y = torch.tensor([2.0])
     for name, parameters, expected in (
@@ -499,6 +562,16 @@ WRONG = [
     (lambda: Forecaster(1, None), ConfigError, "forecaster: stack is None, expected a stack of layers"),
     (lambda: plain(lags=-1), ConfigError, "forecaster: lags is -1, expected at least 0"),
     (lambda: Normalization(1.0), ConfigError, "Normalization: span is 1.0, expected more than 1"),
+    (
+        lambda: plain(normalization=Normalization(log=True), distribution="gaussian"),
+        ConfigError,
+        "forecaster: distribution is gaussian, expected points or quantiles because of log",
+    ),
+    (
+        lambda: plain(normalization=Normalization(log=True), distribution="points"),
+        ConfigError,
+        "forecaster: scales has the location 0 of a target, expected more than 0 because of log",
+    ),
     (lambda: plain(distribution="gausian"), ConfigError, r"unknown distribution 'gausian'; did you mean 'gaussian'\?"),
     (
         lambda: plain(channels=Channels(scales=[[0, 0]])),
