@@ -11,11 +11,14 @@ from scanl.layers.attention.block_recurrent import BlockRecurrent as BlockRecurr
 from scanl.layers.attention.compressive_transformer import CompressiveTransformer as CompressiveTransformer
 from scanl.layers.attention.diag_attention import DiagAttention as DiagAttention
 from scanl.layers.attention.diag_attention import DiagAttentionT2 as DiagAttentionT2
+from scanl.layers.attention.flash import FLASH as FLASH
 from scanl.layers.attention.forgetting_attention import ForgettingAttention as ForgettingAttention
+from scanl.layers.attention.gau import GAU as GAU
 from scanl.layers.attention.infini import InfiniAttention as InfiniAttention
 from scanl.layers.attention.multi_state_attention import MultiStateAttention as MultiStateAttention
 from scanl.layers.attention.path_attention import PaTHAttention as PaTHAttention
 from scanl.layers.attention.rmt import RecurrentMemoryTransformer as RecurrentMemoryTransformer
+from scanl.layers.attention.rtransformer import RTransformer as RTransformer
 from scanl.layers.attention.transformer_xl import TransformerXL as TransformerXL
 from scanl.layers.attention.window_attention import WindowAttention as WindowAttention
 from scanl.layers.base import Hint as Hint
@@ -108,6 +111,7 @@ from scanl.layers.rnn.columnar_constructive import Constructive as Constructive
 from scanl.layers.rnn.elman import Elman as Elman
 from scanl.layers.rnn.elstm import ELSTM as ELSTM
 from scanl.layers.rnn.esn import ESN as ESN
+from scanl.layers.rnn.gated_convolution import GatedConvolution as GatedConvolution
 from scanl.layers.rnn.gatedattn import GatedAttention as GatedAttention
 from scanl.layers.rnn.gilr import GILR as GILR
 from scanl.layers.rnn.glru_scan import GLRUScan as GLRUScan
@@ -120,6 +124,7 @@ from scanl.layers.rnn.layernorm_elman import LayerNormElman as LayerNormElman
 from scanl.layers.rnn.layernorm_lstm import LayerNormLSTM as LayerNormLSTM
 from scanl.layers.rnn.lif import LIF as LIF
 from scanl.layers.rnn.ligru import LiGRU as LiGRU
+from scanl.layers.rnn.local_rnn import LocalRNN as LocalRNN
 from scanl.layers.rnn.lstm import LSTM as LSTM
 from scanl.layers.rnn.mingru import MinGRU as MinGRU
 from scanl.layers.rnn.nnrnn import NonNormalRNN as NonNormalRNN
@@ -145,6 +150,7 @@ from scanl.layers.rwkv.aft import AFTFull as AFTFull
 from scanl.layers.rwkv.aft import AFTLocal as AFTLocal
 from scanl.layers.rwkv.aft import AFTSimple as AFTSimple
 from scanl.layers.rwkv.rwkv4 import RWKV4 as RWKV4
+from scanl.layers.rwkv.rwkv5 import RWKV5 as RWKV5
 from scanl.layers.rwkv.rwkv6 import RWKV6 as RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7 as RWKV7
 from scanl.layers.ssm.caduceus import CaduceusMixer as CaduceusMixer

@@ -250,7 +250,7 @@ class _Training:
 
         def loss(k: int) -> Tensor:
             torch.manual_seed(self.seed * 1_000_003 + first + k)
-            return self.method.loss(self.model, self.source.batch(first + k, self.size).tensors())[0]
+            return self.method.objective(self.model, self.source.batch(first + k, self.size).tensors())[0]
 
         self.model.train()
         descend(list(self.model.parameters()), self.optimizer, self.schedule, step - first, loss, 1.0)

@@ -3,10 +3,13 @@ from scanl.layers.attention.block_recurrent import BlockRecurrent as BlockRecurr
 from scanl.layers.attention.compressive_transformer import CompressiveTransformer as CompressiveTransformer
 from scanl.layers.attention.diag_attention import DiagAttention as DiagAttention
 from scanl.layers.attention.diag_attention import DiagAttentionT2 as DiagAttentionT2
+from scanl.layers.attention.flash import FLASH as FLASH
 from scanl.layers.attention.forgetting_attention import ForgettingAttention as ForgettingAttention
+from scanl.layers.attention.gau import GAU as GAU
 from scanl.layers.attention.infini import InfiniAttention as InfiniAttention
 from scanl.layers.attention.multi_state_attention import MultiStateAttention as MultiStateAttention
 from scanl.layers.attention.path_attention import PaTHAttention as PaTHAttention
 from scanl.layers.attention.rmt import RecurrentMemoryTransformer as RecurrentMemoryTransformer
+from scanl.layers.attention.rtransformer import RTransformer as RTransformer
 from scanl.layers.attention.transformer_xl import TransformerXL as TransformerXL
 from scanl.layers.attention.window_attention import WindowAttention as WindowAttention

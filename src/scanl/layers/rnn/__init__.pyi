@@ -5,6 +5,7 @@ from scanl.layers.rnn.columnar_constructive import Constructive as Constructive
 from scanl.layers.rnn.elman import Elman as Elman
 from scanl.layers.rnn.elstm import ELSTM as ELSTM
 from scanl.layers.rnn.esn import ESN as ESN
+from scanl.layers.rnn.gated_convolution import GatedConvolution as GatedConvolution
 from scanl.layers.rnn.gatedattn import GatedAttention as GatedAttention
 from scanl.layers.rnn.gilr import GILR as GILR
 from scanl.layers.rnn.glru_scan import GLRUScan as GLRUScan
@@ -17,6 +18,7 @@ from scanl.layers.rnn.layernorm_elman import LayerNormElman as LayerNormElman
 from scanl.layers.rnn.layernorm_lstm import LayerNormLSTM as LayerNormLSTM
 from scanl.layers.rnn.lif import LIF as LIF
 from scanl.layers.rnn.ligru import LiGRU as LiGRU
+from scanl.layers.rnn.local_rnn import LocalRNN as LocalRNN
 from scanl.layers.rnn.lstm import LSTM as LSTM
 from scanl.layers.rnn.mingru import MinGRU as MinGRU
 from scanl.layers.rnn.nnrnn import NonNormalRNN as NonNormalRNN
