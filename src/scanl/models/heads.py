@@ -102,8 +102,8 @@ class Quantiles(Head):
 
     Source: Koenker and Bassett, "Regression Quantiles", Econometrica 46(1), 1978, eq. (3.1). The loss is the mean over
     the levels, times two: for quantiles at all levels that is the CRPS. Quantiles that cross are sorted
-    (Chernozhukov, Fernández-Val and Galichon, arXiv:0704.3649). Other levels are interpolated; none is beyond the first
-    or the last. The median stands for the mean.
+    (Chernozhukov, Fernández-Val and Galichon, arXiv:0704.3649). Other levels are interpolated. Beyond the first and the
+    last level the distance from the median grows as a normal distribution's does. The median stands for the mean.
     """
 
     width = len(LEVELS)
@@ -121,10 +121,15 @@ class Quantiles(Head):
 
     def quantiles(self, parameters: Tensor, levels: Tensor) -> Tensor:
         known, ordered = parameters.new_tensor(LEVELS), parameters.sort(-1).values
-        levels = levels.clamp(known[0], known[-1]).expand(*parameters.shape[:-1], levels.shape[-1])
-        upper = torch.searchsorted(known, levels.contiguous()).clamp(1, len(LEVELS) - 1)
-        weight = (levels - known[upper - 1]) / (known[upper] - known[upper - 1])
-        return ordered.gather(-1, upper - 1).lerp(ordered.gather(-1, upper), weight)
+        levels = levels.expand(*parameters.shape[:-1], levels.shape[-1])
+        within = levels.clamp(known[0], known[-1]).contiguous()
+        upper = torch.searchsorted(known, within).clamp(1, len(LEVELS) - 1)
+        weight = (within - known[upper - 1]) / (known[upper] - known[upper - 1])
+        inside = ordered.gather(-1, upper - 1).lerp(ordered.gather(-1, upper), weight)
+        median = ordered[..., LEVELS.index(0.5), None]
+        outside = levels != within
+        ratio = torch.special.ndtri(levels) / torch.special.ndtri(torch.where(outside, within, known[0]))
+        return inside + torch.where(outside, ratio - 1, 0) * (inside - median)
 
 
 class _Likelihood(Head):
