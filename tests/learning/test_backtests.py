@@ -28,7 +28,8 @@ def table(path, rows=100, series=2, **options):
 def test_nothing_of_the_test_part_is_in_the_past(tmp_path):
     source = table(tmp_path)
     past = Past.of(source)
-    assert past.ends == [80, 80] and [len(array) for array in past.arrays] == [80, 80]
+    assert past.ends == [80, 80]
+    assert [len(array) for array in past.arrays] == [80, 80]
     source.collection.series[0].target[80:] = 1e9
     again = Windows(Past.of(source), 5, False, 8.0)
     before = Windows(past, 5, False, 8.0)
@@ -41,7 +42,8 @@ def test_each_backtest_learns_from_rows_before_those_that_it_measures(tmp_path):
     assert len(windows.folds) == 3
     for ends, rows in windows.folds:
         learnt = windows.learnt(5, ends)
-        assert len(learnt) and (windows.origin[learnt] + 3 < ends[learnt]).all()
+        assert len(learnt)
+        assert (windows.origin[learnt] + 3 < ends[learnt]).all()
         assert (windows.origin[rows] + 1 >= ends[rows]).all()
 
 
@@ -69,10 +71,12 @@ def test_a_ridge_finds_the_recurrence_of_a_series():
         y[t] = 1.6 * y[t - 1] - 0.9 * y[t - 2] + (2.0 if t % 17 == 0 else 0)
     windows = Windows(Past([y], [120], [1.0], 1, 1, {0: 120}), 2, False, None)
     measured = trial(windows, LagMap.of("ridge(2, 0, naive)"))
-    assert measured is not None and measured.weights.shape == (1, 2)
+    assert measured is not None
+    assert measured.weights.shape == (1, 2)
     np.testing.assert_allclose(measured.weights[0], [1.6, -0.9], atol=0.15)
     naive = trial(windows, LagMap.of("naive"))
-    assert measured.error < 0.5 and naive.error == pytest.approx(1)
+    assert measured.error < 0.5
+    assert naive.error == pytest.approx(1)
 
 
 def test_a_ridge_without_rows_to_learn_from_is_left_out(tmp_path):
@@ -96,7 +100,8 @@ def test_the_best_of_each_family_are_combined_on_a_small_table(tmp_path):
     chosen = combined(windows, trials)
     best = min(one.error for one in trials)
     assert len({(one.map.kind, len(one.map.numbers)) for one in chosen}) == len(chosen) > 1
-    assert all(one.error <= 1.2 * best for one in chosen) and best < 1
+    assert all(one.error <= 1.2 * best for one in chosen)
+    assert best < 1
     assert windows.error(mean(chosen)) < 1.1 * best
 
 
@@ -110,9 +115,12 @@ def test_many_origins_combine_what_lowers_the_error_most(tmp_path):
 def test_small_counts_are_seen(tmp_path):
     counts = [np.array([0.0, 2, 1, np.nan, 3] * 8)]
     past = Past(counts, [40], [1.0], 1, 2, {0: 40})
-    assert past.whole and past.least == 0 and not past.positive
+    assert past.whole
+    assert past.least == 0
+    assert not past.positive
     other = Past([array - 0.5 for array in counts], [40], [1.0], 1, 2, {0: 40})
-    assert not other.whole and other.least is None
+    assert not other.whole
+    assert other.least is None
     windows = Windows(past, 2, False, None)
     rows = windows.folds[0][1]
     errors = windows.errors(windows.ahead(LagMap.of("mean(2)").weights(2, 1), rows), rows)

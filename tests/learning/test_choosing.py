@@ -38,12 +38,15 @@ def airline(path, rows=ROWS, series=1, **options):
 def test_the_choice_is_better_than_the_seasonal_naive_and_covers(tmp_path):
     source, lines = airline(tmp_path), []
     choice = choose(source, {}, 1, lines.append)
-    assert choice.options["log"] and choice.options["steps"] == 0 and choice.options["span"] == 24
+    assert choice.options["log"]
+    assert choice.options["steps"] == 0
+    assert choice.options["span"] == 24
     assert any("simple forecasts of the logarithm" in line for line in lines)
     source = airline(tmp_path, distribution="quantiles", sequence_length=choice.options["sequence_length"])
     model, exam = fitted(source, choice, 0), source.exam()
     scores, naive = measures(model, source, exam.examples), baselines(source, exam)["seasonal naive"]
-    assert scores["MASE"] < 0.6 * naive["MASE"] and 0.75 < scores["coverage"] <= 1
+    assert scores["MASE"] < 0.6 * naive["MASE"]
+    assert 0.75 < scores["coverage"] <= 1
     assert "the seasonal naive," in choice.table()
 
 
@@ -61,7 +64,9 @@ def test_fixed_options_are_kept(tmp_path):
 
 def test_nothing_better_than_the_naive_is_said(tmp_path, monkeypatch):
     source, lines = airline(tmp_path, rows=60), []
-    monkeypatch.setattr("scanl.learning.choosing.combined", lambda windows, trials: [max(trials, key=lambda t: t.error)])
+    monkeypatch.setattr(
+        "scanl.learning.choosing.combined", lambda windows, trials: [max(trials, key=lambda t: t.error)]
+    )
     choice = choose(source, {"log": False}, 1, lines.append)
     assert choice.options["start"] == ["seasonal"]
     assert lines[-1].startswith("nothing is better than the seasonal naive in the backtests")
@@ -71,14 +76,19 @@ def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path
     """The number depends on the sign of a covariate that the simple forecasts do not read."""
     rows, draw = 240, np.random.default_rng(0)
     u = np.sign(draw.normal(size=rows))
-    frame = pd.DataFrame({"step": np.arange(rows), "u": u, "y": np.abs(10 + 4 * np.roll(u, 0) + draw.normal(size=rows))})
+    frame = pd.DataFrame(
+        {"step": np.arange(rows), "u": u, "y": np.abs(10 + 4 * np.roll(u, 0) + draw.normal(size=rows))}
+    )
     frame.to_csv(tmp_path / "t.csv", index=False)
     monkeypatch.setattr("scanl.learning.choosing.LEAST_ROWS", 100)
     monkeypatch.setattr("scanl.learning.choosing.STEPS", 30)
     options = {"time": "step", "future": ["u"], "horizon": 2}
     choice = choose(Table([tmp_path / "t.csv"], "forecast", "y", **options), {"log": False}, 5)
-    assert choice.options["steps"] and choice.options["calibrated"] and choice.calibration.shape == (2, 11)
-    assert (choice.calibration > 0).all() and (choice.calibration[:, 5] == 1).all()
+    assert choice.options["steps"]
+    assert choice.options["calibrated"]
+    assert choice.calibration.shape == (2, 11)
+    assert (choice.calibration > 0).all()
+    assert (choice.calibration[:, 5] == 1).all()
     more = {"distribution": "quantiles", "sequence_length": choice.options["sequence_length"]}
     source = Table([tmp_path / "t.csv"], "forecast", "y", **options, **more)
     model = fitted(source, choice, 0)
@@ -99,20 +109,36 @@ def test_nothing_is_chosen_on_the_test_part(tmp_path):
     expected = choose(source, {}, 1)
     source.collection.series[0].target[-round(0.2 * ROWS) :] = 1e6
     again = choose(source, {}, 1)
-    assert again.options == expected.options and (again.weights == expected.weights).all()
+    assert again.options == expected.options
+    assert (again.weights == expected.weights).all()
 
 
 def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
     airline(tmp_path)
-    line = ["--data", str(tmp_path / "t.csv"), "--question", "forecast", "--target", "y", "--time", "ds", "--horizon", "4"]
+    line = [
+        "--data",
+        str(tmp_path / "t.csv"),
+        "--question",
+        "forecast",
+        "--target",
+        "y",
+        "--time",
+        "ds",
+        "--horizon",
+        "4",
+    ]
     assert train([*line, "--series", "id", "--dim", "8", "--out", str(tmp_path / "run")]) == 0
     out, err = capfd.readouterr()
-    assert "seasonal naive" in out and "chosen: log True" in err and "dim" not in err.split("chosen:")[1]
+    assert "seasonal naive" in out
+    assert "chosen: log True" in err
+    assert "dim" not in err.split("chosen:")[1]
     folder = RunFolder.open(tmp_path / "run")
     for path in (folder.weights, folder.backtests, folder.forecast):
         assert path.exists()
     written = yaml.safe_load(folder.config_file.read_text("utf-8"))
-    assert written["head"]["start"] and written["training"]["steps"] == 0 and written["stack"]["dim"] == 8
+    assert written["head"]["start"]
+    assert written["training"]["steps"] == 0
+    assert written["stack"]["dim"] == 8
     again = ["--config", str(folder.config_file), "--out", str(tmp_path / "again")]
     assert train(again) == 0
     first, second = (RunFolder.open(tmp_path / name).load_model().state_dict() for name in ("run", "again"))
@@ -132,4 +158,5 @@ def test_windows_are_made_for_each_channel(tmp_path):
     windows = Windows(Past.of(source), 3, False, None)
     assert set(windows.array) == {0, 1}
     choice = choose(source, {}, 1)
-    assert choice.quantiles.shape == (2, 2, 11) and (np.diff(choice.quantiles) >= 0).all()
+    assert choice.quantiles.shape == (2, 2, 11)
+    assert (np.diff(choice.quantiles) >= 0).all()

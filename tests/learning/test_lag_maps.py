@@ -69,7 +69,8 @@ def test_candidates_are_maps_whose_weights_add_up_to_one():
     maps = list(candidates(17, 4))
     assert len(set(maps)) == len(maps) > 50
     for one in maps:
-        assert one.lags(4) <= 17 and LagMap.of(str(one)) == one
+        assert one.lags(4) <= 17
+        assert LagMap.of(str(one)) == one
         np.testing.assert_allclose(one.weights(HORIZON, 4).sum(1), 1, rtol=1e-9)
     assert {one.kind for one in candidates(3, 4)} == {"naive", "mean", "smoothing"}
 
