@@ -42,6 +42,7 @@ SMALL = {  # options with which a sample shows every answer often
     "listops": {"length": 60, "least": 8},
     "mqar": {"length": 20, "vocab_size": 24},
     "parity": {"length": 6},
+    "pass_key": {"length": 70},
     "phonebook": {"length": 3},
     "segments": {"length": 5},
     "selective_copy": {"length": 8, "num_symbols": 4},
@@ -425,6 +426,7 @@ def test_parity_is_the_running_sum_modulo_two():
         ),
         ("mqar", {"num_pairs": 17}, "mqar: num_pairs is 17, expected from 1 to 16 because of length=64 and vocab_size"),
         ("mqar", {"power": 0}, "mqar: power is 0, expected above 0"),
+        ("pass_key", {"length": 65}, "pass_key: length is 65, expected at least 66 because of the sentence and the"),
     ],
 )
 def test_options_out_of_range_are_refused(name, given, message):
@@ -577,7 +579,11 @@ def test_a_task_is_trained_scored_and_scored_at_another_length(name, runs, capfd
     assert found[-1]["score"]
     capfd.readouterr()
     model = RunFolder.open(folder).load_model()
-    for extra, count, length in (([], 1000, SMALL[name]["length"]), (["--length", "22", "--count", "7"], 7, 22)):
+    other = 90 if name == "pass_key" else 22  # a text with a pass key has at least 66 bytes
+    for extra, count, length in (
+        ([], 1000, SMALL[name]["length"]),
+        (["--length", str(other), "--count", "7"], 7, other),
+    ):
         assert main(["eval", str(folder), *extra]) == 0
         lines = capfd.readouterr().out.splitlines()
         task = replace(small(name), length=length)

@@ -27,6 +27,7 @@ from scanl.tasks.mackey_glass import MackeyGlass as MackeyGlass
 from scanl.tasks.mackey_glass_regimes import MackeyGlassRegimes as MackeyGlassRegimes
 from scanl.tasks.mqar import MQAR as MQAR
 from scanl.tasks.parity import Parity as Parity
+from scanl.tasks.pass_key import PassKey as PassKey
 from scanl.tasks.pathfinder import Pathfinder as Pathfinder
 from scanl.tasks.pathfinder import PathX as PathX
 from scanl.tasks.pendulum import Pendulum as Pendulum
