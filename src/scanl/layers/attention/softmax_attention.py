@@ -78,35 +78,54 @@ class SoftmaxAttention(Layer):
     def _attend(
         self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, SegmentMemory]:
-        heads = ((self.q_proj, self.num_heads), (self.k_proj, self.num_kv_heads), (self.v_proj, self.num_kv_heads))
-        q, k, v = (proj(x).unflatten(-1, (count, self.head_dim)) for proj, count in heads)
-        rows = sequences(x, cu_seqlens)
-        past = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
-        steps, _ = positions(past[:, None], x.shape[1], cu_seqlens)
-        q, k = (rotate(tensor, steps, self.rotated, self.rope_base) for tensor in (q, k))
+        q, k, v = self._projected(x, state, cu_seqlens)
         y, memory = self._over(q, k, v, state, cu_seqlens)
         return self.o_proj(y.flatten(2)), memory
+
+    def _projected(
+        self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries, rotated keys, and values (B, T, heads, channels)."""
+        heads = ((self.q_proj, self.num_heads), (self.k_proj, self.num_kv_heads), (self.v_proj, self.num_kv_heads))
+        q, k, v = (proj(x).unflatten(-1, (count, self.head_dim)) for proj, count in heads)
+        steps = places(x, state, cu_seqlens)
+        q, k = (rotate(tensor, steps, self.rotated, self.rope_base) for tensor in (q, k))
+        return q, k, v
 
     def _over(
         self, q: Tensor, k: Tensor, v: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, SegmentMemory]:
         """Attend with queries to keys and values (B, T, heads, channels), and to the state's."""
-        # The memory's numbers were rounded to half precision when they were written, so float32 holds them exactly.
-        wide = torch.promote_types(q.dtype, torch.float32)
-        memory = None
-        if state is not None and not unread(state):
-            memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
-        # The fused kernels have no second derivative. Derivative checks use float64, so float64 takes the plain form.
-        plain = sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else contextlib.nullcontext()
-        with plain:
-            if cu_seqlens is None:
-                keys, values, past = (None, None, None) if memory is None else memory
-                y, *after = _attended(q, k, v, keys, values, past, self.reach)
-                memory = SegmentMemory(*after)
-            else:
-                y, memory = segment_attention(q, k, v, memory, window=self.reach, cu_seqlens=cu_seqlens)
-        memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
-        return y, memory
+        return over(q, k, v, state, cu_seqlens, self.reach)
+
+
+def places(x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Return the positions of steps (B or 1, T), counted from the state's."""
+    rows = sequences(x, cu_seqlens)
+    past = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
+    return positions(past[:, None], x.shape[1], cu_seqlens)[0]
+
+
+def over(
+    q: Tensor, k: Tensor, v: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None, reach: int
+) -> tuple[Tensor, SegmentMemory]:
+    """Attend with queries to the last `reach` keys and values (B, T, heads, channels), also to the state's."""
+    # The memory's numbers were rounded to half precision when they were written, so float32 holds them exactly.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    memory = None
+    if state is not None and not unread(state):
+        memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
+    # The fused kernels have no second derivative. Derivative checks use float64, so float64 takes the plain form.
+    plain = sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else contextlib.nullcontext()
+    with plain:
+        if cu_seqlens is None:
+            keys, values, past = (None, None, None) if memory is None else memory
+            y, *after = _attended(q, k, v, keys, values, past, reach)
+            memory = SegmentMemory(*after)
+        else:
+            y, memory = segment_attention(q, k, v, memory, window=reach, cu_seqlens=cu_seqlens)
+    memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
+    return y, memory
 
 
 def _attended_shapes(
