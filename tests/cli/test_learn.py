@@ -20,6 +20,7 @@ from scanl.cli import main
 from scanl.cli.learn import parse
 from scanl.errors import CheckpointError, DataError
 from scanl.learning.online.folder import OnlineFolder, Rows
+from scanl.learning.online.reading import Columns, rows
 from scanl.learning.online.run import Run
 
 COVERS = ["learning/online/config", "learning/online/folder", "learning/online/reading", "learning/online/run"]
@@ -98,6 +99,24 @@ def test_objects_with_truths_of_their_own_lines(tmp_path, capfd):
     path.write_text("\n".join(map(json.dumps, lines)))
     learn(path, "--target", "y", "--key", "id")
     assert "12 samples, 10 scored" in capfd.readouterr().out
+
+
+def test_a_mark_of_the_byte_order_a_second_line_of_names_and_a_missing_number():
+    first, second = rows([b"\xef\xbb\xbfa,y\n", b"1,2\n", b"a,y\n", b"NA,3\n"], 0)
+    columns = Columns.of(first, "y", None, None, None, [])
+    item = columns.item(second)
+    assert (columns.names, item.number, item.truth) == (["a"], 4, 3.0)
+    assert math.isnan(item.inputs[0])
+
+
+def test_a_sample_beyond_those_that_may_wait_is_given_up(tmp_path):
+    path = tmp_path / "objects.jsonl"
+    path.write_text("".join(f'{{"id": {t}, "x": {t}, "y": null}}\n' for t in range(5)))
+    config, _ = parse([str(path), "--target", "y", "--key", "id", "--question", "number", "--waiting", "2", *TINY])
+    run = Run(config, None, print)
+    run.learn()
+    assert list(run.keys) == [3, 4]
+    assert run.loop.given_up == 3
 
 
 def test_standard_input(monkeypatch, capfd):
@@ -308,6 +327,18 @@ def test_a_signal_ends_a_run_with_a_checkpoint(series, tmp_path, monkeypatch, ca
     assert main(["learn", str(series), "--out", str(tmp_path / "run"), *TINY]) == 130
     assert "interrupted; saved" in capfd.readouterr().err
     assert OnlineFolder.open(tmp_path / "run").stored()["counts"][0] == 10
+
+
+def test_drifts_are_kept_by_a_resumed_run(series, tmp_path):
+    learn(series, "--out", tmp_path / "run", "--samples", 3)
+    folder = OnlineFolder.open(tmp_path / "run")
+    run = Run(folder.config(), folder, print)
+    run.drifts.append(2)
+    run._save()
+    resumed = Run(folder.config(), folder, print)
+    for table in (*run.tables, *resumed.tables):
+        table.close()
+    assert resumed.drifts == [2]
 
 
 def test_a_run_without_replay_goes_on_with_new_lines(series, tmp_path, capfd):

@@ -57,10 +57,11 @@ class Order:
     """A scorer that writes down what happens."""
 
     def __init__(self):
-        self.events = []
+        self.events, self.errors = [], []
 
     def update(self, truth, answer, naive, error):
         self.events.append("score")
+        self.errors.append(error)
 
 
 def test_answers_then_scores_then_learns(monkeypatch):
@@ -184,6 +185,10 @@ def test_a_truth_that_never_comes_is_given_up():
     assert (len(loop.queue), loop.given_up) == (4, 17)
     loop.learn(1.0)
     assert len(loop.queue) == 3
+    loop.skip(20)  # the last
+    loop.learn(1.0, 18)
+    loop.learn(1.0, 19)
+    assert not loop.queue
 
 
 def test_a_block_makes_one_step(monkeypatch):
@@ -195,9 +200,33 @@ def test_a_block_makes_one_step(monkeypatch):
     assert steps == [4, 8, 12]
 
 
+def test_a_gradient_is_cut_to_the_norm():
+    loop = loop_of(numbers(), clip=1e-3)
+    run(loop, wave(3))
+    norm = sum(each.square().sum() for each in loop.bank.learners[0].gradients.values()).sqrt().item()
+    assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_sample_that_is_skipped_makes_no_step(monkeypatch):
+    for kind, truth in ((numbers(), 1.0), (AnswerClass(2, feedback=False), "a")):
+        loop = loop_of(kind)
+        (learner,) = loop.bank.learners
+        steps = []
+        monkeypatch.setattr(learner.optimizer, "step", lambda loop=loop, steps=steps: steps.append(loop.count))
+        for index in range(3):
+            loop.answer([0.1 * index])
+            if index == 1:
+                loop.skip()
+            else:
+                loop.learn(truth)
+        assert steps == ([3] if truth == 1.0 else [1, 3])  # the first number has nothing to be compared with
+
+
 def test_the_best_rate_answers():
-    series = wave(60)
-    bank = loop_of(numbers(), lr=[0.0, 1e-2])
+    series, order = wave(60), Order()
+    bank = loop_of(numbers(), lr=[0.0, 1e-2], scores=order)
+    weights = [list(learner.model.parameters()) for learner in bank.bank.learners]
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
     alone = [run(loop_of(numbers(), lr=[rate]), series) for rate in (0.0, 1e-2)]
     together, chosen, sums = [], [], np.zeros(2)
     for t in range(60):
@@ -206,6 +235,7 @@ def test_the_best_rate_answers():
         bank.learn(series[t + 1])
         sums = 0.999 * sums + [abs(answers[t] - series[t + 1]) for answers in alone]
     assert together == [alone[i][t] for t, i in enumerate(chosen)]
+    assert order.errors == [abs(answer - truth) for answer, truth in zip(together, series[1:], strict=True)]
     assert set(chosen) == {0, 1}
 
 
@@ -265,6 +295,16 @@ def test_peek_changes_nothing():
     assert loop.peek([0.7]) == first == loop.answer([0.7])
 
 
+def test_answers_have_no_dropout():
+    stack = StackConfig(layer="lru", dim=4, depth=1, channel_mixer="none", dropout=0.5)
+    loop = make_loop(AnswerClass(2, feedback=False), 1, stack, algorithm="bptt", lr=[1e-2])
+    for truth in "ab":
+        loop.answer([0.5])
+        loop.learn(truth)
+    assert len({loop.peek([0.7])["a"] for _ in range(4)}) == 1
+    assert loop.bank.learners[0].model.training
+
+
 def test_scaling_is_the_mean_and_variance_of_the_past():
     values = np.random.default_rng(0).normal(3, 2, (50, 2))
     values[7, 1] = np.nan
@@ -276,6 +316,28 @@ def test_scaling_is_the_mean_and_variance_of_the_past():
         np.testing.assert_allclose(scaling.variance, np.nanvar(past, 0), rtol=1e-9, atol=1e-12)
     assert np.isnan(scaling.scaled(np.array([0, np.nan])))[1]
     assert scaling.scaled(np.array([1e9, 0]))[0] == LARGEST
+
+
+def test_after_the_span_the_past_fades():
+    """With a span of 2 a number has half of the weight."""
+    scaling = Scaling(1, 2)
+    for x in (0.0, 4.0, 8.0):
+        scaling.update(np.array([x]))
+    assert (scaling.mean[0], scaling.variance[0]) == (5, 11)
+
+
+def test_the_scale_is_the_root_of_the_mean_square_of_what_the_base_leaves():
+    innovation = Innovation(1, 10)
+    for y in (7.0, 3.0, 1.0):  # the first has nothing to be compared with
+        innovation.update(np.array([y]), np.zeros(1), None)
+    assert innovation.scale[0] == np.sqrt((9 + 1) / 2)
+
+
+def test_the_last_truth_is_an_input_in_units_of_the_deviation():
+    kind = numbers(feedback=True)
+    for truth in (1.0, 3.0):
+        kind.target(kind.read(truth), kind.frame())
+    assert kind.last_truth() == [1.0]
 
 
 @pytest.mark.parametrize(("rho", "low", "high"), [(0.0, -0.1, 0.2), (1.0, 0.9, 1.0)])

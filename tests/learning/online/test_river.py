@@ -12,7 +12,7 @@ pytest.importorskip("river", reason="river is not installed: pip install 'scanl[
 
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError
 from scanl.learning.online import RiverClassifier, RiverRegressor
 
 MODELS = {"regressor": RiverRegressor, "classifier": RiverClassifier}
@@ -60,6 +60,16 @@ def test_a_copy_goes_on_to_the_bit(again):
         assert model.predict_proba_one(x) == other.predict_proba_one(x)
         model.learn_one(x, y)
         other.learn_one(x, y)
+
+
+def test_a_bad_truth_changes_nothing():
+    model = RiverRegressor(dim=2)
+    model.learn_one({"a": 1.0}, 0.5)
+    before = pickle.dumps(model)
+    with pytest.raises(DataError, match="the target is nan, expected a finite number"):
+        model.learn_one({"a": 2.0}, float("nan"))
+    assert pickle.dumps(model) == before
+    assert model._raw_memory_usage > 1000  # bytes of the parameters, at the least
 
 
 def test_text_is_not_read_and_a_hasher_reads_it():
