@@ -93,10 +93,10 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
     """Return the times of a column as a Series of pandas, dates or numbers, and as `Times`.
 
     Whole numbers of eight digits are dates, YYYYMMDD, and of six digits months, YYYYMM. Seconds, milliseconds,
-    microseconds and nanoseconds since 1970 are dates if all are whole numbers from 1990 to 2100. Quarters (2024Q1 or
-    Q1 2024), weeks of ISO 8601 (2024-W05) and periods of pandas are the dates with which they begin. Times with offsets that
-    change, as in summer, are compared in UTC, and their days go by the clock on the wall; later times have the last
-    offset.
+    microseconds and nanoseconds since 1970 are dates if all are whole numbers from 1990 to 2100. Quarters (2024Q1
+    or Q1 2024), weeks of ISO 8601 (2024-W05) and periods of pandas are the dates with which they begin. Times
+    with offsets that change, as in summer, are compared in UTC, and their days go by the clock on the wall; later
+    times have the last offset.
     Raises DataError for what is neither a number nor a time, for a missing time, and for dates that may be read in two
     ways, such as 01/02/2020.
     """
