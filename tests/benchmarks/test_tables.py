@@ -1,0 +1,27 @@
+"""The benchmark of tables that people have: one small table by the plain command."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from quality import tables
+
+
+def test_a_table_is_forecast_and_scored(tmp_path, monkeypatch, capfd):
+    """The second call measures nothing again."""
+    years = pd.date_range("2000-01-31", periods=40, freq="YE")
+    pd.DataFrame({"year": years, "y": 10 + np.arange(40.0)}).to_csv(tmp_path / "t.csv", index=False)
+    monkeypatch.setitem(tables.TABLES, "iowa", tables.Known("t.csv", "--target y --time year --horizon 2", 0.5))
+    words = ["--quick", "--tables", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["tables", *words])
+    tables.main()
+    (row,) = pd.read_csv(tmp_path / "quick" / "tables.csv").to_dict("records")
+    assert row["table"] == "iowa"
+    assert row["MASE"] < 0.1 < row["naive"]
+    assert row["best"] == 1
+    assert row["seconds"] > 0
+    tables.main()
+    assert len(pd.read_csv(tmp_path / "quick" / "tables.csv")) == 1
