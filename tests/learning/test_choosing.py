@@ -37,7 +37,7 @@ def airline(path, rows=ROWS, series=1, **options):
 
 def test_the_choice_is_better_than_the_seasonal_naive_and_covers(tmp_path):
     source, lines = airline(tmp_path), []
-    choice = choose(source, {}, 1, lines.append)
+    choice = choose(source, {}, 60, lines.append)
     assert choice.options["log"]
     assert choice.options["steps"] == 0
     assert choice.options["span"] == 24
@@ -52,7 +52,7 @@ def test_the_choice_is_better_than_the_seasonal_naive_and_covers(tmp_path):
 
 def test_fixed_options_are_kept(tmp_path):
     fixed = {"log": False, "span": 7.0, "start": ["seasonal", "drift(6)"], "dim": 8, "layer": "lru", "lags": 20}
-    choice = choose(airline(tmp_path), fixed, 1)
+    choice = choose(airline(tmp_path), fixed, 60)
     assert {name: choice.options[name] for name in fixed} == fixed
     seasonal = np.zeros((4, 12))
     seasonal[np.arange(4), 11 - np.arange(4)] = 1
@@ -67,7 +67,7 @@ def test_nothing_better_than_the_naive_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "scanl.learning.choosing.combined", lambda windows, trials: [max(trials, key=lambda t: t.error)]
     )
-    choice = choose(source, {"log": False}, 1, lines.append)
+    choice = choose(source, {"log": False}, 60, lines.append)
     assert choice.options["start"] == ["seasonal"]
     assert lines[-1].startswith("nothing is better than the seasonal naive in the backtests")
 
@@ -83,7 +83,7 @@ def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path
     monkeypatch.setattr("scanl.learning.choosing.LEAST_ROWS", 100)
     monkeypatch.setattr("scanl.learning.choosing.STEPS", 30)
     options = {"time": "step", "future": ["u"], "horizon": 2}
-    choice = choose(Table([tmp_path / "t.csv"], "forecast", "y", **options), {"log": False}, 5)
+    choice = choose(Table([tmp_path / "t.csv"], "forecast", "y", **options), {"log": False}, 60)
     assert choice.options["steps"]
     assert choice.options["calibrated"]
     assert choice.calibration.shape == (2, 11)
@@ -101,14 +101,14 @@ def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path
 
 def test_a_map_that_needs_more_rows_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"start: \['ridge\(70, 1, naive\)'\] needs more rows than the table has"):
-        choose(airline(tmp_path), {"start": ["ridge(70, 1, naive)"]}, 1)
+        choose(airline(tmp_path), {"start": ["ridge(70, 1, naive)"]}, 60)
 
 
 def test_nothing_is_chosen_on_the_test_part(tmp_path):
     source = airline(tmp_path)
-    expected = choose(source, {}, 1)
+    expected = choose(source, {}, 60)
     source.collection.series[0].target[-round(0.2 * ROWS) :] = 1e6
-    again = choose(source, {}, 1)
+    again = choose(source, {}, 60)
     assert again.options == expected.options
     assert (again.weights == expected.weights).all()
 
@@ -149,6 +149,20 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
         train(["--resume", str(tmp_path / "run")])
 
 
+def test_without_time_some_simple_forecasts_are_left_out(tmp_path):
+    source, lines = airline(tmp_path), []
+    choice = choose(source, {"log": False}, 1e-9, lines.append)
+    assert lines[0] == "no time is left for simple forecasts from 9 last values; give more --minutes"
+    assert choice.options["lags"] <= 17
+    assert choice.options["steps"] == 0
+
+
+def test_fewer_lags_than_a_season_are_kept(tmp_path):
+    choice = choose(airline(tmp_path), {"lags": 3}, 60)
+    assert choice.options["lags"] == 3
+    assert choice.weights.shape[1] <= 3
+
+
 def test_windows_are_made_for_each_channel(tmp_path):
     from scanl.learning.backtests import Past
 
@@ -157,6 +171,6 @@ def test_windows_are_made_for_each_channel(tmp_path):
     source = Table([tmp_path / "t.csv"], "forecast", "a,b", time="step", horizon=2)
     windows = Windows(Past.of(source), 3, False, None)
     assert set(windows.array) == {0, 1}
-    choice = choose(source, {}, 1)
+    choice = choose(source, {}, 60)
     assert choice.quantiles.shape == (2, 2, 11)
     assert (np.diff(choice.quantiles) >= 0).all()

@@ -35,6 +35,7 @@ from scanl.learning.run.plan import Plan, rate
 from scanl.models import Forecaster
 
 MINUTES = 2.0  # of a run, if nothing else is said
+SIMPLE = 0.6  # share of the minutes for simple forecasts
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 ENOUGH = 200  # errors at a step ahead from which its own quantiles are taken
 LEAST_ROWS = 500  # of a table from which a stack can learn
@@ -74,9 +75,10 @@ def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, repor
     source: its question is a forecast; it is not changed.   fixed: options and their values.   report: is called with a
     line on each comparison. Raises ConfigError as a `Forecaster` does.
     """
-    until = time.monotonic() + 60 * minutes
+    began = time.monotonic()
+    until = began + 60 * minutes
     past = Past.of(source)
-    windows, chosen, errors = _simple(past, fixed, report)
+    windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, report)
     lags = max(one.weights.shape[1] for one in chosen)
     forecasts = mean(chosen)
     options: dict[str, Any] = {
@@ -130,8 +132,13 @@ def begun(source: SeriesSource, choice: Choice, weights: Numbers, seed: int) -> 
     return model.eval()
 
 
-def _simple(past: Past, fixed: Mapping[str, Any], report: Report) -> tuple[Windows, list[Trial], dict[str, float]]:
-    """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name."""
+def _simple(
+    past: Past, fixed: Mapping[str, Any], until: float, report: Report
+) -> tuple[Windows, list[Trial], dict[str, float]]:
+    """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name.
+
+    until: when no further ones are tried, by `time.monotonic`.
+    """
     season = past.season
     span = fixed.get("span", 2.0 * max(2, season))
     names = [LagMap.of(name) for name in fixed.get("start", ())]
@@ -140,7 +147,7 @@ def _simple(past: Past, fixed: Mapping[str, Any], report: Report) -> tuple[Windo
     sizes = [max(one.lags(season) for one in names)] if names else _sizes(past, fixed)
     results = []
     for log in logs:
-        windows = Windows(past, max(sizes), log, span)
+        windows = Windows(past, max(*sizes, season), log, span)
         if names:
             some = [trial(windows, one) for one in names]
             chosen = [one for one in some if one is not None]
@@ -148,8 +155,10 @@ def _simple(past: Past, fixed: Mapping[str, Any], report: Report) -> tuple[Windo
                 raise ConfigError(f"start: {fixed['start']} needs more rows than the table has; give a smaller ridge")
             results.append((windows.error(mean(chosen)), windows, chosen, {}))
             continue
-        trials = _trials(windows, sizes)
-        naive = next(one for one in trials if one.map.kind == ("seasonal" if season > 1 else "naive"))
+        now = time.monotonic()
+        trials = _trials(windows, sizes, now + (until - now) / (len(logs) - len(results)), report)
+        naive = trial(windows, LagMap("seasonal" if season > 1 else "naive", ()))
+        assert naive is not None
         chosen = combined(windows, trials)
         error = windows.error(mean(chosen))
         top = min(trials, key=lambda one: one.error)
@@ -157,7 +166,7 @@ def _simple(past: Past, fixed: Mapping[str, Any], report: Report) -> tuple[Windo
             f"{len(trials)} simple forecasts{' of the logarithm' if log else ''}: {top.map} has {top.error:.3f} of the "
             f"seasonal naive's error, a mean of {len(chosen)} has {error:.3f}"
         )
-        if not error < naive.error:
+        if not error < naive.error and season <= max(sizes):
             chosen, error = [naive], naive.error
         results.append((error, windows, chosen, {"the seasonal naive": naive.error, str(top.map): top.error}))
     error, windows, chosen, errors = min(results, key=lambda result: result[0])
@@ -177,11 +186,14 @@ def _sizes(past: Past, fixed: Mapping[str, Any]) -> list[int]:
     return sorted({min(size, largest) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
 
 
-def _trials(windows: Windows, sizes: list[int]) -> list[Trial]:
+def _trials(windows: Windows, sizes: list[int], until: float, report: Report) -> list[Trial]:
     """Measure all simple forecasts, and ridges about the best of them, the last value and zero."""
     season = windows.past.season
     trials: dict[LagMap, Trial] = {}
     for size in sizes:
+        if trials and time.monotonic() > until:
+            report(f"no time is left for simple forecasts from {size} last values; give more --minutes")
+            break
         for one in candidates(size, season):
             if one not in trials and (measured := trial(windows, one)) is not None:
                 trials[one] = measured
