@@ -3,7 +3,8 @@
 Each program ran once in float64; the figures are those of test_memories.py. Norms before a layer and the sum with its
 input were left out, and torch's LayerNorm stood for a norm of theirs. RWKV-5 is `att_seq_v5_2` of PyPI's rwkv 0.8.32.
 GAU and FLASH are of PyPI's FLASH-pytorch 0.1.9; its buckets of distances below 16 are single distances. R-Transformer
-is the `Block` of DSE-MSU/R-transformer without its feed-forward network.
+is the `Block` of DSE-MSU/R-transformer without its feed-forward network. NTM is of loudinthecloud/pytorch-ntm without
+the sigmoid of its output.
 """
 
 import json
