@@ -4,7 +4,8 @@ Each program ran once in float64; the figures are those of test_memories.py. Nor
 input were left out, and torch's LayerNorm stood for a norm of theirs. RWKV-5 is `att_seq_v5_2` of PyPI's rwkv 0.8.32.
 GAU and FLASH are of PyPI's FLASH-pytorch 0.1.9; its buckets of distances below 16 are single distances. R-Transformer
 is the `Block` of DSE-MSU/R-transformer without its feed-forward network. NTM is of loudinthecloud/pytorch-ntm without
-the sigmoid of its output.
+the sigmoid of its output. The Token Turing Machine is the `TokenTuringMachineUnit` of google-research/scenic, on JAX in
+float64, with the mean over its output tokens.
 """
 
 import json
