@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import LRU, LSSL, S4, S4D, S5, Attention, Hyena, Mamba, MinGRU, WindowAttention
+from scanl.layers import LRU, LSSL, S4, S4D, S5, Attention, Hyena, Mamba, MinGRU, MinLSTM, WindowAttention
 from scanl.layers.parts.polynomial_memory import transition
 
 DIM, T = 16, 23
@@ -225,11 +225,13 @@ def test_lru_of_lru_pytorch(size):
 
 
 @pytest.mark.parametrize("expand", [1.0, 1.5])
-def test_mingru_of_mingru_pytorch(expand):
+@pytest.mark.parametrize("ours", [MinGRU, MinLSTM])
+def test_mingru_and_minlstm_of_mingru_pytorch(ours, expand):
     """The whole sequence, which it scans in logarithms, and one step at a time."""
-    outside = pytest.importorskip("minGRU_pytorch", reason="needs the extra `outside`")
-    theirs = outside.minGRU(DIM, expand, proj_out=True).double()
-    layer = MinGRU(DIM, expand, bias=False).double()
+    name = ours.__name__.replace("Min", "min")
+    outside = pytest.importorskip(f"minGRU_pytorch.{name}", reason="needs the extra `outside`")
+    theirs = getattr(outside, name)(DIM, expand, proj_out=True).double()
+    layer = ours(DIM, expand, bias=False).double()
     layer.load_state_dict(theirs.state_dict(), strict=True)
 
     def steps(x, _):

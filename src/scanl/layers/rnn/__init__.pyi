@@ -21,6 +21,7 @@ from scanl.layers.rnn.ligru import LiGRU as LiGRU
 from scanl.layers.rnn.local_rnn import LocalRNN as LocalRNN
 from scanl.layers.rnn.lstm import LSTM as LSTM
 from scanl.layers.rnn.mingru import MinGRU as MinGRU
+from scanl.layers.rnn.minlstm import MinLSTM as MinLSTM
 from scanl.layers.rnn.nnrnn import NonNormalRNN as NonNormalRNN
 from scanl.layers.rnn.onlstm import ONLSTM as ONLSTM
 from scanl.layers.rnn.ornn import DTriv as DTriv
