@@ -115,6 +115,7 @@ cases(
     "H=3 N=4 W=2 R=2 A=4 P=8 Q=4 D=4",
     "recurrent has shape (4, 3, 2), expected (4, H, H) with H=3 from x",
     "state has shape (2, 5), expected (B, S)",
+    x=lambda x: x / 2,  # the gates are not saturated: there every rounding counts
     rows=Tensor.abs,
     state=Tensor.abs,
 )
