@@ -9,7 +9,12 @@ from scanl.layers.attention.gau import GAU as GAU
 from scanl.layers.attention.infini import InfiniAttention as InfiniAttention
 from scanl.layers.attention.multi_state_attention import MultiStateAttention as MultiStateAttention
 from scanl.layers.attention.path_attention import PaTHAttention as PaTHAttention
+from scanl.layers.attention.ran import RAN as RAN
 from scanl.layers.attention.rmt import RecurrentMemoryTransformer as RecurrentMemoryTransformer
+from scanl.layers.attention.rpe import RPE as RPE
+from scanl.layers.attention.rsa import RSA as RSA
 from scanl.layers.attention.rtransformer import RTransformer as RTransformer
+from scanl.layers.attention.tlb import TemporalLatentBottleneck as TemporalLatentBottleneck
 from scanl.layers.attention.transformer_xl import TransformerXL as TransformerXL
+from scanl.layers.attention.ttm import TTM as TTM
 from scanl.layers.attention.window_attention import WindowAttention as WindowAttention

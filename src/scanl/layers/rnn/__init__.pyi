@@ -23,6 +23,7 @@ from scanl.layers.rnn.lstm import LSTM as LSTM
 from scanl.layers.rnn.mingru import MinGRU as MinGRU
 from scanl.layers.rnn.minlstm import MinLSTM as MinLSTM
 from scanl.layers.rnn.nnrnn import NonNormalRNN as NonNormalRNN
+from scanl.layers.rnn.ntm import NTM as NTM
 from scanl.layers.rnn.onlstm import ONLSTM as ONLSTM
 from scanl.layers.rnn.ornn import DTriv as DTriv
 from scanl.layers.rnn.ornn import ExpRNN as ExpRNN
