@@ -212,6 +212,17 @@ def test_another_option_is_refused_when_resumed(series, tmp_path, capfd):
     assert "lr is [0.5], expected [0.001] because of the run to resume" in capfd.readouterr().err
 
 
+def test_a_table_is_cut_to_its_size_in_the_checkpoint(tmp_path):
+    path = tmp_path / "table.csv"
+    before = Rows(path, ["a"], None)
+    before.append([1])
+    size = before.settle()
+    before.append([2])
+    before.close()
+    Rows(path, ["a"], size).close()
+    assert path.read_text() == "a\n1\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk here")
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "full.csv").symlink_to("/dev/full")
