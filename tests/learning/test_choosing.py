@@ -174,3 +174,8 @@ def test_windows_are_made_for_each_channel(tmp_path):
     choice = choose(source, {}, 60)
     assert choice.quantiles.shape == (2, 2, 11)
     assert (np.diff(choice.quantiles) >= 0).all()
+
+
+def test_another_distribution_is_not_chosen_for(tmp_path):
+    with pytest.raises(ConfigError, match="choose: distribution is points, expected quantiles because the errors in"):
+        choose(airline(tmp_path), {"distribution": "points"}, 1)

@@ -285,7 +285,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run, kind, tmp_path, monkeypat
 
 def test_what_has_no_forecast_is_refused(tmp_path, capfd):
     days(names="a").to_csv(tmp_path / "t.csv", index=False)
-    quantiles, _ = made(tmp_path / "run", tmp_path / "t.csv", distribution="quantiles")
+    points, _ = made(tmp_path / "run", tmp_path / "t.csv", distribution="points")
     more, _ = made(tmp_path / "more", tmp_path / "t.csv")
     task = tmp_path / "task"
     folder = RunFolder.fresh(TrainConfig.of(data=["adding"], out=str(task), layer="lru", dim=4, depth=1))
@@ -294,7 +294,7 @@ def test_what_has_no_forecast_is_refused(tmp_path, capfd):
     weeks.to_csv(tmp_path / "weeks.csv", index=False)
     for argv, message in (
         ([more, "--data", tmp_path / "weeks.csv"], "a step of the times 'ds' lasts 7 times as long as in the table of"),
-        ([quantiles, "--levels", "95"], "levels is [95.0], expected at most 90 because the distribution is quantiles"),
+        ([points, "--levels", "95"], "levels is [95.0], expected none because the distribution is points"),
         ([more, "--future-data", tmp_path / "t.csv"], "future_data is given, but the run reads no covariates ahead"),
         ([task], "was trained on adding, expected a run with --question forecast; scanl predict answers the other"),
     ):

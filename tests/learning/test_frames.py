@@ -161,3 +161,17 @@ def test_mistakes_are_one_message(tmp_path):
             do()
         assert "\n" not in str(raised.value)
         assert not str(raised.value).startswith("table")
+
+
+def test_backtests_choose_what_is_left_open(tmp_path):
+    """A season on a trend: far better than the seasonal naive. The model is saved with the choice."""
+    at = np.arange(132)
+    y = np.exp(0.01 * at) * (100 + 20 * np.sin(2 * np.pi * at / 12)) + np.random.default_rng(0).normal(size=132)
+    table = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2015-01-31", periods=132, freq="ME"), "y": y})
+    model = Frames(6).fit(table[:-6])
+    answers = model.predict()
+    assert np.abs(answers["scanl"] - y[-6:]).mean() < 0.3 * np.abs(y[-18:-12] - y[-6:]).mean()
+    assert (answers["scanl-lo-95"] < answers["scanl-lo-80"]).all()
+    assert model.chosen["distribution"] == "quantiles"
+    model.save(tmp_path)
+    pd.testing.assert_frame_equal(Frames.load(tmp_path).predict(), answers)

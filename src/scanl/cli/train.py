@@ -63,8 +63,12 @@ def options_of_line(argv: Sequence[str], config: TrainConfig) -> dict[str, Any]:
 
 
 def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
-    """Whether backtests choose what the line leaves open: for a forecast, unless the line sets the training loop."""
-    return config.source.question == "forecast" and (not fixed.keys() & OF_THE_LOOP or bool(config.head.start))
+    """Whether backtests choose what the line leaves open.
+
+    They do for a forecast of quantiles, unless the line sets the training loop.
+    """
+    by_loop = bool(fixed.keys() & OF_THE_LOOP) or fixed.get("distribution", "quantiles") != "quantiles"
+    return config.source.question == "forecast" and (not by_loop or bool(config.head.start))
 
 
 def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:

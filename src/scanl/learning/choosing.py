@@ -142,8 +142,7 @@ def _simple(
     season = past.season
     span = fixed.get("span", 2.0 * max(2, season))
     names = [LagMap.of(name) for name in fixed.get("start", ())]
-    may_log = past.positive and fixed.get("distribution", "quantiles") in ("points", "quantiles")
-    logs = [fixed["log"]] if "log" in fixed else [False, True] if may_log else [False]
+    logs = [fixed["log"]] if "log" in fixed else [False, True] if past.positive else [False]
     sizes = [max(one.lags(season) for one in names)] if names else _sizes(past, fixed)
     results = []
     for log in logs:

@@ -19,7 +19,6 @@ from scanl.learning.evaluation import trained
 from scanl.learning.questions.forecast import columns
 from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
-from scanl.models.heads import LEVELS
 
 USUAL = (80.0, 95.0)  # per cent of the intervals
 FRAME, STREAM = Path("frame"), Path("stream")  # stand for a frame, and for a stream, in messages
@@ -181,22 +180,17 @@ class Forecasts:
 
 
 def check_levels(who: str, distribution: str, levels: Sequence[float] | None) -> tuple[float, ...]:
-    """Return the levels of intervals in per cent; None becomes `USUAL`, as far as the distribution goes.
+    """Return the levels of intervals in per cent; None becomes `USUAL`, or none where the distribution is points.
 
-    Raises ConfigError for a level out of range, and for one that the distribution does not have.
+    Raises ConfigError for a level out of range, and for any level where the distribution has no intervals.
     """
-    edge = f"{100 * (LEVELS[-1] - LEVELS[0]):g}"
-    widest = {"points": 0.0, "quantiles": float(edge)}.get(distribution, 100.0)
     if levels is None:
-        return tuple(sorted({min(level, widest) for level in USUAL} - {0.0}))
+        return () if distribution == "points" else USUAL
     for level in levels:
         if not 0 < level < 100:
             raise ConfigError(f"{who}: levels is {list(levels)}, expected per cents above 0 and below 100")
-        if level > widest:
-            expected = f"at most {edge}" if widest else "none"
-            raise ConfigError(
-                f"{who}: levels is {list(levels)}, expected {expected} because the distribution is {distribution}"
-            )
+        if distribution == "points":
+            raise ConfigError(f"{who}: levels is {list(levels)}, expected none because the distribution is points")
     return tuple(levels)
 
 

@@ -26,6 +26,7 @@ from scanl.data.table import Table
 from scanl.data.times import form_of, times
 from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 from scanl.files import written_whole
+from scanl.learning.choosing import MINUTES, choose, fitted
 from scanl.learning.estimators import check_sizes, optimize, seeded
 from scanl.learning.forecasting import Forecasts, check_levels
 from scanl.learning.questions.forecast import ForecastAnswerer
@@ -78,7 +79,10 @@ class Frames:
         freq: how far a step is from the next: an offset of pandas or its alias, such as "D", "B" or "ME"; a number if
             the times are numbers. None: what pandas infers for each series. As in `Table`, steps that are absent are
             missing numbers if they are few.
-        steps, batch_size, lr, random_state: of training.
+        steps, batch_size, lr, random_state: of training. Without steps, backtests choose them and every other option
+            that is None or is left out (`scanl.learning.choosing`). A recursive model, and another distribution than
+            quantiles, take 300.
+        minutes: of the backtests and the training of what they choose.
         options: of the model: arguments of `Stack` such as layer, dim and depth; recursive, lags and span.
 
     A forecast is a frame with `unique_id`, `ds`, the median as `scanl`, and the bounds of intervals as `scanl-lo-80`
@@ -96,12 +100,13 @@ class Frames:
         season: int | None = None,
         freq: Any = None,
         holidays: str | None = None,
-        distribution: str = "gaussian",
-        sequence_length: int = 128,
-        steps: int = 300,
-        batch_size: int = 16,
-        lr: float = 3e-3,
+        distribution: str | None = None,
+        sequence_length: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
         random_state: int = 0,
+        minutes: float = MINUTES,
         **options: Any,
     ) -> None:
         stack = {"dim": 32, "depth": 1, **{name: options[name] for name in options.keys() & set(STACK)}}
@@ -113,6 +118,8 @@ class Frames:
         self.season, self.freq, self.holidays = season, freq, holidays
         self.distribution, self.sequence_length = distribution, sequence_length
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
+        self.minutes = minutes
+        self.chosen: dict[str, Any] = {}  # by backtests: what the table is read with
         self.options, self.stack, self.head = options, StackConfig(**stack), head
         self.model: Forecaster | None = None
 
@@ -123,9 +130,11 @@ class Frames:
         longer than the horizon.
         """
         with _messages():
+            self.chosen = {}
             source = self._source()
             rows = self._rows(df)
-            check_sizes("frames", steps=self.steps, batch_size=self.batch_size, horizon=self.horizon)
+            given = {"steps": self.steps, "batch_size": self.batch_size, "horizon": self.horizon}
+            check_sizes("frames", **{name: value for name, value in given.items() if value is not None})
             source.take(rows)
             longest = max(len(member) for member in source.collection.series) - self.horizon
             if source.length < 1:
@@ -135,16 +144,25 @@ class Frames:
                     f"frames: horizon is {self.horizon}, expected at most {longest - 1} because the longest series has "
                     f"{longest} steps"
                 )
-            self._table, self._form = source, form_of(rows["ds"])
+            self._form = form_of(rows["ds"])
             seed = whole_number("frames", "random_state", self.random_state)
+            if self._chooses:
+                choice = choose(source, self._fixed, self.minutes)
+                self.chosen = {name: choice.options[name] for name in ("distribution", "sequence_length")}
+                self._table = self._source()
+                self._table.frame, self._table.collection = rows, source.collection
+                with seeded(seed):
+                    self.model = fitted(self._table, choice, seed)
+                return self
+            self._table = source
 
             def once(step: int) -> torch.Tensor:
-                return method.objective(model, source.batch(step, self.batch_size).tensors())[0]
+                return method.objective(model, source.batch(step, self.batch_size or 16).tensors())[0]
 
             with seeded(seed):
                 method = ForecastAnswerer(cast(Forecast, source.question))
                 model = method.model(make_stack(self.stack), self.head)
-                optimize(model, self.steps, self.lr, seed, once)
+                optimize(model, self.steps or 300, self.lr or 3e-3, seed, once)
             self.model = model
         return self
 
@@ -233,6 +251,7 @@ class Frames:
             "options": {name: list(v) if isinstance(v, tuple) else v for name, v in self._arguments.items()},
             "collection": facts,
             "form": self._form,
+            "chosen": self.chosen,
         }
         rows = table.frame.groupby("unique_id", sort=False).tail(table.length + 1)
         with written_whole(folder / ABOUT) as temporary:
@@ -248,6 +267,7 @@ class Frames:
             raise CheckpointError(f"frames: {path} has no {ABOUT} and {ROWS}, expected a folder of Frames.save")
         about = json.loads((folder / ABOUT).read_text("utf-8"))
         self = cls(**about["options"])
+        self.chosen = about["chosen"]
         self.model = Forecaster.load(folder)
         rows, facts = pd.read_parquet(folder / ROWS), about["collection"]
         nothing = np.zeros(0)
@@ -261,28 +281,37 @@ class Frames:
     def _arguments(self) -> dict[str, Any]:
         """The arguments of the constructor, by name."""
         names = (
-            *(
-                "horizon",
-                "past",
-                "static",
-                "future",
-                "season",
-                "freq",
-                "holidays",
-                "distribution",
-                "sequence_length",
-                "steps",
-            ),
-            *("batch_size", "lr", "random_state"),
-        )
+            "horizon", "past", "static", "future", "season", "freq", "holidays", "distribution", "sequence_length",
+            "steps", "batch_size", "lr", "random_state", "minutes",
+        )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, **self.options}
 
     def _source(self) -> FrameTable:
         return FrameTable(
             [PATH], "forecast", "y", time="ds", series="unique_id", static=self.static, past=self.past,
             future=self.future, horizon=self.horizon, season=self.season, freq=self.freq, holidays=self.holidays,
-            distribution=self.distribution, sequence_length=self.sequence_length, seed=self.random_state,
+            distribution=self._option("distribution"), sequence_length=self._option("sequence_length"),
+            seed=self.random_state,
         )  # fmt: skip
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether backtests choose what is left open."""
+        quantiles = self.distribution in (None, "quantiles")
+        return self.steps is None and quantiles and not self.options.get("recursive")
+
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        """What the caller has said of the options that backtests choose."""
+        names = ("distribution", "sequence_length", "batch_size", "lr")
+        values = {name: getattr(self, name) for name in names}
+        return {**{name: value for name, value in values.items() if value is not None}, **self.options}
+
+    def _option(self, name: str) -> Any:
+        """Return the distribution or the length of the sequences."""
+        usual = {"distribution": "quantiles" if self._chooses else "gaussian", "sequence_length": 128}
+        value = getattr(self, name)
+        return self.chosen.get(name, usual[name]) if value is None else value
 
     @property
     def _forecasts(self) -> Forecasts:
@@ -298,7 +327,7 @@ class Frames:
         if levels is not None and not isinstance(levels, list | tuple):
             raise ConfigError(f"frames: levels is {levels!r}, expected a list of per cents, such as [80, 95]")
         usual = levels is not None and tuple(levels) == (80, 95)
-        return check_levels("frames", self.distribution, None if usual else levels)
+        return check_levels("frames", self._option("distribution"), None if usual else levels)
 
     def _outlook(self, table: FrameTable, rows: Any, known: Any) -> Outlook:
         names = ", ".join(self.future)
