@@ -75,6 +75,11 @@ def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, repor
     source: its question is a forecast; it is not changed.   fixed: options and their values.   report: is called with a
     line on each comparison. Raises ConfigError as a `Forecaster` does.
     """
+    if fixed.get("distribution", "quantiles") != "quantiles":
+        raise ConfigError(
+            f"choose: distribution is {fixed['distribution']}, expected quantiles because the errors in the backtests "
+            "make them; give steps to train another one"
+        )
     began = time.monotonic()
     until = began + 60 * minutes
     past = Past.of(source)

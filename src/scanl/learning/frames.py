@@ -133,8 +133,8 @@ class Frames:
             self.chosen = {}
             source = self._source()
             rows = self._rows(df)
-            given = {"steps": self.steps, "batch_size": self.batch_size, "horizon": self.horizon}
-            check_sizes("frames", **{name: value for name, value in given.items() if value is not None})
+            sizes = {"steps": self.steps, "batch_size": self.batch_size, "horizon": self.horizon}
+            check_sizes("frames", **{name: value for name, value in sizes.items() if value is not None})
             source.take(rows)
             longest = max(len(member) for member in source.collection.series) - self.horizon
             if source.length < 1:
