@@ -242,10 +242,8 @@ def test_forecasts_move_with_the_series(distribution):
 
 def of_prices(distribution="quantiles", log=True, **options):
     channels = Channels(scales=[[50.0, 20.0]])
-    normalization = Normalization(6.0, log)
-    model = Forecaster(
-        H, Stack(8, 1, "lru"), channels, distribution=distribution, lags=3, normalization=normalization, **options
-    )
+    normalization = Normalization(6.0, log, **options)
+    model = Forecaster(H, Stack(8, 1, "lru"), channels, distribution=distribution, lags=3, normalization=normalization)
     torch.nn.init.normal_(model.lags.weight)
     return model.double()
 
@@ -294,7 +292,7 @@ def test_quantiles_are_calibrated_about_the_median():
 
 
 def test_forecasts_are_rounded_and_have_a_least_number():
-    model = forecaster(rounded=True, least=4.0, distribution="quantiles")
+    model = forecaster(normalization=Normalization(20.0, rounded=True, least=4.0), distribution="quantiles")
     given = series()
     forecast, _ = model.predict(given.x, **given.given())
     free = forecaster(distribution="quantiles").predict(given.x, **given.given())[0]

@@ -68,6 +68,11 @@ class Normalization(Part, metaclass=Configured):
         "normalise the logarithm of the targets, for series whose steps are ratios. A number that is not above 0 is "
         "then missing",
     ] = False
+    rounded: Annotated[bool, "round the forecasts to whole numbers"] = False
+    least: Annotated[float | None, "no forecast is below this number; None: no limit"] = None
+    calibrated: Annotated[
+        bool, "multiply the distances of the quantiles from the median by the factors in `calibration`"
+    ] = False
 
 
 WORDS[Normalization] = "Normalization()"
@@ -110,10 +115,10 @@ class Forecaster(Saved):
     With `Normalization(log=True)` the model reads and forecasts L + L log(y / L) instead of y, where L is the location
     of the channel, above 0. At L this map has the value L and the slope 1. Quantiles are mapped back exactly.
 
-    With `calibrated`, the distance of a quantile from the median is multiplied by a factor for each step ahead and each
-    level, in `calibration` (H, 11). Between two of `LEVELS` the factor is interpolated. Source: Romano, Patterson and
-    Candès, "Conformalized Quantile Regression", NeurIPS 2019, section 4. Differs: a factor, which suits series of
-    different scales, in place of a summand.
+    With `Normalization(calibrated=True)` the distance of a quantile from the median is multiplied by a factor for
+    each step ahead and each level, in `calibration` (H, 11). Between two of `LEVELS` the factor is
+    interpolated. Source: Romano, Patterson and Candès, "Conformalized Quantile Regression", NeurIPS 2019,
+    section 4. Differs: a factor, which suits series of different scales, in place of a summand.
 
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
@@ -143,13 +148,9 @@ class Forecaster(Saved):
         ] = 1,
         normalization: Annotated[
             Normalization | None,
-            "how the targets are normalised by their past; None: only by the scales of the channels",
+            "how the targets are normalised by their past, and what forecasts may be; None: only the scales of the "
+            "channels",
         ] = Normalization(),
-        rounded: Annotated[bool, "round the forecasts to whole numbers"] = False,
-        least: Annotated[float | None, "no forecast is below this number; None: no limit"] = None,
-        calibrated: Annotated[
-            bool, "multiply the distances of the quantiles from the median by the factors in `calibration`"
-        ] = False,
     ) -> None:
         super().__init__()
         check_causal(self._who(), stack)
@@ -158,14 +159,14 @@ class Forecaster(Saved):
         self.targets, self.past, self.static = channels.target, channels.past, channels.static
         self.future, self.timed = channels.future, channels.timed
         self.recursive, self.normalization = recursive, normalization
-        self.rounded, self.least = rounded, least
+        kind = normalization or Normalization()
+        self.rounded, self.least, self.log = kind.rounded, kind.least, kind.log
         self.ahead = 1 if recursive else horizon
         once = self.targets + self.past + self.static
         self.standard = Standard("forecaster", once + self.future, channels.scales)
         self.input = FeatureMap(once + (self.future + self.timed) * self.ahead + self.timed, stack.dim, missing=True)
         self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
         self.lags = Lags(lags, self.ahead) if lags else None
-        self.log = normalization is not None and normalization.log
         if self.log and distribution not in ("points", "quantiles"):
             raise ConfigError(
                 f"forecaster: distribution is {distribution}, expected points or quantiles because of log"
@@ -176,7 +177,7 @@ class Forecaster(Saved):
                 "target, expected more than 0 because of log"
             )
         self.calibration: Tensor | None
-        self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if calibrated else None)
+        self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if kind.calibrated else None)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
         weight = self.input.weight
@@ -477,7 +478,7 @@ class Forecaster(Saved):
         return location * (parameters / location - 1).clamp(max=MOST_LOG).exp()
 
     def _allowed(self, y: Tensor) -> Tensor:
-        """Return forecasts as `rounded` and `least` say."""
+        """Return forecasts as `rounded` and `least` of the normalisation say."""
         y = y if self.least is None else y.clamp(min=self.least)
         return y.round() if self.rounded else y
 

@@ -49,10 +49,9 @@ class ForecastAnswerer(Answerer[Forecast]):
             distribution=question.distribution,
             recursive=options["recursive"],
             lags=question.season if options["lags"] is None else options["lags"],
-            normalization=Normalization(options["span"], options["log"]),
-            rounded=options["rounded"],
-            least=options["least"],
-            calibrated=options["calibrated"],
+            normalization=Normalization(
+                **{name: options[name] for name in ("span", "log", "rounded", "least", "calibrated")}
+            ),
         )
 
     def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:
