@@ -185,7 +185,7 @@ class Windows:
         """Return the error in each backtest: the mean over the steps ahead, since the last ones have fewer origins."""
         folds = zip(forecasts, self.folds, strict=True)
         absolute = [np.abs(self.errors(ahead, rows)) for ahead, (_, rows) in folds]
-        return np.array([np.mean(_mean(errors)) for errors in absolute])
+        return np.array([float(_mean(errors).mean()) for errors in absolute])
 
     @cached_property
     def _of_naive(self) -> Numbers:
