@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cells_by_loop
 
 
 def made():
-    layer = ALIF(DIM, tau=3.0, tau_a=7.0, beta=0.4)
+    layer = ALIF(DIM, tau=3.0, decay=0.85, beta=0.4)
     torch.nn.init.constant_(layer.bias, 0.3)  # spikes are rare without
     return layer
 
@@ -22,7 +22,7 @@ def alif(layer, xs):
     for x in xs:
         from_others = torch.stack([sum(layer.weight_hh[j, i] * z[i] for i in range(DIM) if i != j) for j in range(DIM)])
         v = math.exp(-1 / 3) * v + layer.weight_ih @ x + layer.bias + from_others - z
-        a = math.exp(-1 / 7) * a + z
+        a = 0.85 * a + z
         z = (v > 1 + 0.4 * a).to(v.dtype)
         ys.append(z)
     return ys
@@ -33,7 +33,7 @@ EQUATIONS = {
 }
 
 REFUSED = [
-    (lambda: ALIF(3, tau_a=0.0), "alif: tau_a is 0.0, expected more than 0"),
+    (lambda: ALIF(3, decay=1.5), "alif: decay is 1.5, expected 0 to 1"),
     (lambda: ALIF(3, beta=-1.0), "alif: beta is -1.0, expected at least 0"),
 ]
 
@@ -41,7 +41,7 @@ REFUSED = [
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_the_adaptation_lowers_the_rate_under_a_steady_current(beta):
     """Without decay the threshold rises by β with each spike, which costs a neuron 1 + β of the current in all."""
-    layer = ALIF(1, tau=1e12, tau_a=1e12, beta=beta)
+    layer = ALIF(1, tau=1e12, decay=1.0, beta=beta)
     torch.nn.init.zeros_(layer.weight_ih)
     torch.nn.init.constant_(layer.bias, 0.5)
     y, state = layer(torch.zeros(1, 120, 1))

@@ -63,6 +63,6 @@ def test_with_its_first_weights_v_has_about_the_variance_of_the_input():
     v, x = torch.zeros(64), torch.randn(2000, 64) @ layer.weight_ih.detach().T
     squares = []
     for current in x:
-        v = layer.decay * v + current
+        v = layer.leak * v + current
         squares.append(v.square().mean().item())
     assert 0.8 < sum(squares[50:]) / 1950 < 1.2

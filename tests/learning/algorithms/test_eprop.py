@@ -99,8 +99,8 @@ def traces(layer, x, signal):
 
     x: what the layer reads (T, D).   signal: L (T, D), the error that reaches each neuron.
     """
-    alpha, gamma, size = layer.decay, layer.gamma, len(x[0])
-    rho, beta = getattr(layer, "adaptation", 0.0), getattr(layer, "beta", 0.0)
+    alpha, gamma, size = layer.leak, layer.gamma, len(x[0])
+    rho, beta = getattr(layer, "decay", 0.0), getattr(layer, "beta", 0.0)
     u = layer.weight_hh.detach().clone().fill_diagonal_(0)
     v = a = z = psi = x.new_zeros(size)
     by_v, by_a = x.new_zeros(size, 2 * size + 1), x.new_zeros(size, 2 * size + 1)  # one vector for each synapse
@@ -121,7 +121,7 @@ def traces(layer, x, signal):
 @pytest.mark.parametrize("layer", ["lif", "alif"])
 def test_eprop_of_spiking_neurons_has_the_traces_of_the_paper(layer):
     """LIF: presynaptic spikes, filtered, times ψ. ALIF: the eligibility vector of v and a."""
-    options = {"tau": 3.0, **({"tau_a": 9.0, "beta": 0.4} if layer == "alif" else {})}
+    options = {"tau": 3.0, **({"decay": 0.9, "beta": 0.4} if layer == "alif" else {})}
     model, batch = tiny(layer, layer_options={layer: options}, channel_mixer="none"), numbers(40, rows=1)
     neurons = model.stack.blocks[0].mixer
     torch.nn.init.constant_(neurons.bias, 0.2)

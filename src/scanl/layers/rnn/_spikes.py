@@ -29,10 +29,10 @@ def spike(u: Tensor, gamma: float) -> Tensor:
     return torch.sign(torch.relu(u)) + psi * (u - u.detach())  # the second term is 0, and NaN if u is infinite
 
 
-def init_weights(input_weight: Tensor, recurrent: Tensor, decay: float) -> None:
+def init_weights(input_weight: Tensor, recurrent: Tensor, leak: float) -> None:
     """Draw weights by which v has about the variance 1 for independent inputs of variance 1."""
     width = recurrent.shape[0]
-    nn.init.normal_(input_weight, std=((1 - decay**2) / input_weight.shape[1]) ** 0.5)
+    nn.init.normal_(input_weight, std=((1 - leak**2) / input_weight.shape[1]) ** 0.5)
     nn.init.normal_(recurrent, std=width**-0.5)
 
 

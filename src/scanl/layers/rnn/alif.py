@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above, at_least
+from scanl.configured import at_least, between
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
@@ -29,20 +29,20 @@ def alif_cell(
     u: Tensor,
     state: Tensor,
     *,
-    decay: float = 0.95,
-    adaptation: float = 0.995,
+    leak: float = 0.95,
+    decay: float = 0.995,
     beta: float = 0.1,
     gamma: float = 0.3,
 ) -> tuple[Tensor, Tensor]:
     """Take one step of leaky integrate-and-fire neurons, whose threshold 1 + β a grows with their own spikes.
 
-    x: the current, (B, T, D).   u: recurrent weights.   decay: α.   adaptation: ρ.   gamma: γ, see `spike`.
+    x: the current, (B, T, D).   u: recurrent weights.   leak: α.   decay: ρ.   gamma: γ, see `spike`.
     state: v and a, (B, 2, D). No gradient goes through the reset of v; one goes from a spike to a.
     """
     v, a = state.unbind(1)
     z = spike(v - 1 - beta * a, gamma)
-    v = decay * v + x + z @ u.T - z.detach()
-    a = adaptation * a + z
+    v = leak * v + x + z @ u.T - z.detach()
+    a = decay * a + z
     return spike(v - 1 - beta * a, gamma), torch.stack([v, a], 1)
 
 
@@ -51,7 +51,7 @@ cases(
     "D=3",
     "u has shape (2, 3), expected (D, D) with D=3 from x",
     "state has shape (2, 3), expected (B, 2, D)",
-    options=[{"decay": 0.75, "adaptation": 0.875}],
+    options=[{"leak": 0.75, "decay": 0.875}],
     x=lambda x: x + 0.5,
 )
 
@@ -69,28 +69,28 @@ class ALIF(CellLayer):
     id = "S-alif"
     equation = (
         "v_t = alpha v_{t-1} + W x_t + b + U z_{t-1} - z_{t-1},  a_t = rho a_{t-1} + z_{t-1},  "
-        "z_t = H(v_t - 1 - beta a_t),  alpha = exp(-1/tau),  rho = exp(-1/tau_a)"
+        "z_t = H(v_t - 1 - beta a_t),  alpha = exp(-1/tau),  rho = decay"
     )
     cell = alif_cell
     state: ClassVar = Axes("2, dim", "v and a")
     excused: ClassVar = SPIKING
-    sample: ClassVar = {"tau": 2.0, "tau_a": 8.0}
+    sample: ClassVar = {"tau": 2.0, "decay": 0.9}
 
     def __init__(
         self,
         dim: options.Dim,
         tau: Tau = 20.0,
-        tau_a: Annotated[float, above(0), "time constant of the adaptation in steps: a decays by exp(-1/τ_a)"] = 200.0,
+        decay: Annotated[float, between(0, 1), "ρ, factor of the adaptation in a step; exp(-1/200) by default"] = 0.995,
         beta: Annotated[float, at_least(0), "β, by how much a raises the threshold"] = 0.1,
         gamma: Gamma = 0.3,
     ) -> None:
         super().__init__()
         self.dim, self.beta, self.gamma = dim, beta, gamma
-        self.decay, self.adaptation = math.exp(-1 / tau), math.exp(-1 / tau_a)
+        self.leak, self.decay = math.exp(-1 / tau), decay
         self.weight_ih = nn.Parameter(torch.empty(dim, dim))
         self.weight_hh = nn.Parameter(torch.empty(dim, dim))
         self.bias = nn.Parameter(torch.zeros(dim))
-        init_weights(self.weight_ih, self.weight_hh, self.decay)
+        init_weights(self.weight_ih, self.weight_hh, self.leak)
 
     def operands(self, x: Tensor) -> list[Tensor]:
         return [F.linear(x, self.weight_ih, self.bias), without_diagonal(self.weight_hh)]

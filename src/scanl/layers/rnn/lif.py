@@ -22,14 +22,14 @@ from scanl.ops.cell import cell
     "Communications 11:3625, 2020, Methods",
     excused=SURROGATE,
 )
-def lif_cell(x: Tensor, u: Tensor, state: Tensor, *, decay: float = 0.95, gamma: float = 0.3) -> tuple[Tensor, Tensor]:
+def lif_cell(x: Tensor, u: Tensor, state: Tensor, *, leak: float = 0.95, gamma: float = 0.3) -> tuple[Tensor, Tensor]:
     """Take one step of leaky integrate-and-fire neurons with the threshold 1.
 
-    x: the current, (B, T, D).   u: recurrent weights.   decay: α.   gamma: γ, see `spike`.   state: v. The spikes of
+    x: the current, (B, T, D).   u: recurrent weights.   leak: α.   gamma: γ, see `spike`.   state: v. The spikes of
     the step before follow from it. No gradient goes through the reset.
     """
     z = spike(state - 1, gamma)
-    v = decay * state + x + z @ u.T - z.detach()
+    v = leak * state + x + z @ u.T - z.detach()
     return spike(v - 1, gamma), v
 
 
@@ -38,7 +38,7 @@ cases(
     "D=3",
     "u has shape (2, 3), expected (D, D) with D=3 from x",
     "u is missing, expected a tensor (D, D)",
-    options=[{"decay": 0.75}],
+    options=[{"leak": 0.75}],
     x=lambda x: x + 0.5,
 )
 
@@ -67,11 +67,11 @@ class LIF(CellLayer):
 
     def __init__(self, dim: options.Dim, tau: Tau = 20.0, gamma: Gamma = 0.3) -> None:
         super().__init__()
-        self.dim, self.gamma, self.decay = dim, gamma, math.exp(-1 / tau)
+        self.dim, self.gamma, self.leak = dim, gamma, math.exp(-1 / tau)
         self.weight_ih = nn.Parameter(torch.empty(dim, dim))
         self.weight_hh = nn.Parameter(torch.empty(dim, dim))
         self.bias = nn.Parameter(torch.zeros(dim))
-        init_weights(self.weight_ih, self.weight_hh, self.decay)
+        init_weights(self.weight_ih, self.weight_hh, self.leak)
 
     def operands(self, x: Tensor) -> list[Tensor]:
         return [F.linear(x, self.weight_ih, self.bias), without_diagonal(self.weight_hh)]
