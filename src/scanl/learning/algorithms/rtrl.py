@@ -134,7 +134,7 @@ class RTRL(Carried):
     computes: ClassVar = "exact"
     error = (
         "while the parameters are constant; after an optimizer's step M still has the influence of the former "
-        "parameters"
+        "parameters. Parameters that are the first state, as in titans, get no gradient for it"
     )
     memory = "B*e*(p + 1)"
     operations = "2*B**2*e*p*T + B*e**2*p"
