@@ -47,7 +47,7 @@ DIGESTS = {
     "mqar": "2133fc54d9cb92651b5a25ab6cbe16f4ff05dab2340d9799989a91087bc11f79",
     "parity": "194f52e49ae84189e574fb544b841e831533d06ed2cca58f87183b42e8f70ec4",
     "selective_copy": "c56a74b447467d48bc27b83c9c0d3698cd858c7958bac56f609ccbc2cd50fadb",
-    "table": "985f1e890e59b4cb95d748a93882678a82900c45c2947aec343a10b18545d2db",
+    "table": "cf058b9fcd3eca401eeab2f27fc43e63548a54afba713b6780893d4635547604",
     "text": "f11eeb80c625a7b8d66834c24a1579547806051946533d2fa233e401ca47f353",
 }
 each_source = pytest.mark.parametrize("name", sources.names())
