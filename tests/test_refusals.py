@@ -293,10 +293,12 @@ def test_fit_leaves_the_global_generator_alone():
 
 
 def test_a_seed_of_an_estimator_is_a_whole_number():
-    for wrong in (2.5, "3", -1, None):
+    for wrong in (2.5, "3", -1):
         for fit in fits(random_state=wrong):
             with pytest.raises(ConfigError, match=r"random_state is .*, expected "):
                 fit()
+    with pytest.raises(ConfigError, match="random_state is None, expected a whole number of at least 0"):
+        Frames(2, season=1, **SMALL, random_state=None).fit(FRAME)
     for fit in fits(random_state=np.int64(3)):
         fit()
 
@@ -323,7 +325,7 @@ def test_a_fit_that_diverges_says_so(lr):
 
 
 def test_a_loss_that_is_not_finite_ends_a_fit(monkeypatch):
-    monkeypatch.setattr(F, "cross_entropy", lambda outputs, _: outputs.sum() * math.nan)
+    monkeypatch.setattr(F, "cross_entropy", lambda outputs, *_, **__: outputs.sum() * math.nan)
     with pytest.raises(DivergenceError, match="fit: the loss is nan at step 1; try a smaller lr"):
         next(fits())()
 

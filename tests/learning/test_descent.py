@@ -24,6 +24,22 @@ def test_steps_are_those_of_gradient_descent_by_hand():
     assert weight.tolist() == [0.25 * 5 / 8, -0.5 * 5 / 8]
 
 
+def test_a_step_can_be_the_last():
+    weight = torch.tensor([1.0], requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    calls = []
+
+    def after(step, loss):
+        calls.append((step, loss))
+        return step == 1
+
+    losses = descend([weight], optimizer, schedule, 5, lambda _: weight.square().sum(), after=after)
+    assert losses == [1.0, 0.25]  # w halves at each step
+    assert calls == [(0, 1.0), (1, 0.25)]
+    assert weight.item() == 0.25
+
+
 def test_a_long_gradient_is_clipped():
     _, weight = descent(lambda w, step: 3 * w[0] + 4 * w[1], steps=1, clip=1.0, start=(0.0, 0.0))
     unit = torch.tensor([0.6, 0.8], dtype=torch.float64)

@@ -12,12 +12,16 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
 
-from scanl.errors import ConfigError  # noqa: E402
-from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.errors import ConfigError, DataError  # noqa: E402
+from scanl.learning.estimators import SeriesClassifier, SeriesRegressor, device_of  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 3}
 # Checks that need a good score are run with training that is long enough for one.
-SCORED = {"check_classifiers_train", "check_regressors_train", "check_supervised_y_2d"}
+SCORED = {
+    "check_classifiers_train", "check_regressors_train", "check_supervised_y_2d", "check_class_weight_classifiers"
+}  # fmt: skip
+# Checks that compare to 1e-7, closer than float32 goes: they are run in float64, where the sums' order does not show.
+EXACT = {"check_sample_weight_equivalence_on_dense_data"}
 CHECKS = [
     pytest.param(kind, check, id=f"{kind.__name__}-{getattr(check, 'func', check).__name__}-{number}")
     for kind in (SeriesClassifier, SeriesRegressor)
@@ -33,12 +37,21 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "check"), CHECKS)
 def test_a_check_of_scikit_learn(kind, check, request):
     name = getattr(check, "func", check).__name__
     if name in SCORED and not request.config.getoption("--all"):
         pytest.skip("a long training: runs with --all")
+    if name in EXACT:
+        request.getfixturevalue("float64")
     check(kind(**{**SMALL, "steps": 150, "lr": 0.02} if name in SCORED else kind(**SMALL).get_params()))
 
 
@@ -80,3 +93,102 @@ def test_several_numbers_of_a_series():
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     with pytest.raises(ConfigError, match="steps is 0, expected a whole number of at least 1"):
         SeriesRegressor(steps=0).fit(x, y)
+
+
+KINDS = pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
+
+
+def parameters(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.model_.parameters()])
+
+
+def test_random_states(monkeypatch):
+    x, y = waves(20)
+    states = (3, np.random.RandomState(3), np.random.default_rng(3))
+    for state in states:
+        one, two = (parameters(SeriesClassifier(**SMALL, random_state=state).fit(x, y)) for _ in range(2))
+        assert torch.equal(one, two) == isinstance(state, int)  # a generator goes on
+    for make in (np.random.RandomState, np.random.default_rng):
+        one, two = (parameters(SeriesClassifier(**SMALL, random_state=make(3)).fit(x, y)) for _ in range(2))
+        assert torch.equal(one, two)
+    fits = []
+    for _ in range(2):
+        monkeypatch.setattr(np.random.mtrand, "_rand", np.random.RandomState(5))
+        fits += [parameters(SeriesClassifier(**SMALL, random_state=None).fit(x, y)) for _ in range(2)]
+    one, two, again, _ = fits
+    assert torch.equal(one, again)
+    assert not torch.equal(one, two)
+    with pytest.raises(
+        ConfigError, match=r"random_state is 2\.5, expected a whole number of at least 0, a RandomState"
+    ):
+        SeriesClassifier(**SMALL, random_state=2.5).fit(x, y)
+
+
+@KINDS
+def test_lines_of_a_fit(kind, capsys):
+    x, y = waves(20)
+    kind("lru", dim=8, steps=20).fit(x, y)
+    assert capsys.readouterr().out == ""
+    kind("lru", dim=8, steps=20, verbose=1).fit(x, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith(f"{kind.__name__}: step 2 of 20, loss ")
+    assert lines[-1].startswith(f"{kind.__name__}: step 20 of 20, loss ")
+
+
+@KINDS
+def test_a_device(kind):
+    x, y = waves(20)
+    expected = kind(**SMALL).fit(x, y).predict(x)
+    np.testing.assert_array_equal(kind(**SMALL, device=torch.device("cpu")).fit(x, y).predict(x), expected)
+    assert device_of("who", None) == torch.device("cpu")
+    for wrong in ("nowhere", 2.5):
+        with pytest.raises(ConfigError, match=f"{kind.__name__}: device is {wrong!r}, expected a device of torch that"):
+            kind(**SMALL, device=wrong).fit(x, y)
+
+
+@KINDS
+@pytest.mark.usefixtures("float64")
+def test_weights_of_series(kind):
+    """Of a batch with all series, weights 2 and 0 equal a series twice and none, up to rounding. X has NaN."""
+    x, y = waves(12)
+    x[0, 3], x[5, 2] = np.nan, np.nan
+    weights = np.array([2, 0, 1, 1, 2, 1, 3, 1, 0, 1, 1, 2])
+    model = kind(**{**SMALL, "steps": 6}, batch_size=100)
+    method = "predict_proba" if kind is SeriesClassifier else "predict"
+    weighted = getattr(model.fit(x, y, sample_weight=weights), method)(x)
+    repeated = getattr(model.fit(x.repeat(weights, 0), y.repeat(weights)), method)(x)
+    plain = getattr(model.fit(x, y), method)(x)
+    np.testing.assert_array_equal(plain, getattr(model.fit(x, y, 0.5), method)(x))
+    # Adam's first steps divide gradients by their size, so rounding of the smallest ones grows to its root.
+    np.testing.assert_allclose(weighted, repeated, rtol=0, atol=np.finfo(np.float64).eps ** 0.5)
+    assert np.abs(weighted - plain).max() > 1e-4
+
+
+@KINDS
+def test_weights_that_are_none(kind):
+    x, y = waves(12)
+    for wrong in (np.ones((12, 2)), np.ones(11)):
+        with pytest.raises(DataError, match=r"sample_weight has shape \(1[12],.*, expected \(12,\) because of X"):
+            kind(**SMALL).fit(x, y, wrong)
+    for wrong in (np.arange(12) - 1.0, np.full(12, np.inf)):
+        with pytest.raises(DataError, match=r"sample_weight is from .* to .*, expected finite numbers of at least 0"):
+            kind(**SMALL).fit(x, y, wrong)
+    with pytest.raises(DataError, match="sample_weight is zero for every series, expected one weight above zero"):
+        kind(**SMALL).fit(x, y, np.zeros(12))
+
+
+def test_weights_of_classes():
+    x, y = waves(40)
+    few = np.r_[np.flatnonzero(y == 0), np.flatnonzero(y == 1)[:4]]
+    x, names = x[few], np.array(["behind", "ahead"])[y[few]]
+    options = {**SMALL, "batch_size": 100}
+    counts = {name: (names == name).sum() for name in set(names)}
+    by_hand = {name: len(names) / (2 * count) for name, count in counts.items()}
+    fits = [SeriesClassifier(**options, class_weight=weight).fit(x, names) for weight in ("balanced", by_hand)]
+    one, two = (fit.predict_proba(x) for fit in fits)
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+    plain = SeriesClassifier(**options).fit(x, names).predict_proba(x)
+    assert one[:, 0].mean() > plain[:, 0].mean()  # "ahead" is the rare one
+    with pytest.raises(ConfigError, match="class_weight is 'equal', expected 'balanced', a dict of weights by class,"):
+        SeriesClassifier(**SMALL, class_weight="equal").fit(x, names)

@@ -631,6 +631,11 @@ WRONG = [
         r"regressor: targets has shape \(1, 3, 1\), expected \(1, 2\) because of x",
     ),
     (
+        lambda: SequenceRegressor(2, Stack(8, 1, "lru"), Features(1)).loss(ONE, ONE[:, :2, 0], weights=ONE),
+        ShapeError,
+        r"regressor: weights has shape \(1, 3, 1\), expected \(1,\) because of x",
+    ),
+    (
         lambda: SequenceRegressor(2, Stack(8, 1, "lru"), Features(1), output_scales=[[0, 1]]),
         ConfigError,
         "a location and a scale above 0 for each of 2 channels",

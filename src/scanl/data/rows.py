@@ -67,16 +67,23 @@ def reaching(rows: NDArray[np.int64], ahead: int) -> NDArray[np.int64]:
     return np.hstack([rows, rows[:, -1:] + 1 + np.arange(ahead)])
 
 
-def scale_of(values: Numbers) -> tuple[float, float]:
+def scale_of(values: Numbers, weights: Numbers | None = None) -> tuple[float, float]:
     """Return mean and standard deviation of the known numbers, in float64.
+
+    weights: of the numbers, at least 0; a weight of 2 counts as the number twice. None: all are equal.
 
     For a constant, up to rounding, the deviation is its absolute value instead, or 1 where that is 0.
     """
-    known = values[~np.isnan(values)].astype(np.float64)
+    counted = ~np.isnan(values) if weights is None else ~np.isnan(values) & (weights > 0)
+    known = values[counted].astype(np.float64)
     if not known.any():
         return 0.0, 1.0
     unit = float(unit_of(known))
-    mean, deviation = float((known / unit).mean()), float((known / unit).std())
+    if weights is None:
+        mean, deviation = float((known / unit).mean()), float((known / unit).std())
+    else:
+        mean = float(np.average(known / unit, weights=weights[counted]))
+        deviation = float(np.average((known / unit - mean) ** 2, weights=weights[counted])) ** 0.5
     constant = deviation <= np.finfo(np.float64).eps * abs(mean)
     return unit * mean, unit * (abs(mean) if constant else deviation)
 

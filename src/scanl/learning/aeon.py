@@ -19,14 +19,14 @@ from torch import Tensor
 
 from scanl.data.rows import scale_of
 from scanl.errors import DataError
-from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimize, seeded
+from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimize, outputs, seeded
 from scanl.models import Channels, Forecaster, Stack
 
 
 class AeonClassifier(Trained, BaseClassifier):
     """Classify series, as a classifier of aeon. X is (n, channels, T), or a list of (channels, t) of unequal length.
 
-    Args: see `SeriesClassifier`. A series that is shorter than the longest of `fit` begins with
+    Args: as in `Trained`. A series that is shorter than the longest of `fit` begins with
     missing numbers, as in `Table`. A longer series is read whole. Fitted: `model_`, a `SeriesClassifier`.
     """
 
@@ -46,7 +46,6 @@ class AeonClassifier(Trained, BaseClassifier):
     def _predict(self, X: Any) -> NDArray[Any]:
         return self.classes_[self._predict_proba(X).argmax(-1)]
 
-    @torch.no_grad()
     def _predict_proba(self, X: Any) -> NDArray[np.float32]:
         probabilities = np.empty((len(X), len(self.classes_)), np.float32)
         lengths = np.array([max(self.steps_, series.shape[1]) for series in X])
@@ -54,7 +53,7 @@ class AeonClassifier(Trained, BaseClassifier):
             (places,) = np.nonzero(lengths == steps)
             for chunk in np.array_split(places, -(-len(places) // ROWS)):
                 rows = torch.from_numpy(_rows([X[place] for place in chunk], steps))
-                probabilities[chunk] = self.model_.model_(rows)[0].softmax(-1).numpy()
+                probabilities[chunk] = outputs(self.model_.model_, rows).softmax(-1).numpy()
         return probabilities
 
     @classmethod

@@ -20,11 +20,13 @@ def descend(
     steps: int,
     step_loss: Callable[[int], Tensor],
     clip: float = math.inf,
+    after: Callable[[int, float], bool] | None = None,
 ) -> list[float]:
     """Take steps with the gradients of a loss, change the parameters in place, and return the losses.
 
     parameters: the optimizer's parameters; only they get a gradient, if they require one.   step_loss: makes the loss
-    of a step (from 0).   clip: largest norm of the gradient.
+    of a step (from 0).   clip: largest norm of the gradient.   after: called with each step and its loss; training ends
+    once it returns True.
     Raises DivergenceError when a loss, a gradient or, at the end, a parameter is not finite.
     """
     learnt, losses = [parameter for parameter in parameters if parameter.requires_grad], []
@@ -39,7 +41,9 @@ def descend(
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
+        if after is not None and after(step, losses[-1]):
+            break
     for parameter in parameters:
         if not parameter.isfinite().all():
-            raise DivergenceError(f"fit: a parameter is not finite after step {steps}; try a smaller lr")
+            raise DivergenceError(f"fit: a parameter is not finite after step {len(losses)}; try a smaller lr")
     return losses

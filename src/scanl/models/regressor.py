@@ -70,8 +70,11 @@ class SequenceRegressor(Pooled):
         *,
         mask: Tensor | None = None,
         timespans: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> tuple[Tensor, PooledState]:
         """Return the mean loss of the numbers targets (B, O), and the state. mask, timespans: as in `forward`.
+
+        weights: (B,), by which the losses of each sequence are multiplied before the mean.
 
         Squared errors and pinball losses are in standardised units. The likelihood of counts is computed on the counts,
         not standardised.
@@ -82,6 +85,8 @@ class SequenceRegressor(Pooled):
             )
         if self.head.counts and not torch.compiler.is_compiling():
             check_counts("regressor", "targets", targets)
+        if weights is not None and weights.shape != (len(x),):
+            raise ShapeError(f"regressor: weights has shape {tuple(weights.shape)}, expected {(len(x),)} because of x")
         feature, state = self._feature(x, state, mask, None, timespans)
         parameters = self.head(feature)
         if self.head.counts:
@@ -89,4 +94,6 @@ class SequenceRegressor(Pooled):
             losses = self.head.loss(self.head.in_units(parameters.double(), scale, scale), targets.double())
         else:
             losses = self.head.loss(parameters, self.answer(targets).to(parameters.dtype))
+        if weights is not None:
+            losses = losses * weights[:, None].to(losses.dtype)
         return losses.mean().to(parameters.dtype), state
