@@ -192,3 +192,79 @@ def test_weights_of_classes():
     assert one[:, 0].mean() > plain[:, 0].mean()  # "ahead" is the rare one
     with pytest.raises(ConfigError, match="class_weight is 'equal', expected 'balanced', a dict of weights by class,"):
         SeriesClassifier(**SMALL, class_weight="equal").fit(x, names)
+
+
+@KINDS
+def test_early_stopping(kind, capsys):
+    """The loss of the series held out is noise here: training ends early, at the weights with the smallest one."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(40, 6)), np.arange(40) % 2
+    options = {**SMALL, "steps": 400, "lr": 0.05, "early_stopping": True, "n_iter_no_change": 3, "verbose": 1}
+    fitted = kind(**options, validation_fraction=0.25).fit(x, y)
+    out = capsys.readouterr().out
+    assert f"{kind.__name__}: stopped at step" in out
+    assert "step 400 of 400" not in out
+    assert np.isfinite(fitted.predict(x.astype(float))).all()
+    learnt, check = fitted._split(torch.from_numpy(y), np.random.default_rng(1))
+    assert sorted([*learnt.tolist(), *check.tolist()]) == list(range(40))
+    assert y[check].tolist().count(0) == y[check].tolist().count(1) == 5
+    with pytest.raises(ConfigError, match=r"validation_fraction is 1\.5, expected a number between 0 and 1"):
+        kind(**SMALL, early_stopping=True, validation_fraction=1.5).fit(x, y)
+    with pytest.raises(
+        DataError, match=r"X has 4 series, of which a validation_fraction of 0\.1 is none; expected one"
+    ):
+        kind(**SMALL, early_stopping=True).fit(x[:4], y[:4])
+
+
+@KINDS
+def test_a_warm_start(kind):
+    x, y = waves(20)
+    model = kind(**SMALL, warm_start=True).fit(x, y)
+    one, scales = parameters(model), model.model_.standard.scale.clone()
+    again = kind(**SMALL, warm_start=True).fit(x, y)
+    assert torch.equal(parameters(again), one)
+    two = model.set_params(lr=1e-6).fit(2 * x, y)
+    torch.testing.assert_close(parameters(two), one, rtol=0, atol=1e-5)  # three steps of at most about lr
+    assert not torch.equal(parameters(two), one)
+    assert torch.equal(model.model_.standard.scale, scales)
+    with pytest.raises(ValueError, match="X has 1 channels, expected 2 as in fit"):
+        model.fit(x[..., 0], y)
+    message = {
+        SeriesClassifier: r"y has the classes \[1, 2\], expected \[0, 1\] of the last fit because of warm_start",
+        SeriesRegressor: "y has 2 numbers of a series, expected 1 of the last fit because of warm_start",
+    }[kind]
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, y + 1 if kind is SeriesClassifier else np.stack([y, y], 1))
+
+
+def test_predictions_of_long_series_are_read_in_pieces(monkeypatch):
+    x, y = waves(10)
+    model = SeriesRegressor(**SMALL).fit(x, y)
+    expected = model.predict(x)
+    for steps in (5, 24, 60):  # pieces of a series, two series, and five
+        monkeypatch.setattr("scanl.learning.estimators.STEPS", steps)
+        np.testing.assert_allclose(model.predict(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_intervals_of_a_regressor():
+    x, y = waves(60)
+    y = y + np.random.default_rng(1).normal(size=60)
+    model = SeriesRegressor("lru", dim=8, steps=40, lr=0.05, distribution="gaussian").fit(x, y)
+    frame = model.predict_interval(x, [80, 50])
+    assert list(frame.columns) == ["y", "y-lo-80", "y-hi-80", "y-lo-50", "y-hi-50"]
+    np.testing.assert_array_equal(frame["y"], model.predict(x))
+    assert (frame["y-lo-80"] < frame["y-lo-50"]).all()
+    assert (frame["y-hi-80"] > frame["y-hi-50"]).all()
+    # Of a normal distribution the 90th and the 75th per cent are at 1.2816 and 0.6745 deviations.
+    widths = (frame["y-hi-80"] - frame["y-lo-80"]) / (frame["y-hi-50"] - frame["y-lo-50"])
+    np.testing.assert_allclose(widths, 1.2815515655446004 / 0.6744897501960817, rtol=1e-9)
+    pair = SeriesRegressor(**SMALL, distribution="quantiles").fit(x, np.stack([y, y], 1)).predict_interval(x)
+    assert list(pair.columns)[:3] == ["y0", "y0-lo-80", "y0-hi-80"]
+    assert "y1-hi-90" in pair.columns  # the outermost quantiles
+    points = SeriesRegressor(**SMALL).fit(x, y)
+    with pytest.raises(
+        ConfigError, match="distribution is 'points', expected one with intervals because of predict_in"
+    ):
+        points.predict_interval(x)
+    with pytest.raises(ConfigError, match=r"levels is \[80\], expected none because the distribution is points"):
+        points.predict_interval(x, [80])

@@ -5,10 +5,10 @@ optimizer and the learning rates of `scanl train`, and leave no folder.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -25,13 +25,15 @@ from torch.nn import functional as F
 from scanl.data.rows import scale_of
 from scanl.errors import ConfigError, DataError
 from scanl.learning.descent import descend
+from scanl.learning.forecasting import check_levels
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import Plan, rate
 from scanl.models import Features, SequenceClassifier, SequenceRegressor, Stack
+from scanl.models.stack import Backbone
 from scanl.whole import is_whole, whole_number
 
-ROWS = 256  # of a batch of predictions
+ROWS, STEPS = 256, 2**16  # most series, and most steps of all series, that are read at once in a prediction
 LINES = 10  # that `verbose` prints in a fit
 
 
@@ -109,9 +111,20 @@ def device_of(who: str, device: Any) -> torch.device:
 
 @torch.no_grad()
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
-    """Return the outputs of a model for series x (n, T, C), in batches, on the processor."""
-    device = next(model.parameters()).device
-    return torch.cat([model(rows.to(device))[0].cpu() for rows in x.split(ROWS)])
+    """Return the outputs of a model for series x (n, T, C), on the processor.
+
+    At most `ROWS` series and `STEPS` steps are read at once. A longer series is read in pieces, with the state between
+    them, unless a layer reads future steps.
+    """
+    device, stack = next(model.parameters()).device, model.stack
+    at_once = x.shape[1] if isinstance(stack, Backbone) and stack.bidirectional else STEPS
+    answers = []
+    for rows in x.split(max(1, min(ROWS, STEPS // x.shape[1]))):
+        output, state = None, None
+        for piece in rows.split(at_once, 1):
+            output, state = model(piece.to(device), state)
+        answers.append(output)
+    return torch.cat(answers).cpu()
 
 
 @dataclass(eq=False, repr=False)
@@ -124,6 +137,9 @@ class Trained:
     generator of NumPy, which give another seed at each fit.
     device: of torch, on which the model is trained and stays; None: the processor.
     verbose: 1 prints the loss ten times in a fit; 0 prints nothing.
+    early_stopping: whether to hold out series, measure their loss after each pass over the others, end when it has not
+    fallen for `n_iter_no_change` passes, and return to the weights with the smallest one.
+    validation_fraction: share of the series that are held out, of each class alike.
     """
 
     layer: str = "hawk"
@@ -137,15 +153,23 @@ class Trained:
     random_state: Any = 0
     device: Any = None
     verbose: int = 0
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
 
     def __post_init__(self) -> None:
         super().__init__()
 
 
+@dataclass(eq=False, repr=False)
 class _Estimator(Trained, BaseEstimator):
-    """The base class of the two estimators. X: (n, T) or (n, T, C) series of equal length; NaN is missing."""
+    """The base class of the two estimators. X: (n, T) or (n, T, C) series of equal length; NaN is missing.
 
-    model_: Any  # set by `fit`
+    warm_start: whether a further `fit` trains the weights of the last one on. The scales of the first fit stay,
+    and X must have its form.
+    """
+
+    warm_start: bool = field(default=False, kw_only=True)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -156,18 +180,24 @@ class _Estimator(Trained, BaseEstimator):
 
     def _read(self, X: Any, y: Any = None, **options: Any) -> tuple[Tensor, Any]:
         """Check X, and y when it fits, and return X as (n, T, C) in float64, because the model standardises it."""
+        reset = y is not None and not self._warm
         _refuse_unequal(type(self).__name__, X)
         how: dict[str, Any] = {"allow_nd": True, "ensure_all_finite": "allow-nan", "dtype": np.float64, **options}
-        checked: Any = validate_data(self, X, y, **how) if y is not None else validate_data(self, X, reset=False, **how)
+        checked: Any = validate_data(self, X, *(() if y is None else (y,)), reset=reset, **how)
         x, answers = checked if y is not None else (checked, None)
         if x.ndim > 3:
             raise ValueError(f"Found array with dim {x.ndim}, expected (n, T) or (n, T, C)")
-        if y is not None:
+        if reset:
             self.channels_ = 1 if x.ndim == 2 else x.shape[2]
         channels = 1 if x.ndim == 2 else x.shape[2]
         if channels != self.channels_:
             raise ValueError(f"X has {channels} channels, expected {self.channels_} as in fit")
         return torch.from_numpy(np.ascontiguousarray(x.reshape(*x.shape[:2], channels))), answers
+
+    @property
+    def _warm(self) -> bool:
+        """Whether a fit goes on with the weights of the last one."""
+        return self.warm_start and hasattr(self, "model_")
 
     def _weights(self, sample_weight: Any, n: int) -> NDArray[np.float64]:
         """Return the weight of each series, (n,), of which a positive one exists."""
@@ -201,23 +231,66 @@ class _Estimator(Trained, BaseEstimator):
 
     def _train(self, x: Tensor, targets: Tensor, weights: NDArray[np.float64], seed: int) -> None:
         """Train `model_` with rows that are drawn anew for each step. weights: (n,), of the losses."""
-        check_sizes(type(self).__name__, steps=self.steps, batch_size=self.batch_size)
+        who = type(self).__name__
+        check_sizes(who, steps=self.steps, batch_size=self.batch_size, n_iter_no_change=self.n_iter_no_change)
         draw = np.random.default_rng(seed)
-        size, device = min(self.batch_size, len(x)), next(self.model_.parameters()).device
-        of_mean = None if _equal(weights) else torch.from_numpy(weights / weights.mean())
+        device = next(self.model_.parameters()).device
+        factors = None if _equal(weights) else torch.from_numpy(weights / weights.mean())
+        learnt, check = self._split(targets, draw)
+        size = min(self.batch_size, len(learnt))
+        best, smallest, misses = None, np.inf, 0
+
+        def loss_of(rows: Tensor) -> Tensor:
+            of_rows = None if factors is None else factors[rows].to(device)
+            return self._loss(x[rows].to(device), targets[rows].to(device), of_rows)
 
         def once(_: int) -> Tensor:
-            rows = torch.from_numpy(draw.choice(len(x), size, replace=False))
-            factors = None if of_mean is None else of_mean[rows].to(device)
-            return self._loss(x[rows].to(device), targets[rows].to(device), factors)
+            return loss_of(learnt[torch.from_numpy(draw.choice(len(learnt), size, replace=False))])
 
-        optimize(self.model_, self.steps, self.lr, seed, once, after=self._after)
+        def after(step: int, loss: float) -> bool:
+            nonlocal best, smallest, misses
+            line = self.verbose and (step + 1) * LINES // self.steps > step * LINES // self.steps
+            if line:
+                print(f"{who}: step {step + 1} of {self.steps}, loss {loss:.4g}")
+            if not len(check) or (step + 1) % -(-len(learnt) // size):
+                return False
+            self.model_.eval()
+            with torch.no_grad():
+                losses = [
+                    loss_of(rows).item() * len(rows) for rows in check.split(max(1, min(ROWS, STEPS // x.shape[1])))
+                ]
+            self.model_.train()
+            if sum(losses) < smallest:
+                best, smallest, misses = copy.deepcopy(self.model_.state_dict()), sum(losses), 0
+            else:
+                misses += 1
+            if self.verbose and misses == self.n_iter_no_change:
+                print(f"{who}: stopped at step {step + 1}, the loss of the series that are held out does not fall")
+            return misses == self.n_iter_no_change
 
-    def _after(self, step: int, loss: float) -> bool:
-        """Print a line now and then, if `verbose`."""
-        if self.verbose and ((step + 1) * LINES // self.steps > step * LINES // self.steps):
-            print(f"{type(self).__name__}: step {step + 1} of {self.steps}, loss {loss:.4g}")
-        return False
+        optimize(self.model_, self.steps, self.lr, seed, once, after=after)
+        if best is not None:
+            self.model_.load_state_dict(best)
+
+    def _split(self, targets: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return the rows to learn from and the rows that are held out, of every class or size of number alike."""
+        n, fraction = len(targets), self.validation_fraction
+        if not self.early_stopping:
+            return torch.arange(n), torch.arange(0)
+        if not isinstance(fraction, Real) or not 0 < fraction < 1:
+            raise ConfigError(
+                f"{type(self).__name__}: validation_fraction is {fraction!r}, expected a number between 0 and 1"
+            )
+        rows = draw.permutation(n)
+        rows = rows[np.argsort(targets.reshape(n, -1)[:, 0].numpy()[rows], kind="stable")]
+        places = np.floor((np.arange(int(n * fraction)) + draw.uniform()) / fraction).astype(np.int64)
+        if not len(places):
+            raise DataError(
+                f"{type(self).__name__}: X has {n} series, of which a validation_fraction of {fraction:g} is none; "
+                "expected one to hold out because of early_stopping"
+            )
+        places = np.minimum(places, n - 1)
+        return torch.from_numpy(np.delete(rows, places)), torch.from_numpy(rows[places])
 
     def _fitted(self) -> nn.Module:
         """Return the trained model. Raises NotFittedError before `fit`."""
@@ -230,7 +303,9 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
     """Classify series, as an estimator of scikit-learn: `fit`, `predict`, `predict_proba`.
 
     Args:
-        layer, dim, depth, stack_options, steps, batch_size, lr, random_state, device, verbose: as in `Trained`.
+        layer, dim, depth, stack_options, steps, batch_size, lr, random_state, device, verbose, early_stopping,
+        validation_fraction, n_iter_no_change: as in `Trained`.
+        warm_start: whether a further `fit` trains the weights of the last one on, with its classes and scales.
         class_weight: weights of the classes' losses: a dict by class, in which 1 stands for a class that is absent;
             or "balanced" for the inverse of each class's share; None: 1.
 
@@ -254,12 +329,20 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         weights = self._weights(sample_weight, len(x))
         counted = weights > 0
         x, answers, weights = x[torch.from_numpy(counted)], answers[counted], weights[counted]
-        self.classes_, codes = np.unique(answers, return_inverse=True)
+        classes, codes = np.unique(answers, return_inverse=True)
+        if self._warm and classes.tolist() != self.classes_.tolist():
+            raise ValueError(
+                f"{type(self).__name__}: y has the classes {classes.tolist()}, expected {self.classes_.tolist()} of "
+                "the last fit because of warm_start"
+            )
+        self.classes_ = classes
         of_loss = weights * self._class_weights(codes, weights)[codes]
         who = type(self).__name__
         seed, device = seed_of(who, self.random_state), device_of(who, self.device)
         with seeded(seed, device):
-            self.model_ = SequenceClassifier(len(self.classes_), self._stack(), self._inputs(x, weights)).to(device)
+            if not self._warm:
+                self.model_ = SequenceClassifier(len(classes), self._stack(), self._inputs(x, weights))
+            self.model_.to(device)
             self._train(x, torch.from_numpy(codes), of_loss, seed)
         return self
 
@@ -292,12 +375,18 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         return self.classes_[outputs(model, self._read(X)[0]).argmax(-1).numpy()]
 
 
+@dataclass(eq=False, repr=False)
 class SeriesRegressor(RegressorMixin, _Estimator):
     """Predict one number or several for each series, as an estimator of scikit-learn: `fit`, `predict`.
 
-    Args: as in `Trained`. The loss is the squared error in units of the numbers' deviation.
+    Args: as in `SeriesClassifier`, but for class_weight.
+        distribution: of the numbers, one of `scanl.models.heads`. With "points", the loss is the squared error in units
+            of the numbers' deviation. The others, such as "gaussian", have intervals.
+
     Fitted: `model_`, a `SequenceRegressor`.
     """
+
+    distribution: str = field(default="points", kw_only=True)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -313,6 +402,12 @@ class SeriesRegressor(RegressorMixin, _Estimator):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         x, answers = self._read(X, y, multi_output=True, y_numeric=True)
         weights = self._weights(sample_weight, len(x))
+        count = 1 if answers.ndim == 1 else answers.shape[1]
+        if self._warm and count != self.model_.outputs:
+            raise ValueError(
+                f"{type(self).__name__}: y has {count} numbers of a series, expected {self.model_.outputs} of the last "
+                "fit because of warm_start"
+            )
         self.single_ = answers.ndim == 1
         numbers = torch.from_numpy(np.asarray(answers, np.float64).reshape(len(x), -1))
         counted = torch.from_numpy(weights > 0)
@@ -321,9 +416,16 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         who = type(self).__name__
         seed, device = seed_of(who, self.random_state), device_of(who, self.device)
         with seeded(seed, device):
-            self.model_ = SequenceRegressor(
-                numbers.shape[1], self._stack(), self._inputs(x, weights), pool="mean", output_scales=scales
-            ).to(device)
+            if not self._warm:
+                self.model_ = SequenceRegressor(
+                    count,
+                    self._stack(),
+                    self._inputs(x, weights),
+                    pool="mean",
+                    distribution=self.distribution,
+                    output_scales=scales,
+                )
+            self.model_.to(device)
             self._train(x, numbers, weights, seed)
         return self
 
@@ -336,9 +438,46 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         They are computed in float64. In float32 the last bits would depend on how many series are predicted at once,
         and scikit-learn does not allow that.
         """
-        model = copy.deepcopy(self._fitted()).double()
-        numbers = outputs(model, self._read(X)[0])[..., 0].numpy()
+        model, parameters = self._parameters(X)
+        numbers = model.head.mean(parameters).numpy()
         return numbers[:, 0] if self.single_ else numbers
+
+    def predict_interval(self, X: Any, levels: Sequence[float] | None = None) -> Any:
+        """Return a frame of pandas: a row for each series, with its number and intervals that contain it.
+
+        Columns: `y`, as in `predict`, and for each level the bounds `y-lo-80` and `y-hi-80`; of several numbers `y0`,
+        `y0-lo-80` and so on.   levels: per cents of the intervals; None: 80 and 95, or as far as the distribution goes.
+        Raises ConfigError if the distribution is "points".
+        """
+        import pandas as pd
+
+        who = type(self).__name__
+        model = self._fitted()
+        levels = check_levels(who, self.distribution, levels)
+        if not levels:
+            raise ConfigError(
+                f"{who}: distribution is {self.distribution!r}, expected one with intervals because of "
+                "predict_interval; 'gaussian' has them"
+            )
+        model, parameters = self._parameters(X)
+        sides = [(side, level) for level in levels for side in ("lo", "hi")]
+        tails = [(1 - level / 100) / 2 if side == "lo" else (1 + level / 100) / 2 for side, level in sides]
+        means = model.head.mean(parameters)
+        bounds = model.head.quantiles(parameters, torch.tensor(tails, dtype=torch.float64))
+        columns = {}
+        for number in range(model.outputs):
+            name = "y" if self.single_ else f"y{number}"
+            columns[name] = means[:, number].numpy()
+            for place, (side, level) in enumerate(sides):
+                columns[f"{name}-{side}-{level:g}"] = bounds[:, number, place].numpy()
+        return pd.DataFrame(columns)
+
+    @torch.no_grad()
+    def _parameters(self, X: Any) -> tuple[Any, Tensor]:
+        """Return the model in float64 on the processor, and the parameters (n, O, P) of the numbers' distributions."""
+        model: Any = copy.deepcopy(self._fitted()).double()
+        parameters = outputs(model, self._read(X)[0])
+        return model.cpu(), parameters
 
 
 def _scale(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
