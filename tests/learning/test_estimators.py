@@ -268,3 +268,12 @@ def test_intervals_of_a_regressor():
         points.predict_interval(x)
     with pytest.raises(ConfigError, match=r"levels is \[80\], expected none because the distribution is points"):
         points.predict_interval(x, [80])
+
+
+def test_the_pool_of_a_classifier():
+    x, y = waves(20)
+    mean, last = (SeriesClassifier(**SMALL, pool=pool).fit(x, y) for pool in ("mean", "last"))
+    assert (mean.model_.pool, last.model_.pool) == ("mean", "last")
+    assert torch.equal(parameters(SeriesClassifier(**SMALL).fit(x, y)), parameters(mean))
+    with pytest.raises(ConfigError, match="classifier: unknown pool 'first'; known: mean, last"):
+        SeriesClassifier(**SMALL, pool="first").fit(x, y)

@@ -306,12 +306,15 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         layer, dim, depth, stack_options, steps, batch_size, lr, random_state, device, verbose, early_stopping,
         validation_fraction, n_iter_no_change: as in `Trained`.
         warm_start: whether a further `fit` trains the weights of the last one on, with its classes and scales.
+        pool: what the class is read from: "mean" of the steps' features, or the "last" one, which knows where in the
+            series a number stood if the layer remembers it.
         class_weight: weights of the classes' losses: a dict by class, in which 1 stands for a class that is absent;
             or "balanced" for the inverse of each class's share; None: 1.
 
     Fitted: `classes_`, and `model_`, a `SequenceClassifier`.
     """
 
+    pool: Any = field(default="mean", kw_only=True)
     class_weight: Any = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -341,7 +344,8 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         seed, device = seed_of(who, self.random_state), device_of(who, self.device)
         with seeded(seed, device):
             if not self._warm:
-                self.model_ = SequenceClassifier(len(classes), self._stack(), self._inputs(x, weights))
+                inputs = self._inputs(x, weights)
+                self.model_ = SequenceClassifier(len(classes), self._stack(), inputs, pool=self.pool)
             self.model_.to(device)
             self._train(x, torch.from_numpy(codes), of_loss, seed)
         return self
@@ -379,7 +383,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
 class SeriesRegressor(RegressorMixin, _Estimator):
     """Predict one number or several for each series, as an estimator of scikit-learn: `fit`, `predict`.
 
-    Args: as in `SeriesClassifier`, but for class_weight.
+    Args: as in `SeriesClassifier`, but for pool and class_weight.
         distribution: of the numbers, one of `scanl.models.heads`. With "points", the loss is the squared error in units
             of the numbers' deviation. The others, such as "gaussian", have intervals.
 
