@@ -170,6 +170,7 @@ class _Estimator(Trained, BaseEstimator):
     """
 
     warm_start: bool = field(default=False, kw_only=True)
+    model_: Any = field(init=False, repr=False)  # set by `fit`
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
