@@ -71,8 +71,8 @@ def config_of(name: str, **given: Any) -> TrainConfig:
     short: dict[str, Any] = {}
     if "sequence_length" in sources.get(name).option_names():
         short = {"sequence_length": 20, "carry_state": True}
-    elif name in ("path_x", "miniimagenet"):  # their pictures take long to draw, and to read
-        short = {"eval_examples": 2}
+    elif name in ("path_x", "miniimagenet") or issubclass(sources.get(name), Stream):
+        short = {"eval_examples": 2}  # pictures take long to draw and to read, and flows long to reach their attractor
     named = {} if name in OWN else {"data": [name], "data_options": published.OPTIONS.get(name, {})}
     return TrainConfig.of(**named, **short, **given)
 
