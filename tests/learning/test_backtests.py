@@ -99,7 +99,7 @@ def test_the_best_of_each_family_are_combined_on_a_small_table(tmp_path):
     trials = [trial(windows, one) for one in candidates(9, 4)]
     chosen = combined(windows, trials)
     best = min(one.error for one in trials)
-    assert len({(one.map.kind, len(one.map.numbers)) for one in chosen}) == len(chosen) > 1
+    assert len({(one.map.family, len(one.map.numbers)) for one in chosen}) == len(chosen) > 1
     assert all(one.error <= 1.2 * best for one in chosen)
     assert best < 1
     assert windows.error(mean(chosen)) < 1.1 * best

@@ -260,7 +260,7 @@ def test_intervals_of_a_regressor():
     np.testing.assert_allclose(widths, 1.2815515655446004 / 0.6744897501960817, rtol=1e-9)
     pair = SeriesRegressor(**SMALL, distribution="quantiles").fit(x, np.stack([y, y], 1)).predict_interval(x)
     assert list(pair.columns)[:3] == ["y0", "y0-lo-80", "y0-hi-80"]
-    assert "y1-hi-90" in pair.columns  # the outermost quantiles
+    assert "y1-hi-95" in pair.columns
     points = SeriesRegressor(**SMALL).fit(x, y)
     with pytest.raises(
         ConfigError, match="distribution is 'points', expected one with intervals because of predict_in"

@@ -232,10 +232,10 @@ def test_the_command_follows_the_standard_input_and_a_growing_file(tmp_path, mon
         assert message in capfd.readouterr().err
 
 
-def test_the_quantiles_of_a_run_end(tmp_path):
+def test_intervals_of_quantiles_may_be_wider_than_the_outermost_ones(tmp_path):
     days(names="a").to_csv(tmp_path / "t.csv", index=False)
     path, _ = made(tmp_path / "run", tmp_path / "t.csv", distribution="quantiles")
-    assert list(forecast(path).columns) == ["ds", "y", "y-lo-80", "y-hi-80", "y-lo-90", "y-hi-90"]
+    assert list(forecast(path).columns) == ["ds", "y", "y-lo-80", "y-hi-80", "y-lo-95", "y-hi-95"]
 
 
 WRONG = {

@@ -72,7 +72,7 @@ def test_candidates_are_maps_whose_weights_add_up_to_one():
         assert one.lags(4) <= 17
         assert LagMap.of(str(one)) == one
         np.testing.assert_allclose(one.weights(HORIZON, 4).sum(1), 1, rtol=1e-9)
-    assert {one.kind for one in candidates(3, 4)} == {"naive", "mean", "smoothing"}
+    assert {one.family for one in candidates(3, 4)} == {"naive", "mean", "smoothing"}
 
 
 def test_weights_are_widened_with_zeros():

@@ -39,7 +39,8 @@ def run(argv: Sequence[str]) -> int:
             )
     if args.count is not None and args.count < 1:
         raise ConfigError(f"eval: count is {args.count}, expected at least 1")
-    model, digest = trained(folder), folder.stored()[1].get("corpus")
+    _, digest = folder.load_model_and_digest()  # raises if the weights are not of config.yaml
+    model = trained(folder)
     paths = [str(Path(path).resolve()) for path in args.data] or config.source.data
     moved, config.source.data = paths != config.source.data, paths
     source = config.open_source() if moved else folder.source

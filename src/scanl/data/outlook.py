@@ -169,12 +169,12 @@ def seconds(clock: Times) -> NDArray[np.float64]:
 
 def refuse_other_times(past: Times, past_path: Path, clock: Times, path: Path, time: str) -> None:
     """Raise DataError unless the times of two tables can be compared."""
-    kind, expected = (
+    described, expected = (
         "numbers" if not times.dates else "dates without a time zone" if times.zone is None else "dates of a time zone"
         for times in (clock, past)
     )
-    if kind != expected:
-        raise DataError(f"table: {path}: the times {time!r} are {kind}, expected {expected} because of {past_path}")
+    if described != expected:
+        raise DataError(f"table: {path}: the times {time!r} are {described}, expected {expected} because of {past_path}")
 
 
 def refuse_known(table: Table, future: Any) -> None:

@@ -192,17 +192,17 @@ def written(dates: Any, form: str | None) -> Any:
     """Return a Series of dates in the form of a column, as `form_of` says it."""
     if form is None or not hasattr(dates, "dt"):
         return dates
-    kind, _, how = form.partition(" ")
-    if kind == "period":
+    style, _, how = form.partition(" ")
+    if style == "period":
         return dates.dt.to_period(how)
-    if kind == "since":
+    if style == "since":
         return dates.dt.as_unit("ns").astype("int64") // (10**9 // SINCE_1970[how])
-    if kind == "quarter":
+    if style == "quarter":
         return dates.dt.year.astype(str) + how + "Q" + dates.dt.quarter.astype(str)
-    if kind == "first":
+    if style == "first":
         return "Q" + dates.dt.quarter.astype(str) + how + dates.dt.year.astype(str)
     texts = dates.dt.strftime(how)
-    return texts.astype("int64") if kind == "number" else texts
+    return texts.astype("int64") if style == "number" else texts
 
 
 def _of_text(values: Any, who: str) -> Any:

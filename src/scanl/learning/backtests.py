@@ -223,7 +223,7 @@ def trial(windows: Windows, one: LagMap) -> Trial | None:
     past = windows.past
     fixed = one.weights(past.horizon, past.season)
     folds, weights = [fixed] * len(windows.folds), fixed
-    if one.kind == "ridge":
+    if one.family == "ridge":
         lags, penalty = fixed.shape[1], one.numbers[1]
         learnt = [windows.learnt(lags, ends) for ends, _ in windows.folds]
         if min(map(len, learnt), default=0) < 4:
@@ -246,8 +246,8 @@ def combined(windows: Windows, trials: Sequence[Trial]) -> list[Trial]:
     best: dict[tuple[str, int, str], Trial] = {}
     for one in trials:
         if one.error <= NEAR * trials[0].error:
-            prior = "" if one.map.prior is None else one.map.prior.kind[:1]
-            best.setdefault((one.map.kind, len(one.map.numbers), prior), one)
+            prior = "" if one.map.prior is None else one.map.prior.family[:1]
+            best.setdefault((one.map.family, len(one.map.numbers), prior), one)
     return list(best.values())
 
 

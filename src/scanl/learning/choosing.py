@@ -174,7 +174,7 @@ def _simple(
             chosen, error = [naive], naive.error
         results.append((error, windows, chosen, {"the seasonal naive": naive.error, str(top.map): top.error}))
     error, windows, chosen, errors = min(results, key=lambda result: result[0])
-    if not names and [one.map.kind for one in chosen] in (["seasonal"], ["naive"]):
+    if not names and [one.map.family for one in chosen] in (["seasonal"], ["naive"]):
         report("nothing is better than the seasonal naive in the backtests, so the forecast is the seasonal naive")
     return windows, chosen, {**errors, "simple forecasts": error}
 
@@ -201,7 +201,7 @@ def _trials(windows: Windows, sizes: list[int], until: float, report: Report) ->
         for one in candidates(size, season):
             if one not in trials and (measured := trial(windows, one)) is not None:
                 trials[one] = measured
-        best = min((one for one in trials.values() if one.map.kind != "ridge"), key=lambda one: one.error)
+        best = min((one for one in trials.values() if one.map.family != "ridge"), key=lambda one: one.error)
         for prior in dict.fromkeys([best.map, LagMap("naive", ()), LagMap("zero", ())]):
             for penalty in PENALTIES:
                 one = LagMap("ridge", (size, penalty), prior)

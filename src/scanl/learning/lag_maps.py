@@ -38,9 +38,9 @@ COUNTS = {  # how many numbers a name has
 
 
 class LagMap(NamedTuple):
-    """The name of a map: its kind, its numbers, and the prior of a ridge."""
+    """The name of a map: its family, its numbers, and the prior of a ridge."""
 
-    kind: str
+    family: str
     numbers: tuple[float, ...]
     prior: "LagMap | None" = None
 
@@ -50,28 +50,28 @@ class LagMap(NamedTuple):
         match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", name)
         if match is None:
             raise ConfigError(f"start: {name!r} is no map of lags, expected a name such as seasonal or drift(12)")
-        kind, inside = match[1], match[2] or ""
-        if kind not in COUNTS:
-            raise nearest("start", kind, list(COUNTS))
-        words = inside.split(",", 2 if kind == "ridge" else -1)
-        prior = cls.of(words.pop()) if kind == "ridge" and len(words) == 3 else None
+        family, inside = match[1], match[2] or ""
+        if family not in COUNTS:
+            raise nearest("start", family, list(COUNTS))
+        words = inside.split(",", 2 if family == "ridge" else -1)
+        prior = cls.of(words.pop()) if family == "ridge" and len(words) == 3 else None
         try:
             numbers = tuple(float(word) for word in words if word.strip())
         except ValueError:
             numbers = (float("nan"),)
         if (
-            len(numbers) not in COUNTS[kind]
+            len(numbers) not in COUNTS[family]
             or not all(number >= 0 for number in numbers)
-            or (kind == "ridge" and (prior is None or prior.kind == "ridge"))
+            or (family == "ridge" and (prior is None or prior.family == "ridge"))
         ):
-            counts = " or ".join(map(str, COUNTS[kind]))
-            ending = " and a prior" if kind == "ridge" else ""
+            counts = " or ".join(map(str, COUNTS[family]))
+            ending = " and a prior" if family == "ridge" else ""
             raise ConfigError(f"start: {name!r} has ({inside}), expected {counts} numbers of at least 0{ending}")
-        return cls(kind, numbers, prior)
+        return cls(family, numbers, prior)
 
     def __str__(self) -> str:
         inside = [f"{number:g}" for number in self.numbers] + ([] if self.prior is None else [str(self.prior)])
-        return f"{self.kind}({', '.join(inside)})" if inside else self.kind
+        return f"{self.family}({', '.join(inside)})" if inside else self.family
 
     def lags(self, season: int) -> int:
         """Return q, how many last values the map reads."""
@@ -79,7 +79,7 @@ class LagMap(NamedTuple):
         count = {
             "naive": 1, "zero": 1, "seasonal": season, "seasonal_mean": first * season, "drift": first + 1,
             "level": season + first,
-        }.get(self.kind, first)  # fmt: skip
+        }.get(self.family, first)  # fmt: skip
         return max(1, count, 0 if self.prior is None else self.prior.lags(season))
 
     def weights(self, horizon: int, season: int) -> Numbers:
@@ -93,22 +93,22 @@ class LagMap(NamedTuple):
             return widened(self.prior.weights(horizon, season), lags)
         eye = np.eye(lags)
         last = season - 1 - ahead[:, 0] % season  # lag of the value that is whole seasons before each step ahead
-        if self.kind == "zero":
+        if self.family == "zero":
             return np.zeros((horizon, lags))
-        if self.kind == "naive":
+        if self.family == "naive":
             return np.tile(eye[0], (horizon, 1))
-        if self.kind == "mean":
+        if self.family == "mean":
             return np.tile(eye.mean(0), (horizon, 1))
-        if self.kind == "drift":
+        if self.family == "drift":
             return eye[0] + (ahead + 1) * (eye[0] - eye[-1]) / max(1, lags - 1)
-        if self.kind == "seasonal_mean":
+        if self.family == "seasonal_mean":
             return np.mean([eye[last + season * k] for k in range(int(self.numbers[0]))], 0)
-        if self.kind == "level":
+        if self.family == "level":
             count = int(self.numbers[0])
             return eye[last] + self.numbers[1] * (eye[:count] - eye[season : season + count]).mean(0)
-        if self.kind == "smoothing":
+        if self.family == "smoothing":
             return _smoothing(lags, horizon, 1, self.numbers[1], 0.0, *self.numbers[2:])
-        if self.kind == "seasonal_smoothing":
+        if self.family == "seasonal_smoothing":
             return _smoothing(lags, horizon, season, *self.numbers[1:])
         return eye[last]
 
