@@ -174,7 +174,9 @@ def refuse_other_times(past: Times, past_path: Path, clock: Times, path: Path, t
         for times in (clock, past)
     )
     if described != expected:
-        raise DataError(f"table: {path}: the times {time!r} are {described}, expected {expected} because of {past_path}")
+        raise DataError(
+            f"table: {path}: the times {time!r} are {described}, expected {expected} because of {past_path}"
+        )
 
 
 def refuse_known(table: Table, future: Any) -> None:

@@ -237,8 +237,8 @@ def trial(windows: Windows, one: LagMap) -> Trial | None:
 def combined(windows: Windows, trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials whose mean forecast is the best guess.
 
-    With few origins these are the best trial of each kind whose error is at most 1.2 times the lowest, because a choice
-    among many combinations would fit the chance of the backtests.
+    With few origins these are the best trial of each family whose error is at most 1.2 times the lowest. A choice among
+    many combinations would fit the chance of the backtests.
     """
     trials = sorted(trials, key=lambda one: one.error)
     if sum(len(rows) for _, rows in windows.folds) >= CERTAIN:
