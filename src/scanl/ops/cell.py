@@ -318,6 +318,8 @@ class Cell(Op[..., Any]):
                 f"{self.name}.solve: {self.state} has the axes (B), expected another axis because method {method!r} "
                 "takes the numbers of a state from it; write `B 1`"
             )
+        if method != "sequential" and (reason := self.excused.get("the gradients of the output")) is not None:
+            raise ConfigError(f"{self.name}.solve: method is {method!r}, expected 'sequential' because {reason}")
         operands, options = self.bind(args, more)
         check_kind(self.name, cu_seqlens)
         if self.check is not None:

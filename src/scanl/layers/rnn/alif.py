@@ -74,6 +74,7 @@ class ALIF(CellLayer):
     cell = alif_cell
     state: ClassVar = Axes("2, dim", "v and a")
     excused: ClassVar = SPIKING
+    added: ClassVar = {}  # the Newton methods need derivatives, not pseudo-derivatives
     sample: ClassVar = {"tau": 2.0, "decay": 0.9}
 
     def __init__(

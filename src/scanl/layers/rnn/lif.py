@@ -63,6 +63,7 @@ class LIF(CellLayer):
     cell = lif_cell
     state: ClassVar = Axes("dim", "v")
     excused: ClassVar = SPIKING
+    added: ClassVar = {}  # the Newton methods need derivatives, not pseudo-derivatives
     sample: ClassVar = {"tau": 2.0}
 
     def __init__(self, dim: options.Dim, tau: Tau = 20.0, gamma: Gamma = 0.3) -> None:
