@@ -203,7 +203,7 @@ def test_a_block_makes_one_step(monkeypatch):
 def test_a_gradient_is_cut_to_the_norm():
     loop = loop_of(numbers(), clip=1e-3)
     run(loop, wave(3))
-    norm = sum(each.square().sum() for each in loop.bank.learners[0].gradients.values()).sqrt().item()
+    norm = sum(each.square().sum() for each in loop.bank.learners[0].flat.gradients.values()).sqrt().item()
     assert norm == pytest.approx(1e-3, rel=1e-2)
 
 

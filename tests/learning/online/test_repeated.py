@@ -3,11 +3,12 @@
 import copy
 import math
 
+import pytest
 import torch
 from torch import nn
 
 from scanl.learning.online import AnswerNumbers, make_loop
-from scanl.learning.online.flat import flatten
+from scanl.learning.online.flat import Flat, can_be_flat
 from scanl.learning.online.repeated import FORMS, Repeated
 from scanl.learning.optimizers import AdamW, Muon
 from scanl.learning.run.config import StackConfig
@@ -55,38 +56,81 @@ def test_kernels_answer_and_learn_as_operation_by_operation():
 def test_a_function_of_ever_other_forms_runs_operation_by_operation():
     twice = Repeated(lambda x: 2 * x, after=0)
     for size in range(1, FORMS + 1):
-        twice.kernels[(torch.Size([size]),)] = lambda x: -x
+        twice.kernels[((torch.Size([size]), torch.float32),)] = lambda x: -x
     assert twice(torch.ones(1)).tolist() == [-1]
     assert twice(torch.ones(FORMS + 1)).tolist() == [2] * (FORMS + 1)
     assert twice.reason == f"its arguments had {FORMS} forms, and have another one"
     assert twice(torch.ones(1)).tolist() == [2]
 
 
-def test_flat_parameters_learn_as_they_do_apart():
+def two():
+    """Return a model, a copy of it, and optimizers of both."""
     torch.manual_seed(0)
     apart = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 2))
     together = copy.deepcopy(apart)
-    steps = [AdamW(model, 1e-2, 0.1) for model in (apart, together)]
-    used = [parameter for layer in list(together)[:2] for parameter in layer.parameters()]
-    gradients = flatten(steps[1], used)
-    assert gradients is not None
-    assert len(steps[1].param_groups) == len(steps[0].param_groups)
+    return apart, together, AdamW(apart, 1e-2, 0.1), AdamW(together, 1e-2, 0.1)
+
+
+def test_flat_parameters_learn_as_they_do_apart():
+    apart, together, one, other = two()
+    flat = Flat(other, [parameter for layer in list(together)[:2] for parameter in layer.parameters()])
+    assert len(other.param_groups) == len(one.param_groups)
+    assert max(len(group["params"]) for group in other.param_groups) == 1
     x = torch.randn(4, 3)
-    for _ in range(3):
+    for step in range(6):
         apart.zero_grad()
         apart[1](apart[0](x)).square().sum().backward()
-        for gradient, parameter in zip(gradients, apart.parameters(), strict=False):
-            gradient.copy_(parameter.grad)
-        for optimizer in steps:
-            optimizer.step()
-    for one, other in zip(apart.parameters(), together.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=4 * torch.finfo(one.dtype).eps, atol=0)
-    torch.testing.assert_close(apart(x), together(x))
+        for mine, parameter in zip(together.parameters(), apart.parameters(), strict=True):
+            if mine in flat.gradients:
+                flat.gradients[mine].copy_(parameter.grad)
+        one.step()
+        other.step()
+        if step == 3:
+            flat.undo()  # the last steps are those of the parameters one by one, with their moments
+            for mine, gradient in flat.gradients.items():
+                mine.grad = gradient
+    for mine, parameter in zip(together.parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter, rtol=8 * torch.finfo(mine.dtype).eps, atol=0)
+    assert [len(group["params"]) for group in other.param_groups] == [len(g["params"]) for g in one.param_groups]
+    assert other.state_dict()["state"].keys() == one.state_dict()["state"].keys()
 
 
-def test_parameters_of_an_optimizer_that_reads_matrices_stay_apart():
+def test_what_is_not_flat_has_gradients_of_its_own():
     model = nn.Linear(3, 2)
-    assert flatten(Muon(model, 1e-2, 0.0), list(model.parameters())) is None
+    assert not can_be_flat(Muon(model, 1e-2, 0.0))
+    narrow = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).bfloat16())
+    assert not can_be_flat(torch.optim.SGD(narrow.parameters(), 0.1))
+    gradients = Flat(Muon(model, 1e-2, 0.0), list(model.parameters())).gradients
+    assert all(parameter.grad is gradients[parameter] for parameter in model.parameters())
+    head = torch.optim.SGD([model.bias], 0.1)  # of one's own, which leaves a parameter out
+    assert Flat(head, list(model.parameters())).gradients.keys() == set(model.parameters())
+    assert head.param_groups[0]["params"][0].shape == (2,)
+
+
+def staged(compile_after=None):
+    options = {"columns": 2}
+    stack = StackConfig(layer="columnar_constructive", dim=4, depth=1, channel_mixer="none", layer_options=options)
+    return make_loop(
+        AnswerNumbers(1, 10_000, feedback=True), 1, stack, algorithm="ccn", algorithm_options={"stage_updates": 4},
+        lr=[1e-2], compile_after=compile_after,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("compile_after", [None, 6])
+def test_parameters_that_cease_to_learn_stay_and_others_begin(compile_after):
+    """A stage of columns is constant after its updates, whatever its moments are."""
+    loop = staged(compile_after)
+    (learner,) = loop.bank.learners
+    first, second = learner.model.stack.mixers()[0].stages
+    run(loop, 0, 5)  # the first truth makes no step
+    weights = [parameter.clone() for parameter in first.parameters()]
+    others = [parameter.clone() for parameter in second.parameters()]
+    run(loop, 5, 9)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), weights, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(second.parameters(), others, strict=True))
+    resumed = staged(compile_after)
+    resumed.load_state_dict(copy.deepcopy(loop.state_dict()))
+    assert run(resumed, 9, 12) == run(loop, 9, 12)
 
 
 def test_the_reason_is_told():

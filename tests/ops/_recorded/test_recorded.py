@@ -78,6 +78,33 @@ def test_a_buffer_that_is_read_before_it_is_written_has_its_old_numbers() -> Non
     torch.testing.assert_close(kernel(A), 2 * (A + 1))
 
 
+def test_doubles_whole_numbers_and_truths() -> None:
+    """Operands and results of other dtypes than float32, also beside it."""
+    wide, index = B.double(), torch.tensor([[2, 0], [1, 2]])
+
+    def function(a: Tensor, b: Tensor, i: Tensor, t: Tensor) -> list[Tensor]:
+        return [
+            b.exp() @ b.mT, (a.sum() + b.sum(0)).to(torch.float32), F.embedding(i, a), a.gather(1, i), i + 1,
+            torch.where(t, a, -a), t.any(1), t.all(), (a > 0) & t, t.sum(0), a.amin(1).double(), b.log_softmax(-1),
+            torch.arange(1, 7, 2, dtype=b.dtype) * b[0, :3],
+        ]  # fmt: skip
+
+    operands = A, wide, index, A > 0.3
+    for at, (y, expected) in enumerate(zip(Recorded(function, *operands)(*operands), function(*operands), strict=True)):
+        assert (y.shape, y.dtype) == (expected.shape, expected.dtype), at
+        torch.testing.assert_close(y, expected)
+
+
+def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]])
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [x * 2, x.amax(1), x.amin(1), x.clamp(min=0.0), x.isnan(), x.isfinite(), F.relu(x), x.sum(), x.sigmoid()]
+
+    for y, expected in zip(Recorded(function, x)(x), function(x), strict=True):
+        torch.testing.assert_close(y, expected, equal_nan=True)
+
+
 class Pair(NamedTuple):
     first: Tensor
     others: dict[str, Any]

@@ -10,11 +10,12 @@ from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.state import State, leaves, map_leaves
 from scanl.learning.algorithms import Algorithm
-from scanl.learning.online.flat import flatten
+from scanl.learning.online.flat import Flat
 from scanl.learning.online.repeated import Repeated
 from scanl.learning.questions import Model
 
 NEAR = 1e-6  # is added to a norm, as torch does
+CHANGE = "the parameters that have gradients change from update to update"
 
 
 class Learner:
@@ -43,10 +44,9 @@ class Learner:
         self.carried = algorithm.init(model, 1)
         self.samples: list[tuple[Tensor, Tensor]] = []  # of the block that is not yet full
         self.targets = 0  # of the block
-        # Gradients are written here: new tensors in every update would take as long as the update.
-        self.gradients: dict[nn.Parameter, Tensor] | None = (
-            None  # of the parameters that get one, from the first update
-        )
+        self.flat: Flat | None = None  # from the first update, while the same parameters have gradients in all
+        self.apart: dict[nn.Parameter, Tensor] | None = None  # gradients, once other parameters have them
+        self.learning: list[nn.Parameter] = []  # those that have gradients in the last update
         self._answer, self._update = Repeated(self._run, compile_after), Repeated(self._gradients, compile_after)
 
     @property
@@ -79,23 +79,29 @@ class Learner:
         loss, carried = self.algorithm.update(self.model, carried, Batch(x, target))
         by_all = zip(self.parameters, torch.autograd.grad(loss, self.parameters, allow_unused=True), strict=True)
         known = [(parameter, gradient) for parameter, gradient in by_all if gradient is not None]
+        self.learning = [parameter for parameter, _ in known]
         with torch.no_grad():
-            places = self._begin([parameter for parameter, _ in known]) if self.gradients is None else self.gradients
             norm = torch.stack([(gradient * gradient).sum() for _, gradient in known]).sum().sqrt()
             factor = (self.clip / (norm + NEAR)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
+            places = self._places()
             for parameter, gradient in known:
-                places[parameter].copy_(gradient * factor)
+                # New tensors in every update would take as long as the update.
+                places.setdefault(parameter, torch.zeros_like(parameter)).copy_(gradient * factor)
             return loss.detach(), norm, carried
 
-    def _begin(self, used: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """Let the optimizer know the parameters that have gradients. Return where the gradients are written."""
-        gradients = flatten(self.optimizer, used)
-        if gradients is None:
-            gradients = [torch.zeros_like(parameter) for parameter in used]
-            for parameter, gradient in zip(used, gradients, strict=True):
-                parameter.grad = gradient
-        self.gradients = dict(zip(used, gradients, strict=True))
-        return self.gradients
+    def _places(self) -> dict[nn.Parameter, Tensor]:
+        """Return where the gradients are written."""
+        if self.apart is not None:
+            return self.apart
+        if self.flat is None:
+            self.flat = Flat(self.optimizer, self.learning)
+        return self.flat.gradients
+
+    def _separate(self, gradients: dict[nn.Parameter, Tensor]) -> None:
+        """Let the optimizer have each parameter by itself: in each update others may have gradients."""
+        if self.flat is not None:
+            self.flat.undo()
+        self.flat, self.apart, self._update.reason = None, gradients, CHANGE
 
     def _switch(self, *, training: bool) -> None:
         """Switch dropout and noise on or off. For a model that is read step by step, `Module.train` takes too long."""
@@ -120,6 +126,13 @@ class Learner:
         norm = total.item()
         if not math.isfinite(norm):
             raise DivergenceError(f"the loss is {loss.item():g} and the gradient's norm {norm:g}; try a smaller rate")
+        if self.flat is not None and self.flat.used != set(self.learning):
+            self._separate(self.flat.gradients)
+        if self.apart is not None:
+            for parameter in self.parameters:
+                parameter.grad = None
+            for parameter in self.learning:
+                parameter.grad = self.apart[parameter]
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,19 +144,23 @@ class Learner:
             "carried": dict(leaves(self.carried)),
             "samples": [list(pair) for pair in self.samples],
             "targets": self.targets,
-            "used": None if self.gradients is None else [parameter in self.gradients for parameter in self.parameters],
+            "used": None if self.flat is None else [parameter in self.flat.used for parameter in self.parameters],
+            "apart": self.apart is not None,
             "calls": [self._answer.calls, self._update.calls],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned. Raises CheckpointError for a state of another form."""
         try:
-            self.model.load_state_dict(state["model"])
-            if state["used"] is not None and self.gradients is None:
-                self._begin([one for one, is_used in zip(self.parameters, state["used"], strict=True) if is_used])
+            if state["apart"]:
+                self._separate({})
+            elif state["used"] is not None and self.flat is None:
+                used = [one for one, is_used in zip(self.parameters, state["used"], strict=True) if is_used]
+                self.flat = Flat(self.optimizer, used)
             self.optimizer.load_state_dict(state["optimizer"])
             self.state = _filled(self.model.init_state(1), state["state"])
             self.carried = _filled(self.algorithm.init(self.model, 1), state["carried"])
+            self.model.load_state_dict(state["model"])  # the last: `init` sets the buffers of `ccn`
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"the learner of the checkpoint is of another form: {error}") from error
         self.samples = [(x.clone(), target.clone()) for x, target in state["samples"]]

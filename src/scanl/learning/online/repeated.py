@@ -32,9 +32,8 @@ class Repeated(Generic[R]):
         if self.after is None or self.calls <= self.after or self.reason is not None:
             return self.function(*states)
         tensors: list[Tensor] = []
-        for state in states:
-            _gather(state, tensors)
-        form = tuple(tensor.shape for tensor in tensors)
+        map_leaves(tensors.append, states)
+        form = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         kernel = self.kernels.get(form)
         if kernel is None:
             kernel = self._record(states, tensors, form)
@@ -55,12 +54,3 @@ class Repeated(Generic[R]):
             self.reason = str(error)
             return None
         return self.kernels[form]
-
-
-def _gather(state: Any, tensors: list[Tensor]) -> None:
-    """Append the tensors of a state, in the order of `map_leaves`."""
-    if isinstance(state, Tensor):
-        tensors.append(state)
-    elif state is not None:
-        for member in state.values() if isinstance(state, dict) else state:
-            _gather(member, tensors)

@@ -88,6 +88,14 @@ class Loops:
             self.elementwise(reals, [value], ["{0}"])
             value = 0.0
 
+    def written(self, value: Value) -> Value:
+        """Return a value with memory, for what reads numbers of other indices, or writes."""
+        memory, constant = value.memory, value.memory.fill
+        if constant is not None:
+            memory.fill = None
+            self.fill(Value(memory, 0, (memory.size,), (1,), "real"), constant)
+        return value
+
     def copy(self, out: Value, source: Operand) -> None:
         """Copy numbers; a real one becomes a complex one."""
         if out.form != "complex":

@@ -82,13 +82,10 @@ def add(loops: Loops, target: Any, out: Value, args: list[Any], kwargs: dict[str
 
 
 def _needed(loops: Loops, arg: Any) -> Any:
-    """Return a value with memory, for what reads numbers of other indices."""
+    """Return an argument whose values have memory."""
     if isinstance(arg, list):
         return [_needed(loops, member) for member in arg]
-    if isinstance(arg, Value) and arg.memory.fill is not None:
-        fill, arg.memory.fill = arg.memory.fill, None
-        loops.fill(Value(arg.memory, 0, (arg.memory.size,), (1,), "real"), fill)
-    return arg
+    return loops.written(arg) if isinstance(arg, Value) else arg
 
 
 def _complex_fill(loops: Loops, out: Value, value: complex) -> None:

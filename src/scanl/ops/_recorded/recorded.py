@@ -180,7 +180,7 @@ class Recorded:
                 return
             if target is not aten.copy_.default and args[0].memory.name.startswith("a"):
                 raise Unsupported(f"{target} of a tensor that is no operand")
-            out = self._real(args[0])
+            out = self.loops.written(args[0])
             self._values[node] = out
             add(self.loops, target, out, args, kwargs)
             return
@@ -202,12 +202,6 @@ class Recorded:
             source.memory.name, source.memory.offset = target.memory.name, target.offset
             return True
         return False
-
-    def _real(self, value: Value) -> Value:
-        if value.memory.fill is not None:
-            fill, value.memory.fill = value.memory.fill, None
-            self.loops.fill(Value(value.memory, 0, (value.memory.size,), (1,), "real"), fill)
-        return value
 
     def _outputs(self, leaves: Sequence[Any]) -> None:
         """Let results be written to tensors of their own: where they are made, or by a copy at the end."""
