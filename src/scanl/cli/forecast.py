@@ -103,6 +103,25 @@ def refuse_suffix(who: str, name: str, path: Path | None, endings: Sequence[str]
         raise ConfigError(f"{who}: {name} is {path}, expected a file of {' or '.join(endings)}")
 
 
+def add_output(parser: Parser) -> None:
+    """Add the options of what is written: --levels and --out."""
+    parser.add_argument(
+        "--levels",
+        type=float,
+        default=[],
+        nargs="+",
+        metavar="PER_CENT",
+        help="per cents of the intervals (default: 80 95)",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="file to write, .csv or .parquet (default: standard output)",
+    )
+
+
 def _parser() -> Parser:
     parser = Parser("forecast", "Forecast the steps after a run's table, with intervals.", epilog=HELP)
     parser.add_argument("run", type=str, help="run folder")
@@ -127,26 +146,12 @@ def _parser() -> Parser:
     )
     parser.add_argument("--horizon", type=int | None, default=None, help="steps to write (default: those of the run)")
     parser.add_argument(
-        "--levels",
-        type=float,
-        default=[],
-        nargs="+",
-        metavar="PER_CENT",
-        help="per cents of the intervals (default: 80 95)",
-    )
-    parser.add_argument(
         "--freq",
         type=str | None,
         default=None,
         help="frequency of the steps, as pandas names it: h, D, B, ME (default: the table's)",
     )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="file to write, .csv or .parquet (default: standard output)",
-    )
+    add_output(parser)
     parser.add_argument(
         "--picture",
         type=str | None,

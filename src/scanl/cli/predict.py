@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scanl.cli.forecast import noting, refuse_suffix, write
+from scanl.cli.forecast import add_output, noting, refuse_suffix, write
 from scanl.cli.parser import Parser
 from scanl.data.columns import WRITTEN
 from scanl.learning.predictions import predict
@@ -27,21 +27,7 @@ def run(argv: Sequence[str]) -> int:
         metavar="PATH",
         help="a table with the run's columns, except the target; or files and folders (default: the run's)",
     )
-    parser.add_argument(
-        "--levels",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="PER_CENT",
-        help="per cents of the intervals of numbers (default: 80 95)",
-    )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="file to write, .csv or .parquet (default: standard output)",
-    )
+    add_output(parser)
     args = parser.parse(argv)
     out = None if args.out is None else Path(args.out)
     refuse_suffix("predict", "out", out, WRITTEN)
