@@ -10,15 +10,14 @@ from torch.nn import functional as F
 from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import mix
-from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
+from scanl.layers.rwkv.rwkv_time_mix import BonusTimeMix, RWKVState
 from scanl.ops import linear_attention
 
 
 @registry.register("rwkv5")
-class RWKV5(MatrixTimeMix):
+class RWKV5(BonusTimeMix):
     """Time mix of RWKV-5: a matrix memory with a fixed decay for each key channel.
 
     The input of each projection is time_mix_□ ⊙ x_t + (1 - time_mix_□) ⊙ x_{t-1}. In the paper the parameter is the
@@ -57,26 +56,12 @@ class RWKV5(MatrixTimeMix):
         for name in "kvrg":
             setattr(self, f"time_mix_{name}", nn.Parameter(torch.empty(1, 1, dim)))
         self.time_decay, self.time_faaaa = (nn.Parameter(torch.empty(dim // head_dim, head_dim)) for _ in range(2))
-        self.receptance, self.key, self.value, self.gate, self.output = (
-            nn.Linear(dim, dim, bias=False) for _ in range(5)
-        )
-        for linear, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
-            nn.init.orthogonal_(linear.weight, gain=gain)
-        nn.init.zeros_(self.output.weight)
-        self.ln_x = nn.GroupNorm(dim // head_dim, dim, eps=64e-5)
+        self.add_maps()
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        a, c = relative_depth(index, len(layers)), remaining_depth(index, len(layers))
-        share, height = channel_shares(self.dim), channel_ramp(self.dim)
-        starts = {"k": share**c, "v": share**c + 0.3 * a} | dict.fromkeys("rg", share ** (0.5 * c))
-        zigzag = 0.1 * ((torch.arange(self.dim) + 1) % 3 - 1)
-        with torch.no_grad():
-            for name, start in starts.items():
-                getattr(self, f"time_mix_{name}").copy_(start)
-            self.time_decay.copy_((-6 + 5 * height ** (0.7 + 1.3 * a)).view_as(self.time_decay))
-            self.time_faaaa.copy_((a * (1 - height) + zigzag).view_as(self.time_faaaa))
-            self.ln_x.weight.fill_(((1 + index) / len(layers)) ** 0.7)
+        for name, start in self.begin_at(index, layers).items():
+            getattr(self, f"time_mix_{name}").data.copy_(start)
 
     def run(self, x: Tensor, state: RWKVState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RWKVState]:
         recurrent, shift = state or (None, None)

@@ -10,16 +10,15 @@ from torch.nn import functional as F
 from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
-from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
+from scanl.layers.rwkv.rwkv_time_mix import BonusTimeMix, RWKVState
 from scanl.ops import linear_attention
 
 MIXED = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
 
 
 @registry.register("rwkv6")
-class RWKV6(MatrixTimeMix):
+class RWKV6(BonusTimeMix):
     """Time mix of RWKV-6: a matrix memory whose decay and token shift depend on the input.
 
     The input of each projection is x_t + (x_{t-1} - x_t) ⊙ (time_maa_□ + tanh(x' time_maa_w1) time_maa_w2) with
@@ -72,27 +71,13 @@ class RWKV6(MatrixTimeMix):
         self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))
         self.time_decay_w2 = nn.Parameter(torch.empty(decay_rank, dim).uniform_(-0.01, 0.01))
         self.time_faaaa = nn.Parameter(torch.empty(dim // head_dim, head_dim))
-        self.receptance, self.key, self.value, self.gate, self.output = (
-            nn.Linear(dim, dim, bias=False) for _ in range(5)
-        )
-        for linear, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
-            nn.init.orthogonal_(linear.weight, gain=gain)
-        nn.init.zeros_(self.output.weight)
-        self.ln_x = nn.GroupNorm(dim // head_dim, dim, eps=64e-5)
+        self.add_maps()
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        a, c = relative_depth(index, len(layers)), remaining_depth(index, len(layers))
-        fraction, height = channel_shares(self.dim), channel_ramp(self.dim)
-        starts = dict.fromkeys("xwk", fraction**c)
-        starts |= {"v": fraction**c + 0.3 * a} | dict.fromkeys("rg", fraction ** (0.5 * c))
-        zigzag = 0.1 * ((torch.arange(self.dim) + 1) % 3 - 1)
-        with torch.no_grad():
-            for name, start in starts.items():
-                getattr(self, f"time_maa_{name}").copy_(1 - start)
-            self.time_decay.copy_(-6 + 5 * height ** (0.7 + 1.3 * a))
-            self.time_faaaa.copy_((a * (1 - height) + zigzag).view_as(self.time_faaaa))
-            self.ln_x.weight.fill_(((1 + index) / len(layers)) ** 0.7)
+        starts = self.begin_at(index, layers)
+        for name, start in (starts | dict.fromkeys("xw", starts["k"])).items():
+            getattr(self, f"time_maa_{name}").data.copy_(1 - start)
 
     def run(self, x: Tensor, state: RWKVState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RWKVState]:
         recurrent, shift = state or (None, None)
