@@ -109,7 +109,7 @@ def test_what_is_not_flat_has_gradients_of_its_own():
 
 def staged(compile_after=None):
     options = {"columns": 2}
-    stack = StackConfig(layer="columnar_constructive", dim=4, depth=1, channel_mixer="none", layer_options=options)
+    stack = StackConfig(layer="columnar_constructive", dim=6, depth=1, channel_mixer="none", layer_options=options)
     return make_loop(
         AnswerNumbers(1, 10_000, feedback=True), 1, stack, algorithm="ccn", algorithm_options={"stage_updates": 4},
         lr=[1e-2], compile_after=compile_after,
@@ -121,7 +121,7 @@ def test_parameters_that_cease_to_learn_stay_and_others_begin(compile_after):
     """A stage of columns is constant after its updates, whatever its moments are."""
     loop = staged(compile_after)
     (learner,) = loop.bank.learners
-    first, second = learner.model.stack.mixers()[0].stages
+    first, second, third = learner.model.stack.mixers()[0].stages
     run(loop, 0, 5)  # the first truth makes no step
     weights = [parameter.clone() for parameter in first.parameters()]
     others = [parameter.clone() for parameter in second.parameters()]
@@ -130,7 +130,15 @@ def test_parameters_that_cease_to_learn_stay_and_others_begin(compile_after):
     assert not any(torch.equal(a, b) for a, b in zip(second.parameters(), others, strict=True))
     resumed = staged(compile_after)
     resumed.load_state_dict(copy.deepcopy(loop.state_dict()))
+    weights = [parameter.clone() for parameter in second.parameters()]
     assert run(resumed, 9, 12) == run(loop, 9, 12)
+    assert all(torch.equal(a, b) for a, b in zip(second.parameters(), weights, strict=True))
+    assert not all(
+        torch.equal(a, b)
+        for a, b in zip(
+            third.parameters(), staged().bank.learners[0].model.stack.mixers()[0].stages[2].parameters(), strict=True
+        )
+    )
 
 
 def test_the_reason_is_told():
