@@ -18,6 +18,7 @@ from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import SLSTM, Bidirectional, Hint, LinearRNN, padded, param_groups
 from scanl.layers import state as states
 from scanl.layers.linear_rnn import LinearRNNState
+from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.registry import channel_mixers
 from scanl.models.stack import Stack
@@ -306,6 +307,10 @@ def test_precision(streaming, dtype):
     """The error against float64 token by token is at most twice that of the whole sequence, and nothing is NaN."""
     layer = make(streaming, dtype)
     x = inputs(3, 33, dtype=dtype)
+    if _spikes(layer):  # a current that is rounded differently is another spike; sums of sixteenths are exact
+        with torch.no_grad():
+            for value in (x, *layer.parameters()):
+                value.copy_((4 * value).round() / 4)
     whole, last = layer(x)
     state, ys = layer.init_state(3), []
     for t in range(33):
@@ -321,6 +326,10 @@ def test_precision(streaming, dtype):
     for place, leaf in states.leaves(last):
         if streaming in REGISTERED:  # dtypes of the recurrent state, and of counts
             assert leaf.dtype in (torch.float32, torch.complex64, torch.int64), place
+
+
+def _spikes(layer):
+    return isinstance(layer, CellBase) and "the gradients of the output" in layer.cell.excused
 
 
 def make_like(layer, name):

@@ -457,4 +457,4 @@ def test_the_option_of_layers():
     with pytest.raises(ConfigError, match="unknown option of neuralode 'solver'"):  # its equation has its own
         build("neuralode", 4, solver="newton")
     solved = {name for name in scanl.layers.names() if issubclass(scanl.layers.get(name), SolvedLayer)}
-    assert solved - set(LAYERS) == {"neuralode", "odefwp", "odernn"}
+    assert solved - set(LAYERS) == {"alif", "lif", "neuralode", "odefwp", "odernn"}

@@ -39,22 +39,21 @@ def run(argv: Sequence[str]) -> int:
             )
     if args.count is not None and args.count < 1:
         raise ConfigError(f"eval: count is {args.count}, expected at least 1")
-    _, digest = folder.load_model_and_digest()  # raises if the weights are not of config.yaml
-    model = trained(folder)
+    digest = folder.stored()[1].get("corpus")
     paths = [str(Path(path).resolve()) for path in args.data] or config.source.data
     moved, config.source.data = paths != config.source.data, paths
-    source = config.open_source() if moved else folder.source
+    source = learnt = config.open_source() if moved else folder.source
     if digest == _digest(source, moved):
         if args.length is not None:
             config.source.data_options["length"] = args.length
             source = config.open_source()
         exam = source.exam(**({} if args.count is None else {"count": args.count}))
     elif moved and "held_out" in accepted:
-        config.source.held_out = 1.0
+        config.source.held_out, learnt = 1.0, folder.source
         exam = config.open_source().exam()
         exam = replace(exam, title=f"another text than the run's: {exam.title}")
     elif moved and isinstance(folder.source, Table | Folders) and digest == folder.source.digest():
-        source = folder.source.elsewhere(Path(paths[0]))
+        learnt, source = folder.source, folder.source.elsewhere(Path(paths[0]))
         exam = source.exam()
         exam = replace(exam, title=f"other data than the run's: {exam.title.replace(' in the test part of', ' of')}")
     else:
@@ -69,7 +68,8 @@ def run(argv: Sequence[str]) -> int:
             f"eval: the data of the run, or its split, {reason}, so the run may have been trained on what is held out "
             f"now; {advice}"
         )
-    print(examined(model, source, exam))
+    folder.load_model(learnt.question)  # raises if the weights are not of config.yaml
+    print(examined(trained(folder), source, exam))
     return 0
 
 

@@ -53,8 +53,9 @@ class Past:
         ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in source.parts[split]}
         series, asking = source.collection.series, cast(SeriesForecast, source.asking)
         units = {i: _units(series[i].target[:end], asking.season) for i, end in ends.items()}
-        usual = np.nanmean(list(units.values()), 0) if units else np.ones(1)
-        usual = np.where(usual > 0, usual, 1.0)
+        means = np.array(list(units.values())) if units else np.full((1, 1), np.nan)
+        known = ~np.isnan(means)
+        usual = np.where(known.any(0), np.nansum(means, 0) / known.sum(0).clip(1), 1.0)
         arrays, lengths, scales = [], [], []
         for i, end in sorted(ends.items()):
             for channel in range(series[i].target.shape[1]):

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scanl.data.base import Source
+from scanl.data import Question, Source
 from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import locked, written_whole
@@ -106,18 +106,17 @@ class RunFolder:
         """Write the weights, which `LanguageModel.load` reads too, with the digest of the training data."""
         save_model(model, self.weights, {"corpus": corpus})
 
-    def load_model(self) -> Model:
-        """Load the model; from the last checkpoint if training has not ended. Raises CheckpointError for a bad file."""
-        return self.load_model_and_digest()[0]
+    def load_model(self, question: Question | None = None) -> Model:
+        """Load the model; from the last checkpoint if training has not ended. Raises CheckpointError for a bad file.
 
-    def load_model_and_digest(self) -> tuple[Model, str | None]:
-        """Load the model and the digest of its training data; None when another program wrote the weights."""
-        config, (tensors, about) = self.config(), self.stored()
-        model = build_model(config, self.source.question)
+        question: of the run's data, where they lie elsewhere now; None to read them.
+        """
+        config, (tensors, _) = self.config(), self.stored()
+        model = build_model(config, self.source.question if question is None else question)
         file = self.weights if self.weights.exists() else self.checkpoint
         check_tensors(file, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
         model.load_state_dict(tensors)
-        return model.eval(), about.get("corpus")
+        return model.eval()
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the weights, from the last checkpoint if training has not ended, and what is written about them.
