@@ -29,7 +29,6 @@ COVERS = [
     "data/series_question",
     "data/series_source",
     "data/series_whole",
-    "data/splits",
 ]
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")

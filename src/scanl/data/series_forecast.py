@@ -1,6 +1,5 @@
 """Batches for the question of the next numbers of a series, and their seasonal naive forecast."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ from scanl.data.naive import naive, season_errors
 from scanl.data.questions import Forecast
 from scanl.data.rows import Rows, scales_of
 from scanl.data.series_question import SeriesQuestion, in_batches
-from scanl.data.splits import PARTS, TEST, TRAINING, VALIDATION
+from scanl.data.splits import PARTS, TEST, TRAINING, VALIDATION, sampled
 from scanl.errors import ConfigError, DataError
 
 MOST = 1024  # forecasts in a measurement, spread over the part
@@ -109,7 +108,7 @@ class SeriesForecast(SeriesQuestion):
                 f"table: {self.source.path}: horizon is {horizon}, expected at most {room} because of the "
                 f"{PARTS[split]} part of the longest series; give a smaller --horizon or a larger --{PARTS[split]}"
             )
-        return origins[:: math.ceil(len(origins) / (self.limit if split == TEST else self.sampled))]
+        return [origins[i] for i in sampled(len(origins), self.limit if split == TEST else self.sampled)]
 
     def forecasts(self, split: int) -> Iterator[tuple[Sequence[Origin], Batch]]:
         """Yield batches of forecasts of a part, and the origins of each."""

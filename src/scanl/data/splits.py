@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanl.data.series import Series
 from scanl.errors import DataError
@@ -51,3 +52,15 @@ def by_series(
             "none; give more series or larger --validation and --test"
         )
     return parts
+
+
+def sampled(count: int, limit: int) -> NDArray[np.intp]:
+    """Return `limit` of the numbers from 0 to `count` - 1, in order; all if there are no more.
+
+    One is drawn from each of `limit` equal stretches, always the same. So they are in step with no season: each hour of
+    the day is among them about as often as the others.
+    """
+    if count <= limit:
+        return np.arange(count)
+    edges = np.arange(limit + 1) * count // limit
+    return edges[:-1] + np.random.default_rng(0).integers(np.diff(edges))

@@ -16,7 +16,7 @@ from scanl.data.naive import season_errors
 from scanl.data.rows import scale_of
 from scanl.data.series_forecast import SeriesForecast
 from scanl.data.series_source import SeriesSource
-from scanl.data.splits import TRAINING, VALIDATION
+from scanl.data.splits import TRAINING, VALIDATION, sampled
 from scanl.learning.lag_maps import LagMap, Numbers
 from scanl.models.running import nothing_read, running
 
@@ -114,9 +114,7 @@ class Windows:
             z = torch.from_numpy((x - mean) / deviation)[None, :, None]
             location, variance, _ = running(z, nothing_read(z.new_zeros(1, 1)), span, None, 1e-5)
             scale = variance[0, :, 0].sqrt().numpy() * deviation
-            origins = np.arange(len(x))
-            if len(origins) > 4 * (MOST_LEARNT + MOST_MEASURED):
-                origins = origins[:: len(origins) // (4 * (MOST_LEARNT + MOST_MEASURED)) + 1]
+            origins = sampled(len(x), 4 * (MOST_LEARNT + MOST_MEASURED))
             back, ahead = origins[:, None] - np.arange(lags), origins[:, None] + 1 + np.arange(past.horizon)
             values = np.where(back >= 0, x[np.maximum(back, 0)], np.nan)
             came = np.where(ahead < len(x), x[np.minimum(ahead, len(x) - 1)], np.nan)
@@ -136,14 +134,14 @@ class Windows:
         for begin, end in zip(self.past.borders, self.past.borders[1:], strict=False):
             first, last = (np.maximum(1, np.round(share * self.ends)) for share in (begin, end))
             inside = (self.origin + 1 >= first) & (self.origin + 1 < last) & ~np.isnan(self.came).all(1)
-            folds.append((first, _spread(np.flatnonzero(inside), MOST_MEASURED)))
+            folds.append((first, _sample(inside, MOST_MEASURED)))
         return [fold for fold in folds if len(fold[1])]
 
     def learnt(self, lags: int, ends: NDArray[np.float64] | None = None) -> Rows:
         """Return the origins of which all lags and all numbers ahead are before `ends` (n,); None: all rows."""
         ends = self.ends if ends is None else ends
         full = (self.origin + 1 >= lags) & (self.origin + self.past.horizon < ends)
-        return _spread(np.flatnonzero(full), MOST_LEARNT)
+        return _sample(full, MOST_LEARNT)
 
     def ridge(self, prior: Numbers, rows: Rows, penalty: float) -> Numbers:
         """Return the weights (H, q) of least squares at some origins, with a penalty on the change of a prior."""
@@ -204,8 +202,9 @@ def _mean(errors: Numbers) -> Numbers:
     return sums[known.any(0)] / known.sum(0)[known.any(0)]
 
 
-def _spread(rows: Rows, limit: int) -> Rows:
-    return rows[:: -(-len(rows) // limit)] if len(rows) > limit else rows
+def _sample(inside: NDArray[np.bool_], limit: int) -> Rows:
+    rows = np.flatnonzero(inside)
+    return rows[sampled(len(rows), limit)]
 
 
 @dataclass
