@@ -24,7 +24,7 @@ from scanl.learning.evaluation import measures
 from scanl.models import LanguageModel, Stack
 
 SEGMENT, DEPTH = 128, 2
-# The options of the layer, then of the stack. rmt and flash mix the channels themselves; two of flash stand for a block.
+# Options of the layer, then of the stack. rmt and flash mix the channels themselves; two layers of flash are a block.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "attention": ({"num_heads": 4}, {}),
     "transformer_xl": ({"num_heads": 4, "window": SEGMENT, "chunk_size": SEGMENT}, {}),
