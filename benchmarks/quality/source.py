@@ -10,6 +10,7 @@ carried over, so that a model may remember more than a segment. An interrupted r
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -64,11 +65,11 @@ def command(name: str, dim: int, out: Path, minutes: float) -> list[str]:
     return [*words, "--lr", "3e-3", "--minutes", f"{minutes:g}", "--out", str(out)]
 
 
-def trained(words: list[str], out: Path) -> float:
+def trained(words: list[str], out: Path, threads: int) -> float:
     """Run the command, or go on with its run, and return the minutes."""
-    begin = time.perf_counter()
+    begin, environment = time.perf_counter(), os.environ | {"OMP_NUM_THREADS": str(threads)}
     words = ["train", "--resume", str(out)] if out.exists() else words
-    subprocess.run([sys.executable, "-m", "scanl.cli", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "scanl.cli", *words], env=environment, check=True, capture_output=True)
     return (time.perf_counter() - begin) / 60
 
 
@@ -87,7 +88,7 @@ def main() -> None:
             out, dim = (options.runs or Path(scratch)) / name, width(name, parameters)
             took = 0.0
             if not (out / "model.safetensors").exists():
-                took = trained(command(name, dim, out, minutes), out)
+                took = trained(command(name, dim, out, minutes), out, options.threads)
             run = RunFolder.open(out)
             model, exam = run.load_model(), run.source.exam()
             results.add(
