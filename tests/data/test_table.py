@@ -559,6 +559,14 @@ BAD = {
     "a missing time": (write(at(5, "ds", None)), [], "column 'ds' is missing in row 6"),
     "a missing name": (write(at(5, "id", None)), ["--series", "id"], "column 'id' is missing in row 6"),
     "all missing": (write(TWO.assign(y=TWO.y.where(TWO.id == "s0"))), ["--series", "id"], "series 's1' has no value"),
+    "two rows": (
+        write(text="ds,y\n2024-01-01,1\n2024-01-02,2\n"), [],
+        "the validation part has no row because the longest series has 2 steps; give a longer table, or other --val",
+    ),
+    "many short series": (
+        write(waves(series=50, rows=3)), ["--series", "id"],
+        "the validation part has no row because the longest series has 3 steps",
+    ),
     "long horizon": (write(waves(rows=60)), ["--horizon", "40"], "horizon is 40, expected at most 6 because"),
     "target as covariate": (write(TWO), ["--past", "y"], "column 'y' is the target and a covariate of the past"),
     "two roles": (write(TWO), ["--static", "u", "--future", "u"], "is a static covariate and a future covariate"),
@@ -718,6 +726,10 @@ ODD = {  # a text, and the steps of a season; or what is said of it
     "an open quote": (written().replace("2024-01-05", '"2024-01-05'), "cannot be read: Error tokenizing data"),
     "a page": ("<html><body>no table</body></html>\n", "has 0 rows, expected at least 2"),
     "JSON": ('[{"ds": "2024-01-01", "y": 1}]\n', "has 0 rows, expected at least 2"),
+    "a long field": (at_4("9" * 200_000), "t.csv cannot be read: field larger than field limit"),
+    "a week that is not": (
+        written([f"2024-W{week}" for week in range(25, 55)]), "is '2024-W53' in row 29, expected a week of the cale",
+    ),
     "bars": (written(head="ds|y", row="{}|{}"), r"has '\|' between its columns, expected commas, and points in its"),
 }  # fmt: skip
 

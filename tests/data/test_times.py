@@ -155,7 +155,7 @@ UNKNOWN = "of series 'a' have no frequency that can be inferred"
 HOURS = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin")
 REFUSED = {  # times, freq, message
     "one row": (DAILY[:1], None, UNKNOWN),
-    "a week that is not": (["2024-W53", "2025-W01"], None, "has a week that is not in the calendar"),
+    "a week that is not": (["2024-W53", "2025-W01"], None, "is '2024-W53' in row 1, expected a week of the calendar"),
     "two rows": (DAILY[:2], None, UNKNOWN),
     "irregular times": (RANDOM, None, UNKNOWN),
     "irregular numbers": ([0.0, 1.0, 2.5, 7.0], None, UNKNOWN),

@@ -300,3 +300,142 @@ def test_what_has_no_forecast_is_refused(tmp_path, capfd):
     ):
         assert main(["forecast", *map(str, argv)]) == 2
         assert message in capfd.readouterr().err
+
+
+def table(times, head="ds,y", row="{},{}"):
+    return "\n".join([head, *(row.format(time, step % 7) for step, time in enumerate(times))]) + "\n"
+
+
+def texts(form, freq, start="2015-01-05", rows=40):
+    return [f"{time:{form}}" for time in pd.date_range(start, periods=rows, freq=freq)]
+
+
+def quarters(first, count):
+    return [f"{1970 + k // 4} Q{k % 4 + 1}" for k in range(first, first + count)]
+
+
+MONTHS = texts("%B %Y", "MS", rows=44)
+SPRING = [str(time) for time in pd.date_range("2024-03-01", periods=44, tz="Europe/Berlin")]
+ODD = {  # times of a table, and of its forecast
+    "months by name": (MONTHS[:40], MONTHS[40:]),
+    "days with names of months": (texts("%d %b %Y", "D"), texts("%d %b %Y", "D", "2015-02-14", 4)),
+    "quarters": (quarters(0, 40), quarters(40, 4)),
+    "weeks": (texts("%G-W%V", "W-MON"), texts("%G-W%V", "W-MON", "2015-10-12", 4)),
+    "offsets that change": (SPRING[:40], SPRING[40:]),
+    "two readings after the end": (texts("%m/%d/%Y", "D"), texts("%Y-%m-%d", "D", "2015-02-14", 4)),
+    "numbers below 0": (range(-40, 0), [0, 1, 2, 3]),
+    "numbers of 64 bits": (range(2**62, 2**62 + 40), range(2**62 + 40, 2**62 + 44)),
+    "the end of 64 bits": (
+        range(2**63 - 40, 2**63),
+        "the 4 steps after 9223372036854775807 are beyond the times of 64",
+    ),
+    "the end of floating-point numbers": ([k * 4e306 for k in range(5, 45)], "are beyond the times of 64 bits"),
+    "no frequency": (
+        texts("%Y-%m-%d %H", "h", rows=36) + texts("%Y-%m-%d %H", "7h", "2016-01-05", 4),
+        "have no frequency that can be inferred, expected one because rows follow; say it as pandas does: --freq D",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_times_of_a_forecast_are_as_the_table_writes_them(kind, tmp_path, capfd):
+    times, expected = ODD[kind]
+    (tmp_path / "t.csv").write_text(table(times))
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv", gaps="durations" if kind == "no frequency" else None)
+    code = main(["forecast", str(path), "--out", str(tmp_path / "f.csv")])
+    err = capfd.readouterr().err
+    if isinstance(expected, str):
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert expected in err
+    else:
+        assert (code, err) == (0, "")
+        assert pd.read_csv(tmp_path / "f.csv", dtype=str).ds.tolist() == [str(time) for time in expected]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        ("y-lo-80,y", {"series": "y-lo-80", "time": None}, "two columns called 'y-lo-80'; rename one in the table"),
+        ("step,y", {"series": "step", "time": None}, "two columns called 'step'"),
+        ("y,y-hi-95", {"target": "y,y-hi-95", "time": None}, "two columns called 'y-hi-95'"),
+        ("cutoff,y", {"series": "cutoff", "time": None}, "two columns called 'cutoff'"),
+    ],
+)
+def test_no_column_hides_another(names, options, message, tmp_path, monkeypatch, capfd):
+    (tmp_path / "t.csv").write_text(table([1] * 40, names))
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv", **options)
+    with (tmp_path / "t.csv").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert main(["forecast", str(path), *(["--follow"] if "cutoff" in names else [])]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_table_at_another_path(tmp_path, capfd):
+    days(names="a").to_csv(tmp_path / "t.csv", index=False)
+    path, model = made(tmp_path / "run", tmp_path / "t.csv")
+    folder = RunFolder.open(path)
+    folder.save_model(model, folder.source.digest())
+    expected = forecast(path)
+    moved = (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
+    pd.testing.assert_frame_equal(forecast(path, moved), expected)
+    days(names="a")[:50].to_csv(tmp_path / "other.csv", index=False)
+    for data, message in (
+        ([], "t.csv, does not exist; put it back, or name it at its new path: --data PATH"),
+        (["--data", str(tmp_path / "other.csv")], "other.csv is another table; put it back, because newer rows follow"),
+        (["--follow", "--data", str(moved)], "t.csv, does not exist; put it back, or name"),
+    ):
+        assert main(["forecast", str(path), *data]) == 2
+        out, err = capfd.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert message in err
+
+
+def test_a_picture_has_no_dates_beyond_those_of_matplotlib(tmp_path, capfd):
+    (tmp_path / "t.csv").write_text(table(f"{year}-01-01" for year in range(9955, 9995)))
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv")
+    assert main(["forecast", str(path), "--picture", str(tmp_path / "p.png")]) == 0
+    with (tmp_path / "t.csv").open("a") as file:
+        file.write("9995-01-01,1\n")
+    capfd.readouterr()
+    assert main(["forecast", str(path), "--picture", str(tmp_path / "q.png")]) == 2
+    assert "has dates outside of the years 2 to 9998" in capfd.readouterr().err
+    assert not (tmp_path / "q.png").exists()
+
+
+ROW = "2024-02-10,1\n"
+STREAMS = {  # what comes, and what is said; nothing where it is forecast
+    "a mark of the order of bytes": (f"\ufeffds,y\n{ROW}", ""),
+    "lines of Windows": (f"ds,y\r\n{ROW}".replace("\n", "\r\n"), ""),
+    "other columns too": ('note,y,ds\n"a, b",1,2024-02-10\n', ""),
+    "nothing": ("", ""),
+    "names alone": ("ds,y\n", ""),
+    "no target": (f"ds,z\n{ROW}", "stream: unknown column for the target 'y'"),
+    "a short row": ("ds,y\n2024-02-10\n", "a row has 1 fields, expected 2 as in its line of names"),
+    "a name twice": ("ds,y,y\n2024-02-10,1,1\n", "the line of names has two columns called 'y'"),
+    "text": ("ds,y\n2024-02-10,many\n", "stream: column 'y' is 'many' in row 1, expected a number"),
+    "infinite": ("ds,y\n2024-02-10,inf\n", "column 'y' is inf in row 1, expected a finite number"),
+    "beyond float32": ("ds,y\n2024-02-10,1e300\n", "column 'y' is 1e+300 in row 1, expected a finite number"),
+    "Latin-1": ("ds,y,n\n2024-02-10,1,\u00e4\n".encode("latin-1"), "data is not UTF-8: it has the invalid byte 0xe4"),
+    "a long field": (f"ds,y\n2024-02-10,{'9' * 200_000}\n", "a row cannot be read: field larger than field limit"),
+    "times that go back": (f"ds,y\n{ROW}2024-02-09,1\n", "the times 'ds' go back in its row"),
+    "a time twice": (f"ds,y\n{ROW}{ROW}", "two rows have the same time 'ds'"),
+    "numbers for dates": ("ds,y\n5,1\n", "the times 'ds' are numbers, expected dates without a time zone"),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_an_odd_stream_is_right_or_refused_in_one_line(kind, tmp_path, monkeypatch, capfd):
+    text, message = STREAMS[kind]
+    (tmp_path / "t.csv").write_text(table(texts("%Y-%m-%d", "D", "2024-01-01")))
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv")
+    (tmp_path / "s.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with (tmp_path / "s.csv").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        code = main(["forecast", str(path), "--follow"])
+    out, err = capfd.readouterr()
+    if message:
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert message in err
+    else:
+        assert (code, err) == (0, "")
+        assert len(out.splitlines()) == (1 + HORIZON if "2024" in text else 0)

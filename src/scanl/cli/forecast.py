@@ -13,7 +13,7 @@ import torch
 
 from scanl.cli.parser import Parser
 from scanl.data.columns import WRITTEN, write_table
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError
 from scanl.learning.forecasting import Forecasts
 
 READ = 2**20  # bytes of a stream at once, at most
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
             frame.to_csv(sys.stdout, index=False, header=number == 0)
             sys.stdout.flush()
         return 0
-    forecasts = Forecasts.open(args.run)
+    forecasts = Forecasts.open(args.run, args.data)
     with noting():
         frame = forecasts.after(
             args.data, args.future_data, horizon=args.horizon, levels=args.levels or None, freq=args.freq
@@ -72,8 +72,13 @@ def lines_of(file: str | None) -> Iterator[list[str]]:
             continue
         *lines, unfinished = (unfinished + text).split(b"\n")
         lines += [unfinished] if not text else []  # the end, which need not end a line
-        if lines := [line.decode().rstrip("\r") for line in lines if line.strip()]:
-            yield lines
+        try:
+            texts = [line.decode().rstrip("\r") for line in lines if line.strip()]
+        except UnicodeDecodeError as error:
+            odd = error.object[error.start]
+            raise DataError(f"forecast: data is not UTF-8: it has the invalid byte {odd:#x}") from error
+        if texts:
+            yield texts
         if not text:
             return
 

@@ -116,7 +116,11 @@ def rows_of_lines(lines: Sequence[str], names: Sequence[str] = ()) -> Any:
     """
     import pandas as pd
 
-    header, *rows = csv.reader(lines)
+    try:
+        header, *rows = csv.reader(lines)
+    except csv.Error as error:
+        raise DataError(f"table: a row cannot be read: {error}") from error
+    _refuse_twice("the line of names", header)
     for row in rows:
         if len(row) != len(header):
             raise DataError(
@@ -151,7 +155,7 @@ def as_table(frame: Any, who: str) -> Any:
 
 
 # What readers raise for a damaged file; KeyError is openpyxl's, for an archive that is no workbook.
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, csv.Error, zlib.error, zipfile.BadZipFile)
 
 
 @lru_cache(maxsize=16)
@@ -183,10 +187,14 @@ def _read(path: Path, as_text: tuple[str, ...], _time: int, _size: int) -> Any:
         raise
     except (*_DAMAGED, pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise DataError(f"table: {path} cannot be read: {' '.join(str(error).split())}") from error
+    _refuse_twice(path, names)
+    return frame.rename(columns=str)
+
+
+def _refuse_twice(what: Path | str, names: Sequence[Any]) -> None:
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"table: {path} has two columns called {twice[0]!r}; rename one")
-    return frame.rename(columns=str)
+        raise DataError(f"table: {what} has two columns called {twice[0]!r}; rename one")
 
 
 def write_table(frame: Any, path: Path) -> None:

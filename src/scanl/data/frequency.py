@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.times import Times
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError
 
 DAY = 86400.0
 WEEK = 7 * DAY
@@ -73,10 +73,19 @@ class Frequency:
         return times.at_walls(_dates(inner, times)) if self.wall and times.dates else times.at(inner)
 
     def after(self, times: Times, steps: int) -> Any:
-        """Return the times of the steps that follow the last time."""
+        """Return the times of the steps that follow the last time. Raises DataError for times beyond 64 bits."""
+        import pandas as pd
+
+        beyond = DataError(
+            f"table: the {steps} steps after {times.at(times.marks[-1:])[0]} are beyond the times of 64 bits; count "
+            "times from a later one"
+        )
         if self.offset is not None:
             last = times.wall[-1]
-            dates = _grid(last, self.offset, periods=steps + 1)
+            try:
+                dates = _grid(last, self.offset, periods=steps + 1)
+            except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+                raise beyond from error
             return times.at_walls(dates[dates > last][:steps])
         marks = times.walls if self.wall else times.marks
         counts, ahead = self.counts(times), np.arange(1, steps + 1)
@@ -88,6 +97,8 @@ class Frequency:
         else:  # the mean step: a step that is written with few digits adds up
             further = (marks[-1] - marks[0]) * ahead / counts[-1]
         following = marks[-1] + (_whole(further) if times.dates or (further == further.round()).all() else further)
+        if not np.isfinite(further).all() or (following <= np.append(marks[-1:], following[:-1])).any():
+            raise beyond
         if not np.issubdtype(following.dtype, np.integer):
             following = np.array([float(f"{mark:.15g}") for mark in following])
         return times.at_walls(_dates(following, times)) if self.wall and times.dates else times.at(following)

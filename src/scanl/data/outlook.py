@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.data.columns import column, grouped
+from scanl.data.columns import column, grouped, numbers
 from scanl.data.rows import Rows
 from scanl.data.series import continued
 from scanl.data.series_question import in_batches
@@ -71,8 +71,8 @@ class Outlook:
         by_length: dict[int, list[int]] = {}
         for number, (_, row) in enumerate(origins):
             by_length.setdefault(min(self.table.length, row + 1), []).append(number)
-        for length, numbers in by_length.items():
-            for some in in_batches(numbers):
+        for length, of_length in by_length.items():
+            for some in in_batches(of_length):
                 ends = np.array([self._rows.starts[origins[n][0]] + origins[n][1] for n in some])
                 rows = ends[:, None] + np.arange(1 - length, 1)
                 inputs = self._rows.columns(rows, self.table.horizon)
@@ -99,6 +99,9 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
     for role, names in table.roles:
         for name in names:
             column(newer, path, name, role)
+    for name in (*table.targets, *table.covariates, *table.future):
+        if name not in table.collection.categories:
+            numbers(newer, path, name, "a number in training")
     past, time = table.read(table.path) if past is None else past, table.time
     rows_of = dict(grouped(past, table.path, table.series))
     groups = grouped(newer, path, table.series)

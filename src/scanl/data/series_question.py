@@ -108,6 +108,12 @@ class SeriesQuestion(ABC):
     def check(self) -> None:
         """Raise DataError for a part in which there is nothing to learn or to measure."""
         for split, name in enumerate(PARTS):
+            if not any(end > begin for _, begin, end in self.source.parts[split]):
+                longest = max(map(len, self.source.collection.series))
+                raise DataError(
+                    f"table: {self.source.path}: the {name} part has no row because the longest series has {longest} "
+                    "steps; give a longer table, or other --validation and --test"
+                )
             if not any(len(self.known(i, max(begin, self.first), end)) for i, begin, end in self.source.parts[split]):
                 raise DataError(
                     f"table: {self.source.path}: the target has no value in the {name} part; split otherwise, or leave "

@@ -185,6 +185,12 @@ def form_of(values: Any) -> str | None:
         for form, pattern in (("%Y-%m", r"\d{4}-\d{2}"), ("%Y", r"\d{4}"), ("%YM%m", MONTH)):
             if values.str.fullmatch(pattern).all():
                 return f"text {form}"
+        if re.search("[A-Za-z]{3}", values.iloc[0]) is None:  # without a month's name many can be read in two ways
+            return None
+        for form in filter(None, ("%B %Y", "%b %Y", pd.tseries.api.guess_datetime_format(values.iloc[0]))):
+            dates = pd.to_datetime(values, format=form, errors="coerce")
+            if dates.notna().all() and (dates.dt.strftime(form) == values).all():
+                return f"text {form}"
     return None
 
 
@@ -219,11 +225,11 @@ def _of_text(values: Any, who: str) -> Any:
         values = values.str.replace("M", "-")
     if text and values.str.fullmatch(WEEK).all():
         days = values.str.replace("-", "") + np.where(values.str.fullmatch(r"\d{4}-?W\d{2}"), "1", "")
-        try:
-            return pd.to_datetime(days, format="%GW%V%u")
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{who} has a week that is not in the calendar: {reason}") from error
+        dates = pd.to_datetime(days, format="%GW%V%u", errors="coerce")
+        if dates.isna().any():
+            row = int(dates.isna().argmax())
+            raise DataError(f"{who} is {values.iloc[row]!r} in row {row + 1}, expected a week of the calendar")
+        return dates
     if (several := _with_offsets(values, text)) is not None:
         return several
     if not text and not values.map(lambda value: isinstance(value, date)).all():

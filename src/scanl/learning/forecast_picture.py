@@ -11,10 +11,12 @@ import numpy as np
 from scanl.data.columns import grouped, numbers
 from scanl.data.table import Table
 from scanl.data.times import times
+from scanl.errors import DataError
 from scanl.learning.run.picture import save_figure
 
 MOST = 12  # panels
 PAST, FORECAST = "#636363", "#08519c"
+YEARS = (2, 9998)  # that matplotlib draws, with a margin
 
 
 def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
@@ -38,7 +40,7 @@ def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
         _draw(axes, history, ahead, target, table)
         axes.set_title(", ".join(filter(None, [name, target if len(table.targets) > 1 or not name else ""])))
         if table.time is not None and times(forecast, path, table.time)[1].dates:
-            locator = AutoDateLocator(maxticks=7)
+            locator = AutoDateLocator(minticks=3, maxticks=7)  # with its 5 no interval fits some spans
             axes.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
         else:
             axes.set_xlabel(table.time or "steps from now")
@@ -82,4 +84,9 @@ def _clock(frame: Any, table: Table) -> Any:
     """Return the times of rows as matplotlib draws them: dates by the clock on the wall, or numbers."""
     assert table.time is not None
     clock = times(frame, table.path, table.time)[1]
+    if clock.dates and not YEARS[0] <= clock.wall.year.min() <= clock.wall.year.max() <= YEARS[1]:
+        raise DataError(
+            f"table: {table.path} has dates outside of the years {YEARS[0]} to {YEARS[1]}, expected others because "
+            "matplotlib draws no such dates; leave out the picture"
+        )
     return clock.wall.to_numpy() if clock.dates else clock.marks

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scanl.data.columns import as_table, grouped, rows_of_lines
+from scanl.data.columns import as_table, files_of, grouped, rows_of_lines
 from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known
 from scanl.data.table import Table
 from scanl.data.times import form_of, written
@@ -47,8 +47,12 @@ class Forecasts:
             self.form = form_of(table.read(table.path)[table.time])
 
     @classmethod
-    def open(cls, run: str | Path) -> "Forecasts":
-        """Return the forecaster of a run folder. Raises ConfigError for a run that does not forecast a table."""
+    def open(cls, run: str | Path, data: Any = None) -> "Forecasts":
+        """Return the forecaster of a run folder.
+
+        data: the table of training, if it is at another path now; other data are passed over.
+        Raises ConfigError for a run that does not forecast a table, or whose table is not there.
+        """
         folder = RunFolder.open(run)
         table = folder.source
         if not isinstance(table, Table) or not table.asking.ahead:
@@ -57,6 +61,8 @@ class Forecasts:
                 f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
                 "--question forecast; scanl predict answers the other questions"
             )
+        if not all(file.exists() for name in table.data for file in files_of(Path(name))):
+            table = _moved(folder, table, data)
         return cls(trained(folder), table)
 
     def rows(self, data: Any = None) -> tuple[Any, Path]:
@@ -107,7 +113,7 @@ class Forecasts:
         """
         import pandas as pd
 
-        horizon, levels = self.check(horizon, levels)
+        horizon, levels = self.check(horizon, levels, "cutoff")
         table, header, count = self.table, "", 0
         if table.future:
             raise ConfigError(
@@ -119,7 +125,7 @@ class Forecasts:
         # Of a stream with durations, the step that has come would tell more than is known ahead.
         size = 1 if table.collection.timed else AT_ONCE
         for batch in batches:
-            header, lines = (header, batch) if header else (batch[0], batch[1:])
+            header, lines = (header, batch) if header else (batch[0].removeprefix("\ufeff"), batch[1:])
             for begin in range(0, len(lines), size):
                 newer = rows_of_lines([header, *lines[begin : begin + size]], table.names)
                 names = [name for name, _ in grouped(newer, STREAM, table.series)]
@@ -133,14 +139,20 @@ class Forecasts:
                 both = both.drop(columns=NEWER)
                 past |= {name: both.iloc[at[-table.length :]] for name, at in grouped(both, STREAM, table.series)}
 
-    def check(self, horizon: int | None, levels: Sequence[float] | None) -> tuple[int, tuple[float, ...]]:
-        """Return the number of steps and the levels of the intervals in per cent. Raises ConfigError for wrong ones."""
-        longest = self.table.horizon
+    def check(self, horizon: int | None, levels: Sequence[float] | None, *more: str) -> tuple[int, tuple[float, ...]]:
+        """Return the number of steps and the levels of the intervals in per cent.
+
+        Raises ConfigError for wrong ones, and when two columns would have one name. more: further columns.
+        """
+        table, longest = self.table, self.table.horizon
         if horizon is not None and not 1 <= horizon <= longest:
             raise ConfigError(
                 f"forecast: horizon is {horizon}, expected 1 to {longest} because of the run's --horizon {longest}"
             )
-        return horizon or longest, check_levels("forecast", self.model.distribution, levels)
+        levels = check_levels("forecast", self.model.distribution, levels)
+        keys = [name for name in (table.series, table.time or STEP) if name is not None]
+        refuse_twice("forecast", [*keys, *more, *(name for y in table.targets for name in (y, *bounds(y, levels)))])
+        return horizon or longest, levels
 
     @torch.no_grad()
     def frame(
@@ -172,11 +184,34 @@ class Forecasts:
         if table.time is None:
             result[STEP] = np.tile(np.arange(1, horizon + 1), len(origins))
         for channel, target in enumerate(table.targets):
-            median, *bounds = numbers[:, channel].T
-            result[target] = median
-            for k, level in enumerate(levels):
-                result[f"{target}-lo-{level:g}"], result[f"{target}-hi-{level:g}"] = bounds[2 * k], bounds[2 * k + 1]
+            for name, values in zip((target, *bounds(target, levels)), numbers[:, channel].T, strict=True):
+                result[name] = values
         return result if isinstance(result, pd.DataFrame) else pd.DataFrame(result)
+
+
+def _moved(folder: RunFolder, table: Table, data: Any) -> Table:
+    """Return the table of training, which `data` has at another path. Raises DataError for another table."""
+    config = folder.config()
+    lost = f"forecast: the table of the run, {table.path}, does not exist"
+    if not isinstance(data, str | Path):
+        raise DataError(f"{lost}; put it back, or name it at its new path: --data PATH")
+    config.source.data = [str(Path(data).resolve())]
+    other = config.open_source()
+    if not isinstance(other, Table) or other.digest() != folder.stored()[1].get("corpus"):
+        raise DataError(f"{lost}, and {data} is another table; put it back, because newer rows follow its rows")
+    return other
+
+
+def bounds(target: str, levels: Sequence[float]) -> list[str]:
+    """Return the names of the columns with the bounds of intervals."""
+    return [f"{target}-{side}-{level:g}" for level in levels for side in ("lo", "hi")]
+
+
+def refuse_twice(who: str, names: Sequence[str]) -> None:
+    """Raise ConfigError when an answer would have two columns of one name."""
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ConfigError(f"{who}: the answer would have two columns called {twice[0]!r}; rename one in the table")
 
 
 def check_levels(who: str, distribution: str, levels: Sequence[float] | None) -> tuple[float, ...]:
@@ -191,7 +226,7 @@ def check_levels(who: str, distribution: str, levels: Sequence[float] | None) ->
             raise ConfigError(f"{who}: levels is {list(levels)}, expected per cents above 0 and below 100")
         if distribution == "points":
             raise ConfigError(f"{who}: levels is {list(levels)}, expected none because the distribution is points")
-    return tuple(levels)
+    return tuple(dict.fromkeys(levels))
 
 
 def forecast(
@@ -214,4 +249,4 @@ def forecast(
     of the intervals; None: 80 and 95.   freq: frequency of the steps, as in `Table`; None: as in the table.
     Raises ConfigError and DataError as `scanl forecast` prints them.
     """
-    return Forecasts.open(run).after(data, future, horizon=horizon, levels=levels, freq=freq)
+    return Forecasts.open(run, data).after(data, future, horizon=horizon, levels=levels, freq=freq)

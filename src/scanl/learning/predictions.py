@@ -21,7 +21,7 @@ from scanl.data.table import Table
 from scanl.data.unanswered import Unanswered, of_files, of_table
 from scanl.errors import ConfigError
 from scanl.learning.evaluation import trained
-from scanl.learning.forecasting import FRAME, check_levels
+from scanl.learning.forecasting import FRAME, bounds, check_levels, refuse_twice
 from scanl.learning.questions.base import durations
 from scanl.learning.run.folder import RunFolder
 
@@ -57,11 +57,12 @@ def predict(run: str | Path, data: Any = None, *, levels: Sequence[float] | None
     answers = _answers(model, source.question, examples, levels)
     keys, target, classes = examples.keys, examples.target, examples.classes
     if classes:
-        named = {target: np.array(classes, object)[answers.argmax(1)]}
-        return keys.assign(**named, **{f"{target}-p-{name}": p for name, p in zip(classes, answers.T, strict=True)})
-    mean, *bounds = answers.T
-    sides = [f"{target}-{side}-{level:g}" for level in levels for side in ("lo", "hi")]
-    return keys.assign(**{target: mean}, **dict(zip(sides, bounds, strict=True)))
+        names = [target, *(f"{target}-p-{name}" for name in classes)]
+        columns = [np.array(classes, object)[answers.argmax(1)], *answers.T]
+    else:
+        names, columns = [target, *bounds(target, levels)], list(answers.T)
+    refuse_twice("predict", [*keys.columns, *names])
+    return keys.assign(**dict(zip(names, columns, strict=True)))
 
 
 def _is_forecast(source: Table | Folders) -> bool:
