@@ -147,6 +147,7 @@ class Frames:
             self._form = form_of(rows["ds"])
             seed = whole_number("frames", "random_state", self.random_state)
             if self._chooses:
+                _ = source.question  # raises for a season that no series has
                 choice = choose(source, self._fixed, self.minutes)
                 self.chosen = {name: choice.options[name] for name in ("distribution", "sequence_length")}
                 self._table = self._source()
@@ -353,6 +354,13 @@ class Frames:
 
     def _named(self, answers: Any) -> Any:
         return answers.rename(columns=lambda name: ANSWER + name[1:] if name == "y" or name.startswith("y-") else name)
+
+
+def levels_of(probabilities: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Return the levels of the intervals whose bounds are these quantiles, and the columns that have the quantiles."""
+    levels = [round(100 * abs(1 - 2 * p), 9) for p in probabilities]
+    names = [f"{ANSWER}-{'lo' if p < 0.5 else 'hi'}-{k:g}" for p, k in zip(probabilities, levels, strict=True)]
+    return [k for k in levels if k], [name if k else ANSWER for name, k in zip(names, levels, strict=True)]
 
 
 @contextmanager
