@@ -70,7 +70,7 @@ def test_a_missing_file_gets_one_line(name, root, capfd):
     line = refused(capfd, "train", "--data", READ[name], "--accelerator", "cpu", "--layer", "lru")
     assert line.startswith(f"scanl: {name}: {root / name}")
     assert f"put into {root / name}: {folders[name].form}" in line
-    assert (f"run `scanl data get {name}`" in line) == bool(folders[name].packages)
+    assert (f"run `scanl data get {name}`" in line) == bool(folders[name].origin)
     assert not root.exists()
 
 

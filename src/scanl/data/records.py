@@ -3,6 +3,7 @@
 A catalogue is a folder. A data set is one file NAME.toml, which says
 
     form, license, needs, or_needs, counts, sha256   as `Files` has them; without `needs`, the files of the layout
+    made_by                                          as `Files` has it
     [layout], [other_layout]                         `reader`, `train`, `validation` and `test` or `whole`, and options
     [packages.PACKAGE]                               the path in the archive of each file that a package has
     [sources.SOURCE]                                 what is asked, as `Record` has it, and facts of its kind
@@ -25,7 +26,7 @@ PACKAGES = "packages.toml"
 PARTS = ("train", "validation", "test", "whole")
 Types = Mapping[str, Any]
 OF_DATA_SETS: Types = {
-    **dict.fromkeys(("form", "license"), str),
+    **dict.fromkeys(("form", "license", "made_by"), str),
     **dict.fromkeys(("needs", "or_needs"), tuple[str, ...]),
     **dict.fromkeys(("layout", "other_layout"), Mapping[str, Any]),
     "counts": Mapping[str, int],
