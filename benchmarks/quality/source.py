@@ -3,8 +3,8 @@
     python benchmarks/quality/source.py [NAME ...] [--minutes 15] [--runs FOLDER]
 
 Each model has two blocks and the width with which it comes nearest to --parameters, 800,000. It trains for --minutes on
-sequences of 512 bytes with the options of `scanl train`. Segments, chunks and windows have 128 bytes; `attention` sees
-all 512. The score is that of `scanl eval`: bits per byte of the held-out files, read from the beginning with the state
+sequences of 512 bytes with the options of `scanl train`. Segments, chunks and windows have 128 bytes;
+`window_attention` sees the last 512. The score is that of `scanl eval`: bits per byte of the held-out files, read from the beginning with the state
 carried over, so that a model may remember more than a segment. An interrupted run goes on from its folder.
 """
 
@@ -27,7 +27,7 @@ from scanl.models import LanguageModel, Stack
 SEGMENT, DEPTH = 128, 2
 # Options of the layer, then of the stack. rmt and flash mix the channels themselves; two layers of flash are a block.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "attention": ({"num_heads": 4}, {}),
+    "window_attention": ({"num_heads": 4, "window": 512}, {}),
     "transformer_xl": ({"num_heads": 4, "window": SEGMENT, "chunk_size": SEGMENT}, {}),
     "rmt": ({"num_heads": 4, "chunk_size": SEGMENT, "depth": DEPTH}, {"depth": "1", "channel_mixer": "none"}),
     "infini_attention": ({"num_heads": 4, "chunk_size": SEGMENT}, {}),

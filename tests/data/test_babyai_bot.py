@@ -7,8 +7,8 @@ import torch
 pytest.importorskip("minigrid", reason="minigrid is not installed: pip install 'scanl[babyai]'")
 pytest.importorskip("blosc", reason="blosc is not installed: pip install 'scanl[babyai]'")
 
-from scanl.cli import main  # noqa: E402
-from scanl.data import BabyAIDemonstrations, babyai_bot  # noqa: E402
+from scanl.cli import main
+from scanl.data import BabyAIDemonstrations, babyai_bot
 
 
 class Replay(torch.nn.Module):
@@ -60,7 +60,7 @@ class Turning(torch.nn.Module):
 
 
 def test_a_run_is_played(folder, tmp_path, capfd):
-    words = "--layer lru --dim 8 --depth 1 --steps 1 --accelerator cpu".split()
+    words = ["--layer", "lru", "--dim", "8", "--depth", "1", "--steps", "1", "--accelerator", "cpu"]
     assert main(["train", "--data", "babyai", *words, "--out", str(tmp_path / "run")]) == 0
     capfd.readouterr()
     assert main(["eval", str(tmp_path / "run")]) == 0

@@ -36,50 +36,50 @@ def make(folder: Path) -> None:
 def demonstrations(level: str, count: int, seed: int) -> Iterator[tuple[str, bytes, list[int], list[int]]]:
     """Yield missions that the bot fulfils: the mission, the packed images (T, 7, 7, 3), the directions, the actions.
 
-    The first one is in the world of the seed, the next ones in those of the seeds that follow. A world in which the bot
-    fails is left out.
+    The first world has the seed, and the next ones have the seeds that follow. A world in which the bot fails is left
+    out.
     """
     game = _game(level)
     import blosc
     from minigrid.utils.baby_ai_bot import BabyAIBot  # pyright: ignore[reportMissingImports]
 
     while count:
-        seen, _ = game.reset(seed=seed)
+        observation, _ = game.reset(seed=seed)
         bot, action, over, reward, steps = BabyAIBot(game.unwrapped), None, False, 0.0, []
         while not over:
             action = bot.replan(action)
-            steps.append((seen["image"], int(seen["direction"]), int(action)))
-            seen, reward, ended, cut, _ = game.step(action)
+            steps.append((observation["image"], int(observation["direction"]), int(action)))
+            observation, reward, ended, cut, _ = game.step(action)
             over = ended or cut
         seed += 1
         if reward > 0:
             count -= 1
             images, directions, actions = zip(*steps, strict=True)
-            yield str(seen["mission"]), blosc.pack_array(np.stack(images)), list(directions), list(actions)
+            yield str(observation["mission"]), blosc.pack_array(np.stack(images)), list(directions), list(actions)
 
 
 @torch.no_grad()
 def fulfilled(model: Any, source: BabyAIDemonstrations, episodes: int, seed: int = FIRST) -> float:
     """Return the share of missions that a `SequenceLabeler` fulfils, which reads one step at a time.
 
-    Each step takes the action of the largest logit. The worlds are those of the seeds that follow the first one.
+    Each step takes the action of the largest logit. The worlds have the seed and those that follow.
     """
     game, rows = _game(source.level), source.demonstrations[0]
     kind, device, won = next(model.parameters()).dtype, next(model.parameters()).device, 0
     model.eval()
     for number in range(episodes):
-        seen, _ = game.reset(seed=seed + number)
-        state, over, reward, before = None, False, 0.0, None
+        observation, _ = game.reset(seed=seed + number)
+        state, over, reward, last = None, False, 0.0, None
         while not over:
-            mission = str(seen["mission"]) if before is None else ""
-            images, directions, actions = [seen["image"]], [int(seen["direction"])], [0]
-            if before is not None:
-                images, directions, actions = [images[0], *images], [0, *directions], [before, 0]
+            mission = str(observation["mission"]) if last is None else ""
+            images, directions, actions = [observation["image"]], [int(observation["direction"])], [0]
+            if last is not None:
+                images, directions, actions = [images[0], *images], [0, *directions], [last, 0]
             row = rows.row(mission, np.stack(images), directions, actions)
-            inputs = source.inputs(row)[0 if before is None else 1 :]
+            inputs = source.inputs(row)[0 if last is None else 1 :]
             logits, state = model(torch.from_numpy(inputs).to(device, kind)[None], state)
-            before = int(logits[0, -1].argmax())
-            seen, reward, ended, cut, _ = game.step(before)
+            last = int(logits[0, -1].argmax())
+            observation, reward, ended, cut, _ = game.step(last)
             over = ended or cut
         won += reward > 0
     return won / episodes
