@@ -4,8 +4,9 @@
 
 Each model has two blocks and the width with which it comes nearest to --parameters, 800,000. It trains for --minutes on
 sequences of 512 bytes with the options of `scanl train`. Segments, chunks and windows have 128 bytes;
-`window_attention` sees the last 512. The score is that of `scanl eval`: bits per byte of the held-out files, read from the beginning with the state
-carried over, so that a model may remember more than a segment. An interrupted run goes on from its folder.
+`window_attention` sees the last 512. The score is that of `scanl eval`: bits per byte of the held-out files, read from
+the beginning with the state carried over, so that a model may remember more than a segment. An interrupted run goes on
+from its folder.
 """
 
 import argparse
