@@ -185,6 +185,11 @@ def test_mistakes_are_one_line(tmp_path, capfd):
     points = {**QUESTIONS["regress"], "distribution": "points"}
     regress, _ = made(tmp_path / "r", tmp_path / "t.csv", question="regress", **options, **points)
     ahead, _ = made(tmp_path / "f", tmp_path / "t.csv", question="forecast", **options, **EVALUATED["forecast"])
+    series(12).rename(columns={"id": "kind-p-a"}).to_csv(tmp_path / "named.csv", index=False)
+    named, _ = made(
+        tmp_path / "n", tmp_path / "named.csv", question="classify", **options | {"series": "kind-p-a"},
+        **QUESTIONS["classify"],
+    )  # fmt: skip
     series(3).drop(columns="v").to_csv(tmp_path / "few.csv", index=False)
     series(3).assign(kind="c").to_csv(tmp_path / "kinds.csv", index=False)
     assert list(predict(regress).columns) == ["id", "size"]
@@ -201,6 +206,7 @@ def test_mistakes_are_one_line(tmp_path, capfd):
             ["predict", regress, "--levels", "80"],
             r"levels is \[80.0\], expected none because the distribution is points",
         ),
+        (["predict", named], "predict: the answer would have two columns called 'kind-p-a'; rename one in the table"),
         (["predict", classify, "--out", "a.txt"], "predict: out is a.txt, expected a file of .csv or .parquet"),
         (["predict", classify, "--data", tmp_path / "few.csv"], "unknown column for a covariate of the past 'v'"),
         (["predict", classify, "--data", tmp_path / "none.csv"], "none.csv does not exist"),
