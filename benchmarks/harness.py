@@ -124,9 +124,9 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(function, arguments)
 
 
-def resident(field: str) -> int:
-    """Return bytes that Linux counts for this process: VmRSS now, or the peak VmHWM."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+def resident(field: str, process: int | str = "self") -> int:
+    """Return bytes that Linux counts for a process: VmRSS now, or the peak VmHWM. process: its number, or this one."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 
 

@@ -322,6 +322,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.hub": ("short_convolution GRU", {}, "transformers"),
     "speed.endless": ("lru", {}, "river"),
     "speed.segments": ("block_recurrent", {}, "block_recurrent_transformer_pytorch"),
+    "speed.follow": ("at_once", {"TRAINING": 300}, "pandas"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.stream": ("--layers lru", {}, "torch"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
