@@ -16,6 +16,7 @@ from scanl.errors import ConfigError, DataError  # noqa: E402
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor, device_of  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 3}
+FEW = {"filter_options": {"filters": 32}}
 # Checks that need a good score are run with training that is long enough for one.
 SCORED = {
     "check_classifiers_train", "check_regressors_train", "check_supervised_y_2d", "check_class_weight_classifiers"
@@ -23,9 +24,10 @@ SCORED = {
 # Checks that compare to 1e-7, closer than float32 goes: they are run in float64, where the sums' order does not show.
 EXACT = {"check_sample_weight_equivalence_on_dense_data"}
 CHECKS = [
-    pytest.param(kind, check, id=f"{kind.__name__}-{getattr(check, 'func', check).__name__}-{number}")
+    pytest.param(kind, options, check, id=f"{kind.__name__}-{getattr(check, 'func', check).__name__}-{number}")
     for kind in (SeriesClassifier, SeriesRegressor)
-    for number, (_, check) in enumerate(estimator_checks_generator(kind(**SMALL)))
+    for options in (SMALL, FEW)
+    for number, (_, check) in enumerate(estimator_checks_generator(kind(**options)))
 ]
 
 
@@ -45,14 +47,16 @@ def float64():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "check"), CHECKS)
-def test_a_check_of_scikit_learn(kind, check, request):
+@pytest.mark.parametrize(("kind", "options", "check"), CHECKS)
+def test_a_check_of_scikit_learn(kind, options, check, request):
     name = getattr(check, "func", check).__name__
-    if name in SCORED and not request.config.getoption("--all"):
-        pytest.skip("a long training: runs with --all")
     if name in EXACT:
         request.getfixturevalue("float64")
-    check(kind(**{**SMALL, "steps": 150, "lr": 0.02} if name in SCORED else kind(**SMALL).get_params()))
+    if name in SCORED and options is SMALL:
+        if not request.config.getoption("--all"):
+            pytest.skip("a long training: runs with --all")
+        options = {**SMALL, "steps": 150, "lr": 0.02}
+    check(kind(**options))
 
 
 def waves(n=60, steps=12, seed=0):

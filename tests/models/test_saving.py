@@ -33,6 +33,7 @@ from scanl.models import (
     MegalodonStack,
     Normalization,
     Patches,
+    RandomFilters,
     Saved,
     SequenceClassifier,
     SequenceLabeler,
@@ -107,9 +108,10 @@ MODELS = {
     Dynamics: lambda _: (Dynamics(2, 8, Leaky, {"decay": 0.25}), NUMBERS),
     PTNCN: lambda _: (PTNCN(2, 3, output="sigmoid"), NUMBERS),
     GraphNetwork: lambda _: (GraphNetwork([[0, 1]], 2, 1, 3, 1), NUMBERS[..., None]),
+    RandomFilters: lambda _: (RandomFilters(3, Features(2, missing=True), 6, last=True), NUMBERS),
     HorizontalGRU: lambda _: (HorizontalGRU((3, 3), 1, 2, 1, kernel=3), torch.ones(1, 2, 1, 3, 3)),
 }  # fmt: skip
-WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN, GraphNetwork, HorizontalGRU}
+WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN, GraphNetwork, HorizontalGRU, RandomFilters}
 STACKS = {
     "a class": lambda: Stack(8, 2, Leaky, layer_options={"decay": 0.25}),
     "its name": lambda: Stack(8, 2, f"{__name__}:Leaky"),

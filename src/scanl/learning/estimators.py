@@ -1,13 +1,15 @@
 """Estimators as scikit-learn has them. `scanl.learning.frames` has a forecaster of frames.
 
-This module imports scikit-learn: `pip install 'scanl[sklearn]'`. They are trained in memory, with the loss, the
-optimizer and the learning rates of `scanl train`, and leave no folder.
+This module imports scikit-learn: `pip install 'scanl[sklearn]'`. By default an estimator is `RandomFilters` with a
+readout in closed form, whose choices the series decide that are left out one by one. A stack is trained in memory, with
+the loss, the optimizer and the learning rates of `scanl train`. No folder is left.
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -26,15 +28,23 @@ from scanl.data.rows import scale_of
 from scanl.errors import ConfigError, DataError
 from scanl.learning.descent import descend
 from scanl.learning.forecasting import check_levels
+from scanl.learning.leave_one_out import PENALTIES, Fit, fit_ridge
 from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.readout import Ridge
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import Plan, rate
-from scanl.models import Features, SequenceClassifier, SequenceRegressor, Stack
+from scanl.models import Features, RandomFilters, SequenceClassifier, SequenceRegressor, Stack
+from scanl.models.pooling import Pooled
 from scanl.models.stack import Backbone
 from scanl.whole import is_whole, whole_number
 
 ROWS, STEPS = 256, 2**16  # most series, and most steps of all series, that are read at once in a prediction
 LINES = 10  # that `verbose` prints in a fit
+LAYER, TRAINING_STEPS = "hawk", 300  # of a stack, where they are left open
+LONGEST = 0.25  # time constant of the filters, in lengths of the series
+MANY, FEWER = 2048, 512  # series, and filters for more of them: the readout takes the time of features cubed
+PIECEWISE = 256  # filters whose readout is learnt from series that come in pieces
+SHARPNESS = tuple(np.geomspace(0.5, 20, 40))  # factors of the scores before the softmax
 
 
 def check_sizes(who: str, **sizes: Any) -> None:
@@ -116,7 +126,8 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     At most `ROWS` series and `STEPS` steps are read at once. A longer series is read in pieces, with the state between
     them, unless a layer reads future steps.
     """
-    device, stack = next(model.parameters()).device, model.stack
+    device = next(model.parameters()).device
+    stack = model.stack if isinstance(model, Pooled) else None
     at_once = x.shape[1] if isinstance(stack, Backbone) and stack.bidirectional else STEPS
     answers = []
     for rows in x.split(max(1, min(ROWS, STEPS // x.shape[1]))):
@@ -127,12 +138,19 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(answers).cpu()
 
 
+TRAINED = {"of": "a stack and its training"}
+
+
 @dataclass(eq=False, repr=False)
 class Trained:
     """The options of a model and of its training, each kept under its name, as scikit-learn and aeon want it.
 
+    An option of a stack or of its training that is not as below trains a stack: hawk and 300 steps where layer and
+    steps are None. Otherwise the model is `RandomFilters`.
+
     layer, dim, depth: of the `Stack`.   stack_options: its further arguments, by name.
     steps, batch_size, lr: of training.
+    filter_options: arguments of `RandomFilters`, by name.   penalty: of its readout. What is left open is chosen.
     random_state: seed of weights and order: a whole number; or a RandomState, a Generator, or None for the global
     generator of NumPy, which give another seed at each fit.
     device: of torch, on which the model is trained and stays; None: the processor.
@@ -142,23 +160,30 @@ class Trained:
     validation_fraction: share of the series that are held out, of each class alike.
     """
 
-    layer: str = "hawk"
-    dim: int = 32
-    depth: int = 1
+    layer: str | None = field(default=None, metadata=TRAINED)
+    dim: int = field(default=32, metadata=TRAINED)
+    depth: int = field(default=1, metadata=TRAINED)
     _: KW_ONLY
-    stack_options: Mapping[str, Any] | None = None
-    steps: int = 300
-    batch_size: int = 32
-    lr: float = 3e-3
+    stack_options: Mapping[str, Any] | None = field(default=None, metadata=TRAINED)
+    steps: int | None = field(default=None, metadata=TRAINED)
+    batch_size: int = field(default=32, metadata=TRAINED)
+    lr: float = field(default=3e-3, metadata=TRAINED)
+    filter_options: Mapping[str, Any] | None = None
+    penalty: float | None = None
     random_state: Any = 0
     device: Any = None
     verbose: int = 0
-    early_stopping: bool = False
+    early_stopping: bool = field(default=False, metadata=TRAINED)
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
 
     def __post_init__(self) -> None:
         super().__init__()
+
+    @property
+    def _trains(self) -> bool:
+        """Whether an option asks for a stack."""
+        return any(getattr(self, each.name) != each.default for each in fields(self) if each.metadata == TRAINED)
 
 
 @dataclass(eq=False, repr=False)
@@ -169,8 +194,9 @@ class _Estimator(Trained, BaseEstimator):
     and X must have its form.
     """
 
-    warm_start: bool = field(default=False, kw_only=True)
+    warm_start: bool = field(default=False, kw_only=True, metadata=TRAINED)
     model_: Any = field(init=False, repr=False)  # set by `fit`
+    choice_: dict[str, Any] = field(init=False, repr=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -179,9 +205,12 @@ class _Estimator(Trained, BaseEstimator):
         tags.non_deterministic = False
         return tags
 
-    def _read(self, X: Any, y: Any = None, **options: Any) -> tuple[Tensor, Any]:
-        """Check X, and y when it fits, and return X as (n, T, C) in float64, because the model standardises it."""
-        reset = y is not None and not self._warm
+    def _read(self, X: Any, y: Any = None, reset: bool | None = None, **options: Any) -> tuple[Tensor, Any]:
+        """Check X, and y when it fits, and return X as (n, T, C) in float64, because the model standardises it.
+
+        reset: whether the form of X is that of all further series; None: in a fit that is no warm start.
+        """
+        reset = y is not None and not self._warm if reset is None else reset
         _refuse_unequal(type(self).__name__, X)
         how: dict[str, Any] = {"allow_nd": True, "ensure_all_finite": "allow-nan", "dtype": np.float64, **options}
         checked: Any = validate_data(self, X, *(() if y is None else (y,)), reset=reset, **how)
@@ -220,7 +249,7 @@ class _Estimator(Trained, BaseEstimator):
         return weights
 
     def _stack(self) -> Stack:
-        return Stack(self.dim, self.depth, self.layer, **(self.stack_options or {}))
+        return Stack(self.dim, self.depth, self.layer or LAYER, **(self.stack_options or {}))
 
     def _inputs(self, x: Tensor, weights: NDArray[np.float64]) -> Features:
         scales = [list(_scale(channel.numpy(), weights)) for channel in x.unbind(2)]
@@ -230,10 +259,106 @@ class _Estimator(Trained, BaseEstimator):
         """Return the mean loss of series and their targets, each multiplied by its weight."""
         raise NotImplementedError
 
+    def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the sums of the losses (S,) of predictions of the filters, for each factor by which they may be."""
+        raise NotImplementedError
+
+    def _fit_filters(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        weights: NDArray[np.float64],
+        of_loss: NDArray[np.float64],
+        seed: int,
+        filters: int | None = None,
+    ) -> Fit:
+        """Make `model_` of random filters, with the readout that predicts series best that are left out one by one.
+
+        targets: (n, O).   weights, of_loss: (n,), of the series and of their errors.   filters: K; None: by n.
+        """
+        penalties = PENALTIES if self.penalty is None else [self.penalty]
+        options = {"filters": filters or (1024 if len(x) <= MANY else FEWER), **(self.filter_options or {})}
+        w, known = torch.from_numpy(of_loss), ~x.isnan()
+        steps = known.any(2)
+        options = {"longest": max(2.0, LONGEST * steps.sum(1).double().mean().item()), **options}
+        open_choices = {"leave_out": [False] if steps.all() else [False, True], "last": [False, True]}
+        values = [[options[name]] if name in options else choice for name, choice in open_choices.items()]
+        best: tuple[float, RandomFilters, Fit, int] | None = None
+        for leave_out, last in itertools.product(*values):
+            torch.manual_seed(seed)
+            counted = steps if leave_out else torch.ones_like(steps)
+            inputs = Features(x.shape[2], self._inputs(x, weights).scales, missing=bool((~known)[counted].any()))
+            model = RandomFilters(targets.shape[1], inputs, **{**options, "leave_out": leave_out, "last": last})
+            model.prepare(x)
+            fit = fit_ridge(_features(model, x), targets, w, penalties)
+            loss, factor = (self._losses(fit.predictions, targets, w) / w.sum()).min(0)
+            if self.verbose:
+                print(
+                    f"{type(self).__name__}: {model.thresholds.shape[1]} filters, leave_out={leave_out}, last={last}: "
+                    f"loss {loss:.4g} of series that are left out"
+                )
+            if best is None or loss.item() < best[0]:
+                best = loss.item(), model, fit, int(factor)
+        assert best is not None
+        loss, self.model_, fit, factor = best
+        self.choice_ = {**self.model_.config, "penalty": fit.penalty, "loss": loss}
+        self._set_readout(fit.weight, fit.bias, factor)
+        return fit
+
+    @torch.no_grad()
+    def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
+        """Set the readout of the filters. factor: number of the factor of `_losses`."""
+        self.model_.readout.weight.copy_(weight)
+        self.model_.readout.bias.copy_(bias)
+
+    def _add_piece(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        weights: NDArray[np.float64],
+        of_loss: NDArray[np.float64],
+        seed: int,
+        first: bool,
+    ) -> None:
+        """Learn the readout of the filters from one more piece of the series; the first one makes the filters."""
+        w = torch.from_numpy(of_loss)
+        if first:
+            fit = self._fit_filters(x, targets, weights, of_loss, seed, PIECEWISE)
+            spread = _features(self.model_, x).double().std(0, correction=0)
+            self.spread_ = torch.where(spread > 1e-9, spread, 1)
+            self.ridge_, predictions = Ridge(fit.penalty), fit.predictions
+            self.losses_ = torch.zeros(1, dtype=torch.float64)
+        features = _features(self.model_, x).double() / self.spread_
+        if not first:
+            weight, bias = self.ridge_.solve()
+            predictions = features @ weight.T + bias
+        self.losses_ = self.losses_ + self._losses(predictions, targets, w)
+        weight, bias = self.ridge_.add(features, targets.double(), w).solve()
+        self._set_readout(weight / self.spread_, bias, int(self.losses_.argmin()))
+
+    def _train_piece(self, x: Tensor, targets: Tensor, weights: NDArray[np.float64], seed: int, first: bool) -> None:
+        """Train `model_` by one pass over a piece of the series, with a constant learning rate."""
+        who = type(self).__name__
+        check_sizes(who, batch_size=self.batch_size)
+        chosen = TrainConfig.of(lr=self.lr).training
+        if first:
+            self.optimizer_ = OPTIMIZERS[chosen.optimizer](self.model_, chosen.lr, chosen.weight_decay)
+        rows = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))).split(self.batch_size)
+        device, factors = next(self.model_.parameters()).device, torch.from_numpy(weights)
+
+        def once(step: int) -> Tensor:
+            here = rows[step]
+            return self._loss(x[here].to(device), targets[here].to(device), factors[here].to(device))
+
+        schedule = torch.optim.lr_scheduler.ConstantLR(self.optimizer_, 1.0)
+        self.model_.train()
+        descend(list(self.model_.parameters()), self.optimizer_, schedule, len(rows), once, 1.0)
+        self.model_.eval()
+
     def _train(self, x: Tensor, targets: Tensor, weights: NDArray[np.float64], seed: int) -> None:
         """Train `model_` with rows that are drawn anew for each step. weights: (n,), of the losses."""
-        who = type(self).__name__
-        check_sizes(who, steps=self.steps, batch_size=self.batch_size, n_iter_no_change=self.n_iter_no_change)
+        who, steps = type(self).__name__, TRAINING_STEPS if self.steps is None else self.steps
+        check_sizes(who, steps=steps, batch_size=self.batch_size, n_iter_no_change=self.n_iter_no_change)
         draw = np.random.default_rng(seed)
         device = next(self.model_.parameters()).device
         factors = None if _equal(weights) else torch.from_numpy(weights / weights.mean())
@@ -250,9 +375,9 @@ class _Estimator(Trained, BaseEstimator):
 
         def after(step: int, loss: float) -> bool:
             nonlocal best, smallest, misses
-            line = self.verbose and (step + 1) * LINES // self.steps > step * LINES // self.steps
+            line = self.verbose and (step + 1) * LINES // steps > step * LINES // steps
             if line:
-                print(f"{who}: step {step + 1} of {self.steps}, loss {loss:.4g}")
+                print(f"{who}: step {step + 1} of {steps}, loss {loss:.4g}")
             if not len(check) or (step + 1) % -(-len(learnt) // size):
                 return False
             self.model_.eval()
@@ -269,7 +394,7 @@ class _Estimator(Trained, BaseEstimator):
                 print(f"{who}: stopped at step {step + 1}, the loss of the series that are held out does not fall")
             return misses == self.n_iter_no_change
 
-        optimize(self.model_, self.steps, self.lr, seed, once, after=after)
+        optimize(self.model_, steps, self.lr, seed, once, after=after)
         if best is not None:
             self.model_.load_state_dict(best)
 
@@ -304,18 +429,20 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
     """Classify series, as an estimator of scikit-learn: `fit`, `predict`, `predict_proba`.
 
     Args:
-        layer, dim, depth, stack_options, steps, batch_size, lr, random_state, device, verbose, early_stopping,
-        validation_fraction, n_iter_no_change: as in `Trained`.
+        layer, dim, depth, stack_options, steps, batch_size, lr, filter_options, penalty, random_state, device, verbose,
+        early_stopping, validation_fraction, n_iter_no_change: as in `Trained`.
         warm_start: whether a further `fit` trains the weights of the last one on, with its classes and scales.
         pool: what the class is read from: "mean" of the steps' features, or the "last" one, which knows where in the
             series a number stood if the layer remembers it.
         class_weight: weights of the classes' losses: a dict by class, in which 1 stands for a class that is absent;
             or "balanced" for the inverse of each class's share; None: 1.
 
-    Fitted: `classes_`, and `model_`, a `SequenceClassifier`.
+    Fitted: `classes_`, and `model_`: `RandomFilters`, whose outputs are logits, or a `SequenceClassifier`. Of filters,
+    `choice_` has the options, the penalty, the sharpness of the logits, and the mean loss of series that are left out
+    one by one.
     """
 
-    pool: Any = field(default="mean", kw_only=True)
+    pool: Any = field(default="mean", kw_only=True, metadata=TRAINED)
     class_weight: Any = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -326,13 +453,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         `batch_size` is at least the number of series, repeated ones too. In smaller batches it does so in the mean
         over batches only, because the series drawn are others.
         """
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        x, answers = self._read(X, y)
-        check_classification_targets(answers)
-        weights = self._weights(sample_weight, len(x))
-        counted = weights > 0
-        x, answers, weights = x[torch.from_numpy(counted)], answers[counted], weights[counted]
+        x, answers, weights = self._series(X, y, sample_weight)
         classes, codes = np.unique(answers, return_inverse=True)
         if self._warm and classes.tolist() != self.classes_.tolist():
             raise ValueError(
@@ -340,16 +461,85 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
                 "the last fit because of warm_start"
             )
         self.classes_ = classes
-        of_loss = weights * self._class_weights(codes, weights)[codes]
         who = type(self).__name__
         seed, device = seed_of(who, self.random_state), device_of(who, self.device)
         with seeded(seed, device):
+            if not self._trains:
+                x, codes, weights = _distinct(x, codes[:, None], weights)
+                codes = codes[:, 0].astype(np.int64)
+                self._fit_filters(x, self._signs(codes), weights, self._of_loss(codes, weights), seed)
+                return self
             if not self._warm:
-                inputs = self._inputs(x, weights)
-                self.model_ = SequenceClassifier(len(classes), self._stack(), inputs, pool=self.pool)
+                self._begin(x, weights)
             self.model_.to(device)
-            self._train(x, torch.from_numpy(codes), of_loss, seed)
+            self._train(x, torch.from_numpy(codes), self._of_loss(codes, weights), seed)
         return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Learn from a further piece of the series. The first piece makes the model and the scales of X.
+
+        classes: all classes; needed with the first piece. X, y, sample_weight: as in `fit`.
+        A stack is trained by one pass over the piece; it also goes on after `fit`. The readout of filters is the ridge
+        regression on all pieces so far; it has the penalty of the first one, and 256 filters unless `filter_options`
+        has another number. After `fit`, filters begin anew.
+        """
+        first = not hasattr(self, "model_") if self._trains else not hasattr(self, "ridge_")
+        who = type(self).__name__
+        if classes is None and not hasattr(self, "classes_"):
+            raise ValueError(f"{who}: classes is None, expected all classes in the first call of partial_fit")
+        if first:
+            self.classes_ = self.classes_ if classes is None else np.unique(classes)
+        elif classes is not None and np.unique(classes).tolist() != self.classes_.tolist():
+            raise ValueError(f"{who}: classes is {list(classes)}, expected {self.classes_.tolist()} of the first call")
+        x, answers, weights = self._series(X, y, sample_weight, reset=first)
+        codes = np.searchsorted(self.classes_, answers).clip(max=len(self.classes_) - 1)
+        other = self.classes_[codes] != answers
+        if other.any():
+            raise ValueError(f"{who}: y has the class {answers[other][0]!r}, expected one of {self.classes_.tolist()}")
+        seed, device = seed_of(who, self.random_state), device_of(who, self.device)
+        with seeded(seed, device):
+            if not self._trains:
+                self._add_piece(x, self._signs(codes), weights, self._of_loss(codes, weights), seed, first)
+                return self
+            if first:
+                self._begin(x, weights)
+            self.model_.to(device)
+            anew = not hasattr(self, "optimizer_")
+            self._train_piece(x, torch.from_numpy(codes), self._of_loss(codes, weights), seed, anew)
+        return self
+
+    def _series(
+        self, X: Any, y: Any, sample_weight: Any, reset: bool | None = None
+    ) -> tuple[Tensor, NDArray[Any], NDArray[np.float64]]:
+        """Return the series whose weight is not 0, their classes and weights, all checked."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        x, answers = self._read(X, y, reset)
+        check_classification_targets(answers)
+        weights = self._weights(sample_weight, len(x))
+        counted = weights > 0
+        return x[torch.from_numpy(counted)], answers[counted], weights[counted]
+
+    def _begin(self, x: Tensor, weights: NDArray[np.float64]) -> None:
+        """Make a stack that has learnt nothing."""
+        inputs = self._inputs(x, weights)
+        self.model_ = SequenceClassifier(len(self.classes_), self._stack(), inputs, pool=self.pool)
+
+    def _of_loss(self, codes: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        return weights * self._class_weights(codes, weights)[codes]
+
+    def _signs(self, codes: NDArray[Any]) -> Tensor:
+        """Return 1 for the class of each series and -1 for the others, (n, classes)."""
+        return 2.0 * F.one_hot(torch.from_numpy(codes), len(self.classes_)).double() - 1
+
+    def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        logits = predictions.double() * torch.tensor(SHARPNESS)[:, None, None]
+        codes = targets.argmax(1).expand(len(SHARPNESS), -1)
+        return F.cross_entropy(logits.transpose(1, 2), codes, reduction="none") @ weights
+
+    def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
+        self.choice_["sharpness"] = float(SHARPNESS[factor])
+        super()._set_readout(SHARPNESS[factor] * weight, SHARPNESS[factor] * bias, factor)
 
     def _class_weights(self, codes: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weight of each class. Balanced, every class has the same sum of weights."""
@@ -372,7 +562,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return the probability of each class, (n, classes)."""
         model = self._fitted()
-        return outputs(model, self._read(X)[0]).softmax(-1).numpy()
+        return outputs(model, self._read(X)[0]).softmax(-1).float().numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most likely class of each series, (n,)."""
@@ -386,12 +576,14 @@ class SeriesRegressor(RegressorMixin, _Estimator):
 
     Args: as in `SeriesClassifier`, but for pool and class_weight.
         distribution: of the numbers, one of `scanl.models.heads`. With "points", the loss is the squared error in units
-            of the numbers' deviation. The others, such as "gaussian", have intervals.
+            of the numbers' deviation. The others, such as "gaussian", train a stack that has intervals.
 
-    Fitted: `model_`, a `SequenceRegressor`.
+    Fitted: `model_`: `RandomFilters`, whose outputs are the numbers, or a `SequenceRegressor`. Of filters, `choice_` is
+    as in `SeriesClassifier`, and `errors_` (n, O) are those of series that were left out one by one.
     """
 
-    distribution: str = field(default="points", kw_only=True)
+    distribution: str = field(default="points", kw_only=True, metadata=TRAINED)
+    errors_: Any = field(init=False, repr=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -403,36 +595,83 @@ class SeriesRegressor(RegressorMixin, _Estimator):
 
         sample_weight: as in `SeriesClassifier.fit`; y is standardised by these weights too.
         """
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        x, answers = self._read(X, y, multi_output=True, y_numeric=True)
-        weights = self._weights(sample_weight, len(x))
-        count = 1 if answers.ndim == 1 else answers.shape[1]
-        if self._warm and count != self.model_.outputs:
-            raise ValueError(
-                f"{type(self).__name__}: y has {count} numbers of a series, expected {self.model_.outputs} of the last "
-                "fit because of warm_start"
-            )
-        self.single_ = answers.ndim == 1
-        numbers = torch.from_numpy(np.asarray(answers, np.float64).reshape(len(x), -1))
-        counted = torch.from_numpy(weights > 0)
-        x, numbers, weights = x[counted], numbers[counted], weights[counted.numpy()]
-        scales = [list(_scale(number.numpy()[:, None], weights)) for number in numbers.unbind(1)]
+        x, numbers, weights = self._series(X, y, sample_weight)
         who = type(self).__name__
         seed, device = seed_of(who, self.random_state), device_of(who, self.device)
         with seeded(seed, device):
+            if not self._trains:
+                x, distinct, weights = _distinct(x, numbers.numpy(), weights)
+                self._set_scales(distinct, weights)
+                targets = (torch.from_numpy(distinct) - self.scales_[:, 0]) / self.scales_[:, 1]
+                fit = self._fit_filters(x, targets, weights, weights, seed)
+                self.errors_ = ((targets - fit.predictions) * self.scales_[:, 1]).numpy()
+                return self
             if not self._warm:
-                self.model_ = SequenceRegressor(
-                    count,
-                    self._stack(),
-                    self._inputs(x, weights),
-                    pool="mean",
-                    distribution=self.distribution,
-                    output_scales=scales,
-                )
+                self._begin(x, numbers, weights)
             self.model_.to(device)
             self._train(x, numbers, weights, seed)
         return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from a further piece of the series, as in `SeriesClassifier.partial_fit`."""
+        first = not hasattr(self, "model_") if self._trains else not hasattr(self, "ridge_")
+        x, numbers, weights = self._series(X, y, sample_weight, reset=first)
+        who = type(self).__name__
+        seed, device = seed_of(who, self.random_state), device_of(who, self.device)
+        with seeded(seed, device):
+            if not self._trains:
+                if first:
+                    self._set_scales(numbers.numpy(), weights)
+                targets = (numbers - self.scales_[:, 0]) / self.scales_[:, 1]
+                self._add_piece(x, targets, weights, weights, seed, first)
+                return self
+            if first:
+                self._begin(x, numbers, weights)
+            self.model_.to(device)
+            self._train_piece(x, numbers, weights, seed, not hasattr(self, "optimizer_"))
+        return self
+
+    def _series(
+        self, X: Any, y: Any, sample_weight: Any, reset: bool | None = None
+    ) -> tuple[Tensor, Tensor, NDArray[np.float64]]:
+        """Return the series whose weight is not 0, their numbers (n, O) and weights, all checked."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        begun = self._warm or (reset is False)
+        x, answers = self._read(X, y, reset, multi_output=True, y_numeric=True)
+        weights = self._weights(sample_weight, len(x))
+        numbers = torch.from_numpy(np.asarray(answers, np.float64).reshape(len(x), -1))
+        if begun and numbers.shape[1] != self.outputs_:
+            raise ValueError(
+                f"{type(self).__name__}: y has {numbers.shape[1]} numbers of a series, expected {self.outputs_} of the "
+                "last fit because of " + ("warm_start" if reset is None else "partial_fit")
+            )
+        self.single_, self.outputs_ = answers.ndim == 1, numbers.shape[1]
+        counted = torch.from_numpy(weights > 0)
+        return x[counted], numbers[counted], weights[counted.numpy()]
+
+    def _set_scales(self, numbers: NDArray[np.float64], weights: NDArray[np.float64]) -> None:
+        """Set `scales_`, mean and deviation of each number, (O, 2)."""
+        self.scales_ = torch.tensor([_scale(number[:, None], weights) for number in numbers.T], dtype=torch.float64)
+
+    def _begin(self, x: Tensor, numbers: Tensor, weights: NDArray[np.float64]) -> None:
+        """Make a stack that has learnt nothing."""
+        self._set_scales(numbers.numpy(), weights)
+        self.model_ = SequenceRegressor(
+            numbers.shape[1],
+            self._stack(),
+            self._inputs(x, weights),
+            pool="mean",
+            distribution=self.distribution,
+            output_scales=self.scales_.tolist(),
+        )
+
+    def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return ((predictions - targets).square().mean(1) @ weights)[None]
+
+    def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
+        location, scale = self.scales_.unbind(1)
+        super()._set_readout(scale[:, None] * weight, location + scale * bias, factor)
 
     def _loss(self, x: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         return self.model_.loss(x, targets, weights=weights)[0]
@@ -443,8 +682,12 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         They are computed in float64. In float32 the last bits would depend on how many series are predicted at once,
         and scikit-learn does not allow that.
         """
-        model, parameters = self._parameters(X)
-        numbers = model.head.mean(parameters).numpy()
+        model = self._fitted()
+        if isinstance(model, RandomFilters):
+            numbers = outputs(model, self._read(X)[0]).numpy()
+        else:
+            model, parameters = self._parameters(X)
+            numbers = model.head.mean(parameters).numpy()
         return numbers[:, 0] if self.single_ else numbers
 
     def predict_interval(self, X: Any, levels: Sequence[float] | None = None) -> Any:
@@ -452,25 +695,33 @@ class SeriesRegressor(RegressorMixin, _Estimator):
 
         Columns: `y`, as in `predict`, and for each level the bounds `y-lo-80` and `y-hi-80`; of several numbers `y0`,
         `y0-lo-80` and so on.   levels: per cents of the intervals; None: 80 and 95, or as far as the distribution goes.
-        Raises ConfigError if the distribution is "points".
+        Of filters they are about the number, by the quantiles of the errors of series that were left out in `fit`.
+        Raises ConfigError for a stack if the distribution is "points", and for filters after `partial_fit` alone.
         """
         import pandas as pd
 
         who = type(self).__name__
         model = self._fitted()
-        levels = check_levels(who, self.distribution, levels)
+        filters = isinstance(model, RandomFilters)
+        levels = check_levels(who, "quantiles" if filters else self.distribution, levels)
+        if filters and not hasattr(self, "errors_"):
+            raise ConfigError(f"{who}: series were learnt by partial_fit, expected fit because of predict_interval")
         if not levels:
             raise ConfigError(
                 f"{who}: distribution is {self.distribution!r}, expected one with intervals because of "
                 "predict_interval; 'gaussian' has them"
             )
-        model, parameters = self._parameters(X)
         sides = [(side, level) for level in levels for side in ("lo", "hi")]
         tails = [(1 - level / 100) / 2 if side == "lo" else (1 + level / 100) / 2 for side, level in sides]
-        means = model.head.mean(parameters)
-        bounds = model.head.quantiles(parameters, torch.tensor(tails, dtype=torch.float64))
+        if filters:
+            means = outputs(model, self._read(X)[0])
+            bounds = means[..., None] + torch.from_numpy(np.quantile(self.errors_, tails, axis=0).T)
+        else:
+            model, parameters = self._parameters(X)
+            means = model.head.mean(parameters)
+            bounds = model.head.quantiles(parameters, torch.tensor(tails, dtype=torch.float64))
         columns = {}
-        for number in range(model.outputs):
+        for number in range(means.shape[1]):
             name = "y" if self.single_ else f"y{number}"
             columns[name] = means[:, number].numpy()
             for place, (side, level) in enumerate(sides):
@@ -490,6 +741,24 @@ def _scale(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[f
     if _equal(weights):
         return scale_of(values.reshape(-1))
     return scale_of(values.reshape(-1), np.repeat(weights, values.shape[1]))
+
+
+@torch.no_grad()
+def _features(model: RandomFilters, x: Tensor) -> Tensor:
+    """Return the features of series x (n, T, C), of which few are read at once."""
+    return torch.cat([model.features(rows)[0] for rows in x.split(max(1, min(ROWS, STEPS // x.shape[1])))])
+
+
+def _distinct(
+    x: Tensor, answers: NDArray[Any], weights: NDArray[np.float64]
+) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the different series with their answers (n, O), and the sums of their weights, in an order of their own.
+
+    So a weight of 2 equals the series twice, and no copy of a series is there when it is left out.
+    """
+    rows = np.ascontiguousarray(np.concatenate([x.numpy().reshape(len(x), -1), answers], 1, dtype=np.float64))
+    _, first, owner = np.unique(rows.view(f"V{rows.shape[1] * 8}")[:, 0], return_index=True, return_inverse=True)
+    return x[torch.from_numpy(first)], rows[first, -answers.shape[1] :], np.bincount(owner, weights)
 
 
 def _equal(weights: NDArray[np.float64]) -> bool:

@@ -35,8 +35,11 @@ class Ridge:
         self.mean, self.products = torch.zeros(0), torch.zeros(0)  # of features and targets side by side
         self.features = 0
 
-    def add(self, features: Tensor, targets: Tensor) -> "Ridge":
-        """Add features (..., E) and targets (..., O), and return this object."""
+    def add(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> "Ridge":
+        """Add features (..., E) and targets (..., O), and return this object.
+
+        weights: (...), of the squared errors; a weight of 2 equals the row twice. None: 1.
+        """
         if features.shape[:-1] != targets.shape[:-1]:
             expected = (*features.shape[:-1], "O")
             raise ShapeError(
@@ -52,11 +55,15 @@ class Ridge:
                 f"Ridge: features and targets have {channels} and {targets.shape[-1]} channels, expected {expected} "
                 f"and {len(self.mean) - expected} because of the data that were added before"
             )
-        if len(rows):
-            mean, total = rows.mean(0), self.rows + len(rows)
+        w = rows.new_ones(len(rows)) if weights is None else weights.detach().flatten().double()
+        count = len(rows) if weights is None else w.sum().item()
+        if count:
+            mean, total = w @ rows / count, self.rows + count
             centered, apart = rows - mean, mean - self.mean
-            self.products += centered.T @ centered + torch.outer(apart, apart) * (self.rows * len(rows) / total)
-            self.mean += apart * (len(rows) / total)
+            self.products += centered.T @ (w[:, None] * centered) + torch.outer(apart, apart) * (
+                self.rows * count / total
+            )
+            self.mean += apart * (count / total)
             self.rows = total
         return self
 
