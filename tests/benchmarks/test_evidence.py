@@ -68,7 +68,6 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setattr(classify, "TIMED", {"lru": {}, "gru": {}})
     monkeypatch.setattr(classify, "_minirocket", lambda name: {"accuracy": 1.0, "minutes": 0.0})
     monkeypatch.setattr(classify, "RARE_STEPS", 1)
-    monkeypatch.setitem(classify.RECIPE, "steps", 1)
     monkeypatch.setitem(classify.DIGITS, "steps", 1)
     monkeypatch.setattr(long_sequences, "IMAGES", SMALL)
     monkeypatch.setattr(long_sequences, "EASIER", {("listops", "lru"): EASIER})
@@ -93,8 +92,8 @@ def tables(tmp_path, monkeypatch):
 
 ONCE = {"seeds": 1, "quick": False, "again": False, "device": "cpu"}
 ROWS = {
-    "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 2, "image_layers": 2, "cifar10": 2,
-    "imdb": 2, "enwik8": 5, "listops": 2,
+    "etth1": 9, "intervals": 4, "ucr": 3, "pixels": 2, "digits": 2, "irregular": 10, "mnist": 2, "image_layers": 2,
+    "cifar10": 2, "imdb": 2, "enwik8": 5, "listops": 2,
 }  # fmt: skip
 
 
@@ -118,30 +117,12 @@ def test_tables_go_on_where_they_stopped(tables, monkeypatch):
     assert (tables / "docs" / "evidence_irregular.png").stat().st_size > 1000
 
 
-def test_series_are_folded_from_their_end():
-    x = np.arange(14.0, dtype=np.float32).reshape(1, 7, 2)
-    found = classify.folded(x, 3)
-    assert found.shape == (1, 3, 6)
-    np.testing.assert_array_equal(found[0, 1:].ravel(), x[0, 1:].ravel())
-    np.testing.assert_array_equal(np.isnan(found[0, 0]), [True] * 4 + [False] * 2)
-    np.testing.assert_array_equal(classify.folded(x, 7), x)
-
-
 def test_durations_are_those_since_the_sample_before():
     x = np.broadcast_to(np.arange(40.0, dtype=np.float32)[:, None], (3, 40, 1))
     kept, spans = classify.thinned(x, 0.7, np.random.default_rng(0))
     assert kept.shape == (3, 12, 1)
     assert (kept[:, 0] == 0).all()
     np.testing.assert_allclose(np.diff(kept[..., 0]) * 0.3, spans[:, 1:], rtol=1e-5)
-
-
-def test_copies_keep_what_is_missing():
-    x = np.random.default_rng(0).normal(size=(2, 9, 2)).astype(np.float32)
-    x[0, 6:] = np.nan
-    found = classify.varied(x, 2, np.random.default_rng(1))
-    np.testing.assert_array_equal(found[:2], x)
-    np.testing.assert_array_equal(np.isnan(found), np.tile(np.isnan(x), (3, 1, 1)))
-    assert not np.allclose(found[2:4], x, equal_nan=True)
 
 
 def test_forecasts_of_an_autoregression_are_those_of_statsmodels(tables, monkeypatch):

@@ -411,9 +411,10 @@ def test_a_run_on_a_table(name, tmp_path, capfd):
     out, err = capfd.readouterr()
     assert type(cls.load(folder)) is cls
     assert f"15 steps of table.csv: {len(frame) // 40} series of 40" in err or question in ("classify", "regress")
-    names = {path.name for path in folder.iterdir()} - {"forecast.png"}
+    names = {path.name for path in folder.iterdir()} - {"forecast.png", "classes.png"}
     assert names == {"config.yaml", "metrics.csv", "loss.png", "model.safetensors", "checkpoint.ckpt"}
     assert (folder / "forecast.png").exists() == (question == "forecast")
+    assert (folder / "classes.png").exists() == (question == "classify")
     assert ("seasonal naive" in out) == (question == "forecast")
     assert main(["eval", str(folder)]) == 0
     assert capfd.readouterr().out == out

@@ -1,5 +1,7 @@
 """The estimators are scikit-learn's in their habits, and frames come out as they went in."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,9 @@ from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
 
 from scanl.errors import ConfigError, DataError  # noqa: E402
+from scanl.layers import Hawk  # noqa: E402
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor, device_of  # noqa: E402
+from scanl.models import RandomFilters  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 3}
 FEW = {"filter_options": {"filters": 32}}
@@ -281,3 +285,95 @@ def test_the_pool_of_a_classifier():
     assert torch.equal(parameters(SeriesClassifier(**SMALL).fit(x, y)), parameters(mean))
     with pytest.raises(ConfigError, match="classifier: unknown pool 'first'; known: mean, last"):
         SeriesClassifier(**SMALL, pool="first").fit(x, y)
+
+
+def test_the_default_is_chosen_by_series_that_are_left_out(capsys):
+    x, y = waves()
+    names = np.array(["behind", "ahead"])[y]
+    other, truth = waves(seed=1)
+    model = SeriesClassifier(verbose=1).fit(x, names)
+    assert isinstance(model.model_, RandomFilters)
+    assert model.score(other, np.array(["behind", "ahead"])[truth]) > 0.95
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": loss")[0] for line in lines] == [
+        f"SeriesClassifier: 1024 filters, leave_out=False, last={last}" for last in (False, True)
+    ]
+    loss = min(float(line.partition("loss ")[2].split()[0]) for line in lines)
+    assert model.choice_["loss"] == pytest.approx(loss, rel=1e-3)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(other), model.predict_proba(other))
+    options = {name: model.choice_[name] for name in ("filters", "levels", "longest", "leave_out", "last")}
+    said = SeriesClassifier(filter_options=options, penalty=model.choice_["penalty"]).fit(x, names)
+    np.testing.assert_array_equal(said.predict_proba(other), model.predict_proba(other))
+    another = SeriesClassifier(filter_options=options, random_state=1).fit(x, names)
+    assert (another.predict_proba(other) != model.predict_proba(other)).all()
+    assert 0.9 < model.predict_proba(other).max(1).mean() < 0.995  # 60 series were all right
+    assert isinstance(SeriesClassifier(steps=2).fit(x, names).model_.stack.mixers()[0], Hawk)
+
+
+def test_whether_missing_steps_are_left_out_is_chosen():
+    """Once the length alone says the class, and once it says nothing."""
+    draw = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    lengths = {
+        True: draw.integers(8, 20, 40),
+        False: np.where(y == 0, draw.integers(8, 13, 40), draw.integers(15, 20, 40)),
+    }
+    for left_out, steps in lengths.items():
+        x = draw.normal(size=(40, 20)) + (2 * y[:, None] if left_out else 0)
+        x[np.arange(20) < 20 - steps[:, None]] = np.nan
+        model = SeriesClassifier(**FEW).fit(x, y)
+        assert model.choice_["leave_out"] == left_out
+        assert model.score(x, y) == 1
+
+
+@KINDS
+def test_pieces_are_learnt_as_the_whole(kind):
+    """The readout is the ridge regression on all pieces, weighted or repeated alike; a stack is trained on."""
+    x, y = waves(40)
+    options = {"classes": [0, 1]} if kind is SeriesClassifier else {}
+    pieces = [slice(0, 20), slice(20, 23), slice(23, 40)]
+    weights = np.array([1, 2, 1, 3] * 10)
+    one, two = kind(**FEW), kind(**FEW)
+    for piece in pieces:
+        one.partial_fit(x[piece], y[piece], sample_weight=weights[piece], **options)
+    two.partial_fit(x[:20], y[:20], sample_weight=weights[:20], **options)
+    two.partial_fit(np.repeat(x[20:], weights[20:], 0), np.repeat(y[20:], weights[20:]))
+    torch.testing.assert_close(one.ridge_.solve(), two.ridge_.solve())
+    assert one.score(x, y) > 0.9
+    stack = kind(layer="lru", dim=8, lr=0.02, batch_size=20)
+    for _ in range(20):
+        for piece in pieces:
+            stack.partial_fit(x[piece], y[piece], **options)
+    assert stack.score(x, y) > 0.7
+    with pytest.raises(ValueError, match="X has 1 channels, expected 2 as in fit"):
+        stack.partial_fit(x[..., 0], y)
+
+
+def test_pieces_that_are_refused():
+    x, y = waves(20)
+    with pytest.raises(ValueError, match="classes is None, expected all classes in the first call of partial_fit"):
+        SeriesClassifier(**FEW).partial_fit(x, y)
+    model = SeriesClassifier(**FEW).partial_fit(x, y, [0, 1])
+    with pytest.raises(ValueError, match=r"classes is \[0, 2\], expected \[0, 1\] of the first call"):
+        model.partial_fit(x, y, [0, 2])
+    with pytest.raises(ValueError, match=r"y has the class .*2.*, expected one of \[0, 1\]"):
+        model.partial_fit(x, y + 1)
+    numbers = SeriesRegressor(**FEW).partial_fit(x, y)
+    with pytest.raises(
+        ValueError, match="y has 2 numbers of a series, expected 1 of the last fit because of partial_fit"
+    ):
+        numbers.partial_fit(x, np.stack([y, y], 1))
+    with pytest.raises(ConfigError, match="series were learnt by partial_fit, expected fit because of predict"):
+        numbers.predict_interval(x)
+
+
+def test_intervals_of_filters_have_the_errors_of_series_that_were_left_out():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 10))
+    y = x.mean(1) + draw.normal(size=300)
+    model = SeriesRegressor(**FEW).fit(x[:150], y[:150])
+    frame = model.predict_interval(x[150:], [80])
+    inside = (frame["y-lo-80"] <= y[150:]) & (y[150:] <= frame["y-hi-80"])
+    assert 0.7 < inside.mean() < 0.9  # three standard errors of 150 draws
+    np.testing.assert_allclose(frame["y-hi-80"] - frame["y"], np.quantile(model.errors_, 0.9))

@@ -183,7 +183,9 @@ class Trained:
     @property
     def _trains(self) -> bool:
         """Whether an option asks for a stack."""
-        return any(getattr(self, each.name) != each.default for each in fields(self) if each.metadata == TRAINED)
+        return any(
+            getattr(self, option.name) != option.default for option in fields(self) if option.metadata == TRAINED
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -263,6 +265,10 @@ class _Estimator(Trained, BaseEstimator):
         """Return the sums of the losses (S,) of predictions of the filters, for each factor by which they may be."""
         raise NotImplementedError
 
+    def _doubt(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """Return what is added to `_losses`, so that no factor is chosen which is surer than so many series allow."""
+        return torch.zeros(1, dtype=torch.float64)
+
     def _fit_filters(
         self,
         x: Tensor,
@@ -291,7 +297,8 @@ class _Estimator(Trained, BaseEstimator):
             model = RandomFilters(targets.shape[1], inputs, **{**options, "leave_out": leave_out, "last": last})
             model.prepare(x)
             fit = fit_ridge(_features(model, x), targets, w, penalties)
-            loss, factor = (self._losses(fit.predictions, targets, w) / w.sum()).min(0)
+            losses = self._losses(fit.predictions, targets, w) + w.mean() * self._doubt(fit.predictions, targets)
+            loss, factor = (losses / w.sum()).min(0)
             if self.verbose:
                 print(
                     f"{type(self).__name__}: {model.thresholds.shape[1]} filters, leave_out={leave_out}, last={last}: "
@@ -327,7 +334,7 @@ class _Estimator(Trained, BaseEstimator):
             spread = _features(self.model_, x).double().std(0, correction=0)
             self.spread_ = torch.where(spread > 1e-9, spread, 1)
             self.ridge_, predictions = Ridge(fit.penalty), fit.predictions
-            self.losses_ = torch.zeros(1, dtype=torch.float64)
+            self.losses_ = w.mean() * self._doubt(fit.predictions, targets)
         features = _features(self.model_, x).double() / self.spread_
         if not first:
             weight, bias = self.ridge_.solve()
@@ -537,6 +544,12 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         codes = targets.argmax(1).expand(len(SHARPNESS), -1)
         return F.cross_entropy(logits.transpose(1, 2), codes, reduction="none") @ weights
 
+    def _doubt(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses of one more series, which is classified as surely as the others, but wrongly."""
+        others = predictions.masked_fill(targets > 0, -torch.inf).amax(1)
+        margin = (predictions.gather(1, targets.argmax(1, keepdim=True))[:, 0] - others).mean().clamp(min=0)
+        return F.softplus(margin.clamp(max=2) * torch.tensor(SHARPNESS))  # of a single class it is infinite
+
     def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
         self.choice_["sharpness"] = float(SHARPNESS[factor])
         super()._set_readout(SHARPNESS[factor] * weight, SHARPNESS[factor] * bias, factor)
@@ -579,7 +592,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
             of the numbers' deviation. The others, such as "gaussian", train a stack that has intervals.
 
     Fitted: `model_`: `RandomFilters`, whose outputs are the numbers, or a `SequenceRegressor`. Of filters, `choice_` is
-    as in `SeriesClassifier`, and `errors_` (n, O) are those of series that were left out one by one.
+    as in `SeriesClassifier`, and `errors_` (n, O) has the error of each series when it was left out.
     """
 
     distribution: str = field(default="points", kw_only=True, metadata=TRAINED)

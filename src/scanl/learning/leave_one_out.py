@@ -46,8 +46,8 @@ def fit_ridge(features: Tensor, targets: Tensor, weights: Tensor, penalties: Seq
     else:
         values, v = torch.linalg.eigh(x.T @ x)
         u = (x @ v) / values.clamp(min=torch.finfo(x.dtype).tiny).sqrt()
-    kept = values > max(x.shape) * torch.finfo(x.dtype).eps * values[-1].clamp(min=0)  # smaller ones are rounding
-    values, u = values[kept], u[:, kept]
+    positive = values > max(x.shape) * torch.finfo(x.dtype).eps * values[-1].clamp(min=0)  # smaller ones are rounding
+    values, u = values[positive], u[:, positive]
     along, best = u.T @ y, None
     for penalty in penalties:
         shrunk = values / (values + penalty)

@@ -111,9 +111,9 @@ class RandomFilters(Saved):
             pieces = [steps[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
             offsets = torch.tensor([0, *(len(piece) for piece in pieces)]).cumsum(0)
             state = self._read(torch.cat(pieces), offsets, state)
-            read = lengths > 0
-            inputs.append(steps[ends[read] - 1])
-            responses.append((self.weight * state.filters[read, 2:]).sum(1))  # of each pole: Re(c̄ r)
+            begun = lengths > 0
+            inputs.append(steps[ends[begun] - 1])
+            responses.append((self.weight * state.filters[begun, 2:]).sum(1))  # of each pole: Re(c̄ r)
         inputs, responses = torch.cat(inputs), torch.cat(responses)
         if not len(inputs):
             return

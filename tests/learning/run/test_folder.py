@@ -26,7 +26,7 @@ from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
 from scanl.learning.algorithms import BPTT
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.run.module import Learning
-from scanl.learning.run.picture import save_figure
+from scanl.learning.run.picture import draw_calibration, draw_confusion, save_figure
 
 COVERS = ["learning/run/callbacks", "learning/run/picture"]
 
@@ -531,3 +531,17 @@ def test_tensorboard_has_the_rows_of_the_metrics(ended, text, tmp_path):
         expected = [(int(row["step"]), np.float32(row[column])) for row in rows(folder) if row[column]]
         assert [(event.step, np.float32(event.value)) for event in events.Scalars(column)] == expected
     assert_same_weights(ended, folder)
+
+
+def test_the_picture_of_classes():
+    """Counts by true and predicted class, and the accuracy of predictions by their probability."""
+    confusion, calibration = Figure().subplots(1, 2)
+    draw_confusion(confusion, torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 1, 1]), ["sun", "rain"])
+    numbers = {text.get_position(): text.get_text() for text in confusion.texts}
+    assert numbers == {(0, 0): "1", (0, 1): "1", (1, 1): "2"}  # column, row
+    assert [label.get_text() for label in confusion.get_yticklabels()] == ["sun", "rain"]
+    probabilities = torch.tensor([[0.92, 0.08], [0.98, 0.02], [0.6, 0.4], [1.0, 0.0]])
+    draw_calibration(calibration, probabilities, torch.tensor([0, 1, 1, 0]))
+    x, y = calibration.lines[1].get_data()
+    np.testing.assert_allclose(x, [0.6, (0.92 + 0.98 + 1) / 3], rtol=1e-6)
+    np.testing.assert_allclose(y, [0, 2 / 3])

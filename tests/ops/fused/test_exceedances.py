@@ -1,4 +1,4 @@
-"""Counts above thresholds: the compiled loop against the plain one, and against convolutions with the impulse response."""
+"""Counts above thresholds: the compiled loop against the plain one, and against convolutions."""
 
 import pytest
 import torch

@@ -1,13 +1,17 @@
 """The class of a whole sequence, by a classifier."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scanl.data.base import Source
 from scanl.data.batch import Batch
 from scanl.data.questions import Class
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers, durations, form
 from scanl.models import Backbone, SequenceClassifier
+
+if TYPE_CHECKING:
+    from scanl.learning.run.folder import RunFolder
 
 
 @answers(Class)
@@ -20,3 +24,8 @@ class ClassAnswerer(Answerer[Class]):
     def answers(self, model: SequenceClassifier, batch: Batch, state: State = None) -> Answers:
         logits, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
         return Answers(logits, batch.targets, state)
+
+    def show(self, model: SequenceClassifier, source: Source, folder: "RunFolder", seed: int) -> None:
+        from scanl.learning.run.picture import save_classes
+
+        save_classes(folder, source, model)

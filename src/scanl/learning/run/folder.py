@@ -1,6 +1,6 @@
 """The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, checkpoint.ckpt, and an example of the
-model's output: sample.txt for text, forecast.png for a forecast. A forecaster that was chosen by backtests has
-backtests.csv instead of metrics.csv and loss.png.
+model's output: sample.txt for text, forecast.png for a forecast, classes.png for classes. A forecaster that was chosen
+by backtests has backtests.csv instead of metrics.csv and loss.png.
 
 Every file is written under a temporary name and then renamed, so it is either complete or missing. The weights and the
 checkpoint contain digests of their bytes.
@@ -35,6 +35,7 @@ class RunFolder:
         self.weights = self.path / "model.safetensors"
         self.sample = self.path / "sample.txt"
         self.forecast = self.path / "forecast.png"
+        self.classes = self.path / "classes.png"
         self.backtests = self.path / "backtests.csv"
         self.checkpoint = self.path / "checkpoint.ckpt"
 

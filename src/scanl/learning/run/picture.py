@@ -1,12 +1,14 @@
-"""Draw the loss curve, and forecasts."""
+"""Draw the loss curve, forecasts, and how good the classes and their probabilities are."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from scanl.data.base import LEVELS
+from scanl.data.base import LEVELS, Source
+from scanl.data.folders import Folders
 from scanl.data.series_source import SeriesSource
 from scanl.files import written_whole
 from scanl.learning.questions import answerer
@@ -15,6 +17,8 @@ from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
 
 Rows = Sequence[Mapping[str, Any]]
+NAMED = 20  # most classes that are named in a picture
+BINS = 10  # of probabilities
 
 
 def draw_loss(axes: Any, rows: Rows, report: Report) -> None:
@@ -100,6 +104,57 @@ def draw_forecast(axes: Any, history: Tensor, truth: Tensor, quantiles: Tensor) 
     axes.plot(ahead, truth, color="#a63603", lw=1.2, label="what came")
     axes.axvline(0.5, color="#bdbdbd", lw=0.8)
     axes.grid(alpha=0.3)
+
+
+@torch.no_grad()
+def save_classes(folder: RunFolder, source: Source, model: Any) -> Path:
+    """Write classes.png: a sample of the exam by true and predicted class, and its accuracy by probability."""
+    from matplotlib.figure import Figure
+
+    batches = [batch.tensors() for batch in source.exam(sample=True).examples]
+    answers = [answerer(source.question).answers(model, batch) for batch in batches]
+    logits, targets = (torch.cat(tensors).cpu() for tensors in zip(*(one[:2] for one in answers), strict=True))
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    confusion, calibration = figure.subplots(1, 2)
+    draw_confusion(confusion, logits.argmax(-1), targets, class_names(source, logits.shape[-1]))
+    draw_calibration(calibration, logits.double().softmax(-1), targets)
+    return save_figure(figure, folder.classes)
+
+
+def class_names(source: Source, count: int) -> Sequence[str]:
+    """Return the names of the classes of one's own data, and their numbers elsewhere."""
+    if isinstance(source, SeriesSource):
+        return source.collection.classes
+    return source.classes if isinstance(source, Folders) else [str(k) for k in range(count)]
+
+
+def draw_confusion(axes: Any, predicted: Tensor, targets: Tensor, names: Sequence[str]) -> None:
+    """Draw on one matplotlib axes which class (n,) was predicted for each true one (n,)."""
+    count = len(names)
+    table = torch.bincount(targets * count + predicted, minlength=count * count).view(count, count)
+    axes.imshow((table / table.sum(1, keepdim=True).clamp(min=1)).numpy(), cmap="Blues", vmin=0, vmax=1)
+    if count <= NAMED:
+        axes.set_xticks(range(count), names, rotation=45, ha="right")
+        axes.set_yticks(range(count), names)
+        for row, column in table.nonzero().tolist():
+            dark = table[row, column] > table[row].sum() / 2
+            axes.text(column, row, int(table[row, column]), ha="center", va="center", color="w" if dark else "k")
+    axes.set(xlabel="predicted class", ylabel="true class")
+
+
+def draw_calibration(axes: Any, probabilities: Tensor, targets: Tensor) -> None:
+    """Draw the accuracy of predictions against their probability. probabilities: (n, classes).   targets: (n,)."""
+    sure, predicted = probabilities.max(-1)
+    right, bins = (predicted == targets).double(), (sure * BINS).long().clamp(max=BINS - 1)
+    counts = torch.bincount(bins, minlength=BINS)
+    filled = counts > 0
+    means = [(torch.bincount(bins, values, BINS)[filled] / counts[filled]).numpy() for values in (sure, right)]
+    axes.plot([0, 1], [0, 1], "--", lw=1, color="#636363", label="calibrated")
+    axes.plot(*means, color="#08519c", lw=1.2)
+    axes.scatter(*means, (10 + 190 * counts[filled] / counts.max()).numpy(), color="#08519c", label="area: predictions")
+    axes.set(xlabel="probability of the predicted class", ylabel="accuracy", xlim=(0, 1.03), ylim=(-0.03, 1.03))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
 
 
 def save_figure(figure: Any, path: Path) -> Path:
