@@ -90,7 +90,8 @@ def pixels(options: argparse.Namespace) -> None:
     from sklearn.model_selection import train_test_split
 
     results, (x, y) = Results("pixels", options), load_digits(return_X_y=True)
-    train, test, classes, answers = train_test_split(x, y, test_size=0.25, random_state=0)
+    split: Any = train_test_split(x, y, test_size=0.25, random_state=0)
+    train, test, classes, answers = split
     for seed in range(options.seeds):
         if not results.has(model=OURS, seed=seed):
             results.add(model=OURS, seed=seed, **_classified(Data(train, classes, test, answers), seed))

@@ -328,7 +328,7 @@ class _Estimator(Trained, BaseEstimator):
         first: bool,
     ) -> None:
         """Learn the readout of the filters from one more piece of the series; the first one makes the filters."""
-        w = torch.from_numpy(of_loss)
+        w, predictions = torch.from_numpy(of_loss), targets
         if first:
             fit = self._fit_filters(x, targets, weights, of_loss, seed, PIECEWISE)
             spread = _features(self.model_, x).double().std(0, correction=0)
@@ -771,7 +771,7 @@ def _distinct(
     """
     rows = np.ascontiguousarray(np.concatenate([x.numpy().reshape(len(x), -1), answers], 1, dtype=np.float64))
     _, first, owner = np.unique(rows.view(f"V{rows.shape[1] * 8}")[:, 0], return_index=True, return_inverse=True)
-    return x[torch.from_numpy(first)], rows[first, -answers.shape[1] :], np.bincount(owner, weights)
+    return x[torch.from_numpy(first)], rows[first, -answers.shape[1] :], np.bincount(owner, weights).astype(np.float64)
 
 
 def _equal(weights: NDArray[np.float64]) -> bool:

@@ -31,10 +31,10 @@ def exceedances(
     >>> n.item(), state.flatten().tolist()  # p: 1, 1/2, 1/4; r: 1, 1/2+1/2 = 1, 1/2+1/4 = 3/4, which is not above 0.8
     (2.0, [0.25, 0.0, 0.75, 0.0])
     """
-    operands = [contiguous(operand) for operand in (x, poles, w, c, e, thresholds)]
-    if supported(*operands, state):
-        return kernels("exceedances").forward(*operands, state, cu_seqlens)
-    return plain(*operands, state, cu_seqlens)
+    operands = x, poles, w, c, e, thresholds, state
+    if not supported(*operands):
+        return plain(*operands, cu_seqlens)
+    return kernels("exceedances").forward(*map(contiguous, operands), cu_seqlens)
 
 
 def plain(
