@@ -266,7 +266,7 @@ class _Estimator(Trained, BaseEstimator):
         raise NotImplementedError
 
     def _doubt(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Return what is added to `_losses`, so that no factor is chosen which is surer than so many series allow."""
+        """Return what is added to `_losses`, so that probabilities are no surer than the number of series allows."""
         return torch.zeros(1, dtype=torch.float64)
 
     def _fit_filters(
