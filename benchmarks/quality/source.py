@@ -28,7 +28,7 @@ from scanl.models import LanguageModel, Stack
 SEGMENT, DEPTH = 128, 2
 # Options of the layer, then of the stack. rmt and flash mix the channels themselves; two layers of flash are a block.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "window_attention": ({"num_heads": 4, "window": 512}, {}),
+    "window_attention": ({"num_heads": 4, "window": 512, "rope_fraction": 1.0}, {}),
     "transformer_xl": ({"num_heads": 4, "window": SEGMENT, "chunk_size": SEGMENT}, {}),
     "rmt": ({"num_heads": 4, "chunk_size": SEGMENT, "depth": DEPTH}, {"depth": "1", "channel_mixer": "none"}),
     "infini_attention": ({"num_heads": 4, "chunk_size": SEGMENT}, {}),

@@ -124,9 +124,13 @@ class RecurrentMemoryTransformer(SegmentLayer):
         visible = self._visible(positions, len(present), ends)
         cuts = [front.shape[1], new.shape[1], back.shape[1]]
         stored = []
+        whole = isinstance(piece.begin, int) and new.shape[1] == size  # then nothing of the segment is kept
         for index, block in enumerate(self.blocks):
             block = cast(TransformerBlock, block)
             q, *pair = block.projected(h, positions)
+            if whole:
+                h = block.after(h, attend(q, *pair, visible))
+                continue
             caches = [
                 self._cached(piece, cache[:, index].to(tensor.dtype), *tensor.split(cuts, 1)[:2])
                 for cache, tensor in zip((keys, values), pair, strict=True)
@@ -139,7 +143,8 @@ class RecurrentMemoryTransformer(SegmentLayer):
             stored.append(caches)
         y = self.norm(h.to(self.norm.weight.dtype)).to(new.dtype)
         y, written = y[:, cuts[0] : sum(cuts[:2])], y[:, sum(cuts[:2]) :].clone()
-        keys, values = (torch.stack(caches, 1) for caches in zip(*stored, strict=True))
+        if not whole:
+            keys, values = (torch.stack(caches, 1) for caches in zip(*stored, strict=True))
         return y, written, keys, values
 
     def _cached(self, piece: Piece, cache: Tensor, front: Tensor, new: Tensor) -> Tensor:
