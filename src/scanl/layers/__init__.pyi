@@ -8,6 +8,8 @@ from scanl.layers import ssm as ssm
 from scanl.layers import state as state
 from scanl.layers.attention.attention import Attention as Attention
 from scanl.layers.attention.block_recurrent import BlockRecurrent as BlockRecurrent
+from scanl.layers.attention.bst import BlockStateTransformer as BlockStateTransformer
+from scanl.layers.attention.bst import BSTMultiFilter as BSTMultiFilter
 from scanl.layers.attention.compressive_transformer import CompressiveTransformer as CompressiveTransformer
 from scanl.layers.attention.diag_attention import DiagAttention as DiagAttention
 from scanl.layers.attention.diag_attention import DiagAttentionT2 as DiagAttentionT2
