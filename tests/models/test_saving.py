@@ -24,6 +24,7 @@ from scanl.models import (
     PTNCN,
     Channels,
     Dynamics,
+    EncoderDecoder,
     Features,
     Forecaster,
     GraphNetwork,
@@ -104,6 +105,7 @@ MODELS = {
     ),
     ImageClassifier: lambda stack: (ImageClassifier(3, stack, Patches((2, 4), 1, 2)), NUMBERS.view(1, 1, 2, 4)),
     StrandModel: lambda stack: (StrandModel(12, stack, swap_strands=True), TOKENS + 7),
+    EncoderDecoder: lambda stack: (EncoderDecoder(4, stack, Stack(8, 1, "lru"), Tokens(5)), (TOKENS, TOKENS)),
     SpaceTimeNet: lambda _: (SpaceTimeNet(8, 1, 4, 2), NUMBERS[..., :1]),
     Dynamics: lambda _: (Dynamics(2, 8, Leaky, {"decay": 0.25}), NUMBERS),
     PTNCN: lambda _: (PTNCN(2, 3, output="sigmoid"), NUMBERS),
@@ -131,7 +133,7 @@ def fits(kind, stack):
 
 
 def output(model, x):
-    y = model(x)
+    y = model(*x) if isinstance(x, tuple) else model(x)
     return y[0] if isinstance(y, tuple) else y
 
 

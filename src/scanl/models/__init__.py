@@ -3,13 +3,17 @@
 from scanl.layers.channel.gated_mlp import GatedMLP as GatedMLP
 from scanl.layers.channel.mlp import MLP as MLP
 from scanl.models.aligned import AlignedStack as AlignedStack
+from scanl.models.attentive_recurrence import AttentiveRecurrence as AttentiveRecurrence
 from scanl.models.block import Block as Block
 from scanl.models.classifier import SequenceClassifier as SequenceClassifier
+from scanl.models.columns import Columns as Columns
 from scanl.models.distillation import distil_model as distil_model
 from scanl.models.dna import StrandModel as StrandModel
 from scanl.models.dna import caduceus as caduceus
 from scanl.models.dna import hyena_dna as hyena_dna
 from scanl.models.dynamics import Dynamics as Dynamics
+from scanl.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+from scanl.models.encoder_decoder import Reading as Reading
 from scanl.models.forecaster import Forecast as Forecast
 from scanl.models.forecaster import Forecaster as Forecaster
 from scanl.models.forecaster import Normalization as Normalization
@@ -38,6 +42,7 @@ from scanl.models.soft_prompt import SoftPrompt as SoftPrompt
 from scanl.models.spacetime import SpaceTimeNet as SpaceTimeNet
 from scanl.models.stack import Backbone as Backbone
 from scanl.models.stack import Stack as Stack
+from scanl.models.transformer_encoder import TransformerEncoder as TransformerEncoder
 from scanl.models.vim import ImageClassifier as ImageClassifier
 from scanl.models.vim import Patches as Patches
 from scanl.models.vim import vim as vim

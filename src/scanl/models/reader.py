@@ -100,6 +100,14 @@ class Reader(Saved):
         timespans: Tensor | None,
     ) -> tuple[Tensor, State, Tensor | None]:
         """Return the features of the steps, the state of the stack, and the offsets if the rows are packed."""
+        x, cu_seqlens, timespans = self._input(x, mask, cu_seqlens, timespans)
+        y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
+        return y, after, cu_seqlens
+
+    def _input(
+        self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return what the stack reads, checked: the mapped input, the offsets if the rows are packed, the durations."""
         if isinstance(self.inputs, Tokens):
             check_tokens(self._who(), "x", x)
         else:
@@ -116,5 +124,4 @@ class Reader(Saved):
         if self.standard is not None:
             x = self.standard(x).to(torch.promote_types(self.input.weight.dtype, torch.float32))
         x = embedded(self._who(), self.input, x) if isinstance(self.input, nn.Embedding) else self.input(x)
-        y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
-        return y, after, cu_seqlens
+        return x, cu_seqlens, timespans

@@ -1,7 +1,7 @@
 """The backbone of a model: a stack of residual blocks, of one layer or of a repeating pattern of layers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
@@ -170,13 +170,23 @@ class Stack(Backbone):
         return normed(self.norm, x), state
 
     def run_blocks(
-        self, x: Tensor, state: StackState | None, *, cu_seqlens: Tensor | None, timespans: Tensor | None
+        self,
+        x: Tensor,
+        state: StackState | None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+        after_block: Callable[[int, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, StackState]:
-        """Apply all blocks without the norm after the last."""
+        """Apply all blocks without the norm after the last.
+
+        after_block: called as after_block(i, x) with the output of block i; returns what the next block reads.
+        """
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
-        for block, previous in zip(self._blocks(), state or [None] * len(self.blocks), strict=True):
+        for index, (block, previous) in enumerate(zip(self._blocks(), state or [None] * len(self.blocks), strict=True)):
             x, after = block(x, previous, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
+            x = x if after_block is None else after_block(index, x)
             states.append(after)
         return x, tuple(states)
 
@@ -186,6 +196,8 @@ def check_causal(who: str, stack: Backbone) -> None:
     for mixer in stack.mixers():
         if mixer.bidirectional:
             raise ConfigError(f"{who}: layer {label(mixer)!r} is bidirectional, expected causal ones only")
+    if stack.bidirectional:
+        raise ConfigError(f"{who}: a {type(stack).__name__} is bidirectional, expected a causal stack")
 
 
 def _layers_of(layer: Designation) -> tuple[Designation, ...]:

@@ -39,5 +39,12 @@ class TransformerBlock(Module):
 
     def after(self, h: Tensor, attended: Tensor) -> Tensor:
         """Return the output of the block from its input h and the attention's (B, T, H, K)."""
-        h = h + self.o_proj(attended.flatten(2).to(h.dtype))
+        return self.fed(self.mixed(h, attended))
+
+    def mixed(self, h: Tensor, attended: Tensor) -> Tensor:
+        """Return h with the attention's (B, T, H, K) added."""
+        return h + self.o_proj(attended.flatten(2).to(h.dtype))
+
+    def fed(self, h: Tensor) -> Tensor:
+        """Return h with what the network makes of it added."""
         return h + self.mlp(self.mlp_norm(h.to(self.mlp_norm.weight.dtype)))[0]
