@@ -5,8 +5,10 @@ import io
 import json
 import lzma
 import pickle
+import struct
 import wave
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "imagenet": {"side": 28, "patch": 7, "aside": 2},
     "wmt14": {"max_length": 40},
     "iwslt14": {"max_length": 40},
+    "verses": {"max_length": 60},
     "youtubemix": {"piece": 40},
     "sc09": {"max_length": 30},
 }
@@ -430,6 +433,35 @@ def wmt14(folder: Path) -> None:
     for part in ("train", "newstest2013", "newstest2014"):
         (folder / f"{part}.en").write_text("".join(f"A cat {i} .\n" for i in range(5)), "utf-8")
         (folder / f"{part}.de").write_text("".join(f"Eine Kätzin {i} .\n" for i in range(5)), "utf-8")
+
+
+@writes("verses")
+def verses(folder: Path) -> None:
+    """Two books of the old testament and one of the new, of two chapters with five verses each."""
+    names = {"ot": ("Genesis", "Ruth"), "nt": ("Matthew",)}
+    english = {}
+    for testament, books in names.items():
+        texts = ["", '<milestone n="module"/>']
+        for book in books:
+            texts.append(f'<div type="book"/><title>{book}</title>')
+            for chapter in (1, 2):
+                texts.append(f'<chapter n="{chapter}"/>')
+                for verse in range(5):
+                    english[f"{book} {chapter}:{verse + 1}"] = f"# And [it] was {book} {chapter} {verse}."
+                    texts.append(f'<w lemma="strong:1">Y fué</w>  {book}\n{chapter} {verse}.<note>a <w>b</w></note> ')
+        texts[5] = ""  # verse 1:2 of the first book is one with the verse before
+        blocks, table, packed, records = [texts[:8], texts[8:]], b"", b"", []
+        for number, block in enumerate(blocks):
+            joined, begin = b"".join(text.encode() for text in block), len(packed)
+            packed += zlib.compress(joined)
+            table += struct.pack("<III", begin, len(packed) - begin, len(joined))
+            at = 0
+            for text in block:
+                records.append(struct.pack("<IIH", number, at, len(text.encode())))
+                at += len(text.encode())
+        for ending, content in (("bzs", table), ("bzv", b"".join(records)), ("bzz", packed)):
+            (folder / f"{testament}.{ending}").write_bytes(content)
+    (folder / "verses-1769.json").write_text(json.dumps(english), "utf-8")
 
 
 @writes("iwslt14")

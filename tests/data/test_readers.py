@@ -1,8 +1,10 @@
 """What readers of published files make of them, number by number. The laws of all sources are in test_sources.py."""
 
 import gzip
+import itertools
 import pickle
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -575,6 +577,31 @@ def test_talks_are_cleaned_and_split_as_published(root):
     (folder / "IWSLT14.TED.tst2011.de-en.en.xml").write_text("<doc>\n")
     with pytest.raises(DataError, match=r"tst2011.de-en.en.xml is damaged: it has no sentence <seg>"):
         source("iwslt14").check()
+
+
+def test_verses_are_aligned_over_headings(root):
+    """A verse that the Spanish has joined to another is left out; each of the rest is beside its own."""
+    folder = published.written(root, "verses")
+    found = source("verses")
+    pairs = sorted(pair for part in found.pairs() for pair in part)
+    places = itertools.product(("Genesis", "Ruth", "Matthew"), (1, 2), range(5))
+    names = [" ".join(map(str, p)) for p in places if p not in (("Genesis", 1, 1), ("Matthew", 1, 1))]
+    assert pairs == sorted((f"And it was {name}.", f"Y fué {name}.") for name in names)
+    assert [len(part.rows) for part in found.parts] == [24, 2, 2]
+    verses, blocks = (folder / "nt.bzv").read_bytes(), (folder / "nt.bzs").read_bytes()
+    for name, content, message in (
+        ("nt.bzv", verses[:-1], "nt.bzv is damaged: it has 149 bytes, expected a multiple of 10"),
+        ("nt.bzv", verses[:-10], "nt.bzv is damaged: it ends before Matthew 2 does"),
+        ("nt.bzv", verses[:-10] + struct.pack("<IIH", 9, 0, 1), "nt.bzv is damaged: entry 14 is at 0 of block 9"),
+        ("nt.bzs", blocks[12:], "nt.bzv is damaged: entry"),
+        ("nt.bzs", struct.pack("<III", 1, 9, 9), "nt.bzz is damaged: it lacks block 0 of nt.bzs"),
+        ("verses-1769.json", b"[1]", "verses-1769.json is damaged: it is no object of verses"),
+    ):
+        written = (folder / name).read_bytes()
+        (folder / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            source("verses").check()
+        (folder / name).write_bytes(written)
 
 
 def text(row: np.ndarray) -> str:

@@ -1,6 +1,7 @@
 """Translation as one text: a sentence, a line break, and its translation. Only the translation counts in the loss."""
 
 import html
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from scanl.data.files import Files, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.data.published import published
 from scanl.data.questions import TokenLabel, Vocabulary
+from scanl.data.readers.sword import entries
 from scanl.errors import ConfigError
 
 Pairs = list[tuple[str, str]]
@@ -167,6 +169,59 @@ class IWSLT14Pairs(Translation):
                 raise self.files.damaged(self.files.path(name, self.folder), "it has no sentence <seg>", self.folder)
             texts.append([_plain(segment) for segment in segments])
         return self.parallel(self.files, names, texts)
+
+
+@published("verses")
+@dataclass
+class Verses(Translation):
+    """The Bible verse by verse, byte by byte: the English of 1769 to the Spanish of 1909.
+
+    Both have the same verses, so each is a pair. Brackets and signs of paragraphs of the English are left out. A
+    thousand verses at random are for validation and a thousand for test, at most a tenth of all each. They are of the
+    same books as the training part, so the score is one of a narrow domain with old words. Packages have it: a small
+    translation in the place of `iwslt14`.
+
+    Args: see `Translation`.
+    """
+
+    def pairs(self) -> tuple[Pairs, Pairs, Pairs]:
+        pairs = self._aligned()
+        self.files.check_counts({"pairs": len(pairs)}, self.folder)
+        aside = min(1000, len(pairs) // 10)
+        order = np.random.default_rng(42).permutation(len(pairs))
+        test, validation, train = ([pairs[i] for i in sorted(chosen)] for chosen in np.split(order, [aside, 2 * aside]))
+        return train, validation, test
+
+    def _aligned(self) -> Pairs:
+        """Return the pairs in the order of the book. A verse that one side has joined to another is left out."""
+        path = self.files.path("verses-1769.json", self.folder)
+        try:
+            english = [
+                (*_place(key), value) for key, value in json.loads(self.files.text(path.name, self.folder)).items()
+            ]
+        except (ValueError, AttributeError) as error:
+            raise self.files.damaged(path, f"it is no object of verses: {error!r}", self.folder) from error
+        spanish = {testament: entries(self.files, testament, self.folder) for testament in ("ot", "nt")}
+        pairs, testament, last, at = [], "ot", ("", ""), 1
+        for book, chapter, line in english:
+            if book != last[0]:
+                testament, at = ("nt", 1) if book == "Matthew" else (testament, at)
+                at += 1  # the heading of the book
+            at += (book, chapter) != last  # the heading of the chapter
+            at, last = at + 1, (book, chapter)
+            if at >= len(spanish[testament]):
+                why = f"it ends before {book} {chapter} does"
+                raise self.files.damaged(self.files.path(f"{testament}.bzv", self.folder), why, self.folder)
+            first = " ".join(re.sub(r"[\[\]#]", " ", line).split())
+            pairs += [(first, spanish[testament][at])] if first and spanish[testament][at] else []
+        return pairs
+
+
+def _place(key: str) -> tuple[str, str]:
+    """Return the book and the chapter of "Genesis 1:1"."""
+    book, verse = key.rsplit(" ", 1)
+    chapter, _ = verse.split(":")
+    return book, chapter
 
 
 def _plain(line: str) -> str:
