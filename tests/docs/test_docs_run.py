@@ -315,6 +315,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "ops": "tests/benchmarks/test_benchmarks.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
     "tables": "tests/benchmarks/test_tables.py",
+    "translation": "tests/benchmarks/test_translation.py",
 }
 HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
     "speed.algorithms": ("bptt diagonal_rtrl", {"LENGTHS": (16, 32)}, "torch"),
