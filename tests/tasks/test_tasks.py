@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from scanl import tasks
 from scanl.cli import main
 from scanl.cli.train import prepare
-from scanl.data.questions import Class, Features, Number, Numbers, TokenLabel
+from scanl.data.questions import Class, Features, Flags, Number, Numbers, TokenLabel
 from scanl.errors import ConfigError
 from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig, score
@@ -36,6 +36,7 @@ SMALL = {  # options with which a sample shows every answer often
     "associative_recall": {"length": 10, "vocab_size": 9},
     "capacity": {"length": 20},
     "copy": {"length": 5, "num_symbols": 3},
+    "copy_vectors": {"length": 4, "width": 3},
     "formal_language": {"length": 6},
     "induction": {"length": 9},
     "irregular": {"length": 7},
@@ -54,6 +55,7 @@ SMALL = {  # options with which a sample shows every answer often
 UNEVEN = {"capacity", "listops", "phonebook"}
 STEPS = {  # of a length n, where they are not n and a number that does not depend on n
     "capacity": lambda n: 5 * n // 2,
+    "copy_vectors": lambda n: 2 * n,
     "segments": lambda n: 2 * n,
     "phonebook": lambda n: phonebook.LONGEST * (n + 3),
 }
@@ -187,7 +189,9 @@ def test_chance_is_what_a_guesser_gets(name):
     if task.metric != "accuracy":
         scores = task.scores(np.full_like(targets, round(wanted.mean())), targets)
         assert abs(scores.mean() - task.chance) < 4 * scores.std() / math.sqrt(len(scores))
-        assert task.scores(np.full_like(targets, wanted.mean()), targets).mean() == pytest.approx(task.chance, rel=0.05)
+        if task.metric == "mean squared error":
+            mean = np.full_like(targets, wanted.mean())
+            assert task.scores(mean, targets).mean() == pytest.approx(task.chance, rel=0.05)
         return
     answers = np.unique(wanted)
     guesses = np.random.default_rng(0).choice(answers, targets.shape)
@@ -301,6 +305,21 @@ def test_copy_is_symbols_blanks_markers():
     np.testing.assert_array_equal(inputs[:, 9:], 9)
     np.testing.assert_array_equal(targets[:, :9], IGNORED)
     np.testing.assert_array_equal(targets[:, 9:], inputs[:, :3])
+
+
+def test_vectors_are_copied_after_the_mark_and_the_exam_has_the_longest():
+    task = tasks.build("copy_vectors", length=3, width=2)
+    inputs, targets, *_ = task.generate(3000, 0)
+    marks = inputs[..., -1]
+    lengths = marks.argmax(1)
+    np.testing.assert_array_equal(marks.sum(1), 1)
+    np.testing.assert_allclose(np.bincount(lengths)[1:] / 3000, [1 / 3] * 3, atol=4 * 0.5 / math.sqrt(3000))
+    for row, answer, n in zip(inputs[:50], targets[:50], lengths[:50], strict=True):
+        np.testing.assert_array_equal(answer[n + 1 : 2 * n + 1], row[:n, :2])
+        assert np.isnan(answer[: n + 1]).all()
+        assert np.isnan(answer[2 * n + 1 :]).all()
+        assert not row[n + 1 :].any()
+    assert set(task.exam.generate(100, 0).inputs[..., -1].argmax(1)) == {3}
 
 
 def test_selective_copy_scatters_the_symbols_evenly():
@@ -468,6 +487,9 @@ def test_the_loss_is_that_of_what_is_asked_for(name):
         expected = F.mse_loss(model.head.mean(model.head(last))[:, 0], targets)
     elif isinstance(source.question, Numbers):
         expected = F.mse_loss(outputs[targets.isfinite()], targets[targets.isfinite()])
+    elif isinstance(source.question, Flags):
+        known = targets.isfinite()
+        expected = F.binary_cross_entropy_with_logits(outputs[known], targets[known])
     elif isinstance(source.question, Class):
         rows = [row if mask is None else row[mask[i]] for i, row in enumerate(inputs)]
         expected = F.cross_entropy(torch.cat([model(row[None])[0] for row in rows]), targets)
@@ -487,7 +509,12 @@ def test_scoring_in_chunks_is_scoring_the_whole(name):
     def found(count: int, seed: tuple[int, ...]) -> list[float]:
         with torch.no_grad():
             outputs, wanted, _ = answerer(task.question).answers(model, task.generate(count, seed).tensors())
-        return ((outputs.argmax(-1) == wanted) if task.metric == "accuracy" else (outputs - wanted) ** 2).tolist()
+        scores = {
+            "accuracy": lambda: (outputs.argmax(-1) == wanted).double(),
+            "bit error": lambda: ((outputs > 0).double() - wanted).abs(),
+            "mean squared error": lambda: (outputs - wanted) ** 2,
+        }
+        return scores[task.metric]().tolist()
 
     whole = np.mean(found(30, (7, 0)))
     longest = lengths.pop()
@@ -586,7 +613,7 @@ def test_a_task_is_trained_scored_and_scored_at_another_length(name, runs, capfd
     ):
         assert main(["eval", str(folder), *extra]) == 0
         lines = capfd.readouterr().out.splitlines()
-        task = replace(small(name), length=length)
+        task = replace(small(name), length=length).exam
         assert lines[0].startswith(f"{task.metric} on {count:,} fresh examples of {name} length={length}")
         expected = {"this model": score(model, task, count, (0, 2)), "chance": task.chance, "best": task.best}
         assert lines[1:] == [f"  {title:<12}{value:.4g}" for title, value in expected.items()]

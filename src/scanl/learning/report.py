@@ -25,6 +25,7 @@ METRICS = {
     "accuracy": Metric(True, 1.0),
     "mean squared error": Metric(False, 0.0),
     "nats per step": Metric(False, 0.0),
+    "bit error": Metric(False, 0.0),
     "CRPS": Metric(False, 0.0),
     "MSE": Metric(False, 0.0),
 }

@@ -15,6 +15,7 @@ from scanl.tasks.capacity import Capacity as Capacity
 from scanl.tasks.conditioning import TraceConditioning as TraceConditioning
 from scanl.tasks.conditioning import TracePatterning as TracePatterning
 from scanl.tasks.copy_online import CopyOnline as CopyOnline
+from scanl.tasks.copy_vectors import CopyVectors as CopyVectors
 from scanl.tasks.copying import Copying as Copying
 from scanl.tasks.digits_stream import DigitsStream as DigitsStream
 from scanl.tasks.formal_language import FormalLanguage as FormalLanguage

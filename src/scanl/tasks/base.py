@@ -93,6 +93,11 @@ class Task(Entry, ABC):
             return TokenLabel(Vocabulary(self.vocab_size))
         return Number(Features(self.channels))
 
+    @property
+    def exam(self) -> "Task":
+        """The task that is asked after training, where training has easier examples too; by default this one."""
+        return self
+
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         return ("seed", "eval_examples", *(option.name for option in options(cls)))
@@ -168,7 +173,7 @@ class FreshExamples(Source):
 
     def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
         """Return an exam on fresh examples. count: number of examples; None for `COUNT`."""
-        task = self.task
+        task = self.task.exam
         if count is None:
             count = self.eval_examples if sample else COUNT
         title = f"{task.metric} on {count:,} fresh examples of {task}:"

@@ -1,0 +1,13 @@
+"""Bit error: 1 for a wrong answer of yes or no, 0 for the right one."""
+
+from typing import Any
+
+from torch import Tensor
+
+from scanl.learning.scores.base import score
+
+
+@score("bit error")
+def bit_error(question: Any, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+    """Return how many of the likelier answers by logits (n,) are not the answers (n,), and how many there are."""
+    return float(((outputs > 0) != (targets > 0.5)).sum()), targets.numel()
