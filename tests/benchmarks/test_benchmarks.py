@@ -14,7 +14,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import harness
-from quality import learn, recall, seen_to_learn, tasks
+from quality import learn, memory_claims, recall, seen_to_learn, tasks
 from scanl import cli, layers
 from scanl.layers import state as states
 from scanl.learning import TrainConfig
@@ -252,6 +252,40 @@ def test_when_a_comparison_holds(task, reached, missed, ours, theirs, held, opti
     )
     results = harness.Results("seen_to_learn", options)
     assert seen_to_learn.Beside(task, ("",), *sides, reached, missed).run("name", results) == held
+
+
+def test_a_claim_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, options, capfd):
+    """The first run is interrupted in its second stage."""
+    monkeypatch.setattr(memory_claims, "FOLDER", tmp_path)
+    commands, scores = [], {"lru": "0.9", "elman": "0.5"}
+
+    def scanl(command, *arguments):
+        folder = Path(arguments[0] if command == "eval" else arguments[-1])
+        commands.append((command, folder.name, *({"--init", "--resume"} & {*arguments})))
+        if command == "eval":
+            return f"  this model  {scores[folder.name.split('-')[1]]}\n"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").touch()
+        if len(commands) == 2:
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr(memory_claims, "scanl", scanl)
+    runs = tuple(memory_claims.Run(layer, stages) for layer, stages in (("lru", ("", "--lr 1")), ("elman", ("",))))
+    claim, results = memory_claims.Claim("copy", runs, "--count 3", 0.9, 0.6), harness.Results("memory_claims", options)
+    with pytest.raises(KeyboardInterrupt):
+        claim.show("a", results)
+    spent = memory_claims.minutes(tmp_path / "a-lru.json")
+    assert claim.show("a", results)
+    assert commands == [
+        ("train", "a-lru-1"), ("train", "a-lru-2", "--init"), ("train", "a-lru-1", "--resume"),
+        ("train", "a-lru-2", "--resume"), ("eval", "a-lru-2"), ("train", "a-elman-1"), ("eval", "a-elman-1"),
+    ]  # fmt: skip
+    assert spent[0] < float(results.of(name="a", layer="lru")[0]["minutes"])
+    assert claim.show("a", harness.Results("memory_claims", options))
+    assert len(commands) == 7
+    assert not claim._replace(reached=0.91).show("a", results)
+    assert not claim._replace(missed=0.5).show("a", results)
 
 
 def test_the_mackey_glass_series_is_generated_freely(monkeypatch, options, capfd):

@@ -324,6 +324,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.endless": ("lru", {}, "river"),
     "speed.segments": ("block_recurrent", {}, "block_recurrent_transformer_pytorch"),
     "speed.follow": ("at_once", {"TRAINING": 300}, "pandas"),
+    "speed.long_attention": ("rmt", {}, "torch"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.stream": ("--layers lru", {}, "torch"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
@@ -383,10 +384,30 @@ def test_commands_of_what_was_seen_to_learn(tmp_path, monkeypatch):
     assert {row["name"] for row in rows} == set(seen_to_learn.SEEN)
 
 
+def test_commands_of_claims_about_memories(tmp_path, monkeypatch):
+    """They are read, and their models built. All score the same."""
+    from quality import memory_claims
+
+    def scanl(command, *arguments):
+        if command == "train":
+            config, _ = parse(arguments)
+            config.check()
+            build_model(config, config.open_source().question)
+        return "  this model  0.5\n"
+
+    monkeypatch.setattr(memory_claims, "scanl", scanl)
+    monkeypatch.setattr(memory_claims, "FOLDER", tmp_path)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(sys, "argv", ["memory_claims.py", "--results", str(tmp_path)])
+    assert memory_claims.main() == 1
+    rows = list(csv.DictReader((tmp_path / "memory_claims.csv").read_text().splitlines()))
+    assert {row["name"] for row in rows} == set(memory_claims.CLAIMS)
+
+
 def test_every_benchmark_of_the_pages_runs():
     named = set(re.findall(r"benchmarks/(?:\w+/)?(\w+)\.py", "\n".join(PAGES.values())))
     here = {name.partition(".")[2] for name in HERE}
-    assert named <= here | ELSEWHERE.keys() | {"seen_to_learn"}
+    assert named <= here | ELSEWHERE.keys() | {"memory_claims", "seen_to_learn"}
     for name, test in ELSEWHERE.items():
         assert name in (ROOT / test).read_text(encoding="utf-8")
 
