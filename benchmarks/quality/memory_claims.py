@@ -67,12 +67,12 @@ class Claim(NamedTuple):
 
 def reversal(layer: str, model: str) -> Run:
     """Reversal of 6 symbols, of 12, then of 24, read in segments of 12 steps."""
-    common = f"{model} --dim 64 --batch-size 32 --weight-decay 0 --eval-every 250 --eval-examples 256 --until 0.995"
     stages = (
-        "--data-options.length 6 --steps 2000 --lr 3e-3",
-        "--data-options.length 12 --steps 2000 --lr 3e-3",
-        "--data-options.length 24 --steps 3000 --lr 2e-3",
+        "--data-options.length 6 --steps 2000 --lr 3e-3 --until 0.99",
+        "--data-options.length 12 --steps 1000 --lr 3e-3 --until 0.99",
+        "--data-options.length 24 --steps 1000 --lr 2e-3 --until 0.98",
     )
+    common = f"{model} --dim 64 --batch-size 32 --weight-decay 0 --eval-every 250 --eval-examples 256"
     return Run(layer, tuple(f"{stage} {common}" for stage in stages))
 
 

@@ -3,7 +3,7 @@
     python benchmarks/speed/long_attention.py [LAYER ...] [--tokens 100000] [--width 64]
 
 training: segments of 512 tokens, forward and backward, with the state carried over without its gradient.   streaming:
-pieces of 8 tokens, forward. Each has a process of its own, random weights and a batch of one. A row compares the last
+pieces of 16 tokens, forward. Each has a process of its own, random weights and a batch of one. A row compares the last
 tenth of the tokens with the second tenth, because the first one compiles: `slower` is the ratio of the median times of
 a call, by the processor, `grown` that of the resident memory, and `peak_grown` that of its peak. The rows are in
 benchmarks/results/long_attention.csv.
@@ -39,7 +39,7 @@ LAYERS = {
     "ttm": {},
     "rwkv5": {},
 }
-SEGMENT = {"training": 512, "streaming": 8}
+SEGMENT = {"training": 512, "streaming": 16}
 TENTHS = 10
 MIB = 2**20
 
