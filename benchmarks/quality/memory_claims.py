@@ -84,7 +84,7 @@ NTM = (
 RMT = "--layer-options '{num_heads: 4, num_slots: 8, chunk_size: 12, depth: 2}' --depth 1 --channel-mixer none"
 INFINI = (
     "--layer-options '{num_heads: 4, chunk_size: 32}' --dim 64 --depth 3 --channel-options '{expand: 2.0}' "
-    "--weight-decay 0 --eval-examples 256"
+    "--weight-decay 0"
 )
 XL = "--layer-options '{num_heads: 4, window: 12, chunk_size: 12}' --depth 2 --channel-options '{expand: 2.0}'"
 CLAIMS = {
@@ -97,10 +97,10 @@ CLAIMS = {
                 tuple(
                     f"--data-options.length {length} --batch-size {size} --lr {lr} {INFINI} {stage}"
                     for length, size, lr, stage in (
-                        (80, 16, 3e-3, "--steps 3000 --eval-every 250 --until 0.99"),
-                        (200, 16, 2e-3, "--steps 1000 --eval-every 100 --until 0.98"),
-                        (500, 8, 1e-3, "--steps 600 --eval-every 100 --until 0.98"),
-                        (1200, 8, 1e-3, "--steps 400 --eval-every 100 --until 0.98"),
+                        (80, 16, 3e-3, "--steps 3000 --eval-every 250 --eval-examples 256 --until 0.99"),
+                        (200, 16, 2e-3, "--steps 1000 --eval-every 100 --eval-examples 256 --until 0.98"),
+                        (500, 8, 1e-3, "--steps 600 --eval-every 100 --eval-examples 256 --until 0.98"),
+                        (2112, 4, 1e-3, "--steps 300 --eval-every 100 --eval-examples 64"),
                     )
                 ),
             ),
