@@ -124,11 +124,11 @@ class RecurrentMemoryTransformer(SegmentLayer):
         visible = self._visible(positions, len(present), ends)
         cuts = [front.shape[1], new.shape[1], back.shape[1]]
         stored = []
-        whole = isinstance(piece.begin, int) and new.shape[1] == size  # then nothing of the segment is kept
+        complete = isinstance(piece.begin, int) and new.shape[1] == size  # then nothing of the segment is kept
         for index, block in enumerate(self.blocks):
             block = cast(TransformerBlock, block)
             q, *pair = block.projected(h, positions)
-            if whole:
+            if complete:
                 h = block.after(h, attend(q, *pair, visible))
                 continue
             caches = [
@@ -143,7 +143,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
             stored.append(caches)
         y = self.norm(h.to(self.norm.weight.dtype)).to(new.dtype)
         y, written = y[:, cuts[0] : sum(cuts[:2])], y[:, sum(cuts[:2]) :].clone()
-        if not whole:
+        if not complete:
             keys, values = (torch.stack(caches, 1) for caches in zip(*stored, strict=True))
         return y, written, keys, values
 
