@@ -42,7 +42,8 @@ ROWS, STEPS = 256, 2**16  # most series, and most steps of all series, that are 
 LINES = 10  # that `verbose` prints in a fit
 LAYER, TRAINING_STEPS = "hawk", 300  # of a stack, where they are left open
 LONGEST = 0.25  # time constant of the filters, in lengths of the series
-MANY, FEWER = 2048, 512  # series, and filters for more of them: the readout takes the time of features cubed
+MANY, FEWER = 2048, 512  # series, and most filters for more of them: the readout takes the time of features cubed
+MEMORY = 2**24  # most filters times series
 PIECEWISE = 256  # filters whose readout is learnt from series that come in pieces
 SHARPNESS = tuple(np.geomspace(0.5, 20, 40))  # factors of the scores before the softmax
 
@@ -153,7 +154,7 @@ class Trained:
     filter_options: arguments of `RandomFilters`, by name.   penalty: of its readout. What is left open is chosen.
     random_state: seed of weights and order: a whole number; or a RandomState, a Generator, or None for the global
     generator of NumPy, which give another seed at each fit.
-    device: of torch, on which the model is trained and stays; None: the processor.
+    device: of torch, on which a stack is trained and stays; None: the processor, where filters always are.
     verbose: 1 prints the loss ten times in a fit; 0 prints nothing.
     early_stopping: whether to hold out series, measure their loss after each pass over the others, end when it has not
     fallen for `n_iter_no_change` passes, and return to the weights with the smallest one.
@@ -283,7 +284,8 @@ class _Estimator(Trained, BaseEstimator):
         targets: (n, O).   weights, of_loss: (n,), of the series and of their errors.   filters: K; None: by n.
         """
         penalties = PENALTIES if self.penalty is None else [self.penalty]
-        options = {"filters": filters or (1024 if len(x) <= MANY else FEWER), **(self.filter_options or {})}
+        filters = filters or (1024 if len(x) <= MANY else max(1, min(FEWER, MEMORY // len(x))))
+        options = {"filters": filters, **(self.filter_options or {})}
         w, known = torch.from_numpy(of_loss), ~x.isnan()
         steps = known.any(2)
         options = {"longest": max(2.0, LONGEST * steps.sum(1).double().mean().item()), **options}
