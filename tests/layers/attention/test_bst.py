@@ -64,7 +64,6 @@ WRONG = [
     (NAME, {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
     (NAME, {"variant": "single"}, "unknown variant 'single'"),
     (NAME, {"layer": "bidirectional"}, "layer is 'bidirectional', expected a causal layer"),
-    (NAME, {"layer": "s44"}, "unknown layer 's44'"),
 ]
 
 
