@@ -1,8 +1,8 @@
-"""Write what comes from the code and from measurements into docs/, and the stubs of packages: `make docs`.
+"""Write what comes from the code and from measurements into docs/, and the stubs of packages: `make docs` begins so.
 
 docs/layers.md comes from the code alone. The other pages that are written are templates of Jinja, docs/templates/*.md:
 what stands there in braces is filled from the rows of benchmarks/results, and from the registries. The stubs have the
-public names of each package in PACKAGES.
+public names of each package in PACKAGES. docs/made/ has pages that the site alone has; git ignores it.
 """
 
 import csv
@@ -52,6 +52,15 @@ def pages() -> dict[Path, str]:
     made = environment()
     filled = {DOCS / name: made.get_template(name).render() for name in sorted(made.list_templates())}
     return {DOCS / "layers.md": layers.page(), **filled}
+
+
+def made() -> dict[Path, str]:
+    """Return the text of each page that only the site has: the files beside docs/ that belong to it."""
+    copies = {}
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        text = (DOCS.parent / name).read_text(encoding="utf-8")
+        copies[DOCS / "made" / name.lower()] = text.replace("](docs/", "](../")
+    return copies
 
 
 def environment() -> Environment:
@@ -163,5 +172,7 @@ def code(name: str) -> str:
 FILTERS = (of, by, values, mean, least, most, span, total, best, ascending, column, ms, lowest, number, code)
 
 if __name__ == "__main__":
-    for path, text in {**stubs(), **pages()}.items():
-        path.write_text(text, encoding="utf-8")
+    (DOCS / "made").mkdir(exist_ok=True)
+    for path, text in {**stubs(), **pages(), **made()}.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx reads again what is newer
+            path.write_text(text, encoding="utf-8")
