@@ -84,5 +84,6 @@ class KDANegativeEigenvalues(KDA):
     equation = KDA.equation.replace("beta_t", "2 beta_t")
     source = (
         'Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", arXiv:2510.26692, eq. (1); '
-        'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537, sec. 4'
+        'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", '
+        "arXiv:2411.12537, sec. 4"
     )
