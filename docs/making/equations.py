@@ -134,7 +134,7 @@ def _word(token: str, after: str, script: bool, in_prose: bool) -> Atom:
         return Atom(*WORDS[token])
     prose_article = token == "a" and (in_prose or re.match(r" [a-z]{3,}\b(?![_(])", after) is not None)
     letters = len(token) == 1 and not prose_article
-    if letters or token in DIFFERENTIALS or (script and len(token) == 2):
+    if letters or token in DIFFERENTIALS or (script and len(token) == 2 and token != "in"):
         return Atom(token if len(token) == 1 else f"{{{token}}}", token)
     if called or not token.islower() or (script and " " not in after):
         return Atom(rf"\operatorname{{{token}}}", token)

@@ -26,6 +26,8 @@ BODIES = "Bodies and wrappers of other layers"
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
+
+
 def options_of(name: str) -> list[Option]:
     """Return a layer's options, except its width."""
     return [option for option in options(get(name)).values() if option.name != "dim"]
@@ -130,8 +132,8 @@ def _reads(layer: Layer) -> list[tuple[str, str]]:
 
 def _row(row: tuple[str, str]) -> str:
     title, text = row
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, **whole)
+    line, indent = f"{title:<12}{text}", " " * 12
+    return textwrap.fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def show_layer(argv: Sequence[str]) -> int:
