@@ -26,6 +26,7 @@ html_show_copyright = False
 def lead_inside(_app: Sphinx, _page: str, text: list[str]) -> None:
     """Links to files beside docs/ lead to their pages in the site: to that of the layer for a layer's file."""
     text[0] = text[0].replace("](../CONTRIBUTING.md", "](made/contributing.md")
+    text[0] = text[0].replace("](../src/scanl/layers)", "](made/gallery.md)")
     text[0] = re.sub(r"\]\(\.\./src/scanl/layers/\w+/(\w+)\.py", r"](made/layers/\1.md", text[0])
 
 

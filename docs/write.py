@@ -56,7 +56,7 @@ def pages() -> dict[Path, str]:
 
 def made() -> dict[Path, str]:
     """Return the text of each page that only the site has: those of the models, and the files beside docs/."""
-    texts = dict(models.pages(DOCS / "made"))
+    texts = dict(models.pages(DOCS / "made", rows))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = (DOCS.parent / name).read_text(encoding="utf-8")
         texts[DOCS / "made" / name.lower()] = text.replace("](docs/", "](../")

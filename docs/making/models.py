@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -17,6 +17,7 @@ from scanl.layers import Layer, build, classes
 from scanl.layers.initial_state import rows as state_rows
 from scanl.models import Stack, presets
 
+Rows = Callable[..., Sequence[dict[str, str]]]  # the rows of a file of results that have some values
 SMALL = 12  # the width at which recurrences are measured
 RELATED = 12  # other models that a page names
 FAMILIES = ("memory", "rwkv", "ssm", "rnn", "ode", "attention", "bodies")
@@ -53,11 +54,11 @@ def example(cls: type[Layer], bidirectional: bool, dim: int = 64) -> str:
     return text.format(package=package(cls), cls=cls.__name__, dim=dim)
 
 
-def pages(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the text of each page below a folder."""
+def pages(folder: Path, rows: Rows) -> Iterator[tuple[Path, str]]:
+    """Yield the text of each page below a folder. rows: reads results."""
     measured = {cls.name: columns(cls, SMALL) for cls in classes()}
     for cls in classes():
-        yield folder / "layers" / f"{cls.name}.md", page(cls, measured[cls.name])
+        yield folder / "layers" / f"{cls.name}.md", page(cls, measured[cls.name], rows)
     for name in presets.names():
         yield folder / "layers" / f"{name}.md", whole(name)
     for name in FAMILIES:
@@ -65,8 +66,9 @@ def pages(folder: Path) -> Iterator[tuple[Path, str]]:
     yield folder / "gallery.md", gallery()
 
 
-def page(cls: type[Layer], measured: Columns | None) -> str:
+def page(cls: type[Layer], measured: Columns | None, rows: Rows = lambda *_, **__: ()) -> str:
     """Return the page of a layer."""
+    results = _results(cls.name, rows)
     layer = build(cls.name, WIDTH)
     first, *notes = inspect.cleandoc(vars(cls)["__doc__"]).split("\n\n")
     about, differs = _differences([first.partition("\n")[2], *notes])
@@ -87,6 +89,7 @@ def page(cls: type[Layer], measured: Columns | None) -> str:
         _costs(cls, layer),
         "## Recurrence",
         _recurrence(measured, layer),
+        *(["## Measured", *results] if results else []),
         *(["## Notes", *map(prose, about)] if about else []),
         "## Source",
         sourced(cls.source),
@@ -257,6 +260,24 @@ def _recurrence(measured: Columns | None, layer: Layer) -> str:
     )
 
 
+def _results(name: str, rows: Rows) -> list[str]:
+    """Return what was measured of a layer: its speed beside an LSTM, what it learnt."""
+    texts = []
+    beside = rows("layers", name=name, base="torch.nn.LSTM", way="both", shape="(4, 1024, 256)")
+    if ratios := sorted(float(row["processor_ratio"] or row["ratio"]) for row in beside):
+        span = " to ".join(dict.fromkeys(f"{ratio:g}" for ratio in (ratios[0], ratios[-1])))
+        texts.append(
+            f"A forward and a backward pass took {span} times the time of `torch.nn.LSTM` on a CPU, with a batch of 4, "
+            "1,024 steps and a width of 256."
+        )
+    if scores := rows("tasks", setting="short", layer=name):
+        listed = ", ".join(f"`{row['task']}` {row['scaled']}" for row in scores)
+        texts.append(f"Short [synthetic tasks](../../tasks.md), where 0 is chance and 1 the best: {listed}.")
+    if recalled := [float(row["accuracy"]) for row in rows("recall", layer=name, pairs=16) if row["accuracy"]]:
+        texts.append(f"[Recall](../../recall.md) of 16 pairs in 256 tokens, with its best state: {max(recalled):.0%}.")
+    return texts
+
+
 def _aliases(cls: type[Layer]) -> str:
     known = [name for name in cls.aliases if cls.preset_of is None]
     return f" It is found as {', '.join(f'`{name}`' for name in known)} too." if known else ""
@@ -273,13 +294,9 @@ def _differences(texts: list[str]) -> tuple[list[str], list[str]]:
     """Return the paragraphs of a docstring that do not say where we differ from the source, and those that do."""
     about, differs = [], []
     for text in filter(None, (" ".join(text.split()) for text in texts)):
-        before, mark, after = text.partition("Differs")
-        if before.strip():
-            about.append(before.strip())
-        if mark:
-            differs.append(
-                re.sub(r"^: (\w)", lambda match: match[1].upper(), after) if after.startswith(": ") else mark + after
-            )
+        says = re.search(r"\bdiffers?\b", text, re.IGNORECASE) and not text.startswith("Parameters")
+        cut = re.sub(r"^Differs: (\w)", lambda match: match[1].upper(), text)
+        (differs if says else about).append(cut)
     return about, differs
 
 

@@ -16,9 +16,9 @@ EVERY = [*classes(), *map(channel_mixers.get, channel_mixers.names()), *map(pres
 
 
 @pytest.fixture(scope="module")
-def gla():
+def gla(write):
     """The page of a layer."""
-    return models.page(get("gla"), columns.Columns(True, True, True, False))
+    return models.page(get("gla"), columns.Columns(True, True, True, False), write.rows)
 
 
 def letters(text: str) -> str:
@@ -134,13 +134,14 @@ def test_columns_are_measured():
 
 def test_a_page_has_its_parts(gla):
     headings = re.findall(r"^## (.*)$", gla, re.MULTILINE)
-    first = ["Equation", "Where we differ", "Example", "Options", "Size and cost", "Recurrence"]
+    first = ["Equation", "Where we differ", "Example", "Options", "Size and cost", "Recurrence", "Measured"]
     assert headings == [*first, "Notes", "Source", "Related models"]
     for part in (
         '<svg class="recurrence"',
         ":::{math}",
         "@misc{yang2023gated",
         "8,192 floats",
+        "`copy` 1.00",
         "`num_heads = 4`: H, number",
     ):
         assert part in gla
