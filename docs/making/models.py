@@ -15,6 +15,7 @@ from scanl.cli.layers import WIDTH, backends, options_of, origin, state_size, st
 from scanl.configured import Option, Range, described
 from scanl.layers import Layer, build, classes
 from scanl.layers.initial_state import rows as state_rows
+from scanl.layers.registry import channel_mixers
 from scanl.models import Stack, presets
 
 Rows = Callable[..., Sequence[dict[str, str]]]  # the rows of a file of results that have some values
@@ -63,6 +64,7 @@ def pages(folder: Path, rows: Rows) -> Iterator[tuple[Path, str]]:
         yield folder / "layers" / f"{name}.md", whole(name)
     for name in FAMILIES:
         yield folder / "families" / f"{name}.md", family_page(name, measured)
+    yield folder / "families" / "channel.md", channel_page()
     yield folder / "gallery.md", gallery()
 
 
@@ -134,6 +136,16 @@ def family_page(name: str, measured: dict[str, Columns | None]) -> str:
     return f"# {family_title(name)}\n\n{COLUMNS}\n\n{toctree}\n\n{cards}\n"
 
 
+def channel_page() -> str:
+    """Return the page of the layers that mix features, which have no state, or the input of the step before."""
+    lines = ["# Channel mixers", "Layers that mix features instead of time, for the option `channel_mixer` of a stack."]
+    for name in channel_mixers.names():
+        cls = channel_mixers.get(name)
+        lines += [f"## {name}", prose(summary(cls)), mathematics(cls.equation), _legend(cls.equation)]
+        lines += [sourced(cls.source), f"```bibtex\n{bibtex(cls.source)}\n```"]
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
 def gallery() -> str:
     """Return the page that leads to the families."""
     lines = [
@@ -145,7 +157,11 @@ def gallery() -> str:
         lines += [f"## [{family_title(name)}](families/{name}.md)", links + "."]
     links = ", ".join(f"[{presets.get(name).__name__}](layers/{name}.md)" for name in presets.names())
     lines += ["## Whole models", f"Patterns of layers: {links}."]
-    families = [f"families/{name}" for name in FAMILIES] + [f"layers/{name}" for name in presets.names()]
+    lines += [
+        "## [Channel mixers](families/channel.md)",
+        ", ".join(f"`{name}`" for name in channel_mixers.names()) + ".",
+    ]
+    families = [f"families/{name}" for name in (*FAMILIES, "channel")] + [f"layers/{name}" for name in presets.names()]
     return "\n\n".join([*lines, "\n".join([":::{toctree}", ":hidden:", *families, ":::"])]) + "\n"
 
 

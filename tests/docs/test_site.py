@@ -148,6 +148,15 @@ def test_a_page_has_its_parts(gla):
     assert get("gla").id not in gla  # a reader cannot look it up
 
 
+def test_the_gallery_leads_to_every_model():
+    links = re.findall(r"\]\(layers/(\w+)\.md\)", models.gallery())
+    assert sorted(links) == sorted([*(cls.name for cls in classes()), *presets.names()])
+    assert all(cls.__module__.count(".") == 2 for cls in classes() if models.family(cls) == "bodies")
+    page = models.channel_page()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == channel_mixers.names()
+    assert page.count(":::{math}") == len(channel_mixers.names())
+
+
 def test_options_say_what_they_take():
     lines = dict(line[2:].split("`:", 1) for line in models.options_list(get("mamba2")).splitlines())
     meaning = "P, channels of a head; a divisor of expand \\* dim."
