@@ -32,6 +32,7 @@ SIGNS = {  # text -> LaTeX, text of a drawing
     ".": (r"\cdot ", "·"),
 }
 WORDS = {"sum": (r"\sum ", "Σ"), "prod": (r"\prod ", "Π"), "grad": (r"\nabla ", "∇"), "conv": (r"\ast ", " ∗ ")}
+LOWERED = str.maketrans("0123456789hijklmnprst+−", "₀₁₂₃₄₅₆₇₈₉ₕᵢⱼₖₗₘₙₚᵣₛₜ₊₋")  # below what stands above
 DIFFERENTIALS = {"dt", "dh", "dv", "dW", "dz", "ds"}
 TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<quoted>`[^`]+`)|(?P<snake>[a-z]{2,}(?:_[a-z]{2,})+|fixed-point|mini-batch)|(?P<word>[A-Za-z]+)|(?P<number>\d+(?:\.\d+)?)"
@@ -193,7 +194,7 @@ def _spans(atoms: list[Atom], level: int) -> Iterator[tuple[str, int]]:
             yield atom.close, level
         for inner, way in ((atom.below, -1), (atom.above, 1)):
             for text, _ in _spans(inner or [], level or way):
-                yield text, level or way
+                yield (text.translate(LOWERED) if level and way < 0 else text), level or way
 
 
 def _apart(atoms: list[Atom], i: int) -> bool:

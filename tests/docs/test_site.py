@@ -1,6 +1,7 @@
 """Every registered model has what its page in the site is made of. `make docs` builds the pages, and is strict."""
 
 import re
+import unicodedata
 from xml.etree import ElementTree
 
 import pytest
@@ -23,7 +24,7 @@ def gla(write):
 
 def letters(text: str) -> str:
     """What is written in a text, without spaces, brackets of groups and signs."""
-    return "".join(re.findall(r"[A-Za-z0-9]", text))
+    return "".join(re.findall(r"[A-Za-z0-9]", unicodedata.normalize("NFKC", text)))
 
 
 def test_equations_keep_what_they_say():
