@@ -45,9 +45,11 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# The pages and tables that come from the code.
-docs: $(VENV)/scanl
+# The pages and tables that come from the code, then the site in docs/_build. A warning is an error.
+docs: $(VENV)/docs
 	$(BIN)/python docs/write.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -n -j 2 -d docs/_build/trees docs docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/speed/ops.py linear_scan
@@ -62,6 +64,10 @@ $(VENV)/python:
 $(VENV)/scanl: $(VENV)/python pyproject.toml constraints.txt
 	@echo "Installing scanl and what it needs into $(VENV) (torch is the largest) ..."
 	$(PIP) -e .
+	@touch $@
+
+$(VENV)/docs: $(VENV)/scanl
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/scanl

@@ -1,8 +1,8 @@
-"""Write what comes from the code and from measurements into docs/, and the stubs of packages: `make docs`.
+"""Write what comes from the code and from measurements into docs/, and the stubs of packages: `make docs` begins so.
 
-docs/layers.md comes from the code alone. The other pages that are written are templates of Jinja, docs/templates/*.md:
-what stands there in braces is filled from the rows of benchmarks/results, and from the registries. The stubs have the
-public names of each package in PACKAGES.
+The pages that are written are templates of Jinja, docs/templates/*.md: what stands there in braces is filled from the
+rows of benchmarks/results, and from the registries. The stubs have the public names of each package in PACKAGES.
+docs/made/ has the pages of the models, which come from the code alone. Only the site has them; git ignores them.
 """
 
 import csv
@@ -16,8 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a s
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from making import models
 from scanl import faces
-from scanl.cli import accelerate, algorithms, data, layers, ops
+from scanl.cli import accelerate, algorithms, data, ops
 from scanl.layers import classes
 from scanl.layers.registry import channel_mixers
 from scanl.learning.algorithms import algorithms as learning
@@ -48,10 +49,18 @@ def stubs() -> dict[Path, str]:
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of each page that comes from the code or is filled from results."""
-    made = environment()
-    filled = {DOCS / name: made.get_template(name).render() for name in sorted(made.list_templates())}
-    return {DOCS / "layers.md": layers.page(), **filled}
+    """Return the text of each page that is filled from results or from the registries."""
+    templates = environment()
+    return {DOCS / name: templates.get_template(name).render() for name in sorted(templates.list_templates())}
+
+
+def made() -> dict[Path, str]:
+    """Return the text of each page that only the site has: those of the models, and the files beside docs/."""
+    texts = dict(models.pages(DOCS / "made", rows))
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        text = (DOCS.parent / name).read_text(encoding="utf-8")
+        texts[DOCS / "made" / name.lower()] = text.replace("](docs/", "](../")
+    return texts
 
 
 def environment() -> Environment:
@@ -163,5 +172,7 @@ def code(name: str) -> str:
 FILTERS = (of, by, values, mean, least, most, span, total, best, ascending, column, ms, lowest, number, code)
 
 if __name__ == "__main__":
-    for path, text in {**stubs(), **pages()}.items():
-        path.write_text(text, encoding="utf-8")
+    for path, text in {**stubs(), **pages(), **made()}.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx reads again what is newer
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")

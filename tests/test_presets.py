@@ -131,16 +131,6 @@ def test_list_has_every_whole_model(model, capsys):
     assert presets.get(model).equation in listed
 
 
-def test_the_page_has_every_preset_and_whole_model(capsys):
-    assert main(["list", "--markdown"]) == 0
-    page = capsys.readouterr().out
-    for name in (*PRESETS, *presets.names()):
-        assert f"\n| [`{name}`](#{name}) | " in page
-        assert f"\n## {name}\n" in page
-    ids = {cls.id for cls in (*map(layers.get, layers.names()), *map(presets.get, presets.names()))}
-    assert not {word for word in re.split(r"[^\w-]", page) if word in ids - {""}}  # a reader cannot look them up
-
-
 def test_show_says_what_a_whole_model_is(model, capsys):
     cls = presets.get(model)
     assert main(["show", model, "--dim", "64"]) == 0

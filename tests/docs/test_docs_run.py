@@ -190,7 +190,7 @@ def registered():
 @pytest.mark.usefixtures("kernels", "registered")
 def test_examples_run(page, tmp_path, monkeypatch, capfd):
     """As a reader runs them who has some notes, a book and recordings."""
-    if page == "docs/forecasting.md":
+    if page in ("docs/forecasting.md", "docs/forecasters.md"):
         pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
         pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
     if page == "docs/streams.md":

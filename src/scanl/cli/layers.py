@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import re
 import sys
 import textwrap
 import time
@@ -27,38 +26,6 @@ BODIES = "Bodies and wrappers of other layers"
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
-INTRODUCTION = f"""\
-# The layers
-
-This page lists every registered layer. `make docs` writes it from the code.
-
-A layer that *streams* runs one token at a time from a state of constant size, and gives the same numbers as the whole
-sequence at once. A section below the table shows what `scanl show NAME` prints for each layer, built with its default
-options at a model width of {WIDTH}:
-
-- *parameters*: how many numbers the layer learns.
-- *state*: how many floats one sequence carries from step to step.
-- *step*: how many multiplications the matrix products of one step take. The elementwise work of the op is not counted.
-  They are counted in float64, in which a solver iterates more often, and attention over its whole window.
-- *reads*: the modules whose weights the layer reads instead of calling them. Parametrizations and pruning have their
-  effect there. The layer refuses hooks on them, and wrappers in their place. It calls all other modules.
-- *op*: the op that the layer calls, and its backends in the order in which they are tried.
-"""
-
-PRESETS = """\
-## Presets
-
-Published models that are one of these layers with other options. Each has a name of its own, by which `scanl show`,
-`scanl train --layer` and `scanl.layers.build` know it; its other options are its layer's.
-"""
-
-WHOLE_MODELS = """\
-## Whole models
-
-A whole model is a pattern of the layers above, which repeats over depth. `scanl train --layer NAME` trains one.
-`Stack` takes its name in place of a layer. The sizes in its section are those of one repetition of the pattern, with
-the stack's default channel mixer.
-"""
 
 
 def options_of(name: str) -> list[Option]:
@@ -67,13 +34,8 @@ def options_of(name: str) -> list[Option]:
 
 
 def list_layers(argv: Sequence[str]) -> int:
-    """Print a line for each registered layer. With --markdown, print docs/layers.md."""
-    parser = Parser("list", "The layers.")
-    parser.add_argument("--markdown", action="store_true", help="print docs/layers.md: a table, and all of each layer")
-    args = parser.parse(argv)
-    if args.markdown:
-        print(page(), end="")
-        return 0
+    """Print a line for each registered layer."""
+    Parser("list", "The layers.").parse(argv)
     width = max(map(len, names())) + 2
     groups: dict[str, list[tuple[str, type[Layer | Preset]]]] = {}
     for name in names():
@@ -83,7 +45,7 @@ def list_layers(argv: Sequence[str]) -> int:
         print(f"{title}:")
         for name, cls in group:
             origin = f" A preset of {cls.preset_of.name}." if issubclass(cls, Layer) and cls.preset_of else ""
-            print(f"{name:<{width}}{_summary(cls)}{origin}")
+            print(f"{name:<{width}}{summary(cls)}{origin}")
             print(f"{'':<{width}}{cls.equation}")
         print()
     print("`scanl show NAME` has the rest.")
@@ -94,35 +56,6 @@ def _family(cls: type[Layer]) -> str:
     """Return the part of the folder's docstring that is about its layers."""
     package = sys.modules[cls.__module__.rpartition(".")[0]]
     return BODIES if package is layers else (inspect.getdoc(package) or package.__name__).partition("\n")[0].rstrip(".")
-
-
-def page() -> str:
-    """Return docs/layers.md: an index, then the text of `scanl show` for each layer that is the same on any machine."""
-    header, rows = ("layer", "what it is", "source", "op", "streams"), []
-    for name, cls in _classes():
-        layer = build(name, WIDTH)
-        op = f"`{cls.op}`" if cls.op else _without_op(layer)
-        streams = "no, it sees the future" if layer.bidirectional else "yes"
-        rows.append((f"[`{name}`](#{name})", _summary(cls).rstrip("."), _papers(cls), op, streams))
-    sections = [f"## {name}\n\n```text\n{describe(name)}\n```\n" for name in [*names(), *presets.names()]]
-    tables = (INTRODUCTION, _markdown(header, rows), "", PRESETS, _layer_presets(), "", WHOLE_MODELS, _whole_models())
-    return "\n".join([*tables, "", *sections])
-
-
-def _layer_presets() -> str:
-    rows = []
-    for name, cls in _presets():
-        rows.append((f"[`{name}`](#{name})", _summary(cls).rstrip("."), _papers(cls), f"`{_origin(cls)}`"))
-    return _markdown(("preset", "what it is", "source", "layer and options"), rows)
-
-
-def _whole_models() -> str:
-    rows = []
-    for name in presets.names():
-        cls = presets.get(name)
-        layers = ", ".join(f"[`{layer}`](#{layer})" for layer in cls.layers)
-        rows.append((f"[`{name}`](#{name})", _summary(cls).rstrip("."), _papers(cls), layers))
-    return _markdown(("model", "what it is", "source", "layers"), rows)
 
 
 def describe(name: str, dim: int = WIDTH) -> str:
@@ -146,7 +79,7 @@ def describe_preset(name: str, dim: int) -> str:
         ("step", f"{step_cost(stack):,} multiplications by matrices {period}"),
         *_about(cls),
     ]
-    return "\n".join([f"{name}: {_summary(cls)}", "", *map(_row, rows)])
+    return "\n".join([f"{name}: {summary(cls)}", "", *map(_row, rows)])
 
 
 def describe_layer(name: str, dim: int) -> str:
@@ -164,21 +97,21 @@ def describe_layer(name: str, dim: int) -> str:
     rows = [
         ("equation", cls.equation),
         ("source", cls.source),
-        *([] if cls.preset_of is None else [("preset of", _origin(cls)), *_about(cls)]),
+        *([] if cls.preset_of is None else [("preset of", origin(cls)), *_about(cls)]),
         ("options", ", ".join(f"{option.name}={option.default}" for option in options_of(name))),
         ("parameters", f"{parameters:,} at dim {dim}"),
         ("state", state),
         ("step", step),
         *_reads(layer),
-        ("op", cls.op or _without_op(layer)),
+        ("op", cls.op or without_op(layer)),
     ]
-    lines = [f"{name}: {_summary(cls)}", ""]
+    lines = [f"{name}: {summary(cls)}", ""]
     for row in rows:
         lines.append(_row(row))
         if row[0] == "options":
             meanings = [f"{option.name}: {option.meaning}." for option in options_of(name)]
             lines += [textwrap.fill(meaning, 100, **HANGING, break_long_words=False) for meaning in meanings]
-    for entry in _backends(cls):
+    for entry in backends(cls):
         where = "any device" if entry.devices is None else ", ".join(entry.devices)
         if entry.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
             where += "; it refuses some cells, see docs/cells.md"
@@ -188,7 +121,7 @@ def describe_layer(name: str, dim: int) -> str:
 
 def _about(cls: type[Layer | Preset]) -> list[tuple[str, str]]:
     """Return the parts of a preset's docstring below its first line."""
-    return [("" if i else "about", " ".join(paragraph.split())) for i, paragraph in enumerate(_paragraphs(cls)[1:])]
+    return [("" if i else "about", " ".join(paragraph.split())) for i, paragraph in enumerate(paragraphs(cls)[1:])]
 
 
 def _reads(layer: Layer) -> list[tuple[str, str]]:
@@ -199,7 +132,8 @@ def _reads(layer: Layer) -> list[tuple[str, str]]:
 
 def _row(row: tuple[str, str]) -> str:
     title, text = row
-    return textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False)
+    line, indent = f"{title:<12}{text}", " " * 12
+    return textwrap.fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def show_layer(argv: Sequence[str]) -> int:
@@ -215,52 +149,34 @@ def show_layer(argv: Sequence[str]) -> int:
     print(describe(cls.name, args.dim))
     layer = Stack(args.dim, len(presets.get(cls.name).layers), cls.name) if is_preset else build(cls.name, args.dim)
     here = [] if layer.bidirectional else [f"{step_time(layer):.2f} ms a step, of one sequence on the CPU"]
-    backends = [] if is_preset else _backends(get(cls.name))
-    here += [f"{entry.name}: package {entry.package} is not installed" for entry in backends if entry.package]
+    entries = [] if is_preset else backends(get(cls.name))
+    here += [f"{entry.name}: package {entry.package} is not installed" for entry in entries if entry.package]
     for i, line in enumerate(here):
         print(f"{'' if i else 'here':<12}{line}")
     return 0
 
 
-def _classes() -> list[tuple[str, type[Layer]]]:
-    return [(name, get(name)) for name in names(presets=False)]
-
-
-def _presets() -> list[tuple[str, type[Layer]]]:
-    return [(name, get(name)) for name in names() if get(name).preset_of is not None]
-
-
-def _origin(cls: type[Layer]) -> str:
+def origin(cls: type[Layer]) -> str:
     """Return a preset's layer and options as a call."""
     assert cls.preset_of is not None
     return f"{cls.preset_of.name} with " + ", ".join(f"{name}={value!r}" for name, value in cls.preset_options.items())
 
 
-def _paragraphs(cls: type[Layer | Preset]) -> list[str]:
+def paragraphs(cls: type[Layer | Preset]) -> list[str]:
     return inspect.cleandoc(cls.__doc__ or "").split("\n\n")
 
 
-def _summary(cls: type[Layer | Preset]) -> str:
-    return _paragraphs(cls)[0].splitlines()[0]
+def summary(cls: type[Layer | Preset]) -> str:
+    return paragraphs(cls)[0].splitlines()[0]
 
 
-def _papers(cls: type[Layer | Preset]) -> str:
-    papers = [f"[{paper}](https://arxiv.org/abs/{paper})" for paper in re.findall(r"arXiv:(\d{4}\.\d{5})", cls.source)]
-    return ", ".join(papers) or cls.source.split('"')[0].rstrip(", ")
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first, *others = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows))
-    return "\n".join([first, "|" + "---|" * len(header), *others])
-
-
-def _backends(cls: type[Layer]) -> list[Backend]:
+def backends(cls: type[Layer]) -> list[Backend]:
     if cls.op is None:
         return []
     return [registry.get(cls.op).backends[name] for name in registry.get(cls.op).preference()]
 
 
-def _without_op(layer: Layer) -> str:
+def without_op(layer: Layer) -> str:
     if any(isinstance(module, Layer) for module in layer.modules() if module is not layer):
         return "of the layer inside"
     return "plain functions of PyTorch and scanl.ops"

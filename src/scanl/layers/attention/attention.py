@@ -25,7 +25,7 @@ class Attention(SoftmaxAttention):
     aliases = ("softmax_attention", "multi_head_attention", "MHA")
     equation = "y_t = W_o sum_{j <= t} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j"
     source = (
-        'Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, eq. (1); positions of Su et al., '
+        'Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, eq. (1); positions: Su et al., '
         '"RoFormer", arXiv:2104.09864'
     )
     sample: ClassVar = {"num_heads": 3, "max_length": 80}

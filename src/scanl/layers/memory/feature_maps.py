@@ -142,8 +142,8 @@ class ReBased(LinearAttention):
     id = "S-rebased"
     equation = "o_t = sum_{j<=t} s^2 v_j / sum_{j<=t} s^2,  s = LN(q_t) . LN(k_j) / sqrt(K)"
     source = (
-        "Aksenov et al., arXiv:2402.10644, sec. 4, "
-        '"Linear Transformers with Learnable Kernel Functions are Better In-Context Models"'
+        'Aksenov et al., "Linear Transformers with Learnable Kernel Functions are Better In-Context Models", '
+        "arXiv:2402.10644, sec. 4"
     )
 
 

@@ -82,4 +82,8 @@ class KDANegativeEigenvalues(KDA):
 
     id = "S-kda"
     equation = KDA.equation.replace("beta_t", "2 beta_t")
-    source = 'Kimi Team, "Kimi Linear", arXiv:2510.26692, eq. (1); Grazzi et al., arXiv:2411.12537, sec. 4'
+    source = (
+        'Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", arXiv:2510.26692, eq. (1); '
+        'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", '
+        "arXiv:2411.12537, sec. 4"
+    )

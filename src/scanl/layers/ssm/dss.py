@@ -144,7 +144,7 @@ class DSSSoftmax(DSS):
     """
 
     equation = (
-        "y = W GELU(K * u + D * u) + b,  "
+        "y = W GELU(K conv u + D * u) + b,  "
         "K_j = Re sum_m w_m/lambda_m exp(lambda_m Delta j) / sum_{r<max_length} exp(lambda_m Delta r)"
     )
     source = SOURCE + "prop. 1 and eq. (9)"

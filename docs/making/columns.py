@@ -1,0 +1,88 @@
+"""What kind of recurrence a layer is: how its state depends on the state a step before, measured on a small one."""
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.layers import Layer
+from scanl.layers.state import leaves, map_leaves
+from scanl.ops import backend
+
+STEPS = 15  # before the state that is measured, so that it is no special one
+UNITS = 64  # numbers of a tensor that are changed one by one
+ATTENTION = "scanl.layers.attention."  # keeps inputs, or a summary of a segment
+STABLE = ("linear_attention", "weighted_average")  # a running maximum stands in the state beside what is linear
+GATE = re.compile(r"[a-z]'?_t\)? \* [a-z]+_\{t-1\}|sigmoid\([^()]*(?:x|_t|h_\{t-1\})|\(1 - [a-z]\)")
+
+
+class Columns(NamedTuple):
+    """The columns of the gallery.
+
+    linear: the next state is an affine function of the state.   elementwise: a number of the state acts on itself
+    alone, or on one more.   gated: what is kept of the state depends on the input; where the recurrence is not linear,
+    its equation has a gate.   online: each channel has a recurrence of its own, so real-time recurrent learning is
+    cheap.
+    """
+
+    linear: bool
+    elementwise: bool
+    gated: bool
+    online: bool
+
+
+@torch.no_grad()
+def columns(cls: type[Layer], dim: int) -> Columns | None:
+    """Return the columns of a layer; None if it has no recurrence: it sees the future, or only keeps inputs."""
+    with torch.random.fork_rng(devices=[]), backend("reference"):
+        torch.manual_seed(0)
+        layer = cls(dim, **cls.sample).to(torch.float64).eval()
+        if layer.bidirectional or layer.op == "fixed_point" or cls.__module__.startswith(ATTENTION):
+            return None
+        for parameter in layer.parameters():  # some start at 0, and would show nothing
+            parameter += 0.1 * torch.randn_like(parameter)
+        x = torch.randn(1, STEPS, dim, dtype=torch.float64)
+        state = layer(x)[1]
+        measured = [_measure(layer, state, path) for path, leaf in leaves(state) if _is_number(leaf)]
+    recurrent = [each for each in measured if each is not None]
+    if not recurrent:
+        return None
+    linear, elementwise, gated = zip(*recurrent, strict=True)
+    op = cls.op or (cls.preset_of and cls.preset_of.op)
+    is_linear = all(linear) or op in STABLE
+    is_gated = any(gated) if is_linear else bool(GATE.search(cls.equation))
+    return Columns(is_linear, all(elementwise) or op in STABLE, is_gated, cls.left_out is not None)
+
+
+def _is_number(leaf: Tensor) -> bool:
+    return (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() > 0 and leaf.ndim > 1
+
+
+def _measure(layer: Layer, state: Any, path: str) -> tuple[bool, bool, bool] | None:
+    """Measure how one tensor of the state depends on itself. None if none of its numbers does: it keeps inputs."""
+    leaf = dict(leaves(state))[path]
+
+    def after(x: Tensor, changes: Tensor) -> Tensor:
+        """Return the tensor after inputs (T, dim), for each of the changes of it before them."""
+        paths = iter([at for at, _ in leaves(state)])
+
+        def changed(other: Tensor) -> Tensor:
+            rows = other.expand(len(changes), *other.shape[1:]).clone()
+            return rows + changes if next(paths) == path else rows
+
+        return dict(leaves(layer(x.expand(len(changes), -1, -1), map_leaves(changed, state))[1]))[path]
+
+    change = torch.randn_like(leaf)
+    changes = torch.cat([0 * change, change, 2 * change])
+    x, other = torch.randn(2, 1, layer.dim, dtype=torch.float64)
+    zero, one, two = after(x, changes)
+    limit = 1e-9 * (1 + zero.abs().max().item())
+    linear = (two - 2 * one + zero).abs().max().item() <= limit
+    with_other = after(other, changes)
+    gated = ((one - zero) - (with_other[1] - with_other[0])).abs().max().item() > limit
+    units = torch.eye(leaf.numel(), dtype=leaf.dtype)[:UNITS].view(-1, *leaf.shape[1:])
+    moved = (after(x, units) - zero).flatten(1).abs() > limit
+    if not moved.diagonal().any():
+        return None
+    return linear, int(moved.sum(1).max()) <= 2, gated
