@@ -45,7 +45,8 @@ def demonstrations(level: str, count: int, seed: int) -> Iterator[tuple[str, byt
 
     while count:
         observation, _ = game.reset(seed=seed)
-        bot, action, over, reward, steps = BabyAIBot(game.unwrapped), None, False, 0.0, []
+        bot, over, reward, steps = BabyAIBot(game.unwrapped), False, 0.0, []
+        action: Any = None
         while not over:
             action = bot.replan(action)
             steps.append((observation["image"], int(observation["direction"]), int(action)))

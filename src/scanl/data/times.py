@@ -165,6 +165,7 @@ def _since_1970(values: Any) -> str | None:
 def form_of(values: Any) -> str | None:
     """Return how a column writes its dates, in words that `written` reads; None if it is as pandas writes them."""
     import pandas as pd
+    from pandas.tseries.api import guess_datetime_format
 
     if isinstance(values.dtype, pd.PeriodDtype):
         return f"period {str(values.dtype)[len('period[') : -1]}"
@@ -187,7 +188,7 @@ def form_of(values: Any) -> str | None:
                 return f"text {form}"
         if re.search("[A-Za-z]{3}", values.iloc[0]) is None:  # without a month's name many can be read in two ways
             return None
-        for form in filter(None, ("%B %Y", "%b %Y", pd.tseries.api.guess_datetime_format(values.iloc[0]))):
+        for form in filter(None, ("%B %Y", "%b %Y", guess_datetime_format(values.iloc[0]))):
             dates = pd.to_datetime(values, format=form, errors="coerce")
             if dates.notna().all() and (dates.dt.strftime(form) == values).all():
                 return f"text {form}"
