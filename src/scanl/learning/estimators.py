@@ -34,7 +34,6 @@ from scanl.learning.readout import Ridge
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import Plan, rate
 from scanl.models import Features, RandomFilters, SequenceClassifier, SequenceRegressor, Stack
-from scanl.models.pooling import Pooled
 from scanl.models.stack import Backbone
 from scanl.whole import is_whole, whole_number
 
@@ -128,7 +127,7 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     them, unless a layer reads future steps.
     """
     device = next(model.parameters()).device
-    stack = model.stack if isinstance(model, Pooled) else None
+    stack = getattr(model, "stack", None)
     at_once = x.shape[1] if isinstance(stack, Backbone) and stack.bidirectional else STEPS
     answers = []
     for rows in x.split(max(1, min(ROWS, STEPS // x.shape[1]))):
@@ -199,6 +198,7 @@ class _Estimator(Trained, BaseEstimator):
 
     warm_start: bool = field(default=False, kw_only=True, metadata=TRAINED)
     model_: Any = field(init=False, repr=False)  # set by `fit`
+    trained_: bool = field(init=False, repr=False)  # whether `model_` is a stack
     choice_: dict[str, Any] = field(init=False, repr=False)
 
     def __sklearn_tags__(self) -> Any:
@@ -310,6 +310,7 @@ class _Estimator(Trained, BaseEstimator):
                 best = loss.item(), model, fit, int(factor)
         assert best is not None
         loss, self.model_, fit, factor = best
+        self.trained_ = False
         self.choice_ = {**self.model_.config, "penalty": fit.penalty, "loss": loss}
         self._set_readout(fit.weight, fit.bias, factor)
         return fit
@@ -531,7 +532,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
 
     def _begin(self, x: Tensor, weights: NDArray[np.float64]) -> None:
         """Make a stack that has learnt nothing."""
-        inputs = self._inputs(x, weights)
+        inputs, self.trained_ = self._inputs(x, weights), True
         self.model_ = SequenceClassifier(len(self.classes_), self._stack(), inputs, pool=self.pool)
 
     def _of_loss(self, codes: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -672,6 +673,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
     def _begin(self, x: Tensor, numbers: Tensor, weights: NDArray[np.float64]) -> None:
         """Make a stack that has learnt nothing."""
         self._set_scales(numbers.numpy(), weights)
+        self.trained_ = True
         self.model_ = SequenceRegressor(
             numbers.shape[1],
             self._stack(),
@@ -698,11 +700,11 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         and scikit-learn does not allow that.
         """
         model = self._fitted()
-        if isinstance(model, RandomFilters):
-            numbers = outputs(model, self._read(X)[0]).numpy()
-        else:
+        if self.trained_:
             model, parameters = self._parameters(X)
             numbers = model.head.mean(parameters).numpy()
+        else:
+            numbers = outputs(model, self._read(X)[0]).numpy()
         return numbers[:, 0] if self.single_ else numbers
 
     def predict_interval(self, X: Any, levels: Sequence[float] | None = None) -> Any:
@@ -717,9 +719,8 @@ class SeriesRegressor(RegressorMixin, _Estimator):
 
         who = type(self).__name__
         model = self._fitted()
-        filters = isinstance(model, RandomFilters)
-        levels = check_levels(who, "quantiles" if filters else self.distribution, levels)
-        if filters and not hasattr(self, "errors_"):
+        levels = check_levels(who, self.distribution if self.trained_ else "quantiles", levels)
+        if not self.trained_ and not hasattr(self, "errors_"):
             raise ConfigError(f"{who}: series were learnt by partial_fit, expected fit because of predict_interval")
         if not levels:
             raise ConfigError(
@@ -728,13 +729,13 @@ class SeriesRegressor(RegressorMixin, _Estimator):
             )
         sides = [(side, level) for level in levels for side in ("lo", "hi")]
         tails = [(1 - level / 100) / 2 if side == "lo" else (1 + level / 100) / 2 for side, level in sides]
-        if filters:
-            means = outputs(model, self._read(X)[0])
-            bounds = means[..., None] + torch.from_numpy(np.quantile(self.errors_, tails, axis=0).T)
-        else:
+        if self.trained_:
             model, parameters = self._parameters(X)
             means = model.head.mean(parameters)
             bounds = model.head.quantiles(parameters, torch.tensor(tails, dtype=torch.float64))
+        else:
+            means = outputs(model, self._read(X)[0])
+            bounds = means[..., None] + torch.from_numpy(np.quantile(self.errors_, tails, axis=0).T)
         columns = {}
         for number in range(means.shape[1]):
             name = "y" if self.single_ else f"y{number}"
