@@ -87,6 +87,12 @@ INFINI = (
     "--weight-decay 0"
 )
 XL = "--layer-options '{num_heads: 4, window: 12, chunk_size: 12}' --depth 2 --channel-options '{expand: 2.0}'"
+PARITY = (
+    "--data-options.length 40 --dim 64 --batch-size 64 --steps 3000 --lr 2e-3 --weight-decay 0 --eval-every 250 "
+    "--until 0.9999"
+)
+TLB = "--layer-options '{num_heads: 4, num_slots: 4, chunk_size: 5, depth: 2}' --depth 1 --channel-mixer none"
+FULL = "--layer-options '{num_heads: 4}' --depth 3"
 CLAIMS = {
     "copy-ntm": Claim("copy_vectors", (Run("ntm", (NTM,)),), "--length 60", 0.01),
     "pass_key-infini": Claim(
@@ -107,6 +113,13 @@ CLAIMS = {
         ),
         "--length 2112 --count 200",
         0.95,
+    ),
+    "parity-tlb": Claim(
+        "parity",
+        (Run("tlb", (f"{TLB} {PARITY}",)), Run("attention", (f"{FULL} {PARITY}",))),
+        "--length 256",
+        0.95,
+        0.7,
     ),
     "reverse-rmt": Claim("segments", (reversal("rmt", RMT), reversal("transformer_xl", XL)), "", 0.95, 0.7),
 }
