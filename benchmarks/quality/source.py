@@ -69,7 +69,7 @@ def command(name: str, dim: int, out: Path, minutes: float) -> list[str]:
 def trained(words: list[str], out: Path, threads: int) -> float:
     """Run the command, or go on with its run, and return the minutes."""
     begin, environment = time.perf_counter(), os.environ | {"OMP_NUM_THREADS": str(threads)}
-    words = ["train", "--resume", str(out)] if out.exists() else words
+    words = ["train", "--resume", str(out)] if out.exists() else words  # which does nothing after the last step
     subprocess.run([sys.executable, "-m", "scanl.cli", *words], env=environment, check=True, capture_output=True)
     return (time.perf_counter() - begin) / 60
 
@@ -87,18 +87,11 @@ def main() -> None:
             if results.has(model=name, budget=minutes):
                 continue
             out, dim = (options.runs or Path(scratch)) / name, width(name, parameters)
-            took = 0.0
-            if not (out / "model.safetensors").exists():
-                took = trained(command(name, dim, out, minutes), out, options.threads)
+            took = trained(command(name, dim, out, minutes), out, options.threads)
             run = RunFolder.open(out)
             model, exam = run.load_model(), run.source.exam()
-            results.add(
-                **{
-                    "model": name, "budget": minutes, "minutes": took, "steps": run.config().training.steps or "",
-                    "dim": dim, "parameters": sum(p.numel() for p in model.parameters()),
-                    **measures(model, run.source, exam.examples),
-                }
-            )  # fmt: skip
+            count, scores = sum(p.numel() for p in model.parameters()), measures(model, run.source, exam.examples)
+            results.add(**{"model": name, "budget": minutes, "minutes": took, "dim": dim, "parameters": count, **scores})
 
 
 if __name__ == "__main__":
