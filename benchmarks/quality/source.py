@@ -91,7 +91,9 @@ def main() -> None:
             run = RunFolder.open(out)
             model, exam = run.load_model(), run.source.exam()
             count, scores = sum(p.numel() for p in model.parameters()), measures(model, run.source, exam.examples)
-            results.add(**{"model": name, "budget": minutes, "minutes": took, "dim": dim, "parameters": count, **scores})
+            results.add(
+                **{"model": name, "budget": minutes, "minutes": took, "dim": dim, "parameters": count, **scores}
+            )
 
 
 if __name__ == "__main__":
