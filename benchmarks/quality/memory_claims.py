@@ -87,11 +87,8 @@ INFINI = (
     "--weight-decay 0"
 )
 XL = "--layer-options '{num_heads: 4, window: 12, chunk_size: 12}' --depth 2 --channel-options '{expand: 2.0}'"
-PARITY = (
-    "--data-options.length 40 --dim 64 --batch-size 64 --steps 3000 --lr 2e-3 --weight-decay 0 --eval-every 250 "
-    "--until 0.9999"
-)
-TLB = "--layer-options '{num_heads: 4, num_slots: 4, chunk_size: 5, depth: 2}' --depth 1 --channel-mixer none"
+PARITY = "--data-options.length 64 --dim 64 --batch-size 32 --steps 3000 --lr 2e-3 --weight-decay 0 --eval-every 500"
+TLB = "--layer-options '{num_heads: 4, num_slots: 4, chunk_size: 4, depth: 2}' --depth 1 --channel-mixer none"
 FULL = "--layer-options '{num_heads: 4}' --depth 3"
 CLAIMS = {
     "copy-ntm": Claim("copy_vectors", (Run("ntm", (NTM,)),), "--length 60", 0.01),

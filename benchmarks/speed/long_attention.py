@@ -33,6 +33,7 @@ LAYERS = {
     "infini_attention": {"chunk_size": 64},
     "tlb": {"chunk_size": 64},
     "block_recurrent": {"window": 64, "num_slots": 64},
+    "bst": {"window": 64},
     "ran": {"window": 64},
     "flash": {"chunk_size": 64},
     "ntm": {},

@@ -333,6 +333,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "quality.lorenz": ("", {}, "torch"),
     "quality.online_memory": ("diagonal_rtrl", {}, "torch"),
     "quality.forecast": ("spacetime", {"SPACETIME": {"dim": 16, "depth": 1, "num_groups": 16}}, "statsmodels"),
+    "quality.source": ("hawk", {}, "torch"),
     "quality.settling": ("bptt penalty", {}, "torch"),
     "quality.tasks": ("elman --short --tasks parity", {"COUNT": 4}, "torch"),
 }
