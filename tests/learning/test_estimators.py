@@ -350,6 +350,35 @@ def test_pieces_are_learnt_as_the_whole(kind):
         stack.partial_fit(x[..., 0], y)
 
 
+STACK = {"layer": "lru", "dim": 8, "steps": 3}
+OPEN = {"layer": None, "dim": 32, "steps": None}
+
+
+@pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
+@pytest.mark.parametrize("options", [{"filter_options": {"filters": 16}}, STACK], ids=["filters", "stack"])
+def test_pieces_come_before_and_after_a_fit(kind, options):
+    """The model of the last fit goes on, or begins anew; its weights change, not those of the one before."""
+    x, y = waves(30)
+    pieces = {"classes": [0, 1]} if kind is SeriesClassifier else {}
+    model = kind(**options).partial_fit(x, y, **pieces).fit(x, y)
+    once = np.concatenate([value.detach().flatten() for value in model.model_.parameters()])
+    model.partial_fit(x[:20], 1 - y[:20])
+    after = np.concatenate([value.detach().flatten() for value in model.model_.parameters()])
+    assert once.shape != after.shape or not np.array_equal(once, after)
+    assert model.trained_ == ("layer" in options)
+
+
+@pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
+def test_a_fitted_estimator_is_asked_for_the_other_model(kind):
+    x, y = waves(30)
+    for first, then in ((OPEN, STACK), (STACK, OPEN)):
+        for further in ({}, {"warm_start": True} if then is STACK else {}):
+            model = kind(**first).fit(x, y).set_params(**then, **further)
+            learn = model.fit if further else model.partial_fit
+            assert learn(x, y).trained_ == (then is STACK)
+            model.predict(x)
+
+
 def test_pieces_that_are_refused():
     x, y = waves(20)
     with pytest.raises(ValueError, match="classes is None, expected all classes in the first call of partial_fit"):

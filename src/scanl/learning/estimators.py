@@ -230,7 +230,18 @@ class _Estimator(Trained, BaseEstimator):
     @property
     def _warm(self) -> bool:
         """Whether a fit goes on with the weights of the last one."""
-        return self.warm_start and hasattr(self, "model_")
+        return self.warm_start and getattr(self, "trained_", False)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether the series that come are the first piece: no stack, or no readout in pieces, is there to go on."""
+        return not (getattr(self, "trained_", False) if self._trains else hasattr(self, "ridge_"))
+
+    def _begin_anew(self, model: nn.Module, trained: bool) -> None:
+        """Set `model_`, and forget what was learnt with another one."""
+        for name in ("ridge_", "optimizer_", "errors_"):
+            vars(self).pop(name, None)
+        self.model_, self.trained_ = model, trained
 
     def _weights(self, sample_weight: Any, n: int) -> NDArray[np.float64]:
         """Return the weight of each series, (n,), of which a positive one exists."""
@@ -309,8 +320,8 @@ class _Estimator(Trained, BaseEstimator):
             if best is None or loss.item() < best[0]:
                 best = loss.item(), model, fit, int(factor)
         assert best is not None
-        loss, self.model_, fit, factor = best
-        self.trained_ = False
+        loss, model, fit, factor = best
+        self._begin_anew(model, trained=False)
         self.choice_ = {**self.model_.config, "penalty": fit.penalty, "loss": loss}
         self._set_readout(fit.weight, fit.bias, factor)
         return fit
@@ -346,12 +357,12 @@ class _Estimator(Trained, BaseEstimator):
         weight, bias = self.ridge_.add(features, targets.double(), w).solve()
         self._set_readout(weight / self.spread_, bias, int(self.losses_.argmin()))
 
-    def _train_piece(self, x: Tensor, targets: Tensor, weights: NDArray[np.float64], seed: int, first: bool) -> None:
+    def _train_piece(self, x: Tensor, targets: Tensor, weights: NDArray[np.float64], seed: int) -> None:
         """Train `model_` by one pass over a piece of the series, with a constant learning rate."""
         who = type(self).__name__
         check_sizes(who, batch_size=self.batch_size)
         chosen = TrainConfig.of(lr=self.lr).training
-        if first:
+        if not hasattr(self, "optimizer_"):
             self.optimizer_ = OPTIMIZERS[chosen.optimizer](self.model_, chosen.lr, chosen.weight_decay)
         rows = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))).split(self.batch_size)
         device, factors = next(self.model_.parameters()).device, torch.from_numpy(weights)
@@ -493,7 +504,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         regression on all pieces so far; it has the penalty of the first one, and 256 filters unless `filter_options`
         has another number. After `fit`, filters begin anew.
         """
-        first = not hasattr(self, "model_") if self._trains else not hasattr(self, "ridge_")
+        first = self._is_first
         who = type(self).__name__
         if classes is None and not hasattr(self, "classes_"):
             raise ValueError(f"{who}: classes is None, expected all classes in the first call of partial_fit")
@@ -514,8 +525,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
             if first:
                 self._begin(x, weights)
             self.model_.to(device)
-            anew = not hasattr(self, "optimizer_")
-            self._train_piece(x, torch.from_numpy(codes), self._of_loss(codes, weights), seed, anew)
+            self._train_piece(x, torch.from_numpy(codes), self._of_loss(codes, weights), seed)
         return self
 
     def _series(
@@ -532,8 +542,9 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
 
     def _begin(self, x: Tensor, weights: NDArray[np.float64]) -> None:
         """Make a stack that has learnt nothing."""
-        inputs, self.trained_ = self._inputs(x, weights), True
-        self.model_ = SequenceClassifier(len(self.classes_), self._stack(), inputs, pool=self.pool)
+        inputs = self._inputs(x, weights)
+        model = SequenceClassifier(len(self.classes_), self._stack(), inputs, pool=self.pool)
+        self._begin_anew(model, trained=True)
 
     def _of_loss(self, codes: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         return weights * self._class_weights(codes, weights)[codes]
@@ -630,7 +641,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a further piece of the series, as in `SeriesClassifier.partial_fit`."""
-        first = not hasattr(self, "model_") if self._trains else not hasattr(self, "ridge_")
+        first = self._is_first
         x, numbers, weights = self._series(X, y, sample_weight, reset=first)
         who = type(self).__name__
         seed, device = seed_of(who, self.random_state), device_of(who, self.device)
@@ -644,7 +655,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
             if first:
                 self._begin(x, numbers, weights)
             self.model_.to(device)
-            self._train_piece(x, numbers, weights, seed, not hasattr(self, "optimizer_"))
+            self._train_piece(x, numbers, weights, seed)
         return self
 
     def _series(
@@ -673,8 +684,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
     def _begin(self, x: Tensor, numbers: Tensor, weights: NDArray[np.float64]) -> None:
         """Make a stack that has learnt nothing."""
         self._set_scales(numbers.numpy(), weights)
-        self.trained_ = True
-        self.model_ = SequenceRegressor(
+        model = SequenceRegressor(
             numbers.shape[1],
             self._stack(),
             self._inputs(x, weights),
@@ -682,6 +692,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
             distribution=self.distribution,
             output_scales=self.scales_.tolist(),
         )
+        self._begin_anew(model, trained=True)
 
     def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         return ((predictions - targets).square().mean(1) @ weights)[None]
