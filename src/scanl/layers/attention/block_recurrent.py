@@ -1,6 +1,7 @@
 """The Block-Recurrent Transformer: state vectors that attend to blocks of tokens, and tokens that attend to them."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
-from scanl.layers.parts.segments import Segments, behind_horizon
+from scanl.layers.parts.segments import Piece, Segments, behind_horizon
 from scanl.layers.state import Device, DType
 
 BUCKETS, FARTHEST = 32, 128  # of the bias: distances from 128 on share the last bucket
@@ -62,6 +63,23 @@ class Heads(Module):
         q, cross, k, v = split
         q, cross, k = (y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, cross, k))
         return widen(self.scale).abs()[:, None] * q, widen(self.cross_scale).abs()[:, None] * cross, k, v
+
+
+def attend_to_window(
+    heads: Heads, bias: nn.Parameter, piece: Piece, q: Tensor, new: Sequence[Tensor], caches: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a piece's queries read of the W tokens before them, and keys and values with the new ones.
+
+    new, caches: keys and values, of the piece and (B, 2 W, H, K) of the previous and the present block.
+    """
+    window = piece.size
+    keys, values = (
+        torch.cat([cache[:, :window], piece.write(cache[:, window:], rows)], 1)
+        for cache, rows in zip(caches, new, strict=True)
+    )
+    distances = piece.places(q)[..., None] + window - torch.arange(2 * window, device=q.device)
+    scaled = widen(heads.scale).abs()[:, None, None] * distance_bias(widen(bias), distances)
+    return attend(q, keys, values, (distances > 0) & (distances <= window), 1.0, scaled), keys, values
 
 
 class Gate(Module):
@@ -180,7 +198,6 @@ class BlockRecurrent(SegmentLayer):
     def over(self, x: Tensor, state: BlockRecurrentState, segments: Segments) -> tuple[Tensor, BlockRecurrentState]:
         slots, keys, values, steps = state
         window, ys = self.window, []
-        row = torch.arange(2 * window, device=x.device)
         everything = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
         known, begun = None, True  # what tokens read of the states, and whether it is to be computed
         for piece, q, cross, k, v in zip(segments.pieces, *map(segments.cut, self.tokens(x)), strict=True):
@@ -189,15 +206,7 @@ class BlockRecurrent(SegmentLayer):
             begun = piece.ends is not False
             assert known is not None
             _, _, state_k, state_v = known
-            keys, values = (
-                torch.cat([cache[:, :window], piece.write(cache[:, window:], new)], 1)
-                for cache, new in ((keys, k), (values, v))
-            )
-            distances = piece.places(x)[..., None] + window - row
-            among = attend(
-                q, keys, values, (distances > 0) & (distances <= window), 1.0,
-                widen(self.tokens.scale).abs()[:, None, None] * distance_bias(widen(self.bias), distances),
-            )  # fmt: skip
+            among, keys, values = attend_to_window(self.tokens, self.bias, piece, q, (k, v), (keys, values))
             across = attend(cross, state_k, state_v, everything, 1.0)
             ys.append(torch.cat([among, across], 2))
             steps = steps + piece.count

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
-from scanl.layers.attention.block_recurrent import BUCKETS, Heads, distance_bias
+from scanl.layers.attention.block_recurrent import BUCKETS, Heads, attend_to_window
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.designation import layer_class, make_layer
 from scanl.layers.initial_state import Axes, Of
@@ -130,8 +130,8 @@ class BlockStateTransformer(SegmentLayer):
             *(system(x, past) for system, past in zip(self.systems, state.systems, strict=True)), strict=True
         )
         _, keys, values, context_keys, context_values, steps = state
-        window, by_filter, ys = self.window, self.slots is not None, []
-        row = torch.arange(2 * window, device=x.device)
+        by_filter, ys = self.slots is not None, []
+        row = torch.arange(self.window, device=x.device)
         contexts = [torch.stack(outputs, 2)] if by_filter else self._projected(outputs)
         for piece, (q, cross, k, v), new in zip(
             segments.pieces,
@@ -139,23 +139,14 @@ class BlockStateTransformer(SegmentLayer):
             zip(*map(segments.cut, contexts), strict=True),
             strict=True,
         ):
-            places = piece.places(x)[..., None]
-            keys, values = (
-                torch.cat([cache[:, :window], piece.write(cache[:, window:], rows)], 1)
-                for cache, rows in ((keys, k), (values, v))
-            )
+            among, keys, values = attend_to_window(self.tokens, self.bias, piece, q, (k, v), (keys, values))
             if by_filter:
                 visible = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
             else:
                 context_keys, context_values = (
                     piece.write(cache, rows) for cache, rows in zip((context_keys, context_values), new, strict=True)
                 )
-                visible = row[:window] <= places
-            distances = places + window - row
-            among = attend(
-                q, keys, values, (distances > 0) & (distances <= window), 1.0,
-                widen(self.tokens.scale).abs()[:, None, None] * distance_bias(widen(self.bias), distances),
-            )  # fmt: skip
+                visible = row <= piece.places(x)[..., None]
             across = attend(cross, context_keys, context_values, visible, 1.0)
             ys.append(torch.cat([among, across], 2))
             steps = steps + piece.count
