@@ -365,9 +365,10 @@ def test_benchmarks_run(name, tmp_path, monkeypatch, capfd):
             assert float(row["error"]) <= 1e-5, row
 
 
-def test_commands_of_what_was_seen_to_learn(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "table"), [("seen_to_learn", "SEEN"), ("memory_claims", "CLAIMS")])
+def test_commands_of_what_was_seen(name, table, tmp_path, monkeypatch):
     """Their training takes long: they are read, and their models built. All score the same."""
-    from quality import seen_to_learn
+    benchmark = importlib.import_module(f"quality.{name}")
 
     def scanl(command, *arguments):
         if command == "train":
@@ -376,33 +377,16 @@ def test_commands_of_what_was_seen_to_learn(tmp_path, monkeypatch):
             build_model(config, config.open_source().question)
         return "  this model  0.5\n"
 
-    monkeypatch.setattr(seen_to_learn, "scanl", scanl)
-    monkeypatch.setattr(seen_to_learn, "nrmse", lambda *given: 0.5)
+    monkeypatch.setattr(benchmark, "scanl", scanl)
+    if name == "seen_to_learn":
+        monkeypatch.setattr(benchmark, "nrmse", lambda *given: 0.5)
+    else:
+        monkeypatch.setattr(benchmark, "FOLDER", tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(sys, "argv", ["seen_to_learn.py", "--results", str(tmp_path)])
-    assert seen_to_learn.main() == 1
-    rows = list(csv.DictReader((tmp_path / "seen_to_learn.csv").read_text().splitlines()))
-    assert {row["name"] for row in rows} == set(seen_to_learn.SEEN)
-
-
-def test_commands_of_claims_about_memories(tmp_path, monkeypatch):
-    """They are read, and their models built. All score the same."""
-    from quality import memory_claims
-
-    def scanl(command, *arguments):
-        if command == "train":
-            config, _ = parse(arguments)
-            config.check()
-            build_model(config, config.open_source().question)
-        return "  this model  0.5\n"
-
-    monkeypatch.setattr(memory_claims, "scanl", scanl)
-    monkeypatch.setattr(memory_claims, "FOLDER", tmp_path)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(sys, "argv", ["memory_claims.py", "--results", str(tmp_path)])
-    assert memory_claims.main() == 1
-    rows = list(csv.DictReader((tmp_path / "memory_claims.csv").read_text().splitlines()))
-    assert {row["name"] for row in rows} == set(memory_claims.CLAIMS)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--results", str(tmp_path)])
+    assert benchmark.main() == 1
+    rows = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+    assert {row["name"] for row in rows} == set(getattr(benchmark, table))
 
 
 def test_every_benchmark_of_the_pages_runs():
