@@ -33,4 +33,4 @@ def ranges(x: Tensor, cu_seqlens: Tensor | None, columns: int, shortest: int) ->
     """Return whole sequences, or pieces of a multiple of `shortest` steps if programs are fewer than PROGRAMS / 4."""
     batch, length = x.shape[:2]
     size = max(triton.cdiv(batch * length * columns, PROGRAMS * shortest), 1) * shortest
-    return ranges_of(x, True, length, cu_seqlens, 0 if 4 * size > length else size)
+    return ranges_of(x, True, cu_seqlens, 0 if 4 * size > length else size)

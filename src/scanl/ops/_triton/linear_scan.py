@@ -112,14 +112,22 @@ def _over_channels(re, im, OWN: tl.constexpr, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def range_of(n, p_table, length, a_batch, TABLE: tl.constexpr):
-    """Return, for range n: first row, steps, first row of its a, and the rows of the carries before and after it."""
+def range_of(n, p_table, length, a_batch, size, pieces, sequences, A_TIME: tl.constexpr, TABLE: tl.constexpr):
+    """Return, for range n: first row, steps, first row of its a, and the rows of the carries before and after it.
+
+    Without a table each sequence has as many pieces, of `size` steps but for the last.
+    """
     if TABLE:
         p = p_table + 5 * n
         begin, steps = tl.load(p), tl.load(p + 1)
         return begin, steps.to(tl.int32), tl.load(p + 2), tl.load(p + 3), tl.load(p + 4)
     else:
-        return n * length, length.to(tl.int32), n * a_batch, n, n
+        i_sequence = n // pieces
+        i_step = (n - i_sequence * pieces) * size
+        steps = tl.minimum(size, length - i_step).to(tl.int32)
+        before = tl.where(i_step == 0, i_sequence, sequences + n - 1)
+        after = tl.where(i_step + size >= length, i_sequence, sequences + n + 1)
+        return i_sequence * length + i_step, steps, i_sequence * a_batch + (i_step if A_TIME else 0), before, after
 
 
 @triton.jit
@@ -133,9 +141,10 @@ def _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER: tl.constexpr, COMPL
 
 
 @_tuned
-@triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks"])
+@triton.jit(do_not_specialize=["length", "a_batch", "size", "pieces", "sequences", "outer", "blocks"])
 def _forward(
-    p_x, p_a, p_carry, p_y, p_last, p_table, length, a_batch, a_row, a_outer, outer, inner, blocks,
+    p_x, p_a, p_carry, p_y, p_last, p_table, length, a_batch, size, pieces, sequences, a_row, a_outer, outer, inner,
+    blocks,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, A_TIME: tl.constexpr, A_INNER: tl.constexpr,
     COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, ADJOINT: tl.constexpr, STEPS: tl.constexpr,
     CHANNELS: tl.constexpr, STAGES: tl.constexpr
@@ -146,7 +155,9 @@ def _forward(
     """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
-    begin, steps, a_begin, carry_before, carry_after = range_of(i_range, p_table, length, a_batch, TABLE)
+    begin, steps, a_begin, carry_before, carry_after = range_of(
+        i_range, p_table, length, a_batch, size, pieces, sequences, A_TIME, TABLE
+    )
     width = outer * inner
     dtype: tl.constexpr = p_carry.dtype.element_ty
     pair: tl.constexpr = 2 if COMPLEX else 1
@@ -197,10 +208,10 @@ def _forward(
 
 
 @_tuned
-@triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks", "sequences"])
+@triton.jit(do_not_specialize=["length", "a_batch", "size", "pieces", "sequences", "outer", "blocks"])
 def _backward(
-    p_dy, p_a, p_y, p_carry, p_state, p_dx, p_da, p_dstate, p_table, length, a_batch, a_row, a_outer, outer,
-    inner, blocks, sequences, REVERSE: tl.constexpr, TABLE: tl.constexpr, A_TIME: tl.constexpr,
+    p_dy, p_a, p_y, p_carry, p_state, p_dx, p_da, p_dstate, p_table, length, a_batch, size, pieces, sequences, a_row,
+    a_outer, outer, inner, blocks, REVERSE: tl.constexpr, TABLE: tl.constexpr, A_TIME: tl.constexpr,
     A_INNER: tl.constexpr, COMPLEX: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
     STAGES: tl.constexpr
 ):  # fmt: skip
@@ -209,7 +220,9 @@ def _backward(
     """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
-    begin, steps, a_begin, carry_before, carry_after = range_of(i_range, p_table, length, a_batch, TABLE)
+    begin, steps, a_begin, carry_before, carry_after = range_of(
+        i_range, p_table, length, a_batch, size, pieces, sequences, A_TIME, TABLE
+    )
     width = outer * inner
     dtype: tl.constexpr = p_carry.dtype.element_ty
     pair: tl.constexpr = 2 if COMPLEX else 1
@@ -312,22 +325,30 @@ class Ranges(NamedTuple):
 
     count: int
     sequences: int
-    table: Tensor | None = None  # as `range_of` reads it; None for whole sequences of one length
-    cut: Tensor | None = None  # offsets of each sequence's pieces in the list of pieces
+    size: int  # steps of a piece; all steps of whole sequences
+    pieces: int = 1  # of each sequence, if there is no table
+    table: Tensor | None = None  # of packed sequences, as `range_of` reads it
+    cut: Tensor | None = None  # offsets of each packed sequence's pieces in the list of pieces
+
+    @property
+    def whole(self) -> bool:
+        """Whether no sequence is cut."""
+        return self.count == self.sequences
+
+    @property
+    def joined(self) -> tuple[int, int]:
+        """B and T of a scan over the pieces of each sequence: packed by `cut`, if there is a table."""
+        return (self.sequences, self.pieces) if self.table is None else (1, self.count)
 
 
-def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, size: int) -> Ranges:
+def ranges_of(x: Tensor, a_time: bool, cu_seqlens: Tensor | None, size: int) -> Ranges:
     """Return pieces of `size` steps, or whole sequences if `size` is 0, without synchronising the GPU."""
     batch, length = x.shape[:2]
-    if cu_seqlens is not None:
-        offsets = cu_seqlens.long()
-        n = len(cu_seqlens) - 1
-        count = length // size + n if size else n  # an upper bound; the surplus pieces are empty
-    elif size:
-        offsets = torch.arange(batch + 1, device=x.device) * length
-        n, count = batch, batch * -(-length // size)
-    else:
-        return Ranges(batch, batch)
+    if cu_seqlens is None:
+        pieces = triton.cdiv(length, size) if size else 1
+        return Ranges(batch * pieces, batch, size or length, pieces)
+    offsets, n = cu_seqlens.long(), len(cu_seqlens) - 1
+    count = length // size + n if size else n  # an upper bound; the surplus pieces are empty
     begin, end = offsets[:-1], offsets[1:]
     pieces = (end - begin + size - 1) // size if size else torch.ones_like(begin)
     cut = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
@@ -335,13 +356,11 @@ def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, 
     owner = torch.searchsorted(cut[1:], i, right=True).clamp(max=n - 1)
     first = begin[owner] + (i - cut[owner]) * size
     last = torch.minimum(first + size, end[owner]) if size else end[owner]
-    a_first = first if a_time else torch.zeros_like(first)
-    if cu_seqlens is None:
-        a_first = owner * a_batch + (first - begin[owner] if a_time else 0)
     carry_before = torch.where(i == cut[owner], owner, n + i - 1)
     carry_after = torch.where(i == cut[owner + 1] - 1, owner, n + i + 1).clamp(max=n + count - 1)
+    a_first = first if a_time else torch.zeros_like(first)
     table = torch.stack([first, (last - first).clamp(min=0), a_first, carry_before, carry_after], 1)
-    return Ranges(count, n, table, cut if size else None)
+    return Ranges(count, n, size, 1, table, cut if size else None)
 
 
 class _Plan:
@@ -364,8 +383,9 @@ class _Plan:
             steps //= 2
         size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), SHORTEST) * steps
         size = 0 if uncut or 4 * size > length else size
-        self.ranges = ranges_of(x, self.a_time, a_batch, cu_seqlens, size)
-        self.numbers = (length, a_batch, self.layout.a_row, self.layout.a_outer, outer, inner, self.blocks)
+        self.ranges = ranges_of(x, self.a_time, cu_seqlens, size)
+        ranges = (self.ranges.size, self.ranges.pieces, self.ranges.sequences)
+        self.numbers = (length, a_batch, *ranges, self.layout.a_row, self.layout.a_outer, outer, inner, self.blocks)
         self.flags = {
             "TABLE": self.ranges.table is not None,
             "A_TIME": self.a_time,
@@ -390,10 +410,11 @@ class _Plan:
         ends = carry.new_empty(self.ranges.count, *carry.shape[1:])
         products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)
-        ends, products, exit_state = ends[None], products[None], torch.empty_like(carry)
-        over, states = _Plan(ends, products, carry, self.ranges.cut, uncut=True), torch.empty_like(ends)
+        states, exit_state, joined = torch.empty_like(ends), torch.empty_like(carry), self.ranges.joined
+        ends, products = (value.view(*joined, *carry.shape[1:]) for value in (ends, products))
+        over = _Plan(ends, products, carry, self.ranges.cut, uncut=True)
         over.forward(ends, carry, states, exit_state, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
-        return torch.cat([carry, states[0]]), exit_state
+        return torch.cat([carry, states]), exit_state
 
 
 def forward(x, a, state, reverse, cu_seqlens):
@@ -403,7 +424,7 @@ def forward(x, a, state, reverse, cu_seqlens):
         return y, state.clone()
     plan = _Plan(x, a, state, cu_seqlens)
     last = state.new_empty(plan.ranges.count, *state.shape[1:])
-    if plan.ranges.cut is None:
+    if plan.ranges.whole:
         plan.forward(x, state, y, last, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
         return y, last
     carry, exit_state = plan.enter(x, state, reverse=reverse)
@@ -423,10 +444,10 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     da = torch.empty(da_shape, dtype=dy.dtype if math.prod(da_shape) == a.numel() else state.dtype, device=dy.device)
     carry, dstate = dlast, state.new_empty(count, *state.shape[1:])
     exit_state = dstate
-    if plan.ranges.cut is not None:
+    if not plan.ranges.whole:
         carry, exit_state = plan.enter(dy, dlast, reverse=not reverse, adjoint=True)
     pointers = (dy, plan.a, y, carry, state, dx, da, dstate, plan.ranges.table)
-    plan.launch(_backward, *pointers, *plan.numbers, plan.ranges.sequences, REVERSE=reverse)
+    plan.launch(_backward, *pointers, *plan.numbers, REVERSE=reverse)
     if layout.shared:
         da = da.sum(-1)
     tail = [1 if layout.shared else size for size in features[layout.split :]]

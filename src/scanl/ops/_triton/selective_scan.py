@@ -74,11 +74,14 @@ def _step_size(p, offsets, mask, b_bias, POSITIVE: tl.constexpr, dtype: tl.const
 
 
 @triton.jit
-def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, CHANNELS: tl.constexpr):
+def _block(i_unit, p_table, length, size, pieces, sequences, span, blocks, groups, TABLE: tl.constexpr,
+           CHANNELS: tl.constexpr):  # fmt: skip
     """Return a program's range, group of channels, block in the group, and channels."""
     i_block, i_group = i_unit % blocks, i_unit // blocks % groups
     i_range = (i_unit // blocks // groups).to(tl.int64)
-    begin, steps, _, carry_before, carry_after = place(i_range, p_table, length, length, TABLE)
+    begin, steps, _, carry_before, carry_after = place(
+        i_range, p_table, length, length, size, pieces, sequences, True, TABLE
+    )
     i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
     return i_range, i_group, i_block, begin, steps, carry_before, carry_after, i_group * span + i_inner, i_inner < span
 
@@ -114,10 +117,11 @@ def _of_step(p, offsets, mask, b_own, TIMED: tl.constexpr):
 
 
 @_tuned
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "size", "pieces", "sequences"])
 def _forward(
-    p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_carry, p_y, p_last, p_table, length, u_row, delta_row, B_row,
-    C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr,
+    p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_carry, p_y, p_last, p_table, length, size, pieces, sequences,
+    u_row, delta_row, B_row, C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states,
+    REVERSE: tl.constexpr, TABLE: tl.constexpr,
     B_TIMED: tl.constexpr, C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, GIVES: tl.constexpr, ADJOINT: tl.constexpr,
     STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
@@ -127,7 +131,7 @@ def _forward(
     zero. The adjoint scans a C dy: dy is passed as u and C as B.
     """
     i_range, i_group, _i_block, begin, steps, carry_before, carry_after, i_channel, there = _block(
-        tl.program_id(0), p_table, length, span, blocks, groups, TABLE, CHANNELS
+        tl.program_id(0), p_table, length, size, pieces, sequences, span, blocks, groups, TABLE, CHANNELS
     )
     dtype: tl.constexpr = p_carry.dtype.element_ty
     sign: tl.constexpr = -1 if REVERSE else 1
@@ -183,11 +187,11 @@ def _forward(
 
 
 @_tuned
-@triton.jit(do_not_specialize=["length", "all_rows"])
+@triton.jit(do_not_specialize=["length", "size", "pieces", "sequences", "all_rows"])
 def _backward(
     p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_border, p_scratch, p_carry, p_du, p_ddelta, p_dA, p_dB, p_dC,
-    p_dD, p_dz, p_dbias, p_dstate, p_table, length, all_rows, dy_row, u_row, delta_row, B_row, C_row, z_row, B_groups,
-    C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr, B_TIMED: tl.constexpr,
+    p_dD, p_dz, p_dbias, p_dstate, p_table, length, size, pieces, sequences, all_rows, dy_row, u_row, delta_row, B_row,
+    C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr, B_TIMED: tl.constexpr,
     C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
@@ -199,7 +203,7 @@ def _backward(
     """
     i_unit = tl.program_id(0)
     i_range, i_group, i_block, begin, steps, carry_before, carry_after, i_channel, there = _block(
-        i_unit, p_table, length, span, blocks, groups, TABLE, CHANNELS
+        i_unit, p_table, length, size, pieces, sequences, span, blocks, groups, TABLE, CHANNELS
     )
     dtype: tl.constexpr = p_carry.dtype.element_ty
     sign: tl.constexpr = -1 if REVERSE else 1
@@ -324,6 +328,7 @@ class _Plan:
         self.ranges = ranges(u, cu_seqlens, self.groups * self.blocks, max(SHORTEST, CHUNK))
         self.steps = min(STEPS, max(ELEMENTS // (states * channels), 1))
         self.steps_back = max(self.steps // 2, 1)  # three tiles are in registers at a time
+        self.numbers = (u.shape[1], self.ranges.size, self.ranges.pieces, self.ranges.sequences)
         self.sizes = (self.width, self.span, self.blocks, self.groups, self.states)
         self.flags = {
             "TABLE": self.ranges.table is not None,
@@ -344,18 +349,18 @@ class _Plan:
 
     def forward(self, u, delta, A, B, C, D, z, bias, carry, y, last, **flags) -> None:
         """Launch `_forward`. u, delta, B, C and z are pairs of a tensor and its row stride."""
-        pointers = (u[0], delta[0], A, B[0], C[0], D, z[0], bias, carry, y, last, self.ranges.table, u[0].shape[1])
+        pointers = (u[0], delta[0], A, B[0], C[0], D, z[0], bias, carry, y, last, self.ranges.table, *self.numbers)
         strides = (u[1], delta[1], B[1], C[1], z[1], _groups(B[0]), _groups(C[0]))
         timed = {"B_TIMED": B[0].ndim > 2, "C_TIMED": C[0].ndim > 2}
         self.launch(_forward, *pointers, *strides, STEPS=self.steps, maxnreg=128, **timed, **flags)
 
     def enter(self, u, delta, A, B, z, bias, carry, **flags) -> tuple[Tensor, Tensor]:
         """Return the carries before the sequences and after each piece, and the carries after each sequence."""
-        ends = carry.new_empty(1, self.ranges.count, *A.shape)
+        ends = carry.new_empty(*self.ranges.joined, *A.shape)
         products = torch.empty_like(ends)
         self.forward(u, delta, A, B, B, None, z, bias, carry, products, ends, GIVES="product", **flags)
         ends, exit_state = linear_scan.forward(ends, products, carry, flags["REVERSE"], self.ranges.cut)
-        return torch.cat([carry, ends[0]]), exit_state
+        return torch.cat([carry, ends.flatten(0, 1)]), exit_state
 
 
 def _groups(B: Tensor) -> int:
@@ -379,7 +384,7 @@ def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, del
     plan, u, delta, A, B, C, D, z, bias, carry = operands
     flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
     exit_state = None
-    if plan.ranges.cut is not None:
+    if not plan.ranges.whole:
         carry, exit_state = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
     last = carry.new_empty(plan.ranges.count, *A.shape)
     plan.forward(u, delta, A, B, C, D, z, bias, carry, y, last, GIVES="y", **flags)
@@ -395,7 +400,7 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     dy, dcarry, count = rows(dy), dlast.contiguous(), plan.ranges.count
     flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
     exit_state = None
-    if plan.ranges.cut is not None:
+    if not plan.ranges.whole:
         carry, _ = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
         adjoint = {"REVERSE": not reverse, "POSITIVE": delta_softplus, "ADJOINT": True}
         dcarry, exit_state = plan.enter(dy, delta, A, C, z, bias, dcarry, **adjoint)
@@ -417,7 +422,7 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     timed = {"B_TIMED": B[0].ndim > 2, "C_TIMED": C[0].ndim > 2}
     del flags["ADJOINT"]
     flags["STEPS"] = plan.steps_back
-    plan.launch(_backward, *pointers, *results, plan.ranges.table, u[0].shape[1], all_rows, *strides, **timed, **flags)
+    plan.launch(_backward, *pointers, *results, plan.ranges.table, *plan.numbers, all_rows, *strides, **timed, **flags)
     gradients = (du, ddelta, _total(dA, A), _total(dB, B[0]), _total(dC, C[0]))
     gradients += (None if D is None else _total(dD, D), dz, None if bias is None else _total(dbias, bias))
     return [*[value for value in gradients if value is not None], dstate if exit_state is None else exit_state]
