@@ -125,9 +125,10 @@ def range_of(n, p_table, length, a_batch, size, pieces, sequences, A_TIME: tl.co
         i_sequence = n // pieces
         i_step = (n - i_sequence * pieces) * size
         steps = tl.minimum(size, length - i_step).to(tl.int32)
-        before = tl.where(i_step == 0, i_sequence, sequences + n - 1)
-        after = tl.where(i_step + size >= length, i_sequence, sequences + n + 1)
-        return i_sequence * length + i_step, steps, i_sequence * a_batch + (i_step if A_TIME else 0), before, after
+        a_begin = i_sequence * a_batch + (i_step if A_TIME else 0)
+        carry_before = tl.where(i_step == 0, i_sequence, sequences + n - 1)
+        carry_after = tl.where(i_step + size >= length, i_sequence, sequences + n + 1)
+        return i_sequence * length + i_step, steps, a_begin, carry_before, carry_after
 
 
 @triton.jit

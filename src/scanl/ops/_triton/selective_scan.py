@@ -121,9 +121,9 @@ def _of_step(p, offsets, mask, b_own, TIMED: tl.constexpr):
 def _forward(
     p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_carry, p_y, p_last, p_table, length, size, pieces, sequences,
     u_row, delta_row, B_row, C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states,
-    REVERSE: tl.constexpr, TABLE: tl.constexpr,
-    B_TIMED: tl.constexpr, C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, GIVES: tl.constexpr, ADJOINT: tl.constexpr,
-    STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr
+    REVERSE: tl.constexpr, TABLE: tl.constexpr, B_TIMED: tl.constexpr, C_TIMED: tl.constexpr, POSITIVE: tl.constexpr,
+    GIVES: tl.constexpr, ADJOINT: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """Write the last state of each range, and to y what GIVES says.
 
@@ -191,9 +191,9 @@ def _forward(
 def _backward(
     p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_border, p_scratch, p_carry, p_du, p_ddelta, p_dA, p_dB, p_dC,
     p_dD, p_dz, p_dbias, p_dstate, p_table, length, size, pieces, sequences, all_rows, dy_row, u_row, delta_row, B_row,
-    C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr, B_TIMED: tl.constexpr,
-    C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr
+    C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr,
+    B_TIMED: tl.constexpr, C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr,
+    CHANNELS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients. s_t = C_t dy_t + a_u s_u, u the step after t, is the gradient of h_t. With p_t = a_t
     h_{t-1} s_t,
