@@ -19,7 +19,8 @@ WRONG = "half-precision products are wrong on compute capability 9.0 with ptxas 
         ((9, 0), "3.6.0", "12.8", "capability 9.0 with ptxas 12.8, expected 13.3 or newer"),
         ((9, 0), "3.8.0", "12.9", "capability 9.0 with ptxas 12.9, expected 13.3 or newer"),
         ((9, 0), "3.8.0", "13.2", "capability 9.0 with ptxas 13.2, expected 13.3 or newer"),
-        ((9, 0), "3.6.0", "13.3", None),
+        ((9, 0), "3.6.0", "13.4", "capability 9.0 with triton 3.6.0, expected 3.9 or newer"),
+        ((9, 0), "3.9.0", "13.3", None),
         ((9, 0), "3.9.0", "13.4", None),
         ((10, 3), "3.8.0", "13.3", "capability 10.3 with triton 3.8.0, expected 3.9 or newer"),
         ((10, 0), "3.10.0+git1", "13.4", None),
@@ -41,18 +42,18 @@ def sizes(op: Op) -> dict:
     return {**op.sizes(operands, None), **options, "given": frozenset(op.required)}
 
 
-def hopper(monkeypatch: pytest.MonkeyPatch, assembler: str) -> None:
-    """Let torch tell of an H100, and triton of this assembler."""
+def hopper(monkeypatch: pytest.MonkeyPatch, triton: str, assembler: str) -> None:
+    """Let torch tell of an H100, and triton of its version and of this assembler."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(_assembler, "versions", lambda architecture: ("3.6.0", assembler))
+    monkeypatch.setattr(_assembler, "versions", lambda architecture: (triton, assembler))
 
 
 @OPS
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_half_precision_is_refused_by_name_and_left_to_another_backend(op, dtype, monkeypatch):
-    hopper(monkeypatch, "12.8")
+    hopper(monkeypatch, "3.6.0", "12.8")
     device, arguments = torch.device("cuda"), sizes(op)
     (reason,) = op.backends["triton"].reasons(device, dtype, arguments, named=True)
     assert reason.startswith(WRONG)
@@ -60,9 +61,11 @@ def test_half_precision_is_refused_by_name_and_left_to_another_backend(op, dtype
 
 
 @OPS
-@pytest.mark.parametrize(("dtype", "assembler"), [(torch.float32, "12.8"), (torch.bfloat16, "13.3")], ids=str)
-def test_other_dtypes_and_assemblers_are_not_refused(op, dtype, assembler, monkeypatch):
-    hopper(monkeypatch, assembler)
+@pytest.mark.parametrize(
+    ("dtype", "triton", "assembler"), [(torch.float32, "3.6.0", "12.8"), (torch.bfloat16, "3.9.0", "13.3")], ids=str
+)
+def test_other_dtypes_and_versions_are_not_refused(op, dtype, triton, assembler, monkeypatch):
+    hopper(monkeypatch, triton, assembler)
     device, arguments = torch.device("cuda"), sizes(op)
     assert dispatch.choose(op.name, op.backends, ("auto",), device, dtype, arguments).name == "triton"
 

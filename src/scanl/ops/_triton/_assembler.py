@@ -5,7 +5,8 @@ Triton translates a kernel to PTX, and ptxas, NVIDIA's assembler, translates tha
 triton 3.6, computes some of these addresses from a register that no instruction has written. The product then reads
 other memory: its numbers are wrong, or the access is illegal. An H100 showed both, and the machine code shows why.
 ptxas up to 13.2 may also overwrite a factor in registers before the product has read it (triton issue 9433 and pull
-request 11781). ptxas 13.3 mends that; triton 3.9 brings 13.4.
+request 11781). ptxas 13.3 mends that; triton 3.9 brings 13.4. With ptxas 13.4, triton 3.6 still made one wrong kernel on
+an H100: the gradient of v of `linear_attention` without a decay, in bfloat16 with 128 channels.
 
 On compute capability 10 triton before 3.9 may add two products wrongly to one sum in a loop (triton issue 10821). No
 such device has run these kernels.
@@ -42,7 +43,7 @@ def known(major: int, minor: int, triton: str, assembler: str) -> list[str]:
     what = f"half-precision products are wrong on compute capability {major}.{minor}"
     if major == 9 and _numbers(assembler) < ASSEMBLER:
         return [f"{what} with ptxas {assembler}, expected 13.3 or newer (see docs/gpu.md)"]
-    if major == 10 and _numbers(triton) < COMPILER:
+    if major in (9, 10) and _numbers(triton) < COMPILER:
         return [f"{what} with triton {triton}, expected 3.9 or newer (see docs/gpu.md)"]
     return []
 
