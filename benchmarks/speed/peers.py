@@ -147,7 +147,9 @@ def in_jax(how: str) -> Callable[..., Contender]:
             return jax.lax.scan(step, jax.numpy.zeros_like(x[:, 0]), steps)[1].swapaxes(0, 1)
 
         scan = {"associative": associative, "loop": loop}[how]
-        arrays = [jax.numpy.asarray(value.numpy()) for value in (x, a, dy)]
+        # numpy has no bfloat16
+        kind = str(x.dtype).removeprefix("torch.")
+        arrays = [jax.numpy.asarray(value.float().numpy()).astype(kind) for value in (x, a, dy)]
 
         def gradients(x, a, dy):
             y, back = jax.vjp(scan, x, a)
