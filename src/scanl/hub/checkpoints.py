@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from scanl.errors import CheckpointError, ConfigError
-from scanl.hub import formats
+from scanl.hub import formats, originals
 from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
 from scanl.layers import Layer
@@ -30,29 +30,43 @@ def load(
     device: torch.device | str = "cpu",
     revision: str | None = None,
 ) -> LanguageModel:
-    """Read a checkpoint of transformers into a language model, in evaluation mode. Nothing is unpickled.
+    """Read a checkpoint of transformers, or of the authors' program, into a language model, in evaluation mode.
 
-    path_or_id: a folder, or OWNER/NAME on the Hugging Face hub.   revision: revision of the hub's repository.
+    No program that a file contains is run: what torch.save wrote is read with `weights_only=True`, and only where the
+    authors' program writes it.
+
+    path_or_id: a folder, or OWNER/NAME on the Hugging Face hub. RWKV's own checkpoints are one file.
+    revision: revision of the hub's repository.
     dtype: dtype of the parameters; None keeps the dtypes of the file.
 
     Raises CheckpointError for weights that are missing, damaged or left over, and for options that scanl does not have.
     """
-    folder = locate(path_or_id, revision)
-    config = read_config(folder)
-    fmt, who = _format_of(config, folder), f"checkpoint: {folder / 'config.json'}"
-    options = fmt.read(config, who)
+    source = locate(path_or_id, revision)
+    if source.is_dir():
+        config, described_by = read_config(source)
+        layout, who, weights = _layout_of(config, described_by), f"checkpoint: {described_by}", None
+        if layout.pickled is not None:
+            source = locate(path_or_id, revision, layout.pickled)
+    else:
+        described_by, who = Path("its other weights"), f"checkpoint: {source}"
+        weights = Weights(source, described_by=described_by.name)
+        layout = _layout_of_file(weights)
+        config = layout.described(weights)
+    options = layout.read(config, who)
     try:
-        arguments, sizes = fmt.arguments(options), fmt.sizes(options)
-        weights = Weights(folder)
-        weights.check_sizes(sizes, fmt.begin_of_blocks(), options["num_hidden_layers"])
-        model = fmt.build(arguments)
+        arguments, sizes = layout.arguments(options), layout.sizes(options)
+        weights = weights or Weights(source, layout.pickled, described_by.name)
+        weights.check_sizes(sizes, layout.begin_of_blocks(), options[layout.depth_entry])
+        model = layout.build(arguments)
     except ConfigError as error:
         raise CheckpointError(f"{who}: {error}") from error
-    names = {name: fmt.their_name(name) for name in model.state_dict()}
-    spare = {fmt.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
-    weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, spare)
+    names = {name: layout.their_name(name) for name in model.state_dict()}
+    turns = {name: layout.turn(name) for name in names}
+    tied = {layout.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
+    shapes = {names[name]: turns[name].shape(tuple(value.shape)) for name, value in model.state_dict().items()}
+    weights.check(shapes, {**dict.fromkeys(layout.ignored), **tied})
     tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
-    tensors = {name: weights.read(stored_name, dtype, device) for name, stored_name in names.items()}
+    tensors = {name: turns[name].tensor(weights.read(stored, dtype, device)) for name, stored in names.items()}
     model.load_state_dict(tensors, assign=True)
     for name, parameter in model.named_parameters():
         vars(parameter).update(tags[name])
@@ -71,8 +85,8 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
     config = dict(fmt.new)
     if like is not None:
         like = locate(like)
-        config = read_config(like)
-        if _format_of(config, like) is not fmt:
+        config, described_by = read_config(like)
+        if _format_of(config, described_by) is not fmt:
             source = config["model_type"]
             raise CheckpointError(f"save: {like} is a {source}, expected a {fmt.name} because of the model")
     for key in ("torch_dtype", "transformers_version"):
@@ -89,12 +103,28 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _format_of(config: Mapping[str, Any], folder: Path) -> type[formats.Format]:
+def _format_of(config: Mapping[str, Any], path: Path) -> type[formats.Format]:
     kind = config.get("model_type")
     if kind not in formats.names():
         known = ", ".join(formats.names())
-        raise CheckpointError(f"checkpoint: {folder / 'config.json'}: model_type is {kind!r}, expected one of {known}")
+        raise CheckpointError(f"checkpoint: {path}: model_type is {kind!r}, expected one of {known}")
     return formats.get(kind)
+
+
+def _layout_of(config: Mapping[str, Any], path: Path) -> type[formats.Layout]:
+    """Return the layout of a folder with these options."""
+    layout = next((layout for layout in map(originals.get, originals.names()) if layout.recognizes(config)), None)
+    return layout or _format_of(config, path)
+
+
+def _layout_of_file(weights: Weights) -> type[originals.Shaped]:
+    """Return the layout of one file."""
+    layouts = [layout for layout in map(originals.get, originals.names()) if issubclass(layout, originals.Shaped)]
+    newest = next((layout for layout in reversed(layouts) if layout.mark in weights.names()), None)
+    if newest is None:
+        marks = ", ".join(layout.mark for layout in layouts)
+        raise CheckpointError(f"checkpoint: {weights.source} is not of RWKV, expected one of the weights {marks}")
+    return newest
 
 
 def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, Any]]:

@@ -9,20 +9,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors import SafetensorError
 
 from scanl.errors import CheckpointError
 
-PATTERNS = ["*.json", "*.safetensors"]  # files to download from a repository: none of them is pickled
+PATTERNS = ["*.json", "*.yaml", "*.safetensors"]  # files to download from a repository: none of them is pickled
+FILES = (".pth", ".pt", ".safetensors")  # ends of the names of files that are checkpoints by themselves
 
 
-def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Return the folder of a checkpoint. If there is no folder of that name, download it from the hub."""
+def locate(path_or_id: str | os.PathLike[str], revision: str | None = None, pickled: str | None = None) -> Path:
+    """Return the folder of a checkpoint, or its file. If there is none of that name, download a folder from the hub.
+
+    pickled: a file that is downloaded too.
+    """
     folder = Path(path_or_id)
-    if folder.is_dir():
+    if folder.is_dir() or (folder.is_file() and folder.suffix in FILES):
         return folder
     if folder.exists():
-        raise CheckpointError(f"checkpoint: {folder} is a file, expected a folder with config.json")
+        raise CheckpointError(
+            f"checkpoint: {folder} is a file, expected a folder with config.json, or a file {', '.join(FILES)} of RWKV"
+        )
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path_or_id)):
         raise CheckpointError(f"checkpoint: {folder} does not exist; name a folder, or OWNER/NAME on the hub")
     try:
@@ -33,7 +40,8 @@ def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> P
             "pip install huggingface_hub"
         ) from error
     try:
-        return Path(snapshot_download(str(path_or_id), revision=revision, allow_patterns=PATTERNS))
+        patterns = PATTERNS if pickled is None else [*PATTERNS, pickled]
+        return Path(snapshot_download(str(path_or_id), revision=revision, allow_patterns=patterns))
     except (OSError, ValueError) as error:  # the base classes of the hub's errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
@@ -41,20 +49,25 @@ def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> P
         ) from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the entries of the folder's config.json."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
+def read_config(folder: Path) -> tuple[dict[str, Any], Path]:
+    """Return the entries of the folder's config.json, or of its config.yaml, and the path of that file."""
+    path = next((folder / name for name in ("config.json", "config.yaml") if (folder / name).exists()), None)
+    if path is None:
         raise CheckpointError(
-            f"checkpoint: {path} does not exist; name a folder that transformers has saved"
+            f"checkpoint: {folder / 'config.json'} does not exist; name a folder that transformers has saved, or a "
+            "checkpoint of the authors' program"
+        )
+    try:
+        config = json.loads(path.read_bytes()) if path.suffix == ".json" else yaml.safe_load(path.read_bytes())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        expected = path.suffix[1:].upper()
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint: {path} is damaged ({reason}), expected {expected}; copy it again"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint: {path} is damaged ({error}), expected JSON; copy it again") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"checkpoint: {path} holds a {type(config).__name__}, expected an object of options")
-    return config
+    return config, path
 
 
 @contextmanager

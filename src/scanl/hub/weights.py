@@ -1,4 +1,4 @@
-"""The safetensors of a checkpoint, in one file or several. Names and shapes are read first, numbers on demand."""
+"""The weights of a checkpoint, in one file or several. Names and shapes are read first, numbers on demand."""
 
 import json
 import re
@@ -14,24 +14,67 @@ from scanl.errors import CheckpointError
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-DTYPES = ("F64", "F32", "BF16", "F16")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Safetensors:
+    """The tensors of an open safetensors file."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype as safetensors names it."""
+        return self._file.get_slice(name).get_dtype()
+
+    def tensor(self, name: str) -> Tensor:
+        return self._file.get_tensor(name)
+
+
+class StateDict:
+    """The tensors of a file of torch.save."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> str:
+        dtype = self._tensors[name].dtype
+        return NAMES.get(dtype, str(dtype))
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 class Weights:
-    """All tensors of a checkpoint folder, by transformers' names. Only safetensors files are opened."""
+    """All tensors of a checkpoint, by the names in its files.
 
-    def __init__(self, folder: Path) -> None:
-        self.source = folder / ONE
+    source: a folder with safetensors files, or one file.   pickled: the file of torch.save that the folder has where it
+    has no safetensors file; None for none. It is read with `weights_only=True`, which runs no program.
+    described_by: what the sizes in messages come from.
+    """
+
+    def __init__(self, source: Path, pickled: str | None = None, described_by: str = "config.json") -> None:
+        self._because = described_by
+        self.source = source / ONE if source.is_dir() else source
+        if pickled is not None and not self.source.is_file() and (source / pickled).is_file():
+            self.source = source / pickled
         if self.source.is_file():  # transformers then ignores an index file
             self._files = _tensors(self.source)
             return
-        self.source = folder / INDEX
+        self.source = source / INDEX
         if not self.source.is_file():
-            raise CheckpointError(_nothing(folder))
+            raise CheckpointError(_nothing(source, pickled))
         index, contents = _index(self.source), set[tuple[str, str]]()
         self._files = {}
         for file in dict.fromkeys(index.values()):
-            tensors = _tensors(folder / file)
+            tensors = _tensors(source / file)
             self._files |= tensors
             contents |= {(name, file) for name in tensors}
         wrong = sorted(contents ^ set(index.items()))
@@ -40,8 +83,25 @@ class Weights:
             named = index.get(name) == file
             holds, says = ("does not hold", "says that it does") if named else ("holds", "does not say so")
             raise CheckpointError(
-                f"checkpoint: {folder / file} {holds} {name!r}, but {INDEX} {says}; copy the checkpoint again"
+                f"checkpoint: {source / file} {holds} {name!r}, but {INDEX} {says}; copy the checkpoint again"
             )
+
+    def names(self) -> Set[str]:
+        """Return the names of all tensors."""
+        return self._files.keys()
+
+    def shape(self, name: str, axes: int) -> tuple[int, ...]:
+        """Return the shape of a tensor. Raises CheckpointError if there is none, or for another number of axes."""
+        self._all_there(missing={name} - self._files.keys())
+        path, file = self._files[name]
+        shape = file.shape(name)
+        if len(shape) != axes:
+            raise CheckpointError(f"checkpoint: {path}: {name} has shape {shape}, expected {axes} axes")
+        return shape
+
+    def depth(self, blocks: str) -> int:
+        """Return the number of blocks. blocks: prefix of the blocks' weights, before the number of the block."""
+        return len({name.removeprefix(blocks).split(".")[0] for name in self._files if name.startswith(blocks)})
 
     def check_sizes(self, expected: Mapping[str, tuple[int, ...]], blocks: str, depth: int) -> None:
         """Raise CheckpointError unless the weights in `expected` have these shapes, and there are `depth` blocks.
@@ -52,24 +112,23 @@ class Weights:
         self._all_there(missing=expected.keys() - self._files.keys())
         for name, shape in expected.items():
             self._check_shape(name, shape)
-        numbers = {name.removeprefix(blocks).split(".")[0] for name in self._files if name.startswith(blocks)}
-        if len(numbers) != depth:
+        if self.depth(blocks) != depth:
             raise CheckpointError(
-                f"checkpoint: {self.source} has {len(numbers)} blocks named {blocks}*, expected {depth} because of "
-                "num_hidden_layers in config.json"
+                f"checkpoint: {self.source} has {self.depth(blocks)} blocks named {blocks}*, expected {depth} because "
+                f"of {self._because}"
             )
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str]) -> None:
+    def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str | None]) -> None:
         """Raise CheckpointError unless the weights have the names and shapes in `expected`.
 
-        spare: names that may exist too, each with the name of a weight that must have the same numbers.
+        spare: names that may exist too, each with the name of a weight that must have the same numbers; None for any.
         """
         names = self._files.keys()
         self._all_there(missing=expected.keys() - names, over=names - expected.keys() - spare.keys())
         for name, shape in expected.items():
             self._check_shape(name, shape)
         for name, same in spare.items():
-            if name in self._files and not torch.equal(self.read(name), self.read(same)):
+            if same is not None and name in self._files and not torch.equal(self.read(name), self.read(same)):
                 raise CheckpointError(
                     f"checkpoint: {self._files[name][0]}: {name} differs from {same}, expected the same numbers "
                     "because config.json ties them (tie_word_embeddings)"
@@ -81,23 +140,23 @@ class Weights:
         problems = [f"{what[kind]} {', '.join(sorted(weights))}" for kind, weights in names.items() if weights]
         if problems:
             raise CheckpointError(
-                f"checkpoint: {self.source} {' and '.join(problems)}; expected the weights that config.json describes"
+                f"checkpoint: {self.source} {' and '.join(problems)}; "
+                f"expected the weights that {self._because} describes"
             )
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         path, file = self._files[name]
-        tensor = file.get_slice(name)
-        if tuple(tensor.get_shape()) != shape:
-            shapes = f"{tuple(tensor.get_shape())}, expected {shape} because of config.json"
+        if file.shape(name) != shape:
+            shapes = f"{file.shape(name)}, expected {shape} because of {self._because}"
             raise CheckpointError(f"checkpoint: {path}: {name} has shape {shapes}")
-        if tensor.get_dtype() not in DTYPES:
+        if file.dtype(name) not in DTYPES:
             raise CheckpointError(
-                f"checkpoint: {path}: {name} is {tensor.get_dtype()}, expected one of {', '.join(DTYPES)}"
+                f"checkpoint: {path}: {name} is {file.dtype(name)}, expected one of {', '.join(DTYPES)}"
             )
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return a copy of a tensor. Tensors in the mapped file are not aligned, and they change with the file."""
-        return self._files[name][1].get_tensor(name).to(device, dtype, copy=True)
+        return self._files[name][1].tensor(name).to(device, dtype, copy=True)
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -115,26 +174,56 @@ def _index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _tensors(path: Path) -> dict[str, tuple[Path, Any]]:
-    """Return the file's tensors by name, each with its path and the handle that reads it."""
-    try:
-        file = safe_open(path, framework="pt")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint: {path} does not exist, but {INDEX} names it; copy it again") from error
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint: {path} is damaged or cut short ({error}); copy it again") from error
-    names = file.keys()
+def _tensors(path: Path) -> dict[str, tuple[Path, Safetensors | StateDict]]:
+    """Return the file's tensors by name, each with its path and the file that has it."""
+    if path.suffix == ".safetensors":
+        names, file = _safetensors(path)
+    else:
+        names, file = _state_dict(path)
     odd = [name for name in names if not name.isprintable()]  # would break the line of a message or move the cursor
     if odd:
         raise CheckpointError(f"checkpoint: {path} has a weight named {odd[0]!r}, expected a name that can be printed")
     return dict.fromkeys(names, (path, file))
 
 
-def _nothing(folder: Path) -> str:
-    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
-    if not pickled:
+def _safetensors(path: Path) -> tuple[list[str], Safetensors]:
+    try:
+        file = safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint: {path} does not exist, but {INDEX} names it; copy it again") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint: {path} is damaged or cut short ({error}); copy it again") from error
+    return file.keys(), Safetensors(file)
+
+
+def _state_dict(path: Path) -> tuple[list[str], StateDict]:
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged file may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint: {path} cannot be read without running what it contains ({reason}), expected tensors by "
+            "name, as torch.save writes them"
+        ) from error
+    if not isinstance(tensors, Mapping):
+        raise CheckpointError(f"checkpoint: {path} holds a {type(tensors).__name__}, expected tensors by name")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            raise CheckpointError(
+                f"checkpoint: {path} holds a {type(tensor).__name__} named {name!r}, expected dense tensors alone"
+            )
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise CheckpointError(f"checkpoint: {path}: {name} repeats its numbers, expected each number once")
+    return list(tensors), StateDict(tensors)
+
+
+def _nothing(folder: Path, pickled: str | None) -> str:
+    files = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled is not None:
+        return f"checkpoint: {folder} has no weights, expected {ONE}, {INDEX} or {pickled}"
+    if not files:
         return f"checkpoint: {folder} has no weights, expected {ONE} or {INDEX}"
     return (
-        f"checkpoint: {folder} has pickled weights alone ({', '.join(pickled)}), expected {ONE}: unpickling may run "
+        f"checkpoint: {folder} has pickled weights alone ({', '.join(files)}), expected {ONE}: unpickling may run "
         "any program; convert them with save_pretrained of transformers"
     )

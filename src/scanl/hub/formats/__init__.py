@@ -8,6 +8,7 @@ from scanl.hub.formats import recurrent_gemma as recurrent_gemma
 from scanl.hub.formats import rwkv as rwkv
 from scanl.hub.formats import xlstm as xlstm
 from scanl.hub.formats.base import Format as Format
+from scanl.hub.formats.base import Layout as Layout
 from scanl.hub.formats.base import blocks as blocks
 from scanl.hub.formats.base import get as get
 from scanl.hub.formats.base import in_float32 as in_float32

@@ -1,12 +1,12 @@
-"""Base class of formats: it maps the options and weights of a checkpoint to `LanguageModel`."""
+"""Base classes of layouts and formats: they map the options and weights of a checkpoint to `LanguageModel`."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers import Layer
@@ -17,51 +17,34 @@ from scanl.registry import Registry
 MOST = torch.finfo(torch.float32).max  # the largest number accepted in config.json
 
 
-class Format(ABC):
-    """Format of the checkpoints of one `model_type` of transformers.
+class Layout(ABC):
+    """Layout of the checkpoints of one kind of model: what their options and weights are called.
 
-    A subclass defines `arguments`, its inverse `entries`, and `sizes`.
+    A subclass defines `arguments` and `sizes`.
     """
 
-    name: ClassVar[str] = ""  # set by `register`: the model_type
-    architecture: ClassVar[str] = ""  # transformers' class
+    name: ClassVar[str] = ""  # set by `register`
     defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; a file may leave some out
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for, with the allowed values
     unchecked: ClassVar[tuple[str, ...]] = ()  # entries of `defaults` that `read` does not check
-    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that do not depend on the model
     weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours -> theirs; * is the number of a block
-    mixers: ClassVar[tuple[type[Layer], ...]]
-    channel: ClassVar[type[Layer] | None] = None
-    norm: ClassVar[type[nn.Module]] = RMSNorm
+    turned: ClassVar[Mapping[str, "Turn"]] = {}  # ends of our names of weights that are stored in another form
+    ignored: ClassVar[tuple[str, ...]] = ()  # stored weights that may exist and that no model reads
+    depth_entry: ClassVar[str] = "num_hidden_layers"  # the entry with the number of blocks
+    pickled: ClassVar[str | None] = None  # the file of torch.save where there is no safetensors file
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of `LanguageModel`; "stack" has the arguments of its `Stack`.
 
         config has all keys of `defaults`.
         """
 
-    @staticmethod
-    @abstractmethod
-    def entries(model: LanguageModel) -> dict[str, Any]:
-        """Return values for the keys of `defaults` from a model for which `holds` is true."""
-
-    @staticmethod
-    @abstractmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Return shapes of some weights by transformers' names. Together they cover every size in config."""
-
     @classmethod
-    def holds(cls, model: LanguageModel) -> bool:
-        """Whether the blocks of the model have the mixer, channel mixer, norm and wiring of this format."""
-        return bool(blocks(model)) and all(
-            not (block.own_norm or block.two_hop)
-            and type(block.mixer) in cls.mixers
-            and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
-            and type(block.mixer_norm) is cls.norm
-            for block in blocks(model)
-        )
+    @abstractmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return shapes of some weights by their stored names. Together they cover every size in config."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
@@ -89,12 +72,12 @@ class Format(ABC):
 
     @classmethod
     def begin_of_blocks(cls) -> str:
-        """Return transformers' prefix of the blocks' weights, up to the block's number."""
+        """Return the stored prefix of the blocks' weights, up to the block's number."""
         return next(stored_name.partition("*")[0] for stored_name in cls.weights.values() if "*" in stored_name)
 
     @classmethod
     def their_name(cls, name: str) -> str:
-        """Return transformers' name of one of our weights, such as stack.norm.weight."""
+        """Return the stored name of one of our weights, such as stack.norm.weight."""
         parts = name.split(".")
         number = parts[2] if name.startswith("stack.blocks.") else ""
         for ours, stored_name in cls.weights.items():
@@ -102,6 +85,55 @@ class Format(ABC):
             if name.startswith(begin):
                 return stored_name.replace("*", number) + name.removeprefix(begin)
         raise AssertionError(f"{cls.name}: no name for {name}")
+
+    @classmethod
+    def turn(cls, name: str) -> "Turn":
+        """Return how one of our weights is stored."""
+        return next((turn for end, turn in cls.turned.items() if name.endswith(end)), AS_STORED)
+
+
+class Turn(NamedTuple):
+    """The form in which a weight is stored.
+
+    shape: the stored shape from ours.   tensor: our tensor from the stored one.
+    """
+
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+    tensor: Callable[[Tensor], Tensor]
+
+
+AS_STORED = Turn(lambda shape: shape, lambda tensor: tensor)
+TRANSPOSED = Turn(lambda shape: shape[::-1], lambda tensor: tensor.T.contiguous())
+VECTOR = Turn(lambda shape: shape[2:], lambda tensor: tensor[None, None])  # (D,) for our (1, 1, D)
+
+
+class Format(Layout):
+    """Format of the checkpoints of one `model_type` of transformers, which scanl writes too.
+
+    A subclass defines `arguments`, its inverse `entries`, and `sizes`.
+    """
+
+    architecture: ClassVar[str] = ""  # transformers' class
+    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that do not depend on the model
+    mixers: ClassVar[tuple[type[Layer], ...]]
+    channel: ClassVar[type[Layer] | None] = None
+    norm: ClassVar[type[nn.Module]] = RMSNorm
+
+    @staticmethod
+    @abstractmethod
+    def entries(model: LanguageModel) -> dict[str, Any]:
+        """Return values for the keys of `defaults` from a model for which `holds` is true."""
+
+    @classmethod
+    def holds(cls, model: LanguageModel) -> bool:
+        """Whether the blocks of the model have the mixer, channel mixer, norm and wiring of this format."""
+        return bool(blocks(model)) and all(
+            not (block.own_norm or block.two_hop)
+            and type(block.mixer) in cls.mixers
+            and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
+            and type(block.mixer_norm) is cls.norm
+            for block in blocks(model)
+        )
 
 
 registry: Registry[Format] = Registry("model_type")

@@ -14,8 +14,8 @@ class FalconMambaFormat(MambaFormat):
     architecture: ClassVar = "FalconMambaForCausalLM"
     defaults: ClassVar = {**MambaFormat.defaults, "mixer_rms_eps": 1e-6}
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         arguments = MambaFormat.arguments(config)
         stack = arguments["stack"]
         options = {**stack["layer_options"], "norm_eps": config["mixer_rms_eps"]}

@@ -61,8 +61,8 @@ class LlamaFormat(Format):
             raise CheckpointError(f"{who}: rope_scaling is {scaling!r}, expected null: scanl has no other option")
         return super().read(gathered(config, ROPE), who)
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         heads, rope = config["num_attention_heads"], checked(config["rope_parameters"] or {}, ROPE)
         stack = {
             "dim": config["hidden_size"],
@@ -87,8 +87,8 @@ class LlamaFormat(Format):
             "padding_idx": padding_of(config),
         }
 
-    @staticmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         dim, heads = config["hidden_size"], config["num_attention_heads"]
         width = config["head_dim"] or dim // heads
         return {

@@ -37,8 +37,8 @@ class MambaFormat(Format):
     }
     mixers: ClassVar = (layers.Mamba,)
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
@@ -61,8 +61,8 @@ class MambaFormat(Format):
             "tie_embeddings": config["tie_word_embeddings"],
         }
 
-    @staticmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         dim, rank = config["hidden_size"], config["time_step_rank"]
         inner, rank = config["expand"] * dim, math.ceil(dim / 16) if rank == "auto" else rank
         return {

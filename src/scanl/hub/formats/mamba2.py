@@ -35,8 +35,8 @@ class Mamba2Format(Format):
     weights: ClassVar = MambaFormat.weights
     mixers: ClassVar = (layers.Mamba2,)
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         inner, split = config["expand"] * config["hidden_size"], config["num_heads"] * config["head_dim"]
         if inner != split:
             raise ConfigError(f"num_heads * head_dim is {split}, expected {inner} because of expand * hidden_size")
@@ -64,8 +64,8 @@ class Mamba2Format(Format):
             "tie_embeddings": config["tie_word_embeddings"],
         }
 
-    @staticmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         inner, keys = config["num_heads"] * config["head_dim"], config["n_groups"] * config["state_size"]
         return {
             "backbone.embeddings.weight": (config["vocab_size"], config["hidden_size"]),

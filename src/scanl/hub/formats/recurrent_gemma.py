@@ -67,8 +67,8 @@ class RecurrentGemmaFormat(Format):
         """See `Format.read`. Before transformers 5 the entries of rope_parameters were at the top level; reads both."""
         return super().read(gathered(config, ROPE), who)
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         dim, heads, types = config["hidden_size"], config["num_attention_heads"], config["block_types"]
         if not isinstance(types, list | tuple) or not types or any(kind not in list(LAYERS) for kind in types):
             raise ConfigError(f"block_types is {types!r}, expected a list of 'recurrent' and 'attention'")
@@ -114,8 +114,8 @@ class RecurrentGemmaFormat(Format):
             "padding_idx": padding_of(config),
         }
 
-    @staticmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         dim, heads, types = config["hidden_size"], config["num_attention_heads"], config["block_types"]
         width, head = config["lru_width"] or dim, config["head_dim"] or dim // heads
         queries, keys = heads * head, (config["num_key_value_heads"] or heads) * head

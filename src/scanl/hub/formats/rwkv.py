@@ -45,8 +45,8 @@ class RwkvFormat(Format):
     channel: ClassVar = RWKV4ChannelMix
     norm: ClassVar = nn.LayerNorm
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
@@ -64,8 +64,8 @@ class RwkvFormat(Format):
             "tie_embeddings": config["tie_word_embeddings"],
         }
 
-    @staticmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         dim = config["hidden_size"]
         return {
             "rwkv.embeddings.weight": (config["vocab_size"], dim),

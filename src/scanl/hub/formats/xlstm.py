@@ -52,8 +52,8 @@ class XLSTMFormat(Format):
     mixers: ClassVar = (MLSTMLarge,)
     channel: ClassVar = GatedMLP
 
-    @staticmethod
-    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         for key, same in (("embedding_dim", "hidden_size"), ("num_blocks", "num_hidden_layers")):
             if config[key] not in (None, config[same]):
                 raise ConfigError(f"{key} is {config[key]}, expected {config[same]} because of {same}")
@@ -82,8 +82,8 @@ class XLSTMFormat(Format):
             "logit_cap": config["output_logit_soft_cap"],
         }
 
-    @staticmethod
-    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         dim, multiple = config["hidden_size"], config["ffn_round_up_to_multiple_of"]
         hidden = int((config["ffn_proj_factor"] * dim + multiple - 1) // multiple) * multiple
         return {

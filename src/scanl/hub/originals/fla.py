@@ -1,0 +1,265 @@
+"""Language models of flash-linear-attention."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from scanl.errors import ConfigError
+from scanl.hub.formats.base import TRANSPOSED, VECTOR
+from scanl.hub.originals.base import Original, register
+
+
+class FLA(Original):
+    """What the models share: a layer and a gated MLP in each block. A subclass declares the layer and its options."""
+
+    program: ClassVar = "flash-linear-attention"
+    defaults: ClassVar = {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "hidden_ratio": 4.0,
+        "intermediate_size": None,
+        "norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
+    only: ClassVar = {"hidden_act": ("swish", "silu"), "attn": (None,), "attnres_block_size": (None,)}
+    weights: ClassVar = {
+        "embedding.": "model.embeddings.",
+        "stack.blocks.*.mixer_norm.": "model.layers.*.attn_norm.",
+        "stack.blocks.*.mixer.": "model.layers.*.attn.",
+        "stack.blocks.*.channel_norm.": "model.layers.*.mlp_norm.",
+        "stack.blocks.*.channel.gate.": "model.layers.*.mlp.gate_proj.",
+        "stack.blocks.*.channel.up.": "model.layers.*.mlp.up_proj.",
+        "stack.blocks.*.channel.down.": "model.layers.*.mlp.down_proj.",
+        "stack.norm.": "model.norm.",
+        "head.": "lm_head.",
+    }
+    layer: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the layer."""
+
+    @staticmethod
+    def hidden(config: Mapping[str, Any]) -> int:
+        """Return the number of hidden features of the channel mixer."""
+        return config["intermediate_size"] or _rounded_up(config["hidden_size"] * config["hidden_ratio"] * 2 / 3, 256)
+
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        stack = {
+            "dim": config["hidden_size"],
+            "depth": config["num_hidden_layers"],
+            "layer": cls.layer,
+            "layer_options": cls.options(config),
+            "channel_options": {"hidden_dim": cls.hidden(config)},
+            "norm_eps": config["norm_eps"],
+        }
+        return {"vocab_size": config["vocab_size"], "stack": stack, "tie_embeddings": config["tie_word_embeddings"]}
+
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim = config["hidden_size"]
+        return {
+            "model.embeddings.weight": (config["vocab_size"], dim),
+            "model.layers.0.mlp.gate_proj.weight": (cls.hidden(config), dim),
+        }
+
+
+@register("gla")
+class GLA(FLA):
+    layer: ClassVar = "gla"
+    defaults: ClassVar = {
+        **FLA.defaults,
+        "expand_k": 0.5,
+        "expand_v": 1.0,
+        "num_heads": 4,
+        "use_short_conv": False,
+        "conv_size": 4,
+        "use_output_gate": True,
+    }
+    only: ClassVar = {
+        **FLA.only,
+        "num_kv_heads": (None,),
+        "feature_map": (None,),
+        "clamp_min": (None,),
+        "elementwise_affine": (True,),
+    }
+
+    @staticmethod
+    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "expand_k": config["expand_k"],
+            "expand_v": config["expand_v"],
+            "num_heads": config["num_heads"],
+            "conv_size": config["conv_size"] if config["use_short_conv"] else None,
+            "output_gate": config["use_output_gate"],
+            "norm_eps": config["norm_eps"],
+        }
+
+
+@register("delta_net")
+class DeltaNet(FLA):
+    layer: ClassVar = "deltanet"
+    defaults: ClassVar = {
+        **FLA.defaults,
+        "expand_k": 1.0,
+        "expand_v": 1.0,
+        "num_heads": 16,
+        "use_gate": False,
+        "use_short_conv": True,
+        "conv_size": 4,
+        "use_beta": True,
+        "allow_neg_eigval": False,
+        "qk_norm": "l2",
+        "qk_activation": "silu",
+    }
+    only: ClassVar = {
+        **FLA.only,
+        "use_output_norm": (True,),
+        "qk_norm": ("l2", "sum"),
+        "qk_activation": ("silu", "relu", "elu", "identity"),
+    }
+    unchecked: ClassVar = ("qk_norm", "qk_activation")  # `only` checks them
+
+    @staticmethod
+    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "expand_k": config["expand_k"],
+            "expand_v": config["expand_v"],
+            "num_heads": config["num_heads"],
+            "output_gate": config["use_gate"],
+            "conv_size": config["conv_size"] if config["use_short_conv"] else None,
+            "use_beta": config["use_beta"],
+            "allow_neg_eigval": config["allow_neg_eigval"],
+            "qk_norm": config["qk_norm"],
+            "activation": config["qk_activation"],
+            "norm_eps": config["norm_eps"],
+        }
+
+
+@register("gated_deltanet")
+class GatedDeltaNet(FLA):
+    layer: ClassVar = "gated_deltanet"
+    defaults: ClassVar = {
+        **FLA.defaults,
+        "num_hidden_layers": 21,
+        "expand_v": 2.0,
+        "head_dim": 256,
+        "num_heads": 6,
+        "num_v_heads": None,
+        "use_gate": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+    }
+    only: ClassVar = {**FLA.only, "use_short_conv": (True,), "output_gate_activation": ("swish", "silu")}
+
+    @staticmethod
+    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "expand_v": config["expand_v"],
+            "head_dim": config["head_dim"],
+            "num_heads": config["num_heads"],
+            "num_v_heads": config["num_v_heads"],
+            "output_gate": config["use_gate"],
+            "conv_size": config["conv_size"],
+            "allow_neg_eigval": config["allow_neg_eigval"],
+            "norm_eps": config["norm_eps"],
+        }
+
+
+@register("hgrn2")
+class HGRN2(FLA):
+    layer: ClassVar = "hgrn2"
+    defaults: ClassVar = {**FLA.defaults, "expand_ratio": 128}
+    only: ClassVar = {
+        **FLA.only,
+        "use_short_conv": (False,),
+        "use_lower_bound": (True,),
+        "elementwise_affine": (True,),
+    }
+    weights: ClassVar = {"stack.blocks.*.mixer.gamma": "model.lower_bounds", **FLA.weights}
+
+    @staticmethod
+    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"head_dim": config["expand_ratio"], "norm_eps": 1e-5}  # their layer norms with it, whatever norm_eps is
+
+
+LN_X_EPS = 64e-5  # the epsilon of the heads' norm in RWKV-LM; here it is head_dim * norm_eps
+ADAPTERS = {"w": "w_lora", "a": "a_lora", "v": "v_lora"}  # RWKV-LM's letter -> fla's name
+
+
+@register("rwkv7")
+class RWKV7(FLA):
+    """RWKV-7, in which the official folders on the Hugging Face hub are stored too."""
+
+    layer: ClassVar = "rwkv7"
+    defaults: ClassVar = {
+        **FLA.defaults,
+        "head_dim": 64,
+        "decay_low_rank_dim": 64,
+        "gate_low_rank_dim": 128,
+        "a_low_rank_dim": 64,
+        "v_low_rank_dim": 16,
+        "norm_eps": 1e-5,
+    }
+    only: ClassVar = {"hidden_act": ("sqrelu",), "attn": (None,), "norm_first": (True,), "norm_bias": (True,)}
+    weights: ClassVar = {
+        "embedding_norm.": "model.layers.0.pre_norm.",
+        **{f"stack.blocks.*.mixer.{to}0": f"model.layers.*.attn.{name}.lora.2.bias" for to, name in ADAPTERS.items()},
+        **{
+            f"stack.blocks.*.mixer.{to}{place}": f"model.layers.*.attn.{name}.lora.{at}.weight"
+            for to, name in {**ADAPTERS, "g": "g_lora"}.items()
+            for place, at in ((1, 0), (2, 2))
+        },
+        "stack.blocks.*.mixer.receptance.": "model.layers.*.attn.r_proj.",
+        "stack.blocks.*.mixer.key.": "model.layers.*.attn.k_proj.",
+        "stack.blocks.*.mixer.value.": "model.layers.*.attn.v_proj.",
+        "stack.blocks.*.mixer.output.": "model.layers.*.attn.o_proj.",
+        "stack.blocks.*.mixer.ln_x.": "model.layers.*.attn.g_norm.",
+        "stack.blocks.*.channel_norm.": "model.layers.*.ffn_norm.",
+        "stack.blocks.*.channel.": "model.layers.*.ffn.",
+        **{ours: name for ours, name in FLA.weights.items() if ".channel" not in ours},
+    }
+    turned: ClassVar = {
+        **{f"mixer.{letter}{place}": TRANSPOSED for letter in "wavg" for place in (1, 2)},
+        **{f"mixer.{name}": VECTOR for name in ("w0", "a0", "v0", "k_k", "k_a")},
+        "channel.x_k": VECTOR,
+    }
+
+    @staticmethod
+    def hidden(config: Mapping[str, Any]) -> int:
+        return config["intermediate_size"] or _rounded_up(config["hidden_size"] * config["hidden_ratio"], 32)
+
+    @staticmethod
+    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "head_dim": config["head_dim"],
+            "decay_rank": config["decay_low_rank_dim"],
+            "a_rank": config["a_low_rank_dim"],
+            "v_rank": config["v_low_rank_dim"],
+            "gate_rank": config["gate_low_rank_dim"],
+        }
+
+    @classmethod
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        eps = LN_X_EPS / config["head_dim"]
+        if not math.isclose(config["norm_eps"], eps):
+            raise ConfigError(f"norm_eps is {config['norm_eps']}, expected {eps} because of head_dim, as in RWKV-LM")
+        arguments = super().arguments(config)
+        stack = {**arguments["stack"], "channel_mixer": "rwkv7", "norm": "layernorm"}
+        return {**arguments, "stack": stack, "embedding_norm": True}
+
+    @classmethod
+    def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim = config["hidden_size"]
+        return {
+            "model.embeddings.weight": (config["vocab_size"], dim),
+            "model.layers.0.ffn.key.weight": (cls.hidden(config), dim),
+        }
+
+
+def _rounded_up(number: float, multiple: int) -> int:
+    return -(-int(number) // multiple) * multiple

@@ -1,0 +1,218 @@
+"""Checkpoints of the authors' programs: the logits that their programs gave, and an error for everything else.
+
+tests/hub/make_originals.py makes the checkpoints in `originals` anew, and says which programs wrote them.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from scanl import hub
+from scanl.errors import CheckpointError
+from scanl.hub import originals
+
+COVERS = ["hub/originals/*"]
+
+FOLDER = Path(__file__).with_name("originals")
+GIVEN = json.loads((FOLDER / "logits.json").read_text())
+TOKENS = torch.tensor([GIVEN["tokens"]])
+each = pytest.mark.parametrize("name", sorted(GIVEN["logits"]))
+ERROR = 1e-5
+
+
+def source(name, folder=FOLDER):
+    """What `hub.load` gets: the file of RWKV-LM, or the folder."""
+    file = folder / name / "rwkv.pth"
+    return file if file.exists() else folder / name
+
+
+def copied(name, tmp_path):
+    shutil.copytree(FOLDER / name, tmp_path / name)
+    return source(name, tmp_path)
+
+
+@each
+@torch.no_grad()
+def test_logits_are_those_of_the_authors(name):
+    model, wanted = hub.load(source(name), dtype=torch.float32), torch.tensor([GIVEN["logits"][name]])
+    whole, _ = model(TOKENS)
+    assert whole.shape == wanted.shape
+    assert (whole - wanted).abs().max() <= ERROR * wanted.abs().max()
+    state, steps = None, []
+    for t in range(TOKENS.shape[1]):
+        y, state = model(TOKENS[:, t : t + 1], state)
+        steps.append(y)
+    assert (torch.cat(steps, 1) - wanted).abs().max() <= ERROR * wanted.abs().max()
+
+
+def test_every_layout_has_a_checkpoint():
+    def layout(name):
+        path = source(name)
+        if path.is_file():
+            return hub.checkpoints._layout_of_file(hub.weights.Weights(path))
+        return hub.checkpoints._layout_of(*hub.folders.read_config(path))
+
+    assert {layout(name).name for name in GIVEN["logits"]} == set(originals.names())
+
+
+@each
+def test_parameters_keep_their_dtype(name):
+    assert {parameter.dtype for parameter in hub.load(source(name)).parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv4", "xlstm"])
+@torch.no_grad()
+def test_what_transformers_has_is_saved_for_it(name, tmp_path):
+    model = hub.load(source(name), dtype=torch.float32)
+    hub.save(model, tmp_path / "out")
+    assert torch.equal(hub.load(tmp_path / "out")(TOKENS)[0], model(TOKENS)[0])
+
+
+def refused(message, path):
+    with pytest.raises(CheckpointError) as caught:
+        hub.load(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("mamba", {"attn_layer_idx": [1]}, "attn_layer_idx is (1,), expected (): scanl has no other option"),
+        ("mamba", {"ssm_cfg": {"layer": "Mamba3"}}, "model_type is None, expected one of"),
+        ("mamba", {"ssm_cfg": [1]}, "ssm_cfg is [1], expected an object of options"),
+        (
+            "mamba",
+            {"ssm_cfg": {"d_state": 5}},
+            "mixer.A_log has shape (16, 4), expected (16, 5) because of config.json",
+        ),
+        ("mamba", {"n_layer": 3}, "has 2 blocks named backbone.layers.*, expected 3 because of config.json"),
+        ("mamba", {"pad_vocab_size_multiple": 7}, "embedding.weight has shape (16, 8), expected (14, 8)"),
+        ("mamba", {"tie_embeddings": False, "rms_norm": 1}, "rms_norm is 1, expected true or false"),
+        ("mamba2", {"ssm_cfg": {"layer": "Mamba2", "headdim": 5}}, "num_heads * head_dim is 15, expected 16"),
+        ("xlstm", {"weight_mode": "fused"}, "weight_mode is 'fused', expected 'single'"),
+        ("gla", {"feature_map": "relu"}, "feature_map is 'relu', expected None"),
+        ("gla", {"num_heads": 0}, "num_heads is 0, expected an integer of at least 1"),
+        ("delta_net", {"use_short_conv": False}, "has the extra weights model.layers.0.attn.k_conv1d.weight"),
+        ("rwkv7_folder", {"norm_eps": 1e-5}, "norm_eps is 1e-05, expected 0.00016 because of head_dim"),
+    ],
+)
+def test_options_that_scanl_does_not_have(name, entries, message, tmp_path):
+    folder = copied(name, tmp_path)
+    path, read, write = folder / "config.json", json.loads, json.dumps
+    if name == "xlstm":
+        path, read, write = folder / "config.yaml", yaml.safe_load, yaml.safe_dump
+    path.write_text(write(read(path.read_text()) | entries))
+    refused(message, folder)
+
+
+@pytest.mark.parametrize("version", [4, 5, 6, 7])
+def test_weights_of_rwkv_that_are_missing_left_over_or_misshapen(version, tmp_path):
+    path = copied(f"rwkv{version}", tmp_path)
+    weights = torch.load(path, weights_only=True)
+
+    def stored(changed):
+        torch.save({name: weight for name, weight in changed.items() if weight is not None}, path)
+
+    for name in ("blocks.1.att.output.weight", "blocks.0.ffn.key.weight", "emb.weight", "blocks.0.ln0.bias"):
+        stored(weights | {name: None})
+        refused(f"lacks {name}", path)
+    stored(weights | {"more": torch.ones(1)})
+    refused("has the extra weights more; expected the weights that its other weights describes", path)
+    stored(weights | {"emb.weight": torch.ones(11)})
+    refused("emb.weight has shape (11,), expected 2 axes", path)
+    stored(weights | {"blocks.1.att.key.weight": torch.ones(8, 7)})
+    refused("blocks.1.att.key.weight has shape (8, 7), expected (8, 8)", path)
+    stored(weights | {"head.weight": torch.ones(11, 8, dtype=torch.int8)})
+    refused("head.weight is torch.int8, expected one of F64, F32, BF16, F16", path)
+    stored({name: weight for name, weight in weights.items() if ".att." not in name})
+    refused("is not of RWKV, expected one of the weights", path)
+
+
+def test_unused_weights_of_the_lowest_layer_of_rwkv7(tmp_path):
+    path = copied("rwkv7", tmp_path)
+    weights = torch.load(path, weights_only=True)
+    extra = {name: torch.ones(1) for name in originals.get("rwkv_lm_7").ignored}
+    torch.save({**extra, **weights}, path)
+    assert torch.equal(hub.load(path)(TOKENS)[0], hub.load(FOLDER / "rwkv7" / "rwkv.pth")(TOKENS)[0])
+
+
+def test_rwkv_as_safetensors(tmp_path):
+    weights = torch.load(FOLDER / "rwkv6" / "rwkv.pth", weights_only=True)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, tmp_path / "rwkv.safetensors")
+    found = hub.load(tmp_path / "rwkv.safetensors")(TOKENS)[0]
+    assert torch.equal(found, hub.load(FOLDER / "rwkv6" / "rwkv.pth")(TOKENS)[0])
+
+
+def test_the_first_decays_of_rwkv5(tmp_path):
+    """RWKV-5.0 and 5.1 have one decay for each head."""
+    path = copied("rwkv5", tmp_path)
+    weights = torch.load(path, weights_only=True)
+    torch.save(weights | {"blocks.0.att.time_decay": torch.ones(2)}, path)
+    refused("blocks.0.att.time_decay has shape (2,), expected 2 axes", path)
+
+
+@pytest.mark.parametrize("name", ["mamba", "rwkv6"])
+def test_no_program_in_a_file_is_run(name, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    path = copied(name, tmp_path)
+    file = path if path.is_file() else path / "pytorch_model.bin"
+    whole = file.read_bytes()
+    for content in ({"emb.weight": Bomb()}, Bomb(), [torch.ones(1)], {"emb.weight": 1}, {1: torch.ones(1)}):
+        torch.save(content, file)
+        refused(f"checkpoint: {file}", path)
+    torch.save({"emb.weight": torch.ones(1).expand(10**9)}, file)
+    refused("repeats its numbers", path)
+    for end in (0, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:end])
+        refused(f"checkpoint: {file} cannot be read without running what it contains", path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_weights(tmp_path):
+    for name, message in (
+        ("mamba", "has no weights, expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"),
+        ("gla", "has no weights, expected model.safetensors or model.safetensors.index.json"),
+    ):
+        folder = copied(name, tmp_path)
+        for path in [*folder.glob("*.bin"), *folder.glob("*.safetensors")]:
+            path.unlink()
+        refused(message, folder)
+    (tmp_path / "gla" / "config.json").unlink()
+    refused("name a folder that transformers has saved, or a checkpoint of the authors' program", tmp_path / "gla")
+    (tmp_path / "gla" / "config.yaml").write_text("a: [")
+    refused("config.yaml is damaged", tmp_path / "gla")
+
+
+def test_missing_weights_of_a_folder(tmp_path):
+    folder = copied("delta_net", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.attn.b_proj.weight"]
+    save_file(weights, folder / "model.safetensors")
+    refused("lacks model.layers.1.attn.b_proj.weight", folder)
+
+
+def test_pickled_weights_of_the_hub(monkeypatch, tmp_path):
+    """The file of torch.save is downloaded only where the authors' program writes it."""
+    huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    asked = []
+
+    def download(name, revision, allow_patterns):
+        asked.append(allow_patterns)
+        return str(FOLDER / name.partition("/")[2])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    hub.load("owner/mamba")
+    assert [patterns[-1] for patterns in asked] == ["*.safetensors", "pytorch_model.bin"]
+    asked.clear()
+    hub.load("owner/gla")
+    assert [patterns[-1] for patterns in asked] == ["*.safetensors"]
