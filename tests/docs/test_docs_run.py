@@ -11,6 +11,7 @@ import importlib
 import itertools
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from dataclasses import replace
@@ -220,8 +221,9 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         Image.new("L", (28, 28)).save(tmp_path / "seven.png")
     if page == "docs/kernels.md":
         monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # the page sets it; the test sets it back
-    if page == "docs/hub.md":
+    if page == "docs/checkpoints.md":
         _checkpoint("state-spaces/mamba-130m-hf")
+        shutil.copyfile(ROOT / "tests/hub/originals/rwkv6/rwkv.pth", "RWKV-x060-World-1B6.pth")
     smaller = dict(SMALLER.get(page, {}))
     namespace: dict = {}
     for language, text in blocks(page):
@@ -250,6 +252,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         assert "define " in out
     if page == "docs/hub.md":
         assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)
+    if page == "docs/checkpoints.md":
         assert (tmp_path / "tuned" / "model.safetensors").is_file()
 
 
