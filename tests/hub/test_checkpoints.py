@@ -603,7 +603,8 @@ def test_names_go_to_the_hub(stored, monkeypatch, tmp_path):
     fetch = lambda name, **options: calls.append((name, options)) or str(stored("mamba")[1])  # noqa: E731
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert isinstance(hub.load("owner/name-1.0", revision="main"), LanguageModel)
-    assert calls == [("owner/name-1.0", {"revision": "main", "allow_patterns": ["*.json", "*.safetensors"]})]
+    patterns = ["*.json", "config.yaml", "*.safetensors"]
+    assert calls == [("owner/name-1.0", {"revision": "main", "allow_patterns": patterns})]
 
     def fail(name, **_):
         raise huggingface_hub.errors.OfflineModeIsEnabled("no\nnetwork")

@@ -4,6 +4,7 @@ tests/hub/make_originals.py makes the checkpoints in `originals` anew, and says 
 """
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -84,14 +85,18 @@ def refused(message, path):
     ("name", "entries", "message"),
     [
         ("mamba", {"attn_layer_idx": [1]}, "attn_layer_idx is (1,), expected (): scanl has no other option"),
-        ("mamba", {"ssm_cfg": {"layer": "Mamba3"}}, "model_type is None, expected one of"),
+        (
+            "mamba",
+            {"ssm_cfg": {"layer": "Mamba3"}},
+            "layer is 'Mamba3', expected 'Mamba1' or 'Mamba2': scanl has no other",
+        ),
         ("mamba", {"ssm_cfg": [1]}, "ssm_cfg is [1], expected an object of options"),
         (
             "mamba",
             {"ssm_cfg": {"d_state": 5}},
             "mixer.A_log has shape (16, 4), expected (16, 5) because of config.json",
         ),
-        ("mamba", {"n_layer": 3}, "has 2 blocks named backbone.layers.*, expected 3 because of config.json"),
+        ("mamba", {"n_layer": 3}, "has 2 blocks named backbone.layers.*, expected 3 because of n_layer in config.json"),
         ("mamba", {"pad_vocab_size_multiple": 7}, "embedding.weight has shape (16, 8), expected (14, 8)"),
         ("mamba", {"tie_embeddings": False, "rms_norm": 1}, "rms_norm is 1, expected true or false"),
         ("mamba2", {"ssm_cfg": {"layer": "Mamba2", "headdim": 5}}, "num_heads * head_dim is 15, expected 16"),
@@ -104,11 +109,46 @@ def refused(message, path):
 )
 def test_options_that_scanl_does_not_have(name, entries, message, tmp_path):
     folder = copied(name, tmp_path)
+    edit(folder, **entries)
+    refused(message, folder)
+
+
+def edit(folder, **entries):
+    """Change options; those of mamba-ssm's layers are in ssm_cfg."""
     path, read, write = folder / "config.json", json.loads, json.dumps
-    if name == "xlstm":
+    if not path.exists():
         path, read, write = folder / "config.yaml", yaml.safe_load, yaml.safe_dump
     path.write_text(write(read(path.read_text()) | entries))
-    refused(message, folder)
+
+
+folders = pytest.mark.parametrize("name", [name for name in sorted(GIVEN["logits"]) if source(name).is_dir()])
+
+
+@folders
+def test_odd_entries_are_refused_or_fit(name, tmp_path):
+    """One line for each, never a traceback, and no memory for a size that no weight has."""
+    folder = copied(name, tmp_path)
+    config, path = hub.folders.read_config(folder)
+    layout, text = hub.checkpoints._layout_of(config, path), path.read_text()
+    refusals = 0
+    for key in [*layout.defaults, *layout.only]:
+        for odd in (None, [1], {}, -1, 1e30, math.nan, 10**6, 2**63 - 1, 10**25):
+            path.write_text(text)
+            options = config.get("ssm_cfg", {})
+            inner = key in options or (name.startswith("mamba") and key not in config)
+            edit(folder, **({"ssm_cfg": options | {key: odd}} if inner else {key: odd}))
+            try:
+                hub.load(folder)
+            except CheckpointError as error:
+                assert "\n" not in str(error)
+                refusals += 1
+    assert refusals > 6 * len(layout.defaults)
+
+
+def test_entries_of_mamba_ssm_in_a_config_of_transformers():
+    """transformers keeps them beside its own where it has converted a checkpoint."""
+    config = {"model_type": "mamba", "d_model": 768, "n_layer": 24}
+    assert not any(originals.get(name).recognizes(config) for name in originals.names())
 
 
 @pytest.mark.parametrize("version", [4, 5, 6, 7])
@@ -123,7 +163,7 @@ def test_weights_of_rwkv_that_are_missing_left_over_or_misshapen(version, tmp_pa
         stored(weights | {name: None})
         refused(f"lacks {name}", path)
     stored(weights | {"more": torch.ones(1)})
-    refused("has the extra weights more; expected the weights that its other weights describes", path)
+    refused("has the extra weights more; expected the weights that the shape of the others describes", path)
     stored(weights | {"emb.weight": torch.ones(11)})
     refused("emb.weight has shape (11,), expected 2 axes", path)
     stored(weights | {"blocks.1.att.key.weight": torch.ones(8, 7)})

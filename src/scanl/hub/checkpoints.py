@@ -42,21 +42,23 @@ def load(
     Raises CheckpointError for weights that are missing, damaged or left over, and for options that scanl does not have.
     """
     source = locate(path_or_id, revision)
-    if source.is_dir():
+    weights = None if source.is_dir() else Weights(source, described_by="the shape of the others")
+    if weights is None:
         config, described_by = read_config(source)
-        layout, who, weights = _layout_of(config, described_by), f"checkpoint: {described_by}", None
-        if layout.pickled is not None:
-            source = locate(path_or_id, revision, layout.pickled)
+        layout = _layout_of(config, described_by)
     else:
-        described_by, who = Path("its other weights"), f"checkpoint: {source}"
-        weights = Weights(source, described_by=described_by.name)
-        layout = _layout_of_file(weights)
+        described_by, layout = source, _layout_of_file(weights)
         config = layout.described(weights)
+    who = f"checkpoint: {described_by}"
     options = layout.read(config, who)
     try:
         arguments, sizes = layout.arguments(options), layout.sizes(options)
-        weights = weights or Weights(source, layout.pickled, described_by.name)
-        weights.check_sizes(sizes, layout.begin_of_blocks(), options[layout.depth_entry])
+        if weights is None:
+            if layout.pickled is not None:
+                source = locate(path_or_id, revision, layout.pickled)
+            weights = Weights(source, layout.pickled, described_by.name)
+        entry = layout.depth_entry
+        weights.check_sizes(sizes, layout.begin_of_blocks(), options[entry], entry)
         model = layout.build(arguments)
     except ConfigError as error:
         raise CheckpointError(f"{who}: {error}") from error

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from scanl.errors import CheckpointError
 
-PATTERNS = ["*.json", "*.yaml", "*.safetensors"]  # files to download from a repository: none of them is pickled
+PATTERNS = ["*.json", "config.yaml", "*.safetensors"]  # files to download from a repository: none of them is pickled
 FILES = (".pth", ".pt", ".safetensors")  # ends of the names of files that are checkpoints by themselves
 
 

@@ -103,11 +103,11 @@ class Weights:
         """Return the number of blocks. blocks: prefix of the blocks' weights, before the number of the block."""
         return len({name.removeprefix(blocks).split(".")[0] for name in self._files if name.startswith(blocks)})
 
-    def check_sizes(self, expected: Mapping[str, tuple[int, ...]], blocks: str, depth: int) -> None:
+    def check_sizes(self, expected: Mapping[str, tuple[int, ...]], blocks: str, depth: int, entry: str) -> None:
         """Raise CheckpointError unless the weights in `expected` have these shapes, and there are `depth` blocks.
 
-        blocks: prefix of the blocks' weights, before the number of the block. Nothing is allocated, so a wrong size in
-        config.json cannot ask for more memory than the weights take.
+        blocks: prefix of the blocks' weights, before the number of the block.   entry: what `depth` is called there.
+        Nothing is allocated, so a wrong size in config.json cannot ask for more memory than the weights take.
         """
         self._all_there(missing=expected.keys() - self._files.keys())
         for name, shape in expected.items():
@@ -115,7 +115,7 @@ class Weights:
         if self.depth(blocks) != depth:
             raise CheckpointError(
                 f"checkpoint: {self.source} has {self.depth(blocks)} blocks named {blocks}*, expected {depth} because "
-                f"of {self._because}"
+                f"of {entry} in {self._because}"
             )
 
     def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str | None]) -> None:

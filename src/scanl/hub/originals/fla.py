@@ -36,6 +36,7 @@ class FLA(Original):
         "head.": "lm_head.",
     }
     layer: ClassVar[str]
+    first: ClassVar[str] = "mlp.gate_proj.weight"  # the first weight of the channel mixer
 
     @staticmethod
     @abstractmethod
@@ -59,13 +60,29 @@ class FLA(Original):
         }
         return {"vocab_size": config["vocab_size"], "stack": stack, "tie_embeddings": config["tie_word_embeddings"]}
 
+    @staticmethod
+    @abstractmethod
+    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return shapes of weights of a layer, which cover its sizes."""
+
     @classmethod
     def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         dim = config["hidden_size"]
         return {
             "model.embeddings.weight": (config["vocab_size"], dim),
-            "model.layers.0.mlp.gate_proj.weight": (cls.hidden(config), dim),
+            f"model.layers.0.{cls.first}": (cls.hidden(config), dim),
+            **{f"model.layers.0.attn.{name}": shape for name, shape in cls.widths(config).items()},
         }
+
+
+def _memory(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return shapes of weights of a layer with `expand_k`, `expand_v`, `num_heads` and a short convolution."""
+    dim, heads = config["hidden_size"], config["num_heads"]
+    keys, values = (round(dim * config[name]) // heads for name in ("expand_k", "expand_v"))
+    sizes: dict[str, tuple[int, ...]] = {"q_proj.weight": (heads * keys, dim), "v_proj.weight": (heads * values, dim)}
+    if config["use_short_conv"]:
+        sizes["q_conv1d.weight"] = (heads * keys, 1, config["conv_size"])
+    return sizes
 
 
 @register("gla")
@@ -87,6 +104,12 @@ class GLA(FLA):
         "clamp_min": (None,),
         "elementwise_affine": (True,),
     }
+
+    @staticmethod
+    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        norm = "g_norm_swish_gate" if config["use_output_gate"] else "g_norm"
+        head = round(config["hidden_size"] * config["expand_v"]) // config["num_heads"]
+        return {**_memory(config), f"{norm}.weight": (head,)}
 
     @staticmethod
     def options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +148,11 @@ class DeltaNet(FLA):
     unchecked: ClassVar = ("qk_norm", "qk_activation")  # `only` checks them
 
     @staticmethod
+    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        head = round(config["hidden_size"] * config["expand_v"]) // config["num_heads"]
+        return {**_memory(config), "o_norm.weight": (head,)}
+
+    @staticmethod
     def options(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "expand_k": config["expand_k"],
@@ -157,6 +185,15 @@ class GatedDeltaNet(FLA):
     only: ClassVar = {**FLA.only, "use_short_conv": (True,), "output_gate_activation": ("swish", "silu")}
 
     @staticmethod
+    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim, keys, heads = config["hidden_size"], config["num_heads"] * config["head_dim"], config["num_v_heads"]
+        return {
+            "q_conv1d.weight": (keys, 1, config["conv_size"]),
+            "a_proj.weight": (heads or config["num_heads"], dim),
+            "o_norm.weight": (int(config["head_dim"] * config["expand_v"]),),
+        }
+
+    @staticmethod
     def options(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "expand_v": config["expand_v"],
@@ -183,6 +220,10 @@ class HGRN2(FLA):
     weights: ClassVar = {"stack.blocks.*.mixer.gamma": "model.lower_bounds", **FLA.weights}
 
     @staticmethod
+    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {"q_proj.weight": (config["hidden_size"], config["hidden_size"])}
+
+    @staticmethod
     def options(config: Mapping[str, Any]) -> dict[str, Any]:
         return {"head_dim": config["expand_ratio"], "norm_eps": 1e-5}  # their layer norms with it, whatever norm_eps is
 
@@ -196,6 +237,7 @@ class RWKV7(FLA):
     """RWKV-7, in which the official folders on the Hugging Face hub are stored too."""
 
     layer: ClassVar = "rwkv7"
+    first: ClassVar = "ffn.key.weight"
     defaults: ClassVar = {
         **FLA.defaults,
         "head_dim": 64,
@@ -252,13 +294,18 @@ class RWKV7(FLA):
         stack = {**arguments["stack"], "channel_mixer": "rwkv7", "norm": "layernorm"}
         return {**arguments, "stack": stack, "embedding_norm": True}
 
+    @staticmethod
+    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim = config["hidden_size"]
+        ranks = {"w_lora": "decay_low_rank_dim", "a_lora": "a_low_rank_dim", "g_lora": "gate_low_rank_dim"}
+        sizes = {f"{name}.lora.0.weight": (config[rank], dim) for name, rank in ranks.items()}
+        return {**sizes, "r_k": (dim // config["head_dim"], config["head_dim"])}
+
     @classmethod
     def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        dim = config["hidden_size"]
-        return {
-            "model.embeddings.weight": (config["vocab_size"], dim),
-            "model.layers.0.ffn.key.weight": (cls.hidden(config), dim),
-        }
+        upper = (config["v_low_rank_dim"], config["hidden_size"])  # the lowest layer has none
+        more = {"model.layers.1.attn.v_lora.lora.0.weight": upper} if config["num_hidden_layers"] > 1 else {}
+        return {**super().sizes(config), **more}
 
 
 def _rounded_up(number: float, multiple: int) -> int:

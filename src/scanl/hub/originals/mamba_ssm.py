@@ -32,7 +32,7 @@ class MambaLMHeadModel(Original):
         "bias": False,
         "conv_bias": True,
     }
-    only: ClassVar = {"attn_layer_idx": ((),), "d_intermediate": (0,)}
+    only: ClassVar = {"attn_layer_idx": ((),), "d_intermediate": (0,), "layer": ("Mamba1", "Mamba2")}
     weights: ClassVar = {**MambaFormat.weights, "embedding.": "backbone.embedding."}
     depth_entry: ClassVar = "n_layer"
     pickled: ClassVar = "pytorch_model.bin"
@@ -40,14 +40,16 @@ class MambaLMHeadModel(Original):
 
     @classmethod
     def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        if "model_type" in config or "d_model" not in config or "n_layer" not in config:
+            return False  # transformers keeps these entries beside its own
         options = config.get("ssm_cfg")
-        layer = options.get("layer", "Mamba1") if isinstance(options, dict) else "Mamba1"
-        return "d_model" in config and "n_layer" in config and layer == cls.only["layer"][0]
+        second = isinstance(options, dict) and options.get("layer") == "Mamba2"
+        return cls.format is (Mamba2Format if second else MambaFormat)
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
         """See `Layout.read`."""
-        options = config.get("ssm_cfg", {})
+        options = config.get("ssm_cfg") or {}
         if not isinstance(options, dict):
             raise CheckpointError(f"{who}: ssm_cfg is {options!r}, expected an object of options")
         return super().read({**config, **options}, who)
@@ -91,7 +93,6 @@ class MambaLMHeadModel(Original):
 @register("mamba_ssm_1")
 class MambaSSM(MambaLMHeadModel):
     defaults: ClassVar = {**MambaLMHeadModel.defaults, "d_state": 16, "dt_rank": "auto"}
-    only: ClassVar = {**MambaLMHeadModel.only, "layer": ("Mamba1",)}
     format: ClassVar = MambaFormat
 
     @staticmethod
@@ -104,7 +105,6 @@ class Mamba2SSM(MambaLMHeadModel):
     defaults: ClassVar = {**MambaLMHeadModel.defaults, "d_state": 128, "headdim": 64, "ngroups": 1}
     only: ClassVar = {
         **MambaLMHeadModel.only,
-        "layer": ("Mamba2",),
         "d_ssm": (None,),
         "D_has_hdim": (False,),
         "rmsnorm": (True,),
