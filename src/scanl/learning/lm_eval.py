@@ -168,7 +168,7 @@ class LMEvalModel(TemplateLM):
     def _generated(self, prompt: list[int], options: Mapping[str, Any]) -> str:
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
-        sampling = {"temperature": options.get("temperature", 1.0)} if options.get("do_sample") else {"temperature": 0}
+        sampling: dict[str, Any] = {"temperature": options.get("temperature", 1.0) if options.get("do_sample") else 0}
         sampling |= {name: options[name] for name in ("top_k", "top_p") if name in options}
         *pieces, last = self._pieces(prompt)
         state = None
