@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a s
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from making import models
+from making import compat, models
 from scanl import faces
 from scanl.cli import accelerate, algorithms, data, ops
 from scanl.layers import classes
@@ -30,6 +30,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "data": data.table,
     "patches": accelerate.table,
     "backends": ops.table,
+    "compat": compat.table,
 }
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))

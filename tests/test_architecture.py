@@ -19,6 +19,7 @@ BELOW: dict[str, set[str]] = {
     "learning": {"common", "ops", "layers", "models", "data", "tasks"},
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
+    "compat": {"common", "ops", "layers"},
     "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub"},
 }
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}

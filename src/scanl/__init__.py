@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scanl.errors import ScanlError as ScanlError
 
 if TYPE_CHECKING:
+    from scanl import compat as compat
     from scanl import data as data
     from scanl import hub as hub
     from scanl import inspect as inspect
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("data", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
+_PACKAGES = ("compat", "data", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """How a function of flash-linear-attention becomes a call of an op: what all of its functions share.
 
-`written_as` makes such a function from its header, which is written as Python, and from a function that calls the op.
+`written_as` makes one from its header, which is written as Python, and from a function that calls the op.
 """
 
 import functools
@@ -25,7 +25,6 @@ KERNEL = (
 # Arguments that ask for what no op computes: each is refused, unless it has its default.
 REFUSED = {
     "cp_context": "scanl has no context parallelism",
-    "output_attentions": "no op forms the attention matrix",
     "return_intermediate_states": "an op returns the last state alone",
     "gv": "delta_rule has no decay of columns",
 }
@@ -49,8 +48,13 @@ class Written:
         return tuple(inspect.signature(self.body).parameters)
 
     @property
+    def explicit(self) -> list[inspect.Parameter]:
+        """Return the parameters without `**kwargs`."""
+        return [parameter for parameter in self.parameters if parameter.kind is not parameter.VAR_KEYWORD]
+
+    @property
     def names(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self.parameters if each.kind is not each.VAR_KEYWORD)
+        return tuple(parameter.name for parameter in self.explicit)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -70,35 +74,33 @@ class Written:
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return all arguments of a call by their names. Raises TypeError as Python does, and ConfigError."""
-        positional = [each for each in self.parameters if each.kind is not each.VAR_KEYWORD]
-        if len(args) > len(positional):
-            raise TypeError(f"{self.name}() takes {len(positional)} arguments, but {len(args)} were given")
-        given = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.names):
+            raise TypeError(f"{self.name}() takes {len(self.names)} arguments, but {len(args)} were passed")
+        values = dict(zip(self.names, args, strict=False))
         for name in kwargs:
-            if name in given:
+            if name in values:
                 raise TypeError(f"{self.name}() got several values of {name!r}")
             if name not in self.names and name not in self.more:
                 raise ConfigError(f"{self.name}: {unknown('argument', name, [*self.names, *self.more])}")
-        given |= kwargs
-        missing = [each.name for each in positional if each.default is each.empty and each.name not in given]
+        defaults = {parameter.name: parameter.default for parameter in self.explicit}
+        values = defaults | values | kwargs
+        missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
         if missing:
             raise TypeError(f"{self.name}() misses {', '.join(missing)}")
         for name in self.refused:
-            default = next(each.default for each in positional if each.name == name)
-            if given.get(name, default) is not default:
-                raise ConfigError(f"{self.name}: {name} is given, expected {default}: {REFUSED[name]}")
-        return {each.name: each.default for each in positional if each.default is not each.empty} | given
+            if values[name] is not defaults[name]:
+                raise ConfigError(f"{self.name}: {name} is not {defaults[name]}, as expected: {REFUSED[name]}")
+        return values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Result:
         values = self.arguments(args, kwargs)
         turned, state = self._turned(values), values.get("initial_state")
-        kept = values.get("output_final_state", False)
         dropped = {*STATE, *self.ignored, *self.refused, *self.more} - {*self.own}
         options = {name: value for name, value in values.items() if name not in dropped}
         y, state = self.body(**options, state=state.mT if turned and state is not None else state)
-        if "output_final_state" in self.own:
+        if "output_final_state" in self.own or "output_final_state" not in values:
             return y, state
-        if not kept:
+        if not values["output_final_state"]:
             return y, tuple(None for _ in state) if isinstance(state, tuple) else None
         return y, state.mT.contiguous() if turned else state
 
@@ -121,8 +123,8 @@ FUNCTIONS: dict[str, Written] = {}
 def written_as(op: Any, body: Callable[..., Result]) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
     """Make a function of the decorated header, and register it.
 
-    body: calls the op. It takes the header's arguments by their names, and `state`, and returns the op's result. If it
-    names output_final_state, it leaves out the state itself.
+    body: calls the op. It takes the header's arguments by their names, and `state`, and returns the op's result. What
+    it returns besides o is left out without output_final_state, unless it names output_final_state itself.
     """
 
     def decorate(header: Callable[P, Any]) -> Callable[P, Result]:

@@ -2,7 +2,7 @@
 
     y_t = φ(b + Σ_j w_{W-1-j} ⊙ x_{t-j})
 
-Channels are the second axis, as there. Any window W >= 1 is possible, not only 2 to 4, and x may lie in memory in any
+Channels are the second axis. Any window W >= 1 is possible, not only 2 to 4, and x may lie in memory in any
 order. Source: Dao, https://github.com/Dao-AILab/causal-conv1d, version 1.6.1.
 """
 
@@ -26,7 +26,7 @@ def causal_conv1d_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Convolve each channel of x (B, D, T) causally with its own weights (D, W). Return y (B, D, T).
 
-    bias: (D,).   seq_idx: the number of the sequence that each step is of, (B, T); each sequence is convolved alone,
+    bias: (D,).   seq_idx: the number of the sequence of each step, (B, T); each sequence is convolved alone,
     and where it is negative, y is 0.   initial_states: the inputs before x, (B, D, W-1).   return_final_states: also
     return the last inputs, (B, D, W-1).   final_states_out: a tensor that they are written to.   activation: "silu",
     "swish", which is the same, or None.
@@ -80,13 +80,13 @@ def causal_conv1d_update(
     idle = rows < 0
     state = conv_state[rows.clamp(min=0)]
     if cache_seqlens is None:
-        before = state[..., size - window :]
+        recent = state[..., size - window :]
         after = torch.cat([state, x.to(state.dtype)], -1)[..., -size:]
     else:
         start = cache_seqlens.long().unsqueeze(-1)
-        before = state.gather(-1, _ring(start + torch.arange(-window, 0, device=x.device), state))
+        recent = state.gather(-1, _ring(start + torch.arange(-window, 0, device=x.device), state))
         after = state.scatter(-1, _ring(start + torch.arange(x.shape[-1], device=x.device), state), x.to(state.dtype))
-    y, _ = short_convolution(x.mT, weight, bias, before.mT, silu=silu)
+    y, _ = short_convolution(x.mT, weight, bias, recent.mT, silu=silu)
     if conv_state_indices is None:
         conv_state.copy_(after)
     else:

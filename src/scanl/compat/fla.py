@@ -53,7 +53,7 @@ def fused_recurrent_simple_gla(
 ): ...
 
 
-@written_as(linear_attention, recurrences.simple_gla)
+@written_as(linear_attention, recurrences.parallel_simple_gla)
 def parallel_simple_gla(q, k, v, g=None, scale=None, output_attentions=False, cu_seqlens=None, cu_seqlens_cpu=None): ...
 
 
@@ -72,7 +72,7 @@ def fused_recurrent_retention(
 ): ...
 
 
-@written_as(linear_attention, recurrences.retention)
+@written_as(linear_attention, recurrences.parallel_retention)
 def parallel_retention(q, k, v, scale=None, output_attentions=False, cu_seqlens=None): ...
 
 

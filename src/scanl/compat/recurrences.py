@@ -1,7 +1,7 @@
 """The recurrences of flash-linear-attention as calls of our ops, with the arguments' names of `scanl.compat.fla`.
 
-Each takes, besides its own arguments, `state` and those of scale, reverse and cu_seqlens that its caller has, and
-returns o and the last state.
+Each takes its own arguments, `state`, and scale, reverse and cu_seqlens where its caller has them. It returns o and the
+last state.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from scanl.compat.calls import Result
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers.base import widen
 from scanl.ops import delta_rule, dplr_scan, linear_attention, linear_scan
 
 EPS = 1e-6  # of the norm of queries and keys
@@ -34,10 +35,32 @@ def simple_gla(
     return linear_attention(q, k, v, g_gamma if g is None else g, **call)
 
 
+def parallel_simple_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, output_attentions: bool = False, **call: Any
+) -> Result:
+    """As `simple_gla`; returns o and, with output_attentions, what o_t has of v_s, (B, H, T, T), or None."""
+    o, _ = linear_attention(q, k, v, g, **call)
+    if not output_attentions:
+        return o, None
+    if call["cu_seqlens"] is not None:
+        raise ConfigError("output_attentions is True, expected False because of cu_seqlens")
+    unit = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)[None, :, None].expand(len(v), -1, v.shape[2], -1)
+    return o, linear_attention(q, k, unit, g, **call)[0].transpose(1, 2)
+
+
+def parallel_retention(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Result:
+    """As `retention`; returns o and, with output_attentions, what o_t has of v_s, (B, H, T, T), or None."""
+    return parallel_simple_gla(q, k, v, _retention_decay(q), **call)
+
+
 def retention(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Result:
     """Retention: the decay of head h is 1 - 2^(-5-h)."""
+    return linear_attention(q, k, v, _retention_decay(q), **call)
+
+
+def _retention_decay(q: Tensor) -> Tensor:
     heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
-    return linear_attention(q, k, v, torch.log1p(-(2 ** (-5 - heads))), **call)
+    return torch.log1p(-(2 ** (-5 - heads)))
 
 
 def lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, **call: Any) -> Result:
@@ -61,9 +84,8 @@ def linear_attn(
     if S is not None:
         z = S.new_zeros(S.shape[:-1]) if z is None else z.squeeze(1)
         S = torch.cat([S, z.to(S.dtype).unsqueeze(-1)], -1)
-    wide = torch.promote_types(q.dtype, torch.float32)
     values = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    o, S = linear_attention(q.to(wide), k.to(wide), values.to(wide), state=S, scale=scale, **call)
+    o, S = linear_attention(widen(q), widen(k), widen(values), state=S, scale=scale, **call)
     o, total = o.split([v.shape[-1], 1], -1)
     S, z = S.split([v.shape[-1], 1], -1)
     return (o / (total + 1e-10)).to(q.dtype), (S if output_final_state else None, z[..., 0].unsqueeze(1))
@@ -87,11 +109,11 @@ def gsa(
     shared = q.shape[2] // max(1, k.shape[2])
     if q.shape[2] != shared * k.shape[2]:
         raise ShapeError(f"gsa: q has {q.shape[2]} heads, expected a multiple of H={k.shape[2]} from k")
-    k, v, s, g = (each.repeat_interleave(shared, 2) for each in (k, v, s, g))
-    keys, values = (None, None) if state is None else (each.repeat_interleave(shared, 1) for each in state)
+    k, v, s, g = (operand.repeat_interleave(shared, 2) for operand in (k, v, s, g))
+    keys, values = (None, None) if state is None else (memory.repeat_interleave(shared, 1) for memory in state)
     call["cu_seqlens"] = cu_seqlens
     logits, keys = linear_attention(q, k, s.to(q.dtype), gv=g, state=keys, scale=scale, **call)
-    weights = logits.float().softmax(-1).to(q.dtype)
+    weights = widen(logits).softmax(-1).to(q.dtype)
     o, values = linear_attention(weights, s.to(q.dtype), v, g, state=values, scale=1.0, **call)
     return o, (keys[:, ::shared], values[:, ::shared])
 
@@ -100,7 +122,7 @@ def _additive_gate(s: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor
     """Return exp(s_t - z_t) and z_{t-1} - z_t, where z_t is the logarithm of the sum of exp(s) up to t."""
     lengths = [s.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
     gates = []
-    for piece in s.float().split(lengths, 1):
+    for piece in widen(s).split(lengths, 1):
         z = piece.logcumsumexp(1)
         gates.append((piece - z).exp())
         gates.append(torch.cat([z[:, :1], z[:, :-1]], 1) - z)
@@ -173,8 +195,8 @@ def _gate(g: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None, lower_
     if g is None or (A_log is None and lower_bound is None):
         name = "g" if g is None else "A_log"
         raise ConfigError(f"{name} is None, expected a tensor because of use_gate_in_kernel=True")
-    g = g.float() if dt_bias is None else g.float() + dt_bias.float().view(g.shape[2:])
-    rate = None if A_log is None else A_log.float().exp().view(-1, *[1] * (g.ndim - 3))
+    g = widen(g) if dt_bias is None else widen(g) + widen(dt_bias).view(g.shape[2:])
+    rate = None if A_log is None else widen(A_log).exp().view(-1, *[1] * (g.ndim - 3))
     if lower_bound is not None:
         return lower_bound * (g if rate is None else rate * g).sigmoid()
     assert rate is not None
@@ -186,12 +208,11 @@ def _strength(beta: Tensor | None, use_sigmoid: bool, allow_negative: bool) -> T
         raise ConfigError("allow_neg_eigval is True, expected False without use_beta_sigmoid_in_kernel")
     if not use_sigmoid or beta is None:
         return beta
-    return (2.0 if allow_negative else 1.0) * beta.float().sigmoid()
+    return (2.0 if allow_negative else 1.0) * widen(beta).sigmoid()
 
 
 def _unit(q: Tensor) -> Tensor:
-    wide = q.float() if q.dtype.itemsize < 4 else q
-    return (wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()).to(q.dtype)
+    return (widen(q) * (widen(q).square().sum(-1, keepdim=True) + EPS).rsqrt()).to(q.dtype)
 
 
 def comba(
@@ -200,12 +221,12 @@ def comba(
 ) -> Result:  # fmt: skip
     """Comba: the gated delta rule that corrects what it reads with p (B, T, H, K); None is k."""
     p = k if p is None else p
-    q, k, p = (_unit(each) for each in (q, k, p)) if use_qk_l2norm_in_kernel else (q, k, p)
-    shared, wide = v.shape[2] // max(1, k.shape[2]), torch.promote_types(v.dtype, torch.float32)
+    q, k, p = map(_unit, (q, k, p)) if use_qk_l2norm_in_kernel else (q, k, p)
+    shared = v.shape[2] // max(1, k.shape[2])
     beta = v.new_ones(v.shape[:3]) if beta is None else beta
-    beta, g = beta.to(wide).unsqueeze(-1), g.to(wide)
-    write, read = (each.repeat_interleave(shared, 2).to(wide) for each in (k, p))
-    a, b = (-beta * write).to(v.dtype), (g.exp().unsqueeze(-1) * read).to(v.dtype)
+    beta, g = widen(beta).unsqueeze(-1), widen(g)
+    keys, reads = (widen(operand).repeat_interleave(shared, 2) for operand in (k, p))
+    a, b = (-beta * keys).to(v.dtype), (g.exp().unsqueeze(-1) * reads).to(v.dtype)
     return dplr_scan(q, k, (beta * v).to(v.dtype), a, b, g, **call)
 
 
@@ -226,6 +247,5 @@ def mul_rwkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor,
 
 def hgrn(x: Tensor, g: Tensor, **call: Any) -> Result:
     """HGRN, h_t = e^g ⊙ h_{t-1} + x_t. x, g: (B, T, D).   The state is (N, D)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    h, last = linear_scan(x.to(wide), g.to(wide).exp(), **call)
+    h, last = linear_scan(widen(x), widen(g).exp(), **call)
     return h.to(x.dtype), last

@@ -10,6 +10,7 @@ from scanl import layers
 from scanl.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from scanl.compat.mamba_ssm.decoding import cached, check_one_step, undecayed
 from scanl.compat.mamba_ssm.scans import selective_scan_fn, selective_state_update
+from scanl.layers.base import widen
 
 
 def mamba_inner_fn(
@@ -67,7 +68,7 @@ def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class Mamba(nn.Module):
     """Mamba as in mamba-ssm: its parameters, its initialization, its forward pass and its decoding.
 
-    The parameters are those of `scanl.layers.Mamba`, which returns a state instead of writing it in place.
+    The parameters are as in `scanl.layers.Mamba`, which returns a state instead of writing it in place.
     use_fast_path is for the original's kernels; it is ignored.
     """
 
@@ -125,8 +126,8 @@ class Mamba(nn.Module):
         x = causal_conv1d_fn(x, self.conv1d.weight[:, 0], self.conv1d.bias, activation=self.activation)
         assert isinstance(x, Tensor)
         low, B, C = self.x_proj(x.mT).split([self.dt_rank, self.d_state, self.d_state], -1)
-        delta, bias = F.linear(low, self.dt_proj.weight).mT, self.dt_proj.bias.float()
-        A, D = -self.A_log.float().exp(), self.D.float()
+        delta, bias = F.linear(low, self.dt_proj.weight).mT, widen(self.dt_proj.bias)
+        A, D = -widen(self.A_log).exp(), widen(self.D)
         y, last = selective_scan_fn(x, delta, A, B.mT, C.mT, D, z, bias, True, return_last_state=True)
         if ssm_state is not None:
             ssm_state.copy_(last)
@@ -139,7 +140,7 @@ class Mamba(nn.Module):
         x = causal_conv1d_update(x, conv_state, self.conv1d.weight[:, 0], self.conv1d.bias, self.activation)
         low, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], -1)
         delta, bias = F.linear(low, self.dt_proj.weight), self.dt_proj.bias
-        A = -self.A_log.float().exp()
+        A = -widen(self.A_log).exp()
         y = selective_state_update(ssm_state, x, delta, A, B, C, self.D, z, bias, dt_softplus=True)
         return self.out_proj(y).unsqueeze(1), conv_state, ssm_state
 

@@ -10,6 +10,7 @@ from scanl.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, c
 from scanl.compat.mamba_ssm.decoding import cached, check_one_step, undecayed
 from scanl.compat.mamba_ssm.scans import mamba_chunk_scan_combined, selective_state_update
 from scanl.errors import ConfigError
+from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.time_step import time_step_bias
 
@@ -97,7 +98,7 @@ class Mamba2(nn.Module):
     ) -> Tensor:
         """Return y like u (B, T, D), or (B T, D) with seqlen=T.
 
-        seq_idx: the number of the sequence that each step is of, (B, T); each has a state of its own.   cu_seqlens:
+        seq_idx: the number of the sequence of each step, (B, T); each has a state of its own.   cu_seqlens:
         offsets of the sequences of one row, (N+1,), as seq_idx has them, so that inference_params gets a state for
         each.   inference_params: as in mamba-ssm. At seqlen_offset 0 the states are written into its
         key_value_memory_dict; afterwards a call takes one step and changes them in place.
@@ -123,7 +124,7 @@ class Mamba2(nn.Module):
         inputs, B, C = xBC.mT.split(self.convolved, -1)
         varlen = ssm_state is not None and cu_seqlens is not None
         y, *ends = mamba_chunk_scan_combined(
-            self._heads(inputs), dt, -self.A_log.float().exp(), self._groups(B), self._groups(C), self.chunk_size,
+            self._heads(inputs), dt, -widen(self.A_log).exp(), self._groups(B), self._groups(C), self.chunk_size,
             self._heads(self.D) if self.D_has_hdim else self.D, None if self.rmsnorm else self._heads(z), self.dt_bias,
             seq_idx=seq_idx, cu_seqlens=cu_seqlens, dt_softplus=True, dt_limit=self.dt_limit,
             return_final_states=True, return_varlen_states=varlen,
@@ -142,10 +143,10 @@ class Mamba2(nn.Module):
         gate, linear, z, xBC, dt = self.in_proj(hidden_states[:, 0]).split(self.projected, -1)
         xBC = causal_conv1d_update(xBC, conv_state, self.conv1d.weight[:, 0], self.conv1d.bias, self.activation)
         x, B, C = xBC.split(self.convolved, -1)
-        each = (self.nheads, self.headdim)
-        dt = F.softplus(dt + self.dt_bias).clamp(*self.dt_limit).unsqueeze(-1).expand(-1, *each)
-        A = -self.A_log.float().exp()[:, None, None].expand(*each, self.d_state)
-        D = self._heads(self.D) if self.D_has_hdim else self.D.unsqueeze(-1).expand(each)
+        heads = (self.nheads, self.headdim)
+        dt = F.softplus(dt + self.dt_bias).clamp(*self.dt_limit).unsqueeze(-1).expand(-1, *heads)
+        A = -widen(self.A_log).exp()[:, None, None].expand(*heads, self.d_state)
+        D = self._heads(self.D) if self.D_has_hdim else self.D.unsqueeze(-1).expand(heads)
         z_heads = None if self.rmsnorm else self._heads(z)
         y = selective_state_update(ssm_state, self._heads(x), dt, A, self._groups(B), self._groups(C), D, z_heads)
         return self._read(y, z, gate, linear).unsqueeze(1), conv_state, ssm_state

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from scanl.compat.causal_conv1d import alike
 from scanl.compat.sequences import Sequences, joined
 from scanl.errors import ConfigError
+from scanl.layers.base import widen
 from scanl.ops import linear_attention, selective_scan
 
 
@@ -31,7 +32,7 @@ def selective_scan_fn(
     last, (B, N, 2T) and (B, G, N, 2T).   D, delta_bias: (E,).   return_last_state: also return h_T, (B, E, N), with
     gradients, which the original's has not. Raises ShapeError.
     """
-    B, C = (_weights(each, A.is_complex()) for each in (B, C))
+    B, C = _weights(B, A.is_complex()), _weights(C, A.is_complex())
     x, B, C, gate = _widened(u.mT, B, C, None if z is None else z.mT)
     y, last = selective_scan(x, delta.mT, A, B, C, D, gate, delta_bias, delta_softplus=delta_softplus)
     y = alike(y.to(u.dtype).mT, u)
@@ -43,17 +44,14 @@ def _weights(B: Tensor, is_complex: bool) -> Tensor:
     if B.ndim == 2:
         return B
     if is_complex and not B.is_complex():
-        wide = B if B.dtype == torch.float64 else B.float()
-        B = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
+        B = torch.view_as_complex(widen(B).unflatten(-1, (-1, 2)).contiguous())
     return B.movedim(-1, 1)
 
 
 def _widened(u: Tensor, B: Tensor, C: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return all in the widest of their dtypes: B and C may be float32 where u is not."""
-    wide = u.dtype
-    for each in (B, C):
-        wide = torch.promote_types(wide, each.real.dtype)
-    B, C = (each if each.is_complex() else each.to(wide) for each in (B, C))
+    wide = torch.promote_types(torch.promote_types(u.dtype, B.real.dtype), C.real.dtype)
+    B, C = (weights if weights.is_complex() else weights.to(wide) for weights in (B, C))
     return u.to(wide), B, C, None if z is None else z.to(wide)
 
 
@@ -80,12 +78,10 @@ def selective_state_update(
     channels = x.ndim - 1
     u, delta = x.flatten(1).unsqueeze(1), dt.flatten(1).unsqueeze(1)
     gate = None if z is None else z.flatten(1).unsqueeze(1)
-    D, bias = (None if each is None else each.flatten() for each in (D, dt_bias))
-    before, B, C = rows.flatten(1, channels), B.unsqueeze(1), C.unsqueeze(1)
-    A = A.flatten(0, channels - 1)
-    y, last = selective_scan(
-        u, delta, A, B.to(u.dtype), C.to(u.dtype), D, gate, bias, before, delta_softplus=dt_softplus
-    )
+    D, bias = (None if vector is None else vector.flatten() for vector in (D, dt_bias))
+    u, B, C, gate = _widened(u, B.unsqueeze(1), C.unsqueeze(1), gate)
+    A, first = A.flatten(0, channels - 1), rows.flatten(1, channels)
+    y, last = selective_scan(u, delta, A, B, C, D, gate, bias, first, delta_softplus=dt_softplus)
     last = last.view_as(rows).to(state.dtype)
     if state_batch_indices is None:
         state.copy_(last)
@@ -120,7 +116,7 @@ def mamba_chunk_scan_combined(
 
     dt: (B, T, H); Δ is dt + dt_bias, its softplus if dt_softplus, clipped to dt_limit.   A, dt_bias: (H,).   B, C:
     (B, T, G, N), where G divides H.   D: (H,) or (H, P).   z: (B, T, H, P).   initial_states: (B, H, P, N).   seq_idx:
-    the number of the sequence that each step is of, (B, T). Each sequence has a state of its own; the first of a row
+    the number of the sequence of each step, (B, T). Each sequence has a state of its own; the first of a row
     continues from initial_states if its number is 0.
     return_final_states: also return the state of the last sequence of each row, (B, H, P, N).   return_varlen_states:
     also return, after that, the last state of each sequence of the one row, (N, H, P, N). cu_seqlens (N+1,) then has
@@ -129,8 +125,7 @@ def mamba_chunk_scan_combined(
 
     Raises ConfigError where seq_idx and cu_seqlens differ; ShapeError.
     """
-    wide = torch.promote_types(dt.dtype, torch.float32)
-    dt = dt.to(wide) if dt_bias is None else dt.to(wide) + dt_bias.to(wide)
+    dt = widen(dt) if dt_bias is None else widen(dt) + widen(dt_bias)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
     state = None if initial_states is None else initial_states.mT
     operands, packed = (C, B, dt.unsqueeze(-1) * x, dt * A), None
@@ -145,7 +140,7 @@ def mamba_chunk_scan_combined(
     y, states = y.view(x.shape), last.mT
     if D is not None:
         y = torch.addcmul(y, x, D if D.ndim == 2 else D.unsqueeze(-1))
-    y = y.to(x.dtype) if z is None else (y * F.silu(z.to(wide))).to(x.dtype)
+    y = y.to(x.dtype) if z is None else (y * F.silu(widen(z))).to(x.dtype)
     final = states if packed is None else states[packed.last]
     if not return_final_states and not return_varlen_states:
         return y
@@ -153,15 +148,14 @@ def mamba_chunk_scan_combined(
 
 
 def _first_states(state: Tensor, seq_idx: Tensor, packed: Sequences) -> Tensor:
-    """Return the initial state of every sequence: those of rows (B, H, N, P) for the first ones, otherwise zeros."""
+    """Return the initial state of every sequence: that of the row, (B, H, N, P), for its first, otherwise zeros."""
     state = state * (seq_idx[:, 0] == 0).view(-1, 1, 1, 1)
     return state.new_zeros(len(packed.cu_seqlens) - 1, *state.shape[1:]).index_copy(0, packed.first, state)
 
 
 def _check_offsets(cu_seqlens: Tensor | None, packed: Sequences | None) -> None:
-    found = None if packed is None else packed.cu_seqlens.tolist()
-    if cu_seqlens is None or cu_seqlens.tolist() != found:
-        raise ConfigError(
-            f"mamba_chunk_scan_combined: cu_seqlens is {None if cu_seqlens is None else cu_seqlens.tolist()}, expected "
-            f"{found or 'seq_idx with it'} because of return_varlen_states and seq_idx"
-        )
+    if packed is None:
+        raise ConfigError("mamba_chunk_scan_combined: seq_idx is None, expected a tensor with return_varlen_states")
+    actual, expected = None if cu_seqlens is None else cu_seqlens.tolist(), packed.cu_seqlens.tolist()
+    if actual != expected:
+        raise ConfigError(f"mamba_chunk_scan_combined: cu_seqlens is {actual}, expected {expected} because of seq_idx")
