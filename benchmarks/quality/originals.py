@@ -50,13 +50,16 @@ LEFT_OUT = {
 
 
 class OnCPU(TorchFunctionMode):
-    """Make tensors on the CPU where a call asks for cuda."""
+    """Keep tensors on the CPU where a call asks for cuda."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        return func(*args, **kwargs)
+        args = tuple(_on_cpu(value) for value in args)
+        return func(*args, **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return the CPU for another device, and other values as they are."""
+    return "cpu" if isinstance(value, str | torch.device) and str(value).startswith("cuda") else value
 
 
 class Plugin:
@@ -134,6 +137,8 @@ def stand_in(package: str, functions: dict[str, Callable[..., Any]]) -> None:
 def prepare(checkout: Path) -> tuple[str, list[str], set[str]]:
     """Import the package of a checkout, with our functions. Return its name, its test files, and our names."""
     tests = checkout / "tests"
+    if not any((checkout / package).is_dir() for package in ("fla", "causal_conv1d", "mamba_ssm")):
+        sys.exit(f"{checkout} is no checkout of mamba, causal-conv1d or flash-linear-attention")
     if (checkout / "fla").is_dir():
         functions = {name: getattr(fla, name) for name in (*FUNCTIONS, "chunk_gdn", "fused_recurrent_gdn")}
         for name in ("", ".hgrn", ".rwkv7", ".gated_delta_product"):

@@ -109,7 +109,7 @@ PLAIN = {
         {"p": (T, H, K), "g": (T, H), "beta": (T, H)},
     ),
     "dplr": (
-        lambda q, k, v, a, b, gk, state: memory(q, k, v, state, g=gk, a=b, b=a),
+        lambda q, k, v, a, b, state, gk=None: memory(q, k, v, state, g=gk, a=b, b=a),
         {"a": (T, H, K), "b": (T, H, K), "gk": (T, H, K)},
     ),
     "rwkv7": (
@@ -139,7 +139,7 @@ def drawn(function, rows):
         axes |= {"k": (T * N, H, K), "v": (T * N, H, V), "beta": (T * N, H)}
     values = {}
     for name in function.names:
-        key = {"gk": "gk" if family == "dplr" else "g"}.get(name, name)
+        key = "g" if (name, family) == ("gk", "gla") else name
         if key in axes:
             axis = axes[key]
             values[name] = draw(name, rows, axis) if isinstance(axis, tuple) else axis

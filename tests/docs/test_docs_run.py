@@ -316,6 +316,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "long_sequences": "tests/benchmarks/test_evidence.py",
     "online": "tests/benchmarks/test_benchmarks.py",
     "ops": "tests/benchmarks/test_benchmarks.py",
+    "originals": "tests/benchmarks/test_originals.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",

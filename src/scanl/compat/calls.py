@@ -110,9 +110,7 @@ class Written:
         if "transpose_state_layout" not in values:
             return turned
         if turned:
-            raise ConfigError(
-                f"{self.name}: transpose_state_layout is an old name of state_v_first; expected one of both"
-            )
+            raise ConfigError(f"{self.name}: transpose_state_layout is an old name of state_v_first, expected only one")
         warnings.warn("transpose_state_layout is an old name of state_v_first", DeprecationWarning, stacklevel=4)
         return values["transpose_state_layout"]
 

@@ -39,11 +39,11 @@ def parallel_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, output_attentions: bool = False, **call: Any
 ) -> Result:
     """As `simple_gla`; returns o and, with output_attentions, what o_t has of v_s, (B, H, T, T), or None."""
+    if output_attentions and call["cu_seqlens"] is not None:
+        raise ConfigError("output_attentions is True, expected False because of cu_seqlens")
     o, _ = linear_attention(q, k, v, g, **call)
     if not output_attentions:
         return o, None
-    if call["cu_seqlens"] is not None:
-        raise ConfigError("output_attentions is True, expected False because of cu_seqlens")
     unit = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)[None, :, None].expand(len(v), -1, v.shape[2], -1)
     return o, linear_attention(q, k, unit, g, **call)[0].transpose(1, 2)
 

@@ -65,7 +65,7 @@ class Mamba2(nn.Module):
             raise ConfigError(f"Mamba2: process_group is {process_group!r}, expected None: scanl splits no layer")
         if self.d_ssm % headdim or self.d_ssm > self.d_inner:
             raise ConfigError(
-                f"Mamba2: d_ssm is {self.d_ssm}, expected a multiple of headdim={headdim} up to {self.d_inner}"
+                f"Mamba2: d_ssm is {self.d_ssm}, expected a multiple of headdim={headdim}, at most {self.d_inner}"
             )
         self.nheads, self.D_has_hdim, self.rmsnorm = self.d_ssm // headdim, D_has_hdim, rmsnorm
         self.norm_before_gate, self.dt_limit, self.activation = norm_before_gate, dt_limit, "silu"
