@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test test-all cases costs test-gpu lint style types format docs bench clean
+.PHONY: demo test test-all cases costs test-gpu lint style types format docs dist lowest bench clean
 
 demo: $(VENV)/scanl
 	$(BIN)/scanl demo
@@ -51,6 +51,22 @@ docs: $(VENV)/docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -n -j 2 -d docs/_build/trees docs docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
 
+# The wheel and the sdist in dist/, and the workflow, checked. Then the wheel runs alone, outside of the checkout.
+dist: $(VENV)/dist
+	rm -rf dist build
+	$(BIN)/python -m build -o dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/python tests/wheel.py try dist/*.whl
+
+# The wheel with the oldest versions that pyproject.toml allows. They are downloaded.
+lowest: dist
+	$(PYTHON) -m venv --clear dist/lowest
+	$(BIN)/python tests/wheel.py lowest > dist/lowest.txt
+	dist/lowest/bin/python -m pip --disable-pip-version-check install -qq -c dist/lowest.txt "$$(ls dist/*.whl)[series]"
+	dist/lowest/bin/python -I tests/smoke.py
+
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/speed/ops.py linear_scan
 
@@ -68,6 +84,10 @@ $(VENV)/scanl: $(VENV)/python pyproject.toml constraints.txt
 
 $(VENV)/docs: $(VENV)/scanl
 	$(PIP) -e '.[docs]'
+	@touch $@
+
+$(VENV)/dist: $(VENV)/scanl
+	$(PIP) -e '.[dist,series]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/scanl
