@@ -3,8 +3,9 @@
     python classify_series.py
     python classify_series.py --layer lru
 
-Needs `pip install 'scanl[sklearn]'`. The 1,797 digits come with scikit-learn. Without a layer, random linear recurrences
-read the series and a readout of them is fitted in closed form, in seconds. With a layer, a stack of it is trained.
+Needs `pip install 'scanl[sklearn]'`. The 1,797 digits come with scikit-learn. Without a layer, random linear
+recurrences read the series, and a readout of them is fitted in closed form, in seconds. With a layer, a stack of it is
+trained.
 """
 
 import argparse
@@ -32,7 +33,9 @@ def main() -> None:
         model = SeriesClassifier(random_state=0)
     else:
         # Where a pixel is matters, so the last step classifies, after it has read them all.
-        model = SeriesClassifier(layer=options.layer, dim=64, steps=options.steps, pool="last", random_state=0, verbose=1)
+        model = SeriesClassifier(
+            layer=options.layer, dim=64, steps=options.steps, pool="last", random_state=0, verbose=1
+        )
 
     began = time.perf_counter()
     model.fit(train_X, train_y)

@@ -65,7 +65,9 @@ def main() -> None:
 
     again = LanguageModel.load(options.out)
     state = load(options.out / "state.safetensors", like=again.init_state(1))
-    for token in again.generate(torch.tensor([[text[-1]]]), state, max_new_tokens=options.bytes, temperature=0.7, seed=0):
+    for token in again.generate(
+        torch.tensor([[text[-1]]]), state, max_new_tokens=options.bytes, temperature=0.7, seed=0
+    ):
         sys.stdout.buffer.write(bytes([int(token)]))
         sys.stdout.buffer.flush()
 

@@ -3,10 +3,10 @@
     python tests/wheel.py try dist/scanl-0.1.0-py3-none-any.whl
     python tests/wheel.py lowest
 
-`try` downloads nothing. The fresh environment gets the wheel, and links to what the wheel's metadata asks for, taken from
-the environment that runs this program, and to nothing else there. So a dependency that is not declared is missing, and one
-that is too old is reported. There tests/smoke.py runs. `lowest` prints the oldest versions that pyproject.toml allows, as
-constraints for pip.
+`try` downloads nothing. The fresh environment gets the wheel, and links to the packages that the wheel's metadata asks
+for. These are taken from the environment that runs this program, and no other package of it can be imported. So a
+dependency that is not declared is missing, and one that is too old is reported. tests/smoke.py runs there. `lowest`
+prints the oldest versions that pyproject.toml allows, as constraints for pip.
 """
 
 import os
@@ -70,7 +70,9 @@ def try_wheel(wheel: Path) -> int:
         venv.create(folder, symlinks=True)
         python = Path(folder) / "bin" / "python"
         quiet = ["--disable-pip-version-check", "--python", str(python)]
-        subprocess.run([sys.executable, "-m", "pip", *quiet, "install", "-qq", "--no-deps", "--no-index", wheel], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", *quiet, "install", "-qq", "--no-deps", "--no-index", wheel], check=True
+        )
         (site,) = Path(folder).glob("lib/python*/site-packages")
         for package in needed([Requirement(str(each).split(";")[0]) for each in metadata(wheel)]).values():
             link(package, site)
