@@ -191,7 +191,9 @@ def registered():
 @pytest.mark.usefixtures("kernels", "registered")
 def test_examples_run(page, tmp_path, monkeypatch, capfd):
     """As a reader runs them who has some notes, a book and recordings."""
-    if page in ("docs/forecasting.md", "docs/forecasters.md"):
+    if page == "docs/start.md":
+        pytest.importorskip("statsmodels", reason="statsmodels is not installed: pip install 'scanl[statsmodels]'")
+    if page in ("docs/forecasting.md", "docs/forecasters.md", "docs/start.md"):
         pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
         pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
     if page == "docs/streams.md":
@@ -247,7 +249,9 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         ]
         assert namespace["logits"].shape == (1, 35, 256)
         assert "Once " in out
+    if page == "docs/start.md":
         assert "cpu: can run" in out
+        assert (tmp_path / "future.png").is_file()
     if page == "docs/kernels.md":
         assert "define " in out
     if page == "docs/hub.md":
@@ -331,6 +335,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.long_attention": ("rmt", {}, "torch"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.stream": ("--layers lru", {}, "torch"),
+    "quality.needs": ("step both", {}, "sklearn"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
     "quality.conditioning": ("columnar", {}, "torch"),
     "quality.forward_learning": ("adding", {}, "torch"),
