@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from scanl import tasks
 from scanl.layers.state import leaves
 from scanl.learning import score
-from scanl.models import SequenceLabeler, Stack, Tokens
+from scanl.models import LanguageModel, Stack
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("layers", nargs="*", default=["hawk", "linear_attention", "gated_deltanet"])
@@ -33,7 +33,7 @@ def main() -> None:
 
     for layer in options.layers:
         torch.manual_seed(0)
-        model = SequenceLabeler(task.vocab_size, Stack(options.dim, 2, layer), Tokens(task.vocab_size))
+        model = LanguageModel(task.vocab_size, Stack(options.dim, 2, layer))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=options.steps)
         began = time.perf_counter()

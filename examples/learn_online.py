@@ -47,7 +47,7 @@ def main() -> None:
     for t, value in enumerate(stream, start=1):
         answer = loop.answer([previous])  # before the value is known
         loop.learn(value)
-        drift.update(abs(float(answer.value) - value))
+        drift.update(abs(answer - value))
         if drift.drift_detected:
             print(f"sample {t}: the errors have changed")
         if t % 500 == 0:

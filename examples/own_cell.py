@@ -15,13 +15,17 @@ from torch.nn.functional import cross_entropy
 from scanl import ops, tasks
 from scanl.layers import Layer
 from scanl.learning import score
-from scanl.models import SequenceLabeler, Stack, Tokens
+from scanl.models import LanguageModel, Stack
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300)
 
 
-@ops.cell("x: B T D, speed: D, damping: D, state: B 2 D -> B T D", equation="v' = a v - s y + tanh(x), y' = y + v'")
+@ops.cell(
+    "x: B T D, speed: D, damping: D, state: B 2 D -> B T D",
+    equation="v_t = a v_{t-1} - s y_{t-1} + tanh(x_t),  y_t = y_{t-1} + v_t",
+    source="this script",
+)
 def oscillator(x: Tensor, speed: Tensor, damping: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """One step: the position and the velocity of each channel."""
     position, velocity = state.unbind(1)
@@ -53,10 +57,10 @@ class Oscillators(Layer):
 def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
-    task = tasks.build("selective_copy", length=64, num_tokens=4)
+    task = tasks.build("selective_copy", length=64, num_symbols=4)
     pattern = [Oscillators, Oscillators, "window_attention"]
     stack = Stack(64, 3, pattern, layer_options={"window_attention": {"window": 32}})
-    model = SequenceLabeler(task.vocab_size, stack, Tokens(task.vocab_size))
+    model = LanguageModel(task.vocab_size, stack)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(options.steps):
         batch = task.generate(32, seed=step).tensors()

@@ -78,7 +78,9 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_contents():
     """Of the site, which docs/index.md lists."""
     index = ROOT / "docs" / "index.md"
-    contents = {line for block in re.findall(r":::\{toctree\}\n(.*?):::", _text(index), re.DOTALL) for line in block.split()}
+    contents = {
+        line for block in re.findall(r":::\{toctree\}\n(.*?):::", _text(index), re.DOTALL) for line in block.split()
+    }
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {index.stem} <= contents
 
 
