@@ -1,4 +1,4 @@
-"""Linear RNNs beside softmax attention: what a state takes, and the speed of decoding and training; and the scan itself.
+"""Linear RNNs beside softmax attention: the size of states, the speed of decoding and training, and the scan itself.
 
     python benchmarks/speed/beside_attention.py [state] [decoding] [training] [scan] [mamba]
 
@@ -153,10 +153,8 @@ def scan(results: Results, options: argparse.Namespace) -> None:
         for (name, way), each in (took := race(programs, options.rounds)).items():
             ratio = each.seconds / took["torch.add", "forward"].seconds
             error = errors.get(name) if way == "forward" else None
-            results.add(
-                **{"part": "scan", "dtype": kind, "program": name, "way": way, "ms": 1e3 * each.seconds},
-                **{"ratio": ratio, "error": error},
-            )
+            took_ms = 1e3 * each.seconds
+            results.add(part="scan", dtype=kind, program=name, way=way, ms=took_ms, ratio=ratio, error=error)
 
 
 def one_recursion(
@@ -198,10 +196,8 @@ def mamba(results: Results, options: argparse.Namespace) -> None:
     took = race({form: contender(call, *inputs, dy) for form, call in FORMS.items()}, options.rounds)
     for (form, way), each in took.items():
         ratio = each.seconds / took["selective_scan", way].seconds
-        results.add(
-            **{"part": "mamba", "program": form, "way": way, "ms": 1e3 * each.seconds, "ratio": ratio},
-            mib=memory[form] if way == "both" else None,
-        )
+        mib = memory[form] if way == "both" else None
+        results.add(part="mamba", program=form, way=way, ms=1e3 * each.seconds, ratio=ratio, mib=mib)
 
 
 PARTS = {"state": state, "decoding": decoding, "training": training, "scan": scan, "mamba": mamba}
