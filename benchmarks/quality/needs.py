@@ -1,12 +1,13 @@
 """Needs: the figures of docs/choose.md that no other benchmark has. A step on a CPU, both directions, DNA.
 
-    python benchmarks/quality/needs.py [step] [both] [dna]
+    python benchmarks/quality/needs.py [step] [both] [hidden] [dna]
 
 step: one step of one sequence through a layer of width 256, by turns with `torch.nn.LSTM`. both: the class of
 scikit-learn's digits, 8 x 8 pixels; models that read both ways, and causal ones of the same width and steps of
-training, which answer after the last pixel. dna: bits for a base of the last 5 % of the genome of `scanl data get
+training, which answer after the last pixel. hidden: the value of 15 % of the pixels, which are hidden, from the others;
+the error is relative to the variance of a pixel. dna: bits for a base of the last 5 % of the genome of `scanl data get
 ecoli`. HyenaDNA predicts the next base; the others fill in 15 % of the bases from both sides. The rows are in
-benchmarks/results/needs.csv. All three take some minutes on one core.
+benchmarks/results/needs.csv. All take some minutes on one core.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from harness import Results, measure, parse, parser
 WIDTH = 256
 STEP = ("lru", "mingru", "gru", "hawk", "mamba2", "gated_deltanet")
 DIM, DEPTH, STEPS, RATE = 32, 2, 400, 4e-3
+HIDDEN_STEPS = 150
 WINDOW, ROWS, TEST_ROWS, MASKED = 128, 16, 128, 0.15
 
 
@@ -57,13 +59,18 @@ def step(results: Results, options: argparse.Namespace) -> None:
             results.add(need="step", model=name, width=width, **row)
 
 
-def both(results: Results, options: argparse.Namespace) -> None:
+def digits() -> Any:
+    """Return pixels (n, 64) in [0, 1] for training and test, and their classes."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     x, y = load_digits(return_X_y=True)
     split: Any = train_test_split(x.astype(np.float32) / 16, y, test_size=0.25, random_state=0)
-    x, test, classes, answers = map(torch.from_numpy, split)
+    return map(torch.from_numpy, split)
+
+
+def both(results: Results, options: argparse.Namespace) -> None:
+    x, test, classes, answers = digits()
 
     def series(layer: str, **more: Any) -> Callable[[Tensor], Tensor]:
         model = SequenceClassifier(10, Stack(DIM, DEPTH, layer, **more), Features(1), pool=pool_of(layer))
@@ -98,6 +105,24 @@ def both(results: Results, options: argparse.Namespace) -> None:
         results.add(need="both", model=name, steps=steps, accuracy=right, parameters=parameters, minutes=minutes)
 
 
+def hidden(results: Results, options: argparse.Namespace) -> None:
+    x, test, _, _ = digits()
+    steps = 2 if options.quick else HIDDEN_STEPS
+    for name in ("bidirectional lru", "bidirectional gru", "lru", "gru"):
+        if results.has(need="hidden", model=name, steps=steps):
+            continue
+        torch.manual_seed(0)
+        model, draw = Filling(name), np.random.default_rng(0)
+
+        def loss(_: int, model: Filling = model, draw: np.random.Generator = draw) -> Tensor:
+            return model.error(x[torch.from_numpy(draw.integers(len(x), size=32))], draw)
+
+        minutes = learn(model, steps, loss)
+        with torch.inference_mode():
+            error = (model.error(test, np.random.default_rng(1)) / (test - x.mean(0)).square().mean()).item()
+        results.add(need="hidden", model=name, steps=steps, error=error, minutes=minutes)
+
+
 def dna(results: Results, options: argparse.Namespace) -> None:
     steps, length = (2, 16) if options.quick else (STEPS, WINDOW)
     source: Any = data.sources.get("ecoli")()
@@ -130,6 +155,28 @@ def dna(results: Results, options: argparse.Namespace) -> None:
 def strands(*, both_strands: bool) -> StrandModel:
     stack = Stack(DIM, DEPTH, "bidirectional", layer_options={"layer": "mamba"}, channel_mixer="none")
     return StrandModel(VOCABULARY, stack, both_strands=both_strands)
+
+
+class Filling(nn.Module):
+    """Tell the pixels that are hidden, at each place from those that the stack has read there."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        wrapper, _, layer = name.rpartition(" ")
+        options = {"layer_options": {"layer": layer}} if wrapper else {}
+        self.places = nn.Parameter(torch.zeros(64, DIM))
+        self.enter, self.stack, self.leave = (
+            nn.Linear(2, DIM),
+            Stack(DIM, 1, wrapper or layer, **options),
+            nn.Linear(DIM, 1),
+        )
+
+    def error(self, rows: Tensor, draw: np.random.Generator) -> Tensor:
+        """Mean squared error of the 15 % of the pixels that are hidden."""
+        hidden = torch.from_numpy(draw.random(rows.shape) < MASKED)
+        known = torch.stack([rows.where(~hidden, 0), hidden.float()], 2)
+        told = self.leave(self.stack(self.enter(known) + self.places)[0])[..., 0]
+        return F.mse_loss(told[hidden], rows[hidden])
 
 
 class Reading(nn.Module):
@@ -170,7 +217,7 @@ def next_base(model: Any, bases: Tensor, draw: np.random.Generator) -> Tensor:
     return F.cross_entropy(model(bases[:, :-1])[0].flatten(0, 1), bases[:, 1:].flatten())
 
 
-NAMES = {"step": step, "both": both, "dna": dna}
+NAMES = {"step": step, "both": both, "hidden": hidden, "dna": dna}
 
 
 def main() -> None:

@@ -335,7 +335,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.long_attention": ("rmt", {}, "torch"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.stream": ("--layers lru", {}, "torch"),
-    "quality.needs": ("step both", {}, "sklearn"),
+    "quality.needs": ("hidden", {}, "sklearn"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
     "quality.conditioning": ("columnar", {}, "torch"),
     "quality.forward_learning": ("adding", {}, "torch"),
