@@ -43,8 +43,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "atari": {"window": 6, "screens": 2},
     "beethoven": {"piece": 40},
     "mmlu": {"max_length": 60},
-    "lambada": {"max_length": 40},
-    **{name: {"max_length": 40} for name in ("hellaswag", "piqa", "arc_easy", "arc_challenge", "winogrande")},
     "imagenet": {"side": 28, "patch": 7, "aside": 2},
     "wmt14": {"max_length": 40},
     "iwslt14": {"max_length": 40},
@@ -574,51 +572,6 @@ def mmlu(folder: Path) -> None:
         for subject in ("law", "abstract_algebra"):
             rows = [f'"What, in\n{subject}, is {i}?",one,two,three,{i},{"ABCD"[i % 4]}' for i in range(count)]
             (folder / part / f"{subject}_{part}.csv").write_text("\n".join(rows) + "\n")
-
-
-def json_lines(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@writes("hellaswag")
-def hellaswag(folder: Path) -> None:
-    for part in ("train", "val"):
-        rows = [{"ctx": f"A man {i}", "endings": list("abcd"), "label": i % 4} for i in range(4)]
-        json_lines(folder / f"hellaswag_{part}.jsonl", rows)
-
-
-@writes("piqa")
-def piqa(folder: Path) -> None:
-    for part in ("train", "valid"):
-        json_lines(folder / f"{part}.jsonl", [{"goal": f"to {i}", "sol1": "x", "sol2": "y"} for i in range(4)])
-        (folder / f"{part}-labels.lst").write_text("0\n1\n1\n0\n")
-
-
-def arc(folder: Path, level: str) -> None:
-    for part in ("Train", "Dev", "Test"):
-        choices = [{"text": text, "label": label} for text, label in zip("wxyz", "ABCD", strict=True)]
-        rows = [{"question": {"stem": "why", "choices": choices[: 3 + i]}, "answerKey": "C"} for i in range(2)]
-        json_lines(folder / level / f"{level}-{part}.jsonl", rows)
-
-
-writes("arc_easy")(partial(arc, level="ARC-Easy"))
-writes("arc_challenge")(partial(arc, level="ARC-Challenge"))
-
-
-@writes("winogrande")
-def winogrande(folder: Path) -> None:
-    for part in ("train_xl", "dev"):
-        rows = [
-            {"sentence": f"_ is {i}", "option1": "He", "option2": "She", "answer": str(1 + i % 2)} for i in range(4)
-        ]
-        json_lines(folder / f"{part}.jsonl", rows)
-
-
-@writes("lambada")
-def lambada(folder: Path) -> None:
-    for part in ("development", "test"):
-        (folder / f"lambada_{part}_plain_text.txt").write_text("".join(f"she  said to me {i}word\n" for i in range(12)))
 
 
 @writes("pile")

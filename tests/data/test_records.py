@@ -198,22 +198,6 @@ def test_a_table_with_semicolons(root):
             TrainConfig.of(data=["tiny"]).open_source().check()
 
 
-def test_questions_whose_answers_are_letters(root):
-    layout = '[layout]\nreader = "json_lines"\ntrain = ["a.jsonl"]\ntest = ["b.jsonl"]\n'
-    facts = 'ways = 3\nquestion_field = "q.text"\noption_fields = "q.o.t"\nlabel_field = "q.o.l"\nanswer_field = "a"\n'
-    add(write(root, HEAD + layout + SOURCE.format(name="tiny", kind="JSONQuestions") + facts))
-    (root / "small").mkdir(parents=True)
-    row = {"q": {"text": "how", "o": [{"t": "so", "l": "x"}, {"t": "thus", "l": "y"}]}, "a": "y"}
-    for name in "ab":
-        published.json_lines(root / "small" / f"{name}.jsonl", [row] * 4)
-    source = opened("tiny")
-    assert source.parts.test.answers.tolist() == [1] * 4
-    assert bytes(source.parts.test.rows[0]) == b"how\nA. so\nB. thus\nAnswer:"
-    published.json_lines(root / "small" / "b.jsonl", [{**row, "q": {**row["q"], "text": 3}}])
-    with pytest.raises(DataError, match=r"b.jsonl is damaged: line 1 is no question: TypeError"):
-        opened("tiny").check()
-
-
 def test_published_series_with_a_part_for_validation(root):
     layout = '[layout]\nreader = "ts"\ntrain = ["a.ts"]\nvalidation = ["b.ts"]\ntest = ["c.ts"]\n'
     add(write(root, HEAD + layout + SOURCE.format(name="tiny", kind="SeriesProblem")))
