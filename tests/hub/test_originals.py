@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from scanl import hub
+from scanl.cli import main
 from scanl.errors import CheckpointError
 from scanl.hub import originals
 
@@ -235,6 +236,9 @@ def test_no_weights(tmp_path):
     refused("name a folder that transformers has saved, or a checkpoint of the authors' program", tmp_path / "gla")
     (tmp_path / "gla" / "config.yaml").write_text("a: [")
     refused("config.yaml is damaged", tmp_path / "gla")
+    (tmp_path / "gla" / "config.yaml").write_text("model_type: gla2")
+    refused("model_type is 'gla2', expected one of falcon_mamba, llama", tmp_path / "gla")
+    refused("xlstm, or options of flash-linear-attention, mamba-ssm, RWKV-LM, xlstm", tmp_path / "gla")
 
 
 def test_missing_weights_of_a_folder(tmp_path):
@@ -243,6 +247,11 @@ def test_missing_weights_of_a_folder(tmp_path):
     del weights["model.layers.1.attn.b_proj.weight"]
     save_file(weights, folder / "model.safetensors")
     refused("lacks model.layers.1.attn.b_proj.weight", folder)
+
+
+def test_generation_needs_a_tokenizer(capfd):
+    assert main(["generate", "--hub", str(FOLDER / "rwkv4" / "rwkv.pth"), "--prompt", "x"]) == 2
+    assert "rwkv.pth has no tokenizer, expected tokenizer.json" in capfd.readouterr().err
 
 
 def test_pickled_weights_of_the_hub(monkeypatch, tmp_path):

@@ -265,7 +265,7 @@ def _tokenizer(folder: Path) -> Any:
     except ImportError as error:
         raise ConfigError("generate: --hub reads text with transformers; pip install transformers") from error
     # Without tokenizer files transformers makes an empty tokenizer instead of failing.
-    if not any(file.name.startswith(("tokenizer", "vocab")) for file in folder.iterdir()):
+    if not any(file.name.startswith(("tokenizer", "vocab")) for file in folder.glob("*")):
         raise CheckpointError(f"generate: {folder} has no tokenizer, expected tokenizer.json")
     try:
         return AutoTokenizer.from_pretrained(folder)

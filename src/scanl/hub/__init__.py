@@ -1,4 +1,7 @@
-"""Models of transformers and torch. Patches run their modules on scanl's ops; formats read and write checkpoints."""
+"""Models of transformers and torch. Patches run their modules on scanl's ops; formats read and write checkpoints.
+
+Originals read the checkpoints of the programs of models' authors.
+"""
 
 from scanl.hub.accelerate import Report as Report
 from scanl.hub.accelerate import accelerate as accelerate

@@ -105,18 +105,21 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _format_of(config: Mapping[str, Any], path: Path) -> type[formats.Format]:
+def _format_of(config: Mapping[str, Any], path: Path, others: str = "") -> type[formats.Format]:
+    """Return transformers' format of a folder with these options. others: what the error names beside the formats."""
     kind = config.get("model_type")
     if kind not in formats.names():
         known = ", ".join(formats.names())
-        raise CheckpointError(f"checkpoint: {path}: model_type is {kind!r}, expected one of {known}")
+        raise CheckpointError(f"checkpoint: {path}: model_type is {kind!r}, expected one of {known}{others}")
     return formats.get(kind)
 
 
 def _layout_of(config: Mapping[str, Any], path: Path) -> type[formats.Layout]:
     """Return the layout of a folder with these options."""
-    layout = next((layout for layout in map(originals.get, originals.names()) if layout.recognizes(config)), None)
-    return layout or _format_of(config, path)
+    layouts = list(map(originals.get, originals.names()))
+    layout = next((layout for layout in layouts if layout.recognizes(config)), None)
+    programs = ", ".join(dict.fromkeys(layout.program for layout in layouts))
+    return layout or _format_of(config, path, f", or options of {programs}")
 
 
 def _layout_of_file(weights: Weights) -> type[originals.Shaped]:
