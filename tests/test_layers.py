@@ -352,6 +352,8 @@ def test_saved_and_loaded_continues_exactly(name, tmp_path):
     y, also = other(x[:, 5:], read)
     assert torch.equal(y, expected)
     assert_same(also, last, rtol=0, atol=0)
+    torch.save(state, tmp_path / "state.pt")
+    assert_same(torch.load(tmp_path / "state.pt", weights_only=True), state, rtol=0, atol=0)
 
 
 def test_beam_search_can_reorder_repeat_and_join(name):

@@ -246,6 +246,8 @@ def test_saved_and_loaded_continues_exactly(tie, tmp_path):
     other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
     read = states.load(tmp_path / "state.safetensors", other.init_state(1))
     assert torch.equal(other(x[:, 5:], read)[0], expected)
+    torch.save(state, tmp_path / "state.pt")
+    assert_same_state(torch.load(tmp_path / "state.pt", weights_only=True), state)
 
 
 def test_a_copy_of_a_tied_stack_shares_its_own_gamma():
@@ -641,6 +643,16 @@ WRONG = [
         lambda: Stack(8, 2, ("lru", "hawk"))(torch.zeros(1, 3, 8), timespans=torch.ones(1, 3)),
         ConfigError,
         r"block: timespans is given, expected none because Hawk takes none; layers that take them: .*lru, .*s4d, s5",
+    ),
+    (
+        lambda: Stack(8, 2, "lru")(torch.zeros(1, 3, 8), Stack(8, 1, "lru").init_state(1)),
+        ShapeError,
+        "stack: state is a tuple of 1, expected None or the state that this stack returned, a BlockState for each of i",
+    ),
+    (
+        lambda: Stack(8, 1, "lru")(torch.zeros(1, 3, 8), torch.zeros(1, 8)),
+        ShapeError,
+        "stack: state is a Tensor, expected None or the state",
     ),
 ]
 

@@ -126,7 +126,8 @@ class Layer(Module, metaclass=Configured):
         self._check(x, state, cu_seqlens)
         for argument in others:
             if argument not in self.takes:
-                raise TypeError(f"{self._who()}: forward got {argument!r}, which the layer does not take")
+                hint = "; scanl.layers.padded(layer, x, mask) runs it over padded rows" if argument == "mask" else ""
+                raise TypeError(f"{self._who()}: forward got {argument!r}, which the layer does not take{hint}")
         check_timespans(self._who(), others.get("timespans"), x)
         return self.run(x, state, cu_seqlens, **others)
 

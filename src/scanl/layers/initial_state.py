@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args, get
 import torch
 from torch import nn
 
-from scanl.layers.state import Device, DType, State
+from scanl.layers.state import Device, DType, State, loadable
 
 if TYPE_CHECKING:
     from scanl.layers.base import Layer
@@ -54,7 +54,7 @@ class Fields:
     """A NamedTuple of another module, and what its fields hold: `Fields(SegmentMemory, keys=Axes(...), ...)`."""
 
     def __init__(self, form: type[tuple[Any, ...]], **parts: "Form") -> None:
-        self.form, self.parts = form, parts
+        self.form, self.parts = loadable(form), parts
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def declare(form: Form) -> None:
         declared += [(name, component) for component in parts]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
     DECLARED[form] = declared
+    loadable(form)
     for _, component in declared:
         declare(component)
 

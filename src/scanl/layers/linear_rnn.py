@@ -13,10 +13,11 @@ from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.state import Device, DType, State, cat, index, map_leaves
+from scanl.layers.state import Device, DType, State, cat, index, loadable, map_leaves
 from scanl.ops import linear_scan
 
 
+@loadable
 class LinearRNNState(NamedTuple):
     """State of `LinearRNN`.
 

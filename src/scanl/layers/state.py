@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,13 @@ from scanl.errors import CheckpointError, ShapeError
 Device: TypeAlias = torch.device | str | None
 DType: TypeAlias = torch.dtype | None
 State: TypeAlias = Any  # Tensor | NamedTuple | tuple | list | dict with names as keys | None, nested
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def loadable(form: type[T]) -> type[T]:
+    """Let `torch.load` make a NamedTuple of tensors with weights_only=True. Returns the class: it is a decorator."""
+    torch.serialization.add_safe_globals([form])
+    return form
 
 
 def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:

@@ -10,7 +10,7 @@ from scanl.layers.designation import Designation, make_layer
 from scanl.layers.module import Module
 from scanl.layers.parts.norm import RMSNorm, ZeroCenteredRMSNorm
 from scanl.layers.registry import channel_mixers, get, names
-from scanl.layers.state import Device, DType, State
+from scanl.layers.state import Device, DType, State, loadable
 
 CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself
 
@@ -44,6 +44,7 @@ def check_timed(layer: Layer) -> None:
         )
 
 
+@loadable
 class BlockState(NamedTuple):
     """State of a `Block`.
 

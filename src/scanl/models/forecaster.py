@@ -13,7 +13,7 @@ from scanl.layers import state as states
 from scanl.layers.base import as_widened
 from scanl.layers.packing import pack, sequence_index, unpack
 from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.state import Device, DType, State
+from scanl.layers.state import Device, DType, State, loadable
 from scanl.models.embedding import check_tensor
 from scanl.models.generation import Generation
 from scanl.models.heads import LEVELS, Distribution, as_levels, check_counts, make_head
@@ -31,6 +31,7 @@ EPSILON = 1e-5  # added to the variance of a series that has not varied
 MOST_LOG = 80.0  # of a forecast, in units of the location: its exponential is finite in float32
 
 
+@loadable
 class ForecasterState(NamedTuple):
     """State of a `Forecaster`.
 

@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers.state import State
+from scanl.layers.state import State, loadable
 from scanl.models.inputs import Features
 from scanl.models.labeler import SequenceLabeler
 from scanl.models.sampling import as_generator, as_limit, check_options, sample
 from scanl.whole import whole_number
 
 
+@loadable
 class PolicyState(NamedTuple):
     """The state of a policy between two steps of B episodes.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from scanl.layers.packing import sequence_index
-from scanl.layers.state import Device, DType, State
+from scanl.layers.state import Device, DType, State, loadable
 from scanl.models.embedding import check_tensor
 from scanl.models.inputs import Features, Tokens
 from scanl.models.reader import Reader
@@ -16,6 +16,7 @@ from scanl.ops.offsets import sequences
 Pool = Annotated[Literal["mean", "last"], "the mean over the steps, or the last step"]
 
 
+@loadable
 class PooledState(NamedTuple):
     """State of a model that pools.
 

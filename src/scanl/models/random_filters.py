@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.configured import above, at_least
 from scanl.errors import ShapeError
 from scanl.layers.packing import pack
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, loadable
 from scanl.models.embedding import check_tensor
 from scanl.models.inputs import Features
 from scanl.models.reader import Standard
@@ -24,6 +24,7 @@ SAMPLES, SERIES = 1000, 100  # outputs from which thresholds are drawn, and from
 TAIL = 0.02  # thresholds are no quantiles nearer than this to 0 or 1
 
 
+@loadable
 class FilterState(NamedTuple):
     """State of the filters.
 

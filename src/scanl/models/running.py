@@ -21,11 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scanl.layers.state import loadable
 from scanl.ops import linear_scan
 
 ROUNDINGS = 64  # of the mean: a deviation below is no variation
 
 
+@loadable
 class Running(NamedTuple):
     """Weight n, mean m and variance v of the numbers so far, and p, (B, C) each, in float64."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.configured import WORDS, Configured, at_least
-from scanl.errors import ConfigError, nearest
+from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, widen
 from scanl.layers.designation import Designation, label, layer_class, make_layer
 from scanl.layers.module import Module
@@ -182,6 +182,7 @@ class Stack(Backbone):
 
         after_block: called as after_block(i, x) with the output of block i; returns what the next block reads.
         """
+        self._check_state(state)
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
         for index, (block, previous) in enumerate(zip(self._blocks(), state or [None] * len(self.blocks), strict=True)):
@@ -189,6 +190,22 @@ class Stack(Backbone):
             x = x if after_block is None else after_block(index, x)
             states.append(after)
         return x, tuple(states)
+
+    def _check_state(self, state: Any) -> None:
+        """Raise ShapeError unless each block has a state of its own. The layers check the tensors."""
+        if state is None or torch.compiler.is_compiling():
+            return
+        blocks = len(self.blocks)
+        if not isinstance(state, tuple | list):
+            shown = f"a {type(state).__name__}"
+        elif len(state) == blocks and all(entry is None or len(entry) == 2 for entry in state):
+            return
+        else:
+            shown = f"a {type(state).__name__} of {len(state)}"
+        raise ShapeError(
+            f"stack: state is {shown}, expected None or the state that this stack returned, a BlockState for each of "
+            f"its {blocks} blocks"
+        )
 
 
 def check_causal(who: str, stack: Backbone) -> None:

@@ -15,12 +15,13 @@ from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, lear
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import WINDOWS, QueryKeyValue, Windows
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, loadable
 from scanl.ops._chunks import between, leading
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.delta_rule import unit
 
 
+@loadable
 class Learned(NamedTuple):
     """A memory in the middle of a chunk. Each matrix of it is (B, H, rows, columns).
 
@@ -33,6 +34,7 @@ class Learned(NamedTuple):
     position: Tensor
 
 
+@loadable
 class TitansState(NamedTuple):
     """State of `Titans`: the memory, and the last inputs of the convolutions."""
 

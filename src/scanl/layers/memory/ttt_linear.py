@@ -14,10 +14,11 @@ from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.rotary import rotate_pairs
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, loadable
 from scanl.ops._frame.opaque import opaque
 
 
+@loadable
 class TTTState(NamedTuple):
     """State of a TTT layer.
 

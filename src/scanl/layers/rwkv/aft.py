@@ -13,7 +13,7 @@ from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.packing import each_alone
 from scanl.layers.rwkv._weighed import Sums, weighed
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, loadable
 from scanl.layers.state import to as move
 from scanl.ops import weighted_average
 from scanl.ops._frame.nonfinite import faulty, readable, since, suspected
@@ -22,6 +22,7 @@ from scanl.ops._frame.opaque import opaque
 VARIANTS = ("simple", "full", "local", "conv")
 
 
+@loadable
 class AFTState(NamedTuple):
     """State of the variants with positions: the last S steps, and a sum over all earlier steps.
 
