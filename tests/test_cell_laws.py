@@ -24,7 +24,7 @@ COVERS = [
 
 pytestmark = [pytest.mark.early(1), pytest.mark.cells_by_loop("name")]
 
-PAGE = Path(__file__).parents[1] / "docs" / "cells.md"
+PAGE = Path(__file__).parents[1] / "docs" / "cell_kernels.md"
 scanl.layers.names()  # imports all layers, which registers their cells
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 each_cell = pytest.mark.parametrize("cell", CELLS)

@@ -114,7 +114,7 @@ def describe_layer(name: str, dim: int) -> str:
     for entry in backends(cls):
         where = "any device" if entry.devices is None else ", ".join(entry.devices)
         if entry.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
-            where += "; it refuses some cells, see docs/cells.md"
+            where += "; it refuses some cells, see docs/cell_kernels.md"
         lines.append(f"{'':<12}{entry.name}: {where}")
     return "\n".join(lines)
 

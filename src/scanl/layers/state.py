@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ShapeError
@@ -21,8 +22,10 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def loadable(form: type[T]) -> type[T]:
-    """Let `torch.load` make a NamedTuple of tensors with weights_only=True. Returns the class: it is a decorator."""
+    """Let `torch.load` with weights_only=True and `torch.export.save` handle a NamedTuple of tensors. A decorator."""
     torch.serialization.add_safe_globals([form])
+    if form not in pytree.SUPPORTED_NODES:
+        pytree._register_namedtuple(form, serialized_type_name=f"{form.__module__}.{form.__qualname__}")
     return form
 
 

@@ -496,7 +496,7 @@ def test_nan(first):
 
 @pytest.mark.parametrize("first", range(0, SHORT, 20))
 def test_kernels_for_a_gpu(first):
-    """In the interpreter. Some steps have no tiles; docs/cells.md says which kinds."""
+    """In the interpreter. Some steps have no tiles; docs/cell_kernels.md says which kinds."""
     pytest.importorskip("triton")
     assert sum(_check(seed, "triton") for seed in range(first, first + 20)) >= 5
 

@@ -132,7 +132,7 @@ class TrainingConfig:
         int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
     ] = 1
     algorithm: Annotated[
-        str, "how the gradient is computed: a registered algorithm, such as bptt; docs/learning_online.md lists them"
+        str, "how the gradient is computed: a registered algorithm, such as bptt; docs/algorithms.md lists them"
     ] = "bptt"
     algorithm_options: Annotated[dict[str, Any], "options of the algorithm"] = field(default_factory=dict)
     optimizer: Annotated[str, one_of(OPTIMIZERS), f"how the weights change: {', '.join(OPTIMIZERS)}"] = "adamw"
