@@ -2,9 +2,11 @@
 
 The pages that are written are templates of Jinja, docs/templates/*.md: what stands there in braces is filled from the
 rows of benchmarks/results, and from the registries. The stubs have the public names of each package in PACKAGES.
-docs/made/ has the pages of the models, which come from the code alone. Only the site has them; git ignores them.
+docs/made/ has the pages of the models, which come from the code alone. Only the site has them; git ignores them. The
+figures of the stages of a scan are drawn by code too.
 """
 
+import ast
 import csv
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a s
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from making import compat, models
+from making import compat, models, stages
 from scanl import faces
 from scanl.cli import accelerate, algorithms, data, ops
 from scanl.layers import classes
@@ -24,7 +26,8 @@ from scanl.layers.registry import channel_mixers
 from scanl.learning.algorithms import algorithms as learning
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
+BENCHMARKS = DOCS.parent / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 TABLES: dict[str, Callable[[], str]] = {
     "algorithms": algorithms.table,
     "data": data.table,
@@ -64,17 +67,31 @@ def made() -> dict[Path, str]:
     return texts
 
 
+def figures() -> dict[Path, str]:
+    """Return the text of each figure that is drawn by code."""
+    return {DOCS / name: text for name, text in stages.figures().items()}
+
+
 def environment() -> Environment:
-    """Return what a template knows: `table`, `rows`, and filters of rows, groups of rows and numbers."""
+    """Return what a template knows: `table`, `rows`, `source`, and filters of rows, groups of rows and numbers."""
     made = Environment(
         loader=FileSystemLoader(DOCS / "templates"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
     )
-    made.globals |= {"rows": rows, "table": lambda name: TABLES[name]()}
+    made.globals |= {"rows": rows, "source": source, "table": lambda name: TABLES[name]()}
     made.filters |= {each.__name__: each for each in FILTERS}
     return made
+
+
+def source(file: str, name: str) -> str:
+    """Return the text of a function in a file of benchmarks/."""
+    text = (BENCHMARKS / file).read_text(encoding="utf-8")
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    (function,) = functions
+    first = min(node.lineno for node in (function, *function.decorator_list))
+    return "\n".join(text.splitlines()[first - 1 : function.end_lineno])
 
 
 def rows(name: str, /, **key: str) -> Rows:
@@ -173,7 +190,7 @@ def code(name: str) -> str:
 FILTERS = (of, by, values, mean, least, most, span, total, best, ascending, column, ms, lowest, number, code)
 
 if __name__ == "__main__":
-    for path, text in {**stubs(), **pages(), **made()}.items():
+    for path, text in {**stubs(), **figures(), **pages(), **made()}.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx reads again what is newer
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -25,6 +25,13 @@ def test_pages_are_the_registries(write):
     assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
 
 
+def test_figures_are_those_that_the_code_draws(write):
+    figures = write.figures()
+    assert sorted(path.name for path in figures) == sorted(path.name for path in (ROOT / "docs").glob("*.svg"))
+    stale = [path.name for path, text in figures.items() if _text(path) != text]
+    assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
+
+
 ROWS = [
     {"layer": "gru", "seed": "0", "ratio": "7.0", "minutes": ""},
     {"layer": "gru", "seed": "1", "ratio": "10", "minutes": "2"},

@@ -8,6 +8,7 @@ import argparse
 import csv
 import functools
 import importlib
+import importlib.util
 import itertools
 import re
 import shlex
@@ -175,6 +176,7 @@ SMALLER = {
         "8192, (1, 1024)": "64, (1, 32)",
     },
 }
+NEEDS = {"import Trainer": "accelerate"}  # what a block says: a package without which it does not run
 OWN_TEST = {"CONTRIBUTING.md"}  # tests/docs/test_contributing.py follows this page
 
 
@@ -235,6 +237,8 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
             continue
         if file := re.match(r"# (\w+\.py)\n", text):  # a file of the reader's own
             (tmp_path / file[1]).write_text(text)
+            continue
+        if any(words in text and importlib.util.find_spec(package) is None for words, package in NEEDS.items()):
             continue
         for long in [long for long in smaller if long in text]:
             text = text.replace(long, smaller.pop(long))
@@ -334,6 +338,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.follow": ("at_once", {"TRAINING": 300}, "pandas"),
     "speed.long_attention": ("rmt", {}, "torch"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
+    "speed.stages": ("", {}, "numba"),
     "speed.stream": ("--layers lru", {}, "torch"),
     "quality.needs": ("hidden", {}, "sklearn"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
