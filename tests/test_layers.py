@@ -706,6 +706,8 @@ def test_states_are_moved_cast_and_read_back(tmp_path):
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(ShapeError, match=r"mask is torch.bool \(2, 3\), expected torch.bool \(2, 4\) because of x"):
         padded(make("lru"), inputs(2, 4), torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"^lru: forward got 'mask', .*; scanl.layers.padded\(layer, x, mask\) runs it"):
+        make("lru")(inputs(2, 4), mask=torch.ones(2, 4, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("name", LAYERS)
