@@ -20,7 +20,7 @@ BELOW: dict[str, set[str]] = {
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
     "compat": {"common", "ops", "layers"},
-    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub"},
+    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect"},
 }
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
 

@@ -13,13 +13,17 @@ agree. Differs: many draws are followed at once, by batched solves; no sequence 
 fewer than the search would try, each is tried; equal cycles are recognised by their distance, not by two decimals.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.inspect.base import BLUE, RED, Drawing, Inspection, inspector, prepared
 from scanl.layers import PLRNN, ShallowPLRNN
+from scanl.layers.base import Layer
 
 ROUNDING = 1e-9  # largest distance between equal points, relative to their size
 
@@ -211,3 +215,65 @@ class _Distinct:
                 P = M @ P
             cycles.append(Cycle(orbit, torch.linalg.eigvals(P)))
         return sorted(cycles, key=lambda cycle: cycle.points[0].tolist())
+
+
+@dataclass(frozen=True)
+class Orbits(Inspection):
+    """cycles: those of a piecewise-linear network, sorted by their length."""
+
+    cycles: tuple[Cycle, ...]
+
+    def figures(self) -> dict[str, float]:
+        lengths = sorted({len(cycle.points) for cycle in self.cycles})
+        counts = {
+            "fixed points" if length == 1 else f"cycles of {length}": sum(len(c.points) == length for c in self.cycles)
+            for length in lengths
+        }
+        return {**counts, "stable": sum(cycle.stable for cycle in self.cycles)}
+
+    def columns(self) -> dict[str, Any]:
+        every = [
+            (number, len(cycle.points), cycle.stable, unit, value)
+            for number, cycle in enumerate(self.cycles)
+            for point in cycle.points.tolist()
+            for unit, value in enumerate(point)
+        ]
+        names = ("cycle", "length", "stable", "unit", "value")
+        return {name: [row[at] for row in every] for at, name in enumerate(names)}
+
+    def panels(self) -> dict[str, Drawing]:
+        return {"": self._draw}
+
+    def _draw(self, axes: Any) -> None:
+        """Draw the first two units of every point; lines join the points of a cycle."""
+        for stable, color in ((True, BLUE), (False, RED)):
+            chosen = [cycle for cycle in self.cycles if cycle.stable is stable]
+            for number, cycle in enumerate(chosen):
+                first = cycle.points[:, 0]
+                second = cycle.points[:, 1] if cycle.points.shape[1] > 1 else torch.zeros_like(first)
+                name = ("stable" if stable else "not stable") if number == 0 else None
+                axes.plot([*first, first[0]], [*second, second[0]], "o-", ms=5, lw=0.8, color=color, label=name)
+        axes.set(xlabel="unit 0", ylabel="unit 1")
+        if self.cycles:
+            axes.legend(frameon=False, fontsize=8)
+        axes.grid(alpha=0.3)
+
+
+@inspector(
+    title="Fixed points and cycles",
+    equation="z_{t+k} = z_t,  z_t = A z_{t-1} + B ReLU(G z_{t-1} + g) + h",
+    source='Eisenmann et al., "Bifurcations and loss jumps in RNN training", arXiv:2310.17561, algorithm 1',
+    takes="plrnn and shallow_plrnn",
+)
+def orbits(layer: Layer, x: Tensor | None = None, *, lengths: Sequence[int] = (1, 2, 3)) -> Orbits:
+    """Return the cycles of a piecewise-linear network under a constant input, by `cycles`.
+
+    x: (B, T, dim), whose mean over rows and steps is the constant input; None for zeros.   lengths: of the cycles.
+
+    Raises ConfigError for another layer, and for a length below 1.
+    """
+    made, given = prepared("orbits", layer, x, 1, rows=1)
+    if not isinstance(made, PLRNN | ShallowPLRNN):
+        raise ConfigError(f"orbits: layer is a {type(layer).__name__}, expected a PLRNN or a ShallowPLRNN")
+    network = regions(made, None if x is None else given.mean((0, 1)))
+    return Orbits(tuple(cycle for length in lengths for cycle in cycles(network, length)))

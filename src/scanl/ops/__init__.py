@@ -1,6 +1,7 @@
 """Public ops, their states and their errors. Feature maps for linear attention are in `feature_maps`."""
 
 from scanl.ops import feature_maps
+from scanl.ops._frame.calls import op_calls
 from scanl.ops._frame.dispatch import backend
 from scanl.ops.associative_scan import associative_scan
 from scanl.ops.cell import Cell, cell
@@ -53,6 +54,7 @@ __all__ = [
     "noncausal_weighted_average",
     "nonlinear_scan",
     "normalized_linear_attention",
+    "op_calls",
     "segment_attention",
     "selective_scan",
     "short_convolution",

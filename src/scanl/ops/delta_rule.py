@@ -29,6 +29,7 @@ from scanl.ops.dplr_scan import chunked
     source="Schlag et al. 2021, arXiv:2102.11174, eq. (24); Yang et al. 2024, arXiv:2412.06464, eq. (10)",
     neutral={"beta": 0.0, "g": 0.0},
     effect=Matrix({"v": 0.0}),
+    values="v",
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
     wide=("beta", "g"),

@@ -29,6 +29,7 @@ from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of, spoilt
     source="Peng et al. 2025, arXiv:2503.14456, eq. (17)",
     neutral={"k": 0.0, "a": 0.0, "g": 0.0},
     effect=Matrix({"v": 0.0}),
+    values="v",
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
     wide=("g",),

@@ -35,6 +35,7 @@ from scanl.ops.linear_scan import linear_scan
     source="Katharopoulos et al. 2020, arXiv:2006.16236, eq. (18) to (20); Yang et al. 2023, arXiv:2312.06635, eq. (3)",
     neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
     effect=Diagonal({"v": 0.0}),
+    values="v",
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "H"},
     wide=("g", "gv", "u"),

@@ -28,6 +28,7 @@ from scanl.ops.associative_scan import associative_scan
     source="Martin and Cundy 2018, arXiv:1709.04057, eq. (5)",
     neutral={"x": 0.0, "a": 1.0},
     effect=Diagonal({"x": 0.0}),
+    values="x",
     dtypes=HALF + FLOATING + COMPLEX,
 )
 def linear_scan(

@@ -58,6 +58,7 @@ def _form(
     equation="y_t = b ⊙ x_t + Σ_j κ_j ⊙ x_{t-j}",
     source="Gu, Goel and Ré 2022, arXiv:2111.00396, section 2.4; Oncescu et al. 2025, arXiv:2410.12982, section 3",
     neutral={},
+    values="x",
     dtypes=HALF + FLOATING + COMPLEX,
     form=_form,
     excused={

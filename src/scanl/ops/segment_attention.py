@@ -85,6 +85,7 @@ def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: 
     equation="y_t = Σ_j softmax_j(scale q_tᵀ k_j) v_j, t - W < j <= t",
     source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1; Dai et al. 2019, arXiv:1901.02860, section 3.2",
     neutral={},
+    values="v",
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
     form=_form,

@@ -34,6 +34,7 @@ from scanl.ops.linear_scan import linear_scan
     source="Gu and Dao 2023, arXiv:2312.00752, eq. (2) and algorithm 2",
     neutral={"delta": 0.0},
     effect=Diagonal({"u": 0.0}),
+    values="u",
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "E"},
     real=("u", "delta", "D", "z", "delta_bias"),

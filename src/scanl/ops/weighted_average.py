@@ -62,6 +62,7 @@ class _Averages(Linear):
     source="Zhai et al. 2021, arXiv:2105.14103, AFT-simple; Peng et al. 2023, arXiv:2305.13048, the WKV operator",
     neutral={"k": -torch.inf, "decay": 0.0},
     effect=_Averages({"k": -torch.inf}),
+    values="v",
     dtypes=HALF + FLOATING,
     wide=("decay", "bonus"),
     initial=_empty,

@@ -9,8 +9,7 @@ from torch import Tensor
 from scanl.configured import at_least, who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
-from scanl.layers.state import State, detach, index, leaves, repeat
-from scanl.learning.algorithms._flat import flatten, unflatten
+from scanl.layers.state import State, detach, flatten, index, leaves, repeat, unflatten
 from scanl.learning.algorithms.base import Algorithm, Loss, with_gradients
 from scanl.learning.questions import Model
 from scanl.ops import backend, fixed_point

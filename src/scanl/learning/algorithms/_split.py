@@ -7,8 +7,7 @@ from torch import Tensor
 
 from scanl.configured import who
 from scanl.data.batch import Batch
-from scanl.layers.state import State, detach, repeat
-from scanl.learning.algorithms._flat import flatten, unflatten
+from scanl.layers.state import State, detach, flatten, repeat, unflatten
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms.base import Algorithm, Loss, with_gradients
 from scanl.learning.questions import Model

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers.state import leaves
-from scanl.learning.algorithms._flat import complex_parts, flatten, products, unflatten
+from scanl.layers.state import complex_parts, flatten, leaves, unflatten
+from scanl.learning.algorithms._flat import products
 from scanl.learning.algorithms._pieces import reads
 from scanl.learning.questions import Model
 from scanl.models import Tokens

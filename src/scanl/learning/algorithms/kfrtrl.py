@@ -10,8 +10,8 @@ from scanl.configured import who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers import LSTM, Elman
-from scanl.layers.state import State, detach
-from scanl.learning.algorithms._flat import flatten, products, unflatten
+from scanl.layers.state import State, detach, flatten, unflatten
+from scanl.learning.algorithms._flat import products
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms._signs import new_seeds, signs
 from scanl.learning.algorithms.base import Algorithm, algorithm, with_gradients

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from scanl.configured import above, at_least, between
 from scanl.data.batch import Batch
-from scanl.layers.state import State, detach
-from scanl.learning.algorithms._flat import flatten, unflatten
+from scanl.layers.state import State, detach, flatten, unflatten
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from scanl.configured import at_least, who
 from scanl.data.batch import Batch
-from scanl.layers.state import State, detach
-from scanl.learning.algorithms._flat import flatten, unflatten
+from scanl.layers.state import State, detach, flatten, unflatten
 from scanl.learning.algorithms._influence import Influence
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms._structure import Structures

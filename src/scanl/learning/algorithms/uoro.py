@@ -7,8 +7,8 @@ from torch import Tensor
 
 from scanl.configured import above, who
 from scanl.data.batch import Batch
-from scanl.layers.state import State, detach
-from scanl.learning.algorithms._flat import flatten, products, unflatten
+from scanl.layers.state import State, detach, flatten, unflatten
+from scanl.learning.algorithms._flat import products
 from scanl.learning.algorithms._signs import new_seeds, signs
 from scanl.learning.algorithms._structure import Structures
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients

@@ -101,7 +101,8 @@ class OpSpec:
     options and cu_seqlens that raises for arguments that fail further checks, before any work.   widens: whether
     half-precision operands are widened for the reference, as they are for a backend that does not declare their dtype.
     excused: tests that this op need not pass, each with the reason, which the tests report.   effect: how a piece of a
-    sequence acts on the state; None if not linearly.
+    sequence acts on the state; None if not linearly.   values: the operand whose steps the op mixes, as attention mixes
+    values: from an empty state the output is linear in it. "" if there is none.
     """
 
     id: str | None
@@ -119,6 +120,7 @@ class OpSpec:
     widens: bool = True
     excused: Mapping[str, str] = field(default_factory=dict)
     effect: Effect | None = None
+    values: str = ""
 
 
 class Declaration:

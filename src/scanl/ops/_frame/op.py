@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, ScanlError
 from scanl.ops._frame import dispatch, packing, trees
+from scanl.ops._frame.calls import note
 from scanl.ops._frame.constant import constant, imitation, static_kinds
 from scanl.ops._frame.declaration import (
     COMPLEX,
@@ -52,6 +53,7 @@ class Op(Declaration, Generic[P, S]):
         self.id, self.equation, self.source = spec.id, spec.equation, spec.source
         self.initial, self.form, self.check = spec.initial, spec.form, spec.check
         self.neutral, self.excused, self.effect = spec.neutral, spec.excused, spec.effect
+        self.values = spec.values
         self.samples: Cases[Sample] = Cases()
         self.errors: Cases[tuple[Sample, str]] = Cases()  # invalid arguments, each with a part of the error message
         self.backends: dict[str, Backend] = {}
@@ -80,6 +82,7 @@ class Op(Declaration, Generic[P, S]):
         **more: Any,
     ) -> tuple[Tensor, S]:
         operands, options = self.bind(args, more)
+        note(self, operands, options, reverse, cu_seqlens)
         names = (backend,) if backend != "auto" else preferred()
         check_kind(self.name, cu_seqlens)
         if self.check is not None:
