@@ -19,7 +19,7 @@ from scanl.learning.evaluation import trained
 from scanl.learning.questions import Model, answerer
 from scanl.models import Stack, presets
 
-DIM = 16  # width of a new layer
+DIM = 64  # width of a new layer
 STEPS = 256  # that the layers of a model read
 ROWS = 2  # sequences
 
@@ -127,4 +127,5 @@ def table(one: Inspector[..., Any], inspections: Mapping[str, Inspection], refus
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     refused = [f"  {name}: {reason}" for name, reason in refusals.items()]
-    return "\n".join([f"{one.title} ({one.name})", *lines, *refused])
+    end = [] if figures else [""]
+    return "\n".join([f"{one.title} ({one.name})", *lines, *refused, *end])

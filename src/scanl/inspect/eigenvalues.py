@@ -67,6 +67,8 @@ class Eigenvalues(Inspection):
         for row in values:
             axes.plot(torch.arange(1, len(row) + 1), row, lw=1, color=LIGHT)
         axes.plot(torch.arange(1, values.shape[1] + 1), values.mean(0), lw=1.6, color=BLUE)
+        low, high = values.min().item(), values.max().item()
+        axes.set_ylim(min(0.0, low) - 0.03, max(1.0, high) + 0.03)
         axes.set(xlabel="eigenvalue, largest first", ylabel="λ, per step")
         axes.grid(alpha=0.3)
 

@@ -49,9 +49,10 @@ class ImpulseResponse(Inspection):
         """Draw of some channels the output that answers most, in the first sequence."""
         for curves, channel in zip(self.response[0, :SHOWN], self.channels[:SHOWN].tolist(), strict=True):
             strongest = int(curves[1:].square().sum(0).argmax())
-            axes.plot(curves[1:, strongest], lw=1.2, label=f"{channel} to {strongest}")
+            axes.plot(range(1, len(curves)), curves[1:, strongest], lw=1.2, label=f"{channel} to {strongest}")
         axes.axhline(0, lw=0.8, color="#bdbdbd")
-        axes.set(xlabel="steps after the push, from 1", ylabel="output for a unit of input")
+        axes.set(xlabel="steps after the push", ylabel="output for a unit of input", xscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.legend(frameon=False, fontsize=8, title="channel", title_fontsize=8)
         axes.grid(alpha=0.3)
 

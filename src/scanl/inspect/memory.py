@@ -46,7 +46,10 @@ class EffectiveMemory(Inspection):
         axes.plot(
             rank[beyond], torch.full((int(beyond.sum()),), longest), "^", ms=5, color=RED, label="longer than seen"
         )
-        axes.set(xlabel="input channel, longest first", ylabel="effective memory, steps", yscale="log")
+        axes.set(xlabel="input channel, longest first", ylabel="effective memory, steps")
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(bottom=0.45 if (ranked < 1).any() else 0.9)
+        axes.yaxis.set_major_formatter("{x:g}")
         if beyond.any():
             axes.legend(frameon=False, fontsize=8)
         axes.grid(alpha=0.3, which="both")

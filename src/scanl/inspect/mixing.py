@@ -16,6 +16,7 @@ from scanl.ops._frame.calls import OpCall
 STEPS = 64
 HEADS = 64  # of a matrix; channels beyond are left out
 SHOWN = 3  # heads of a picture
+DECADES = 1e4  # the largest entry over the least that a picture shows
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class MixingMatrix(Inspection):
 
     def _drawing(self, head: int) -> Drawing:
         def draw(axes: Any) -> None:
+            from matplotlib.colors import LogNorm
+
             size = self.matrix[0, head].abs()
-            image = axes.imshow(size, cmap="Blues", vmin=0, vmax=size.max().item() or 1)
+            largest = size.max().item() or 1.0
+            image = axes.imshow(size, cmap="Blues", norm=LogNorm(largest / DECADES, largest, clip=False))
             axes.set(xlabel="step s that is read", ylabel="step t that reads")
             axes.figure.colorbar(image, ax=axes, shrink=0.8, label="|M|")
 
