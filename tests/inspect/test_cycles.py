@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.inspect import Regions, cycles, regions
+from scanl.inspect import Regions, cycles, orbits, regions
 from scanl.layers import GRU, PLRNN, ShallowPLRNN
 
 
@@ -102,6 +102,18 @@ def test_stability_is_that_of_orbits_nearby():
             nearby = cycle.points + 1e-6 * torch.randn(20, 3, dtype=torch.float64)
             away = (_iterated(layer, nearby, 400) - cycle.points).norm(dim=1)
             assert cycle.stable == bool((away < 1e-5).all()) or cycle.multipliers.abs().max() > 0.98
+
+
+def test_orbits_are_the_cycles_of_the_lengths():
+    layer, x = plain(3, 4), torch.ones(1, 2, 3, dtype=torch.float64)
+    inspection = orbits(layer, lengths=(1, 2))
+    expected = [*cycles(regions(layer), 1), *cycles(regions(layer), 2)]
+    assert [cycle.points.tolist() for cycle in inspection.cycles] == [cycle.points.tolist() for cycle in expected]
+    assert inspection.figures()["fixed points"] == 2
+    driven = orbits(layer, x, lengths=(1,)).cycles
+    assert [c.points.tolist() for c in driven] == [c.points.tolist() for c in cycles(regions(layer, x[0, 0]), 1)]
+    with pytest.raises(ConfigError, match="orbits: layer is a GRU, expected a PLRNN or a ShallowPLRNN"):
+        orbits(GRU(3))
 
 
 def test_wrong_arguments():

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.inspect import decoded, reconstructed, save_reconstruction
+from scanl.inspect import decoded, reconstruction
 from scanl.inspect.reconstruction import waves
-from scanl.layers import S4D, LinRNNLTI
+from scanl.layers import LRU, S4D, HiPPO, LinRNNLTI
 from scanl.layers import state as states
 from scanl.ops import linear_attention, linear_scan, long_convolution, ssm_kernel_diagonal
-
-COVERS = ["inspect/memory"]
 
 
 def test_recurrence_convolution_and_scan_are_three_views_of_one_system():
@@ -88,24 +86,25 @@ def test_a_random_selective_recurrence_projects_the_signature_and_a_fixed_one_do
     assert left[1] > 0.9
 
 
-def test_the_picture_of_what_hippo_remembers(tmp_path):
+def hold(signal, size, measure, theta=100.0):
+    return reconstruction(HiPPO(1, size, measure, theta), signal[None, :, None])
+
+
+def test_what_hippo_remembers():
     """The window of each measure comes back; a longer memory is not worse."""
     signal = waves(400)
-    errors = save_reconstruction(tmp_path / "hippo.png", signal, 32)
-    assert (tmp_path / "hippo.png").read_bytes().startswith(b"\x89PNG")
-    assert errors["legt"] < 0.05
-    steps, values, error = reconstructed(signal, 64, "legs", 1.0)
-    assert error < 0.01 < errors["legs"]  # eighteen periods need more than 18 π numbers
-    assert steps.tolist() == list(range(400))
-    assert values.shape == (400,)
-    assert reconstructed(signal, 8, "legt", 100.0)[0].tolist() == list(range(300, 400))
-    with pytest.raises(ShapeError, match=r"reconstructed: signal has shape \(1,\), expected \(T\) with T at least 2"):
-        reconstructed(signal[:1], 8, "legs", 1.0)
+    assert hold(signal, 32, "legt").error() < 0.05
+    inspection = hold(signal, 64, "legs", 1.0)
+    assert inspection.error() < 0.01 < hold(signal, 32, "legs").error()  # eighteen periods need more than 18 π numbers
+    assert inspection.steps.tolist() == list(range(400))
+    assert inspection.values.shape == (400,)
+    assert hold(signal, 8, "legt").steps.tolist() == list(range(300, 400))
+    assert hold(signal, 32, "fourier").what == "Fourier: the last 100 steps"
 
 
-def test_wrong_input_of_decoded_is_refused():
-    u = torch.randn(40)
-    with pytest.raises(ShapeError, match=r"decoded: inputs has shape \(40,\) and states is torch.float32 \(39, 2\)"):
-        decoded(u, torch.randn(39, 2), 3)
-    with pytest.raises(ConfigError, match="decoded: lags is 11, expected 1 to a quarter of the 40 steps"):
-        decoded(u, torch.randn(40, 2), 11)
+def test_what_is_no_signal_for_hippo():
+    for shape in ((1, 1, 1), (2, 5, 1)):
+        with pytest.raises(ShapeError, match=r"reconstruction: x has shape .*, expected \(1, T, 1\), T at least 2"):
+            reconstruction(HiPPO(1, 8), torch.zeros(shape))
+    with pytest.raises(ConfigError, match="reconstruction: layer is lru, expected hippo because its memory is a proj"):
+        reconstruction(LRU(4))

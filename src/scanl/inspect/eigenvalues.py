@@ -12,7 +12,7 @@ from scanl.inspect.base import BLUE, GREY, LIGHT, Drawing, Inspection, inspector
 from scanl.layers.base import Layer
 from scanl.layers.state import State, flatten, index, leaves, unflatten
 
-LARGEST = 2**14  # numbers of a state
+LARGEST = 2**13  # numbers of a state
 DENSE = 2**11  # numbers of a block
 BUDGET = 2**21  # numbers of all copies of the state that are in memory at once
 STEPS = 64  # steps after which the eigenvalues are taken
@@ -85,7 +85,7 @@ def eigenvalues(layer: Layer, x: Tensor | None = None) -> Eigenvalues:
     x: (B, T, dim), what the layer reads; None for 4 sequences of 64 steps of white noise. Of a linear time-invariant
     layer λ does not depend on x; of a gated one its modulus is the decay that the gates chose. Computed in float64, by
     backward passes. Where no number of the state acts on another, or only a few do, the eigenvalues are those of the
-    blocks on the diagonal, so a state may have up to 2^14 numbers, and a block 2^11.
+    blocks on the diagonal, so a state may have up to 2^13 numbers, and a block 2^11.
 
     Raises ConfigError for a layer without a state of constant size, and for a larger one.
 

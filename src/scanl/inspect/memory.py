@@ -48,7 +48,7 @@ class EffectiveMemory(Inspection):
         )
         axes.set(xlabel="input channel, longest first", ylabel="effective memory, steps")
         axes.set_yscale("log", base=2)
-        axes.set_ylim(bottom=0.45 if (ranked < 1).any() else 0.9)
+        axes.set_ylim(0.45 if (ranked < 1).any() else 0.9, 1.2 * longest)
         axes.yaxis.set_major_formatter("{x:g}")
         if beyond.any():
             axes.legend(frameon=False, fontsize=8)

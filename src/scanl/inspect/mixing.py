@@ -55,7 +55,7 @@ class MixingMatrix(Inspection):
 
             size = self.matrix[0, head].abs()
             largest = size.max().item() or 1.0
-            image = axes.imshow(size, cmap="Blues", norm=LogNorm(largest / DECADES, largest, clip=False))
+            image = axes.imshow(size.numpy(), cmap="Blues", norm=LogNorm(largest / DECADES, largest, clip=False))
             axes.set(xlabel="step s that is read", ylabel="step t that reads")
             axes.figure.colorbar(image, ax=axes, shrink=0.8, label="|M|")
 
