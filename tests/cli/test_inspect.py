@@ -23,7 +23,7 @@ def test_a_layer(tmp_path, monkeypatch, capsys):
     assert main([*words, "eigenvalues", "impulse_response"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Eigenvalues of a step (eigenvalues)"
-    assert lines[1].split() == "layer numbers largest |λ| median |λ| longest half-life, steps".split()
+    assert lines[1].split() == ["layer", "numbers", "largest", "|λ|", "median", "|λ|", "longest", "half-life,", "steps"]
     assert lines[2].split()[:2] == ["lru", "8"]
     assert 0.9 <= float(lines[2].split()[2]) <= 1
     rows = list(csv.DictReader((tmp_path / "inspect/lru/eigenvalues.csv").read_text("utf-8").splitlines()))
@@ -45,7 +45,7 @@ def test_a_run_and_a_layer_that_an_inspector_refuses(tmp_path, monkeypatch, caps
     train = "train --data parity --layer lru,gru --dim 8 --depth 2 --steps 1 --batch-size 2 --accelerator cpu"
     assert main([*train.split(), "--data-options.length", "10", "--eval-examples", "4", "--out", "r"]) == 0
     capsys.readouterr()
-    assert main("inspect r --steps 8 --what mixing_matrix".split()) == 0
+    assert main(["inspect", "r", "--steps", "8", "--what", "mixing_matrix"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:2] == ["0", "lru"]
     assert lines[3].startswith("  1 gru: mixing_matrix: the ops that gru calls are gru, expected one over all 8 steps")

@@ -30,8 +30,8 @@ class Delays(Layer):
 
 def test_a_delay_line_holds_as_many_inputs_as_it_has_numbers():
     inspection = memory_capacity(Delays())
-    torch.testing.assert_close(inspection.held[:4], torch.ones(4).double(), rtol=0, atol=1e-4)
-    assert inspection.held[4:].max() < 0.1
+    torch.testing.assert_close(inspection.shares[:4], torch.ones(4).double(), rtol=0, atol=1e-4)
+    assert inspection.shares[4:].max() < 0.1
     assert inspection.figures()["half is held for, steps"] == 4
     assert inspection.numbers == 4
 

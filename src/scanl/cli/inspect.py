@@ -94,7 +94,7 @@ def read_by(model: Model, source: Source, steps: int) -> Read:
 
 
 def layers_by_name(name: str, dim: int, options: Mapping[str, Any], steps: int | None) -> tuple[Read, Path]:
-    """Return a new layer, or those of a whole model, and the folder for their pictures."""
+    """Return a new layer, or the layers of a whole model, and the folder for their pictures."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if presets.find(name) is not None:

@@ -18,7 +18,7 @@ from scanl.models import Backbone
 from scanl.ops import backend
 from scanl.registry import Functions
 
-BLUE, LIGHT, GREY, RED = "#08519c", "#9ecae1", "#636363", "#a63603"  # of the pictures of runs and forecasts
+BLUE, LIGHT, GRAY, RED = "#08519c", "#9ecae1", "#636363", "#a63603"  # of the pictures of runs and forecasts
 ROWS = 4  # sequences of white noise that a layer reads where the caller has none
 
 P = ParamSpec("P")
@@ -79,8 +79,8 @@ def inspector(
     """
 
     def register(function: Callable[P, R]) -> Inspector[P, R]:
-        made = Inspector(function, title=title, equation=equation, source=source, takes=takes, own_signal=own_signal)
-        return inspectors.add(function.__name__)(made)
+        new = Inspector(function, title=title, equation=equation, source=source, takes=takes, own_signal=own_signal)
+        return inspectors.add(function.__name__)(new)
 
     return register
 
@@ -108,10 +108,10 @@ def prepared(who: str, layer: Layer, x: Tensor | None, steps: int, rows: int = R
     return layer, x.detach().cpu().double()
 
 
-def state_size(who: str, layer: Layer, most: int) -> int:
+def state_size(who: str, layer: Layer, limit: int) -> int:
     """Return e, how many real numbers the state of one sequence has; integers, such as positions, do not count.
 
-    Raises ConfigError for a layer that reads the whole sequence, for one without such numbers, for more than `most`
+    Raises ConfigError for a layer that reads the whole sequence, for one without such numbers, for more than `limit`
     numbers, and for a state that grows.
     """
     if layer.bidirectional:
@@ -127,9 +127,9 @@ def state_size(who: str, layer: Layer, most: int) -> int:
             f"{who}: the state of {label(layer)} grows from {size} numbers to {after} in a step, expected a state of "
             "constant size"
         )
-    if not 1 <= size <= most:
+    if not 1 <= size <= limit:
         raise ConfigError(
-            f"{who}: the state of {label(layer)} has {size} numbers, expected 1 to {most}"
+            f"{who}: the state of {label(layer)} has {size} numbers, expected 1 to {limit}"
             + ("; build the layer with a smaller dim" if size else "")
         )
     return size
@@ -153,18 +153,18 @@ def readings(model: nn.Module) -> Iterator[dict[str, tuple[Layer, Tensor]]]:
     mixers = dict.fromkeys(mixer for stack in stacks for mixer in stack.mixers())
     if not mixers:
         raise ConfigError(f"readings: model is a {type(model).__name__}, expected one with a stack of layers")
-    read: dict[str, tuple[Layer, Tensor]] = {}
+    inputs: dict[str, tuple[Layer, Tensor]] = {}
 
     def remember(name: str, layer: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         assert isinstance(layer, Layer)
-        read.setdefault(name, (layer, (args[0] if args else named["x"]).detach()))
+        inputs.setdefault(name, (layer, (args[0] if args else named["x"]).detach()))
 
     handles = [
         mixer.register_forward_pre_hook(functools.partial(remember, f"{index} {label(mixer)}"), with_kwargs=True)
         for index, mixer in enumerate(mixers)
     ]
     try:
-        yield read
+        yield inputs
     finally:
         for handle in handles:
             handle.remove()

@@ -53,31 +53,31 @@ def decoded(inputs: Tensor, states: Tensor, lags: int, ridge: float = 1e-6) -> T
 
 @dataclass(frozen=True)
 class MemoryCapacity(Inspection):
-    """held: (lags,), the part of the variance of the input k steps ago that a linear map reads from the state.
+    """shares: (lags,), the part of the variance of the input k steps ago that a linear map reads from the state.
 
     numbers: N, how many numbers the state has.
     """
 
-    held: Tensor
+    shares: Tensor
     numbers: int
 
     def capacity(self) -> float:
         """Return the sum over the lags; at most N."""
-        return self.held.clamp(min=0).sum().item()
+        return self.shares.clamp(min=0).sum().item()
 
     def figures(self) -> dict[str, float]:
-        half = (self.held < 0.5).int().argmax().item() if (self.held < 0.5).any() else len(self.held)
+        half = (self.shares < 0.5).int().argmax().item() if (self.shares < 0.5).any() else len(self.shares)
         return {"capacity": self.capacity(), "numbers": self.numbers, "half is held for, steps": half}
 
     def columns(self) -> dict[str, Any]:
-        return {"lag": list(range(len(self.held))), "held": self.held.tolist()}
+        return {"lag": list(range(len(self.shares))), "share": self.shares.tolist()}
 
     def panels(self) -> dict[str, Drawing]:
         return {"": self._draw}
 
     def _draw(self, axes: Any) -> None:
-        axes.fill_between(range(len(self.held)), self.held.clamp(min=0), step="mid", color=BLUE, alpha=0.3, lw=0)
-        axes.step(range(len(self.held)), self.held.clamp(min=0), where="mid", lw=1.2, color=BLUE)
+        axes.fill_between(range(len(self.shares)), self.shares.clamp(min=0), step="mid", color=BLUE, alpha=0.3, lw=0)
+        axes.step(range(len(self.shares)), self.shares.clamp(min=0), where="mid", lw=1.2, color=BLUE)
         axes.set(xlabel="lag, steps", ylabel="part of the variance that is read", ylim=(0, 1.05))
         axes.grid(alpha=0.3)
 
@@ -98,19 +98,19 @@ def memory_capacity(layer: Layer, x: Tensor | None = None) -> MemoryCapacity:
     Raises ConfigError for a layer without a state of constant size, for a larger one, and for a sequence of fewer than
     4 steps for each number of the state.
     """
-    made, given = prepared("memory_capacity", layer, x, 1, rows=1)
-    numbers = state_size("memory_capacity", made, LARGEST)
+    own, signal = prepared("memory_capacity", layer, x, 1, rows=1)
+    numbers = state_size("memory_capacity", own, LARGEST)
     if x is None:
-        given = noise(1, max(STEPS, SAMPLES * numbers), 1) * noise(1, 1, layer.dim).sign()
-    steps = given.shape[1]
+        signal = noise(1, max(STEPS, SAMPLES * numbers), 1) * noise(1, 1, layer.dim).sign()
+    steps = signal.shape[1]
     if steps < 4 * numbers or steps < 8:
         least = max(8, 4 * numbers)
         raise ConfigError(
             f"memory_capacity: x has {steps} steps, expected at least {least} because the state has {numbers} numbers"
         )
-    state, states = made.init_state(len(given)), []
+    state, states = own.init_state(len(signal)), []
     with torch.no_grad():
         for t in range(steps):
-            state = made.step(given[:, t], state)[1]
+            state = own.step(signal[:, t], state)[1]
             states.append(flatten(state)[0])
-    return MemoryCapacity(decoded(given[0, :, 0], torch.stack(states), min(LAGS, steps // 4)), numbers)
+    return MemoryCapacity(decoded(signal[0, :, 0], torch.stack(states), min(LAGS, steps // 4)), numbers)

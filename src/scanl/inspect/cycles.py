@@ -219,7 +219,7 @@ class _Distinct:
 
 @dataclass(frozen=True)
 class Orbits(Inspection):
-    """cycles: those of a piecewise-linear network, sorted by their length."""
+    """cycles: of a piecewise-linear network, sorted by their length."""
 
     cycles: tuple[Cycle, ...]
 
@@ -272,8 +272,8 @@ def orbits(layer: Layer, x: Tensor | None = None, *, lengths: Sequence[int] = (1
 
     Raises ConfigError for another layer, and for a length below 1.
     """
-    made, given = prepared("orbits", layer, x, 1, rows=1)
-    if not isinstance(made, PLRNN | ShallowPLRNN):
+    own, inputs = prepared("orbits", layer, x, 1, rows=1)
+    if not isinstance(own, PLRNN | ShallowPLRNN):
         raise ConfigError(f"orbits: layer is a {type(layer).__name__}, expected a PLRNN or a ShallowPLRNN")
-    network = regions(made, None if x is None else given.mean((0, 1)))
+    network = regions(own, None if x is None else inputs.mean((0, 1)))
     return Orbits(tuple(cycle for length in lengths for cycle in cycles(network, length)))

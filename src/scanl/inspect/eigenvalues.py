@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError
-from scanl.inspect.base import BLUE, GREY, LIGHT, Drawing, Inspection, inspector, prepared, state_size
+from scanl.inspect.base import BLUE, GRAY, LIGHT, Drawing, Inspection, inspector, prepared, state_size
 from scanl.layers.base import Layer
 from scanl.layers.state import State, flatten, index, leaves, unflatten
 
@@ -57,7 +57,7 @@ class Eigenvalues(Inspection):
 
     def _draw_plane(self, axes: Any) -> None:
         angle = torch.linspace(0, 2 * math.pi, 200)
-        axes.plot(angle.cos(), angle.sin(), lw=1, color=GREY)
+        axes.plot(angle.cos(), angle.sin(), lw=1, color=GRAY)
         axes.plot(self.values.real.flatten(), self.values.imag.flatten(), "o", ms=3, alpha=0.5, mew=0, color=BLUE)
         axes.set(xlabel="Re λ, per step", ylabel="Im λ, per step", aspect="equal")
         axes.grid(alpha=0.3)
@@ -84,7 +84,7 @@ def eigenvalues(layer: Layer, x: Tensor | None = None) -> Eigenvalues:
 
     x: (B, T, dim), what the layer reads; None for 4 sequences of 64 steps of white noise. Of a linear time-invariant
     layer λ does not depend on x; of a gated one its modulus is the decay that the gates chose. Computed in float64, by
-    backward passes. Where no number of the state acts on another, or only a few do, the eigenvalues are those of the
+    backward passes. Where no number of the state acts on another, or only a few do, the eigenvalues are the ones of the
     blocks on the diagonal, so a state may have up to 2^13 numbers, and a block 2^11.
 
     Raises ConfigError for a layer without a state of constant size, and for a larger one.
@@ -96,12 +96,12 @@ def eigenvalues(layer: Layer, x: Tensor | None = None) -> Eigenvalues:
     """
     layer, x = prepared("eigenvalues", layer, x, STEPS)
     state_size("eigenvalues", layer, LARGEST)
-    before = None
+    state = None
     if x.shape[1] > 1:
         with torch.no_grad():
-            before = layer(x[:, :-1])[1]
-    before = layer.init_state(len(x)) if before is None else before
-    return Eigenvalues(torch.stack([_of_row(layer, x[b, -1], index(before, slice(b, b + 1))) for b in range(len(x))]))
+            state = layer(x[:, :-1])[1]
+    state = layer.init_state(len(x)) if state is None else state
+    return Eigenvalues(torch.stack([_of_row(layer, x[b, -1], index(state, slice(b, b + 1))) for b in range(len(x))]))
 
 
 class _Entries(NamedTuple):
@@ -132,7 +132,7 @@ def _of_row(layer: Layer, x: Tensor, state: State) -> Tensor:
         number[chosen] = torch.arange(len(chosen))
         matrix = torch.zeros(len(chosen), width, width, dtype=torch.float64)
         inside = within & (number[blocks[entries.rows]] >= 0)
-        at, to, value = (part[inside] for part in entries)
+        at, to, value = (column[inside] for column in entries)
         matrix[number[blocks[at]], place[at], place[to]] = value
         members = number[blocks] >= 0
         out[members] = torch.linalg.eigvals(matrix)[number[blocks[members]], place[members]]
@@ -145,13 +145,13 @@ def _jacobian(layer: Layer, x: Tensor, state: State) -> _Entries:
     numbers, parts = flat.shape[1], []
     for first in range(0, numbers, count := max(1, BUDGET // numbers)):
         some = min(count, numbers - first)
-        before = flat.expand(some, -1).clone().requires_grad_()
+        start = flat.expand(some, -1).clone().requires_grad_()
         with torch.enable_grad():
-            after = layer.step(x.expand(some, -1), unflatten(before, index(state, [0] * some)))[1]
-            (rows,) = torch.autograd.grad(flatten(after)[:, first : first + some].diagonal().sum(), before)
+            after = layer.step(x.expand(some, -1), unflatten(start, index(state, [0] * some)))[1]
+            (rows,) = torch.autograd.grad(flatten(after)[:, first : first + some].diagonal().sum(), start)
         at, to = rows.nonzero(as_tuple=True)
         parts.append(_Entries(at + first, to, rows[at, to]))
-    return _Entries(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return _Entries(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _leaf(state: State) -> Tensor:

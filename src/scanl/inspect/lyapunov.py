@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError
-from scanl.inspect.base import BLUE, GREY, Drawing, Inspection, inspector, prepared, state_size
+from scanl.inspect.base import BLUE, GRAY, Drawing, Inspection, inspector, prepared, state_size
 from scanl.layers.base import Layer
 from scanl.layers.state import flatten, repeat, unflatten
 
@@ -46,7 +46,7 @@ class LyapunovExponents(Inspection):
         for row in self.exponents:
             finite = row.isfinite()
             axes.plot(torch.arange(1, len(row) + 1)[finite], row[finite], "o-", ms=3, lw=1, color=BLUE)
-        axes.axhline(0, lw=1, ls="--", color=GREY)
+        axes.axhline(0, lw=1, ls="--", color=GRAY)
         axes.set(xlabel="exponent, largest first", ylabel="Lyapunov exponent, nats a step")
         axes.grid(alpha=0.3)
 
@@ -61,7 +61,7 @@ class LyapunovExponents(Inspection):
 def lyapunov_exponents(layer: Layer, x: Tensor | None = None, *, count: int | None = None) -> LyapunovExponents:
     """Return the largest Lyapunov exponents of the state along the orbit that x drives.
 
-    x: (B, T, dim), what the layer reads; None for 1 sequence of 300 steps of white noise. Zeros give those of the
+    x: (B, T, dim), what the layer reads; None for 1 sequence of 300 steps of white noise. Zeros give the exponents of the
     autonomous system.   count: m; None for all, at most 32.
 
     Differs: the vectors run backwards in time, by the transposed Jacobians, which backward passes give without the
@@ -89,10 +89,10 @@ def lyapunov_exponents(layer: Layer, x: Tensor | None = None, *, count: int | No
     counted = steps - steps // 10
     for t in reversed(range(steps)):
         copies = repeat(states[t], count)
-        before = flatten(copies).requires_grad_()
+        start = flatten(copies).requires_grad_()
         with torch.enable_grad():
-            after = flatten(layer.step(x[:, t].repeat_interleave(count, 0), unflatten(before, copies))[1])
-            (pulled,) = torch.autograd.grad(after, before, Q.mT.flatten(0, 1))
+            after = flatten(layer.step(x[:, t].repeat_interleave(count, 0), unflatten(start, copies))[1])
+            (pulled,) = torch.autograd.grad(after, start, Q.mT.flatten(0, 1))
         Q, R = torch.linalg.qr(pulled.unflatten(0, (rows, count)).mT)
         if t < counted:
             stretch += R.diagonal(dim1=1, dim2=2).abs().log()

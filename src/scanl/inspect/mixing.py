@@ -32,11 +32,11 @@ class MixingMatrix(Inspection):
         size = self.matrix.abs()
         steps = torch.arange(size.shape[-1], dtype=size.dtype)
         distance = (steps[:, None] - steps).abs()
-        whole = size.sum((-1, -2)).clamp(min=torch.finfo(size.dtype).tiny)
+        total = size.sum((-1, -2)).clamp(min=torch.finfo(size.dtype).tiny)
         return {
             "heads": size.shape[1],
-            "share of the present": (size.diagonal(dim1=-2, dim2=-1).sum(-1) / whole).mean().item(),
-            "mean distance, steps": ((size * distance).sum((-1, -2)) / whole).mean().item(),
+            "share of the present": (size.diagonal(dim1=-2, dim2=-1).sum(-1) / total).mean().item(),
+            "mean distance, steps": ((size * distance).sum((-1, -2)) / total).mean().item(),
         }
 
     def columns(self) -> dict[str, Any]:

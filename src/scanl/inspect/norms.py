@@ -79,13 +79,13 @@ def state_norms(layer: Layer, x: Tensor | None = None, *, steps: int = 4096) -> 
             f"state_norms: layer is {label(layer)}, which reads the whole sequence, expected one that carries a state"
         )
     ends = torch.logspace(0, torch.tensor(float(steps)).log10().item(), PIECES).round().long().unique()
-    norms, numbers, names, state, read = [], [], (), None, 0
+    norms, numbers, names, state, done = [], [], (), None, 0
     with torch.no_grad():
         for end in ends.tolist():
-            while read < end:
-                at = read % x.shape[1]
-                piece = x[:, at : min(x.shape[1], at + end - read)]
-                state, read = layer(piece, state)[1], read + piece.shape[1]
+            while done < end:
+                at = done % x.shape[1]
+                piece = x[:, at : min(x.shape[1], at + end - done)]
+                state, done = layer(piece, state)[1], done + piece.shape[1]
             parts = {
                 path.removeprefix("state.") or path: leaf
                 for path, leaf in leaves(state)

@@ -25,9 +25,9 @@ def picture(inspections: Inspection | Mapping[str, Inspection], title: str = "")
     if isinstance(inspections, Inspection):
         inspections = {"": inspections}
     panels = [
-        (" ".join(filter(None, [name, part])), draw)
+        (" ".join(filter(None, [name, panel])), draw)
         for name, inspection in inspections.items()
-        for part, draw in inspection.panels().items()
+        for panel, draw in inspection.panels().items()
     ]
     if not panels:
         raise ConfigError("picture: inspections is empty, expected at least one")

@@ -39,11 +39,11 @@ def op_calls() -> Iterator[list[OpCall]]:
     >>> [(call.op.name, sorted(call.operands)) for call in calls]
     [('linear_scan', ['a', 'state', 'x'])]
     """
-    before, _record.calls = _record.calls, []
+    outer, _record.calls = _record.calls, []
     try:
         yield _record.calls
     finally:
-        _record.calls = before
+        _record.calls = outer
 
 
 def note(
