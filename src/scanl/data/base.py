@@ -74,12 +74,14 @@ class Signal(ABC):
 class Entry:
     """What a name of `--data` stands for: a class that makes a source from the options of a run.
 
-    id: short names by which maintainers find published data.   needs: the files that it reads, if they are of a
-    published data set.   aliases: other names of the literature, by which the registry finds the class.
+    id: short names by which maintainers find published data.   source: who has published the data or the question; ""
+    for data of the user's own.   needs: the files that it reads, if they are of a published data set.   aliases: other
+    names of the literature, by which the registry finds the class.
     """
 
     name: ClassVar[str] = ""  # set by `register`
     id: ClassVar[str] = ""
+    source: ClassVar[str] = ""
     needs: ClassVar[Files | None] = None
     aliases: ClassVar[tuple[str, ...]] = ()
 

@@ -105,7 +105,7 @@ def _make(record: Record) -> None:
 def _register(record: Record, cls: type[Any], facts: Mapping[str, Any]) -> type[Any]:
     for name, value in facts.items():
         setattr(cls, name, value)
-    cls.needs, cls.id, cls.aliases = record.files, record.id, record.aliases
+    cls.needs, cls.id, cls.source, cls.aliases = record.files, record.id, record.citation, record.aliases
     if record.chance is not None and "chance" not in vars(cls):
         cls.chance = record.chance
     ends = [f"Split: {record.split}.", f"Source: {record.citation}."]

@@ -2,11 +2,9 @@ r"""Scan by any associative operator.
 
 .. math:: y_t = e_1 \circ e_2 \circ \dots \circ e_t
 
-Source: Ladner and Fischer, "Parallel Prefix Computation", J. ACM 27 (1980); Blelloch, "Prefix Sums and Their
-Applications", CMU-CS-90-190 (1990). The algorithm is recursive. It joins neighbouring elements and scans the result,
-which has half the length. That scan gives every second output; one more join gives the outputs between them. Up to 8
-elements are scanned in the fewest rounds instead, in blocks that double (Sklansky, "Conditional-Sum Addition Logic",
-IRE Trans. Electronic Computers, 1960). T elements take log₂T calls of the operator up to 8, and 2 log₂T - 3 beyond,
+The algorithm is recursive. It joins neighbouring elements and scans the result, which has half the length. That scan
+gives every second output; one more join gives the outputs between them. Up to 8 elements are scanned in the fewest
+rounds instead, in blocks that double. T elements take log₂T calls of the operator up to 8, and 2 log₂T - 3 beyond,
 rounded up, for O(T) work in all.
 """
 
@@ -27,8 +25,12 @@ FEW = 8  # elements that are scanned in the fewest rounds; with more, the joins 
 
 @higher_order(
     id=None,
-    equation="y_t = e_1 ∘ e_2 ∘ ... ∘ e_t",
-    source="Ladner and Fischer 1980, J. ACM 27; Blelloch 1990, CMU-CS-90-190",
+    equation="y_1 = e_1,  y_t = combine(y_{t-1}, e_t)",
+    source=(
+        'Ladner and Fischer, "Parallel Prefix Computation", J. ACM 27, 1980; Blelloch, "Prefix Sums and Their '
+        'Applications", CMU-CS-90-190, 1990; up to 8 elements: Sklansky, "Conditional-Sum Addition Logic", IRE '
+        "Trans. Electronic Computers, 1960"
+    ),
     dtypes=HALF + FLOATING + COMPLEX,
 )
 def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: int = 1, *, reverse: bool = False) -> Any:

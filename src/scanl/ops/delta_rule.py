@@ -3,9 +3,7 @@ r"""Delta rule: a matrix memory that corrects the value it holds at a key.
 .. math:: S_t = (I - \beta_t k_t k_t^\top)\, \mathrm{Diag}(e^{g_t})\, S_{t-1} + \beta_t k_t v_t^\top,
           \quad o_t = S_t^\top (c\, q_t)
 
-Source: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers", arXiv:2102.11174, eq. (24); with one
-decay per head, Yang et al., "Gated Delta Networks", arXiv:2412.06464, eq. (10); with one per key channel, Kimi Team,
-"Kimi Linear", arXiv:2510.26692, eq. (1). It equals `dplr_scan` with a = -β k, b = e^g ⊙ k, and β v for v.
+It equals `dplr_scan` with a = -β k, b = e^g ⊙ k, and β v for v.
 """
 
 from collections.abc import Iterator
@@ -25,8 +23,12 @@ from scanl.ops.dplr_scan import chunked
 @op(
     "q: B T G K, k: B T G K, v: B T H V, beta: B T H, g?: H | B T H | B T H K, state: B H K V -> B T H V",
     id="P-delta",
-    equation="S_t = (I - β_t k_t k_tᵀ) Diag(e^{g_t}) S_{t-1} + β_t k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
-    source="Schlag et al. 2021, arXiv:2102.11174, eq. (24); Yang et al. 2024, arXiv:2412.06464, eq. (10)",
+    equation="S_t = (I - beta_t k_t k_t^T) Diag(e^{g_t}) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T (scale q_t)",
+    source=(
+        'Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers", arXiv:2102.11174, eq. (24); '
+        'one decay per head: Yang et al., "Gated Delta Networks", arXiv:2412.06464, eq. (10); one per key channel: '
+        'Kimi Team, "Kimi Linear", arXiv:2510.26692, eq. (1)'
+    ),
     neutral={"beta": 0.0, "g": 0.0},
     effect=Matrix({"v": 0.0}),
     values="v",

@@ -2,9 +2,7 @@ r"""Matrix memory whose transition is diagonal plus low rank.
 
 .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top)\, S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top (c\, q_t)
 
-Source: Peng et al., "RWKV-7 Goose", arXiv:2503.14456, eq. (17), where S is transposed. The chunked form solves a unit
-triangular system, as in Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
-arXiv:2406.06484, section 3.
+In the paper S is transposed. The chunked form solves a unit triangular system.
 """
 
 from collections.abc import Iterator
@@ -25,8 +23,11 @@ from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of, spoilt
 @op(
     "q: B T G K, k: B T G K, v: B T H V, a: B T H K, b: B T H K, g?: H | B T H | B T H K, state: B H K V -> B T H V",
     id="P-delta",
-    equation="S_t = (Diag(e^{g_t}) + a_t b_tᵀ) S_{t-1} + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
-    source="Peng et al. 2025, arXiv:2503.14456, eq. (17)",
+    equation="S_t = (Diag(e^{g_t}) + a_t b_t^T) S_{t-1} + k_t v_t^T,  o_t = S_t^T (scale q_t)",
+    source=(
+        'Peng et al., "RWKV-7 Goose", arXiv:2503.14456, eq. (17); the chunked form: Yang et al., "Parallelizing '
+        'Linear Transformers with the Delta Rule over Sequence Length", arXiv:2406.06484, section 3'
+    ),
     neutral={"k": 0.0, "a": 0.0, "g": 0.0},
     effect=Matrix({"v": 0.0}),
     values="v",

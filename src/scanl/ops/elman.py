@@ -1,9 +1,6 @@
 r"""Elman's recurrent network: the state is a nonlinearity of the input and of a product with the state before.
 
 .. math:: h_t = \phi(\hat x_t + U h_{t-1}), \quad \phi = \tanh \text{ or } \mathrm{ReLU}
-
-Source: Elman, "Finding Structure in Time", Cognitive Science 14(2), 1990; with ReLU: Le, Jaitly and Hinton,
-arXiv:1504.00941.
 """
 
 from collections.abc import Iterator
@@ -27,8 +24,11 @@ def _check(operands: Any, options: Any, cu_seqlens: Tensor | None) -> None:
 
 @cell(
     "x: B T D, u: D D, state: B D -> B T D",
-    equation="h_t = φ(x̂_t + U h_{t-1}), φ = tanh or ReLU",
-    source="Elman 1990; with ReLU: Le, Jaitly and Hinton 2015, arXiv:1504.00941",
+    equation="h_t = phi(x_t + U h_{t-1}),  phi = tanh or ReLU",
+    source=(
+        'Elman, "Finding Structure in Time", Cognitive Science 14(2), 1990; with ReLU: Le, Jaitly and Hinton, "A '
+        'Simple Way to Initialize Recurrent Networks of Rectified Linear Units", arXiv:1504.00941'
+    ),
     check=_check,
 )
 def elman(x: Tensor, u: Tensor, state: Tensor, *, nonlinearity: str = "tanh") -> tuple[Tensor, Tensor]:

@@ -4,11 +4,11 @@ r"""Fixed point of a map, with the gradient of the fixed point itself.
    \frac{\partial L}{\partial \theta} = \Big(\frac{\partial f}{\partial \theta}\Big)^{\!\top} z, \qquad
    z = J^\top z + \frac{\partial L}{\partial s^*}, \qquad J = \frac{\partial f}{\partial s}(s^*, x)
 
-Source of the gradient: Bai, Kolter and Koltun, "Deep Equilibrium Models", arXiv:1909.01377, theorem 1; it goes back to
-the recurrent backpropagation of Almeida and of Pineda (1987). Anderson's method: Walker and Ni, "Anderson Acceleration
-for Fixed-Point Iterations", SIAM J. Numer. Anal. 49 (2011), in the form with differences. Broyden's: C. G. Broyden,
-Math. Comp. 19 (1965), with the inverse updated by the Sherman-Morrison formula. Differs: each row of the batch has its
-own mixing weights and stops when it has converged, so its result does not depend on the other rows.
+The gradient goes back to the recurrent backpropagation of Almeida and of Pineda (1987). Anderson's method has the form
+with differences. Broyden's updates the inverse by the Sherman-Morrison formula.
+
+Differs: each row of the batch has its own mixing weights and stops when it has converged, so its result does not depend
+on the other rows.
 
 No existing solver fits: scipy's take one numpy vector, jaxopt's and optimistix's are for JAX, and the only release of
 torchdeq dates from 2023.
@@ -49,8 +49,12 @@ class FixedPoint(NamedTuple):
 
 @higher_order(
     id="P-fixpoint",
-    equation="s* = f(s*, x)",
-    source="Bai, Kolter and Koltun 2019, arXiv:1909.01377, theorem 1",
+    equation="s = f(s, x)",
+    source=(
+        'Bai, Kolter and Koltun, "Deep Equilibrium Models", arXiv:1909.01377, theorem 1; Anderson\'s method: Walker '
+        'and Ni, "Anderson Acceleration for Fixed-Point Iterations", SIAM J. Numer. Anal. 49, 2011; Broyden\'s: '
+        'Broyden, "A Class of Methods for Solving Nonlinear Simultaneous Equations", Math. Comp. 19, 1965'
+    ),
     dtypes=HALF + FLOATING + COMPLEX,
 )
 def fixed_point(

@@ -4,7 +4,6 @@ r"""Gated recurrent unit: a reset gate on the state's contribution to the candid
    r_t = \sigma(\hat r_t + U_r h_{t-1} + b_r), \quad z_t = \sigma(\hat z_t + U_z h_{t-1} + b_z), \quad
    n_t = \tanh(\hat n_t + r_t \odot (U_n h_{t-1} + b_n)), \quad h_t = (1 - z_t) \odot n_t + z_t \odot h_{t-1}
 
-Source: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8).
 Differs: the reset gate multiplies U_n h_{t-1} + b_n, as in `torch.nn.GRU`; in the paper it multiplies h_{t-1} itself.
 """
 
@@ -20,8 +19,11 @@ from scanl.ops.cell import cell
 
 @cell(
     "x: B T 3 D, u: 3 D D, b?: 3 D, state: B D -> B T D",
-    equation="h_t = (1 − z_t) ⊙ tanh(n̂_t + r_t ⊙ (U_n h_{t-1} + b_n)) + z_t ⊙ h_{t-1}",
-    source="Cho et al. 2014, arXiv:1406.1078, eq. (5) to (8); the reset gate as in torch.nn.GRU",
+    equation=(
+        "r_t = sigmoid(r_t' + U_r h_{t-1} + b_r),  z_t = sigmoid(z_t' + U_z h_{t-1} + b_z),  h_t = (1 - z_t) * "
+        "tanh(n_t' + r_t * (U_n h_{t-1} + b_n)) + z_t * h_{t-1},  (r', z', n') = x"
+    ),
+    source=('Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8)'),
 )
 def gru(x: Tensor, u: Tensor, b: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
     """Scan the gated recurrent unit over time.

@@ -2,8 +2,7 @@ r"""Independently recurrent network: each channel feeds back only to itself, thr
 
 .. math:: s_t = \phi(w \odot s_{t-1} + x_t)
 
-Source: Li, Li, Cook, Zhu and Gao, "Independently Recurrent Neural Network (IndRNN): Building A Longer and Deeper RNN",
-arXiv:1803.04831, eq. (2). The caller computes the projection x_t = W i_t + b.
+The caller computes the projection x_t = W i_t + b.
 """
 
 from collections.abc import Iterator
@@ -28,8 +27,11 @@ def check_activation(activation: str) -> None:
 @cell(
     "x: B T D, w: D, state: B D -> B T D",
     id="P-eltrnn",
-    equation="s_t = φ(w ⊙ s_{t-1} + x_t)",
-    source="Li et al. 2018, arXiv:1803.04831, eq. (2)",
+    equation="s_t = phi(w * s_{t-1} + x_t)",
+    source=(
+        'Li, Li, Cook, Zhu and Gao, "Independently Recurrent Neural Network (IndRNN): Building A Longer and Deeper '
+        'RNN", arXiv:1803.04831, eq. (2)'
+    ),
     check=lambda operands, options, cu_seqlens: check_activation(options["activation"]),
 )
 def indrnn(

@@ -4,9 +4,8 @@ r"""Light gated recurrent unit: one gate, no reset, rectified candidates.
    a_t = \hat a_t + U_a h_{t-1}, \quad z_t = \sigma(\hat z_t + U_z h_{t-1}), \quad
    h_t = z_t \odot h_{t-1} + (1 - z_t) \odot \mathrm{ReLU}(a_t)
 
-Source: Ravanelli, Brakel, Omologo and Bengio, "Light Gated Recurrent Units for Speech Recognition", arXiv:1803.10225,
-eq. (5), where z is the weight of the old state. The caller computes a^ = BN(W_a i) and z^ = BN(W_z i). The candidate
-comes first, then the gate, as in the weights of speechbrain's `LiGRU`.
+z is the weight of the old state. The caller computes a^ = BN(W_a i) and z^ = BN(W_z i). The candidate comes first, then
+the gate, as in the weights of speechbrain's `LiGRU`.
 """
 
 from collections.abc import Iterator
@@ -22,8 +21,13 @@ from scanl.ops.cell import cell
 @cell(
     "x: B T 2 D, u: 2 D D, state: B D -> B T D",
     id="P-denserec",
-    equation="h_t = z_t ⊙ h_{t-1} + (1 − z_t) ⊙ ReLU(â_t + U_a h_{t-1}), z_t = σ(ẑ_t + U_z h_{t-1})",
-    source="Ravanelli et al. 2018, arXiv:1803.10225, eq. (5)",
+    equation=(
+        "h_t = z_t * h_{t-1} + (1 - z_t) * ReLU(a_t' + U_a h_{t-1}),  z_t = sigmoid(z_t' + U_z h_{t-1}),  (a', z') = x"
+    ),
+    source=(
+        'Ravanelli, Brakel, Omologo and Bengio, "Light Gated Recurrent Units for Speech Recognition", '
+        "arXiv:1803.10225, eq. (5)"
+    ),
 )
 def ligru(
     x: Tensor,

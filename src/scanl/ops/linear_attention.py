@@ -5,10 +5,7 @@ r"""Linear attention: a matrix memory that decays and adds one outer product per
 
 With a bonus u, the op reads before it writes: :math:`o_t = (S_{t-1} + (u \odot k_t) v_t^\top)^\top (c\, q_t)`.
 
-Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20), without its denominator;
-decay per key channel: Yang et al., "Gated Linear Attention", arXiv:2312.06635, eq. (3); outer-product decay: Mao,
-"Fine-Tuning Pre-trained Transformers into Decaying Fast Weights", arXiv:2210.04243; bonus: Peng et al., "Eagle and
-Finch", arXiv:2404.05892, eq. (19).
+Differs from Katharopoulos et al.: it has no denominator, which `normalized_linear_attention` adds.
 """
 
 from collections.abc import Iterator
@@ -31,8 +28,13 @@ from scanl.ops.linear_scan import linear_scan
 @op(
     "q: B T G K, k: B T G K, v: B T H V, g?: H | B T H | B T H K, gv?: B T H V, u?: H K, state: B H K V -> B T H V",
     id="P-kvmem",
-    equation="S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
-    source="Katharopoulos et al. 2020, arXiv:2006.16236, eq. (18) to (20); Yang et al. 2023, arXiv:2312.06635, eq. (3)",
+    equation="S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_t v_t^T,  o_t = S_t^T (scale q_t)",
+    source=(
+        'Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20); decay per key channel: '
+        'Yang et al., "Gated Linear Attention", arXiv:2312.06635, eq. (3); outer-product decay: Mao, "Fine-Tuning '
+        'Pre-trained Transformers into Decaying Fast Weights", arXiv:2210.04243; bonus: Peng et al., "Eagle and '
+        'Finch", arXiv:2404.05892, eq. (19)'
+    ),
     neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
     effect=Diagonal({"v": 0.0}),
     values="v",

@@ -2,7 +2,6 @@ r"""Elementwise (diagonal) linear recurrence.
 
 .. math:: h_t = a_t \odot h_{t-1} + x_t
 
-Source: Martin and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", arXiv:1709.04057, eq. (5).
 The adjoint is the same recurrence in reverse time. With g_t the gradient of the loss by the output h_t,
 δ_t = g_t + conj(a_{t+1}) δ_{t+1}, dx_t = δ_t, da_t = δ_t conj(h_{t-1}), dh_0 = conj(a_1) δ_1.
 """
@@ -24,8 +23,10 @@ from scanl.ops.associative_scan import associative_scan
 @op(
     "x: B T *F, a: ~ B T *F, state: B *F -> B T *F",
     id="P-linrec",
-    equation="h_t = a_t ⊙ h_{t-1} + x_t",
-    source="Martin and Cundy 2018, arXiv:1709.04057, eq. (5)",
+    equation="h_t = a_t * h_{t-1} + x_t",
+    source=(
+        'Martin and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", arXiv:1709.04057, eq. (5)'
+    ),
     neutral={"x": 0.0, "a": 1.0},
     effect=Diagonal({"x": 0.0}),
     values="x",

@@ -2,9 +2,8 @@ r"""Causal convolution with a long kernel, computed by FFT, that can be continue
 
 .. math:: y_t = b \odot x_t + \sum_{j=0}^{L-1} \kappa_j \odot x_{t-j}
 
-Source: for a whole sequence, Gu, Goel and Ré, "Efficiently Modeling Long Sequences with Structured State Spaces",
-arXiv:2111.00396, section 2.4. Piece by piece, the tiling of relaxed multiplication, van der Hoeven, "Relax, but don't
-be too lazy" (2002), which Oncescu et al., "Flash Inference", arXiv:2410.12982, section 3, use for such models.
+A whole sequence takes one FFT. Piece by piece, it is the tiling of relaxed multiplication.
+
 Differs: the kernel's length does not depend on the sequence's, so the state has a fixed size.
 
 The tiling. Let P be the least power of two >= the longest lag, L - 1. Time is cut into blocks of P steps; p < P is the
@@ -55,8 +54,12 @@ def _form(
 @op(
     "x: B T D, kernel: D L, bias?: D, state: tree -> B T D",
     id="P-longconv",
-    equation="y_t = b ⊙ x_t + Σ_j κ_j ⊙ x_{t-j}",
-    source="Gu, Goel and Ré 2022, arXiv:2111.00396, section 2.4; Oncescu et al. 2025, arXiv:2410.12982, section 3",
+    equation="y_t = b * x_t + sum_j kappa_j * x_{t-j}",
+    source=(
+        'Gu, Goel and Ré, "Efficiently Modeling Long Sequences with Structured State Spaces", arXiv:2111.00396, '
+        'section 2.4; the tiling: van der Hoeven, "Relax, but don\'t be too lazy", J. Symbolic Computation 34, '
+        '2002; for such models: Oncescu et al., "Flash Inference", arXiv:2410.12982, section 3'
+    ),
     neutral={},
     values="x",
     dtypes=HALF + FLOATING + COMPLEX,

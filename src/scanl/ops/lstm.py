@@ -4,8 +4,7 @@ r"""Long short-term memory: a memory with a forget gate, an input gate and an ou
    i, f, g, o = \hat x_t + R h_{t-1}, \quad c_t = \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g), \quad
    h_t = \sigma(o) \odot \tanh(c_t)
 
-Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997; forget gate: Gers,
-Schmidhuber and Cummins, "Learning to Forget", Neural Computation 12(10), 2000. Gates in the order of `torch.nn.LSTM`.
+The gates are in the order of `torch.nn.LSTM`.
 """
 
 from collections.abc import Iterator
@@ -20,8 +19,14 @@ from scanl.ops.cell import cell
 
 @cell(
     "x: B T 4 D, r: 4 D D, state: B 2 D -> B T D",
-    equation="c_t = σ(f) ⊙ c_{t-1} + σ(i) ⊙ tanh(g), h_t = σ(o) ⊙ tanh(c_t), (i, f, g, o) = x̂_t + R h_{t-1}",
-    source="Hochreiter and Schmidhuber 1997; forget gate: Gers, Schmidhuber and Cummins 2000",
+    equation=(
+        "c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  h_t = sigmoid(o) * tanh(c_t),  (i, f, g, o) = x_t + R "
+        "h_{t-1}"
+    ),
+    source=(
+        'Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997; forget gate: Gers, '
+        'Schmidhuber and Cummins, "Learning to Forget", Neural Computation 12(10), 2000'
+    ),
 )
 def lstm(x: Tensor, r: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Scan the long short-term memory over time.

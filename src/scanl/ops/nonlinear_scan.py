@@ -6,10 +6,7 @@ r"""Any recurrence s_t = f(s_{t-1}, x_t): step by step, or for all steps at once
 Each iteration is a linear recurrence. The gradient needs no iterations. With g_t the gradient of the loss by the output
 s_t, δ_t = g_t + J_{t+1}ᵀ δ_{t+1} at the solution, and dθ = Σ (∂f_t/∂θ)ᵀ δ_t. This is backpropagation through time.
 
-Source: Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length",
-arXiv:2309.12252, eqs. (3) to (6) for the iteration and section 3.1.1 for the gradient; for the method that uses only
-the diagonals of J, Gonzalez, Warrington, Smith and Linderman, "Towards Scalable and Stable Parallelization of Nonlinear
-RNNs", arXiv:2407.19115. Differs: where a Newton step overflows or becomes very large, the state is set to f of the
+Differs: where a Newton step overflows or becomes very large, the state is set to f of the
 previous guess instead. A result that did not converge is never returned.
 """
 
@@ -32,7 +29,11 @@ Cell = Callable[[Tensor, Tensor], Tensor]
 @higher_order(
     id="P-denserec",
     equation="s_t = f(s_{t-1}, x_t)",
-    source="Lim et al. 2024, arXiv:2309.12252, eqs. (3) to (6); Gonzalez et al. 2024, arXiv:2407.19115",
+    source=(
+        'Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length", '
+        "arXiv:2309.12252, eq. (3) to (6) and section 3.1.1; by the diagonals of J: Gonzalez, Warrington, Smith "
+        'and Linderman, "Towards Scalable and Stable Parallelization of Nonlinear RNNs", arXiv:2407.19115'
+    ),
     dtypes=FLOATING,
 )
 def nonlinear_scan(

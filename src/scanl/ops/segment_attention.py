@@ -3,10 +3,7 @@ r"""Sliding-window softmax attention that can be continued from a memory of fixe
 .. math:: y_t = \sum_{j=t-W+1}^{t} \frac{e^{\,c\, q_t^\top k_j}}{\sum_{i=t-W+1}^{t} e^{\,c\, q_t^\top k_i}}\, v_j,
    \qquad j \ge 0
 
-Source: Beltagy, Peters and Cohan, "Longformer", arXiv:2004.05150, section 3.1, for the sliding window and its blocks;
-Dai et al., "Transformer-XL", arXiv:1901.02860, section 3.2, for the memory carried between segments; De et al.,
-"Griffin", arXiv:2402.19427, section 2.3, for the use together with a recurrence; Ainslie et al., "GQA",
-arXiv:2305.13245, for query heads that use one key head. Differs: every query sees W tokens, itself included, so the
+Differs: every query sees W tokens, itself included, so the
 results do not depend on where a sequence is cut into segments. In Transformer-XL every token of a segment sees the
 whole memory. Gradients flow through the memory unless the caller detaches it.
 """
@@ -82,8 +79,13 @@ def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: 
 @op(
     "q: B T H K, k: B T G K, v: B T G V, mask?: bool B T, memory: tree -> B T H V",
     id="P-segattn",
-    equation="y_t = Σ_j softmax_j(scale q_tᵀ k_j) v_j, t - W < j <= t",
-    source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1; Dai et al. 2019, arXiv:1901.02860, section 3.2",
+    equation="y_t = sum_j softmax_j(scale q_t^T k_j) v_j,  t - W < j <= t",
+    source=(
+        'Beltagy, Peters and Cohan, "Longformer", arXiv:2004.05150, section 3.1; the memory carried between '
+        'segments: Dai et al., "Transformer-XL", arXiv:1901.02860, section 3.2; beside a recurrence: De et al., '
+        '"Griffin", arXiv:2402.19427, section 2.3; query heads that share a key head: Ainslie et al., "GQA", '
+        "arXiv:2305.13245"
+    ),
     neutral={},
     values="v",
     dtypes=HALF + FLOATING,

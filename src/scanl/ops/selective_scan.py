@@ -6,9 +6,9 @@ r"""Selective scan: a diagonal state space model whose step size, input and outp
 Each channel's state h is a vector of N numbers. If A, B or C is complex, h stands for itself and its conjugate, and the
 output is twice the real part of h C.
 
-Source: Gu and Dao, "Mamba", arXiv:2312.00752, eq. (2) and algorithm 2. B is discretised as Δ B, as in the authors'
-program and not as in their eq. (4). Differs from that program: channels are the last axis, and complex B and C have a
-complex dtype.
+B is discretised as Δ B, as in the authors' program and not as in their eq. (4).
+
+Differs from that program: channels are the last axis, and complex B and C have a complex dtype.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ from scanl.ops.linear_scan import linear_scan
     "u: B T E, delta: B T E, A: E N, B: E N | B T N | B T G N, C: E N | B T N | B T G N, "
     "D?: E, z?: B T E, delta_bias?: E, state: B E N -> B T E",
     id="P-selscan",
-    equation="h_t = exp(Δ_t A) ⊙ h_{t-1} + (Δ_t u_t) B_tᵀ, y_t = (h_t C_t + D ⊙ u_t) ⊙ silu(z_t)",
-    source="Gu and Dao 2023, arXiv:2312.00752, eq. (2) and algorithm 2",
+    equation="h_t = exp(Delta_t A) * h_{t-1} + (Delta_t u_t) B_t^T,  y_t = (h_t C_t + D * u_t) * SiLU(z_t)",
+    source='Gu and Dao, "Mamba", arXiv:2312.00752, eq. (2) and algorithm 2',
     neutral={"delta": 0.0},
     effect=Diagonal({"u": 0.0}),
     values="u",

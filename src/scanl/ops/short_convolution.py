@@ -2,8 +2,7 @@ r"""Short convolution: causal and depthwise, over the last W steps, with an opti
 
 .. math:: y_t = \phi\Big(b + \sum_{j=0}^{W-1} w_{W-1-j} \odot x_{t-j}\Big)
 
-Source: the shift of H3, Fu et al., arXiv:2212.14052, section 3.1; with SiLU as in Mamba, Gu and Dao, arXiv:2312.00752,
-figure 3. Token shift is the case W = 2. Weights are ordered as in `torch.nn.Conv1d(D, D, W, groups=D)`: the last one
+Token shift is the case W = 2. Weights are ordered as in `torch.nn.Conv1d(D, D, W, groups=D)`: the last one
 multiplies the newest input. The adjoint is the same convolution in reverse time. With d_t the gradient by the argument
 of φ, dx_t = Σ_j w_{W-1-j} d_{t+j}.
 """
@@ -31,8 +30,11 @@ def _kept(sizes: Mapping[str, Any]) -> int:
 @op(
     "x: B T D, w: D W, bias?: D, state: B R D -> B T D",
     id="P-shortconv",
-    equation="y_t = φ(b + Σ_j w_{W-1-j} ⊙ x_{t-j})",
-    source="Fu et al. 2022, arXiv:2212.14052, section 3.1; Gu and Dao 2023, arXiv:2312.00752, figure 3",
+    equation="y_t = phi(b + sum_j w_{W-1-j} * x_{t-j})",
+    source=(
+        'the shift of H3: Fu et al., "Hungry Hungry Hippos", arXiv:2212.14052, section 3.1; with SiLU: Gu and Dao, '
+        '"Mamba", arXiv:2312.00752, figure 3'
+    ),
     neutral={},
     effect=Window(),
     dtypes=HALF + FLOATING,

@@ -8,10 +8,10 @@ Before its nonlinearity every gate is g^_t = x^g_t + R_g h_{t-1}, with R_g block
    c_t = f'_t \odot c_{t-1} + i_t \odot \tanh(\hat z_t), \quad n_t = f'_t \odot n_{t-1} + i_t, \quad
    h_t = \sigma(\hat o_t) \odot c_t / n_t
 
-Source: Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eqs. (8) to (17). The forget gate is
-log f = log σ(f^), as in the authors' program, or f^ itself. As in it, the order of the gates is i, f, z, o, and of the
-state h, c, n, m; the first step from a zero state sets m = i^; and f' is at most 1. Differs: here each channel with n =
-0 sets m = i^; in the authors' program the whole batch does or none.
+The forget gate is log f = log σ(f^), as in the authors' program, or f^ itself. As in it, the order of the gates is i,
+f, z, o, and of the state h, c, n, m; the first step from a zero state sets m = i^; and f' is at most 1.
+
+Differs: here each channel with n = 0 sets m = i^; in the authors' program the whole batch does or none.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,11 @@ def check_forget(forget: str) -> None:
 @cell(
     "x: B T 4 H K, r: 4 H K K, state: B 4 H K -> B T H K",
     id="P-denserec",
-    equation="c_t = f_t ⊙ c_{t-1} + i_t ⊙ z_t, n_t = f_t ⊙ n_{t-1} + i_t, h_t = o_t ⊙ c_t / n_t",
-    source="Beck et al. 2024, arXiv:2405.04517, eqs. (8) to (17)",
+    equation=(
+        "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t,  "
+        "(i', f', z, o)_t = x_t + R h_{t-1},  i_t = exp(i'_t),  f_t = sigmoid(f'_t) or exp(f'_t)"
+    ),
+    source='Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eq. (8) to (17)',
     check=lambda operands, options, cu_seqlens: check_forget(options["forget"]),
 )
 def slstm(

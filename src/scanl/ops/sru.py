@@ -4,8 +4,7 @@ r"""Simple recurrent unit: a gated average of the inputs for each channel, with 
    f_t = \sigma(\hat f_t + v_f \odot c_{t-1}), \quad r_t = \sigma(\hat r_t + v_r \odot c_{t-1}), \quad
    c_t = f_t \odot c_{t-1} + (1 - f_t) \odot x_t, \quad h_t = r_t \odot c_t + (1 - r_t) \odot u_t
 
-Source: Lei, Zhang, Wang, Dai and Artzi, "Simple Recurrent Units for Highly Parallelizable Recurrence",
-arXiv:1709.02755, eqs. (1) to (4). The caller computes x = W i, f^ = W_f i + b_f, r^ = W_r i + b_r and the highway
+The caller computes x = W i, f^ = W_f i + b_f, r^ = W_r i + b_r and the highway
 u = α i (or a projection). Without v_f the recurrence of c is linear, and `linear_scan` evaluates it in parallel.
 """
 
@@ -24,8 +23,14 @@ from scanl.ops.cell import cell
 @cell(
     "x: B T D, f: B T D, r: B T D, u?: B T D, v_f?: D, v_r?: D, state: B D -> B T D",
     id="P-eltrnn",
-    equation="c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ x_t, h_t = r_t ⊙ c_t + (1 − r_t) ⊙ u_t",
-    source="Lei et al. 2018, arXiv:1709.02755, eqs. (1) to (4)",
+    equation=(
+        "f_t = sigmoid(f_t' + v_f * c_{t-1}),  r_t = sigmoid(r_t' + v_r * c_{t-1}),  c_t = f_t * c_{t-1} + (1 - "
+        "f_t) * x_t,  h_t = r_t * c_t + (1 - r_t) * u_t"
+    ),
+    source=(
+        'Lei, Zhang, Wang, Dai and Artzi, "Simple Recurrent Units for Highly Parallelizable Recurrence", '
+        "arXiv:1709.02755, eq. (1) to (4)"
+    ),
     neutral={"f": math.inf},
     effect=Diagonal({"x": 0.0}, unless=("v_f",)),
 )

@@ -8,10 +8,9 @@ With a bonus u, the op reads before it writes:
    o_t = \frac{\sum_{i < t} e^{k_i + (t-1-i) w} v_i + e^{u + k_t} v_t}{\sum_{i < t} e^{k_i + (t-1-i) w} + e^{u + k_t}}.
 
 The numerator p and the denominator z are stored divided by e^m, where m is the largest exponent so far, so that no
-exponential exceeds one.
-Source: without decay Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, AFT-simple, causal; with decay
-and bonus Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048, the WKV operator. Differs:
-the decay w is the logarithm itself, at most 0 (RWKV's w is its negative), and may differ from step to step.
+exponential exceeds one. Without decay it is AFT-simple, causal; with decay and bonus, the WKV operator of RWKV.
+
+Differs: the decay w is the logarithm itself, at most 0 (RWKV's w is its negative), and may differ from step to step.
 """
 
 from collections.abc import Iterator
@@ -58,8 +57,11 @@ class _Averages(Linear):
 @op(
     "k: B T D, v: B T D, decay?: D | B T D, bonus?: D, state: B 3 D -> B T D",
     id="P-wkv",
-    equation="p_t = e^{w} p_{t-1} + e^{k_t} v_t, z_t = e^{w} z_{t-1} + e^{k_t}, o_t = p_t / z_t",
-    source="Zhai et al. 2021, arXiv:2105.14103, AFT-simple; Peng et al. 2023, arXiv:2305.13048, the WKV operator",
+    equation="p_t = e^w p_{t-1} + e^{k_t} v_t,  z_t = e^w z_{t-1} + e^{k_t},  o_t = p_t / z_t",
+    source=(
+        'without decay: Zhai et al., "An Attention Free Transformer", arXiv:2105.14103; with decay and bonus: Peng '
+        'et al., "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048'
+    ),
     neutral={"k": -torch.inf, "decay": 0.0},
     effect=_Averages({"k": -torch.inf}),
     values="v",

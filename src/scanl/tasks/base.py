@@ -40,7 +40,6 @@ class Task(Entry, ABC):
     A task with another `question` has the targets of that.
     """
 
-    source: ClassVar[str] = ""
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features

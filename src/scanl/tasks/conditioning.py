@@ -75,16 +75,17 @@ class Conditioning(Stream):
 class TraceConditioning(Conditioning):
     """Trace conditioning: how soon an event follows that a cue has announced some time ago.
 
-    Source: Javed, White and Sutton, "Scalable Online Recurrent Learning Using Columnar Neural Networks",
-    arXiv:2103.05787; waits and rests as in Javed et al., "Online Real-Time Recurrent Learning Using Sparse Connections
-    and Selective Learning", arXiv:2302.05326. After Rafiee et al., "From Eye-blinks to State Construction: Diagnostic
-    Benchmarks for Online Representation Learning", Adaptive Behavior, 2022.
-
     Args: see `Conditioning`.
 
     inputs: the cue and the event, 0 or 1.
     """
 
+    source = (
+        'Javed, White and Sutton, "Scalable Online Recurrent Learning Using Columnar Neural Networks", '
+        'arXiv:2103.05787; waits and rests: Javed et al., "Online Real-Time Recurrent Learning Using Sparse '
+        'Connections and Selective Learning", arXiv:2302.05326; after Rafiee et al., "From Eye-blinks to State '
+        'Construction: Diagnostic Benchmarks for Online Representation Learning", Adaptive Behavior, 2022'
+    )
     question = Numbers(Features(2), 1)
 
     def cues(self, random: np.random.Generator) -> Iterator[tuple[list[float], bool]]:
@@ -100,8 +101,6 @@ class TracePatterning(Conditioning):
     A cue is a pattern of three ones among six bits. Of the 20 patterns 10, drawn with the stream, announce the event.
     Distractor number k is 1 with probability 1 / (10 k) at every step.
 
-    Source: as in `trace_conditioning`.
-
     Args:
         distractors: how many.
         The others: see `Conditioning`.
@@ -109,6 +108,7 @@ class TracePatterning(Conditioning):
     inputs: the six cues, the event, and the distractors, 0 or 1.
     """
 
+    source = TraceConditioning.source
     question = Numbers(Features(CUES + 1 + 5), 1)
 
     distractors: int = 5

@@ -19,8 +19,7 @@ class CopyOnline(Stream):
     A pattern of `pattern` symbols is shown, then `delay` steps without any, then a mark, and then `pattern` steps
     without any, at which the symbols are to be repeated in their order.
 
-    Source: Zucchet, Meier, Schug, Mujika and Sacramento, "Online Learning of Long-Range Dependencies",
-    arXiv:2305.15947, section 5.1. Differs: there a step has seven random bits, and the state is reset before each
+    Differs from the paper: there a step has seven random bits, and the state is reset before each
     pattern; here a step has one of `symbols` symbols, so that chance is known, and nothing is reset.
 
     Args:
@@ -32,6 +31,10 @@ class CopyOnline(Stream):
     inputs: one-hot symbols, and the mark.
     """
 
+    source = (
+        'Zucchet, Meier, Schug, Mujika and Sacramento, "Online Learning of Long-Range Dependencies", arXiv:2305.15947, '
+        "section 5.1"
+    )
     metric = "accuracy"
     question = Label(Features(9), 8)
 

@@ -23,14 +23,15 @@ class DigitsStream(Stream):
     The 1,797 images of `sklearn.datasets.load_digits` are read row by row, in a new order every time that all have been
     seen. Nothing is reset between two images.
 
-    Source: Kaynak, "Methods of Combining Multiple Classifiers and Their Applications to Handwritten Digit Recognition",
-    MSc thesis, 1995, test part.
-
     Args: see `Stream`.
 
     inputs: the pixel, from 0 to 1, and a 1 at the first pixel of an image.
     """
 
+    source = (
+        'Kaynak, "Methods of Combining Multiple Classifiers and Their Applications to Handwritten Digit Recognition", '
+        "MSc thesis, 1995, the test part"
+    )
     metric = "accuracy"
     question = Label(Features(2), 10)
     chance = 0.1

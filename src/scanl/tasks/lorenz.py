@@ -95,11 +95,10 @@ class Lorenz63(Flow):
 
     .. math:: \\dot x = 10 (y - x), \\quad \\dot y = x (28 - z) - y, \\quad \\dot z = x y - 8/3 z
 
-    Source: Lorenz, "Deterministic Nonperiodic Flow", J. Atmos. Sci. 20, 1963, eqs. (25)-(27).
-
     Args: see `Flow`.
     """
 
+    source = 'Lorenz, "Deterministic Nonperiodic Flow", J. Atmos. Sci. 20, 1963, eq. (25) to (27)'
     question = Numbers(Features(3), 3)
     count = 3
     mean: ClassVar = np.array([0.0, 0.0, 23.5])
@@ -119,11 +118,10 @@ class Lorenz96(Flow):
 
     .. math:: \\dot x_i = (x_{i+1} - x_{i-2}) x_{i-1} - x_i + 8
 
-    Source: Lorenz, "Predictability: A Problem Partly Solved", ECMWF Seminar, 1996, eq. (1), with F = 8.
-
     Args: see `Flow`.
     """
 
+    source = 'Lorenz, "Predictability: A Problem Partly Solved", ECMWF Seminar, 1996, eq. (1), with F = 8'
     question = Numbers(Features(20), 20)
     count = 20
     mean: ClassVar = 2.3

@@ -41,8 +41,6 @@ class MackeyGlass(FixedRows):
     T = 5000 steps. Voelker et al. carry the value of a series on to the next one.
     The error divided by the mean square of the answers is the square of the published NRMSE.
 
-    Source: Voelker et al., "Legendre Memory Units", NeurIPS 2019, section 4.3; Mackey and Glass, Science 197, 1977.
-
     Args:
         seed, eval_examples: see `FixedRows`.   folder: not used.
         series_seed: of the noise.
@@ -51,6 +49,10 @@ class MackeyGlass(FixedRows):
     """
 
     id = "B-mackeyglass"
+    source = (
+        'Voelker et al., "Legendre Memory Units", NeurIPS 2019, section 4.3; Mackey and Glass, "Oscillation and Chaos '
+        'in Physiological Control Systems", Science 197, 1977'
+    )
     metric = "mean squared error"
     question = Numbers(Features(1), 1)
     steps = STEPS

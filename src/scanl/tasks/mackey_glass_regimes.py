@@ -36,9 +36,7 @@ class MackeyGlassRegimes(Stream):
     """Mackey-Glass with regimes: the value some samples ahead of a chaotic series, whose delay changes now and then.
 
     The equation and its integration are `mackey_glass`'s. The delay is 17, or 30, for times that are drawn from
-    a geometric distribution. A value is tanh(x - 1).
-
-    Source: Mackey and Glass, Science 197, 1977. The change of the delay is ours.
+    a geometric distribution. A value is tanh(x - 1). The change of the delay is ours.
 
     Args:
         seed, eval_examples, length: see `Stream`.
@@ -47,6 +45,7 @@ class MackeyGlassRegimes(Stream):
         ahead: samples from an input to the value to predict.
     """
 
+    source = 'Mackey and Glass, "Oscillation and Chaos in Physiological Control Systems", Science 197, 1977'
     metric = "mean squared error"
     question = Numbers(Features(1), 1)
 

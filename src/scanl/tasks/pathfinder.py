@@ -68,15 +68,16 @@ class Pathfinder(_Pictures):
     These pictures follow the rules and the sizes of the generator of the Long Range Arena, but coordinates are not
     rounded. They are not the published pictures, which are in the files of the Long Range Arena.
 
-    Source: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units",
-    arXiv:1805.08315, section 3; sizes of Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.5.
-
     Args:
         seed, eval_examples: see `FreshRows`.
     Chance: 1/2.
     """
 
     id = "B-lra-pathfinder"
+    source = (
+        'Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units", '
+        'arXiv:1805.08315, section 3; sizes: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.5'
+    )
     rules = Rules(32, (1,), 2, 0.5, 1.5, 14, 7, 1.0, 5, 0.75)
 
 
@@ -88,12 +89,11 @@ class PathX(_Pictures):
     As `pathfinder`, with dashes of 5 pixels that are 1.5 thick, gaps of 4 or 6 pixels in a picture, ends that are 20
     apart, dots with a radius of 3, up to 8 distracting paths, straighter paths and a brightness of 0.9.
 
-    Source: see `Pathfinder`.
-
     Args:
         seed, eval_examples: see `FreshRows`.
     Chance: 1/2.
     """
 
     id = "B-lra-pathx"
+    source = Pathfinder.source
     rules = Rules(128, (2, 3), 5, 1.5, 3.0, 14, 20, 1.8, 8, 0.9)

@@ -71,9 +71,6 @@ class Pendulum(FixedRows):
     published sequences were drawn by another program from other random numbers. These follow the same rules, but their
     pixels differ.
 
-    Source: Becker et al., "Recurrent Kalman Networks", arXiv:1905.07357; Schirmer et al., "Modeling Irregular Time
-    Series with Continuous Recurrent Units", arXiv:2111.11344, section 5.2.
-
     Args:
         seed, eval_examples: see `FixedRows`.   folder: not used.
         count: number of training sequences; the other parts have half as many.
@@ -82,6 +79,10 @@ class Pendulum(FixedRows):
     """
 
     id = "B-pendulum"
+    source = (
+        'Becker et al., "Recurrent Kalman Networks", arXiv:1905.07357; Schirmer et al., "Modeling Irregular Time '
+        'Series with Continuous Recurrent Units", arXiv:2111.11344, section 5.2'
+    )
     metric = "mean squared error"
     chance = 0.5
     timed = True
