@@ -7,29 +7,32 @@ from html import escape
 from making.equations import spans, split
 from scanl.layers import Layer
 from scanl.layers.initial_state import rows
+from scanl.ops import registry
 
 WIDTH, MARGIN, LINE = 360, 30, 19  # of the drawing, beside its boxes, and from line to line
 LETTER = 7.3  # the width of a letter, on average, of text of 13 points
 ROOM = WIDTH - 2 * MARGIN - 24  # for the text in a box
+ASSIGNED = r" = | <- | \+= "
 BEFORE = r"_\{t-1\}|_\{t-1,"
 NAME = re.compile(r"(?<![A-Za-z_^{])[A-Za-z]+'?")
 GENERIC = "s_t = f(s_{t-1}, x_t)"
+KEPT = "s_t = newest of [s_{t-1}; x_t]"  # of a layer that keeps inputs, or what it made of them
 
 
 @dataclass(frozen=True)
 class Roles:
     """The equations of a layer by what they are for.
 
-    transition: those of the state; the general form where the equations have sums over the past in place of a state.
-    readout: those that read the state; empty where the state itself is the output.
+    transition: those of the state. Where the equations have sums over the past in place of a state, that of the layer's
+    op, or the general form.   readout: those that read the state; empty where the state itself is the output.
     """
 
     transition: list[str]
     readout: list[str]
 
 
-def roles(cls: type[Layer]) -> Roles:
-    """Return which equations of a layer are the transition and which the readout."""
+def roles(cls: type[Layer], keeps: bool = False) -> Roles:
+    """Return which equations of a layer are the transition and which the readout. keeps: whether it keeps inputs."""
     lines = split(cls.equation)
     states = {name for line in lines for name in _defined(line) if _carried(name, cls.equation)}
     transition = [line for line in lines if states & _defined(line)]
@@ -41,7 +44,19 @@ def roles(cls: type[Layer]) -> Roles:
             transition, states = base, names
     used = {name for line in transition for name in NAME.findall(line.partition("=")[2])}
     readout = [line for line in others if _is_output(line) or _reads(line, states, used)]
-    return Roles(transition or [GENERIC], readout or ([] if transition else others))
+    transition = transition or [line for line in others if any(_now(name, line) for name in _defined(line))]  # s = f(s)
+    if transition:
+        return Roles(transition, readout)
+    return Roles([KEPT] if keeps else _of_op(cls) or [GENERIC], readout or others)
+
+
+def _of_op(cls: type[Layer]) -> list[str]:
+    """Return the equations of the state of a layer's op, in general; empty where it carries none."""
+    if cls.op is None:
+        return []
+    equation = registry.get(cls.op).equation
+    lines = [line for line in split(equation) if any(_carried(name, line) for name in _defined(line))]
+    return [f"{cls.op}: {line}" for line in lines]
 
 
 def _reads(line: str, states: set[str], used: set[str]) -> bool:
@@ -52,7 +67,10 @@ def _reads(line: str, states: set[str], used: set[str]) -> bool:
 
 def _defined(line: str) -> set[str]:
     """Return the names on the left of an equation: `h_t`, `s^r_t`, `S_t^l`, `M_t(n)`, `dh/dt`, `h <- `."""
-    left = re.split(r" = | <- ", line)[0] if " = " in line or " <- " in line else ""
+    left = re.split(ASSIGNED, line)[0] if re.search(ASSIGNED, line) else ""
+    updated = re.search(r"\b([A-Za-z])('?)\]?$", left)  # `M += ...`, `s' = ...` of s, `[y; m'] = ...` of m
+    if updated and (updated[2] or " += " in line):
+        return {updated[1]}
     if derivative := re.search(r"\bd([A-Za-z])/d[a-z]$", left):
         return {derivative[1]}
     if " <- " in line:
@@ -63,7 +81,7 @@ def _defined(line: str) -> set[str]:
 def _carried(name: str, equation: str) -> bool:
     """Whether an equation has the value of a name a step before."""
     own = rf"(?<![A-Za-z_]){re.escape(name)}"
-    if re.search(rf"d{name}/d[a-z]|{own} <- |{own}_t = {name} - ", equation):
+    if re.search(rf"d{name}/d[a-z]|{own} (?:<-|\+=) |{own}_t = {name} - |{own}'\]? = .*{own}(?![\w'])", equation):
         return True
     return re.search(rf"{own}(?:\^\{{?[\w-]+\}}?)?(?:{BEFORE})", equation) is not None or f"{name}_{{t+1}}" in equation
 
@@ -78,9 +96,9 @@ def _is_output(line: str) -> bool:
     return re.match(r"\(?(?:y|o|out)(?:_[ti]|\^\w_t)?(?: =|,)|\[[^\]]*\by\w*", line) is not None
 
 
-def drawing(cls: type[Layer], bidirectional: bool) -> str:
-    """Return the drawing of a layer as SVG."""
-    found = roles(cls)
+def drawing(cls: type[Layer], bidirectional: bool, keeps: bool = False) -> str:
+    """Return the drawing of a layer as SVG. keeps: whether it keeps inputs in place of a recurrence."""
+    found = roles(cls, keeps)
     if bidirectional:
         whole = [line for line in split(cls.equation) if _is_output(line)] or split(cls.equation)[:1]
         boxes = [("sequence", [piece for line in whole for piece in _wrapped(spans(line))])]

@@ -85,7 +85,7 @@ class TemporalLatentBottleneck(SegmentLayer):
 
     id = "S-tlb"
     aliases = ("temporal_latent_bottleneck",)
-    equation = "y = norm(reader(blocks(x), s)) within each chunk x, and after it s' = slow(s, reader(blocks(x), s))"
+    equation = "y = norm(reader(blocks(x), s)) within each chunk x,  after it s' = slow(s, reader(blocks(x), s))"
     source = (
         'Didolkar et al., "Temporal Latent Bottleneck: Synthesis of Fast and Slow Processing Mechanisms in Sequence '
         'Learning", arXiv:2205.14794, sec. 2, and its code'

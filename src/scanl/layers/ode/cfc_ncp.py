@@ -24,7 +24,10 @@ from scanl.ops.cell import cell
         "S": lambda sizes: 2 if "J" in sizes else 1,
     },
     static=("S",),
-    equation="h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  in three layers, each fed by the one below and by itself",
+    equation=(
+        "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  g, k, a, b from W x_t + U h_{t-1},  in three layers, each fed "
+        "by the one below and by itself"
+    ),
     source='Hasani et al., "Closed-form continuous-time neural networks", arXiv:2106.13898; wiring: Lechner et al., '
     '"Neural '
     'circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020',
