@@ -1,19 +1,28 @@
 """The site, as Sphinx builds it: `make docs`."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from making.docstrings import restructured
+
 project = "scanl"
 html_title = "scanl"
-extensions = ["myst_parser", "mathml"]
+extensions = ["myst_parser", "mathml", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
 exclude_patterns = ["_build", "templates"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries have no page here
+autodoc_typehints_format = "short"
+autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
+autosummary_generate = False
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_static_path = ["static"]
@@ -22,13 +31,35 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 
+MADE = {  # of a file or a folder beside docs/, the page in the site
+    r"CONTRIBUTING\.md": "contributing.md",
+    r"src/scanl": "api.md",
+    r"src/scanl/cli": "commands.md",
+    r"src/scanl/data/catalogue": "sources.md",
+    r"src/scanl/data/questions\.py": "questions.md",
+    r"src/scanl/layers": "gallery.md",
+    r"src/scanl/layers/\w+/(\w+)\.py": r"layers/\1.md",
+    r"src/scanl/learning/algorithms": "algorithms.md",
+    r"src/scanl/learning/algorithms/(\w+)\.py": r"algorithms/\1.md",
+    r"src/scanl/ops": "ops.md",
+    r"src/scanl/ops/(\w+)\.py": r"ops/\1.md",
+    r"src/scanl/tasks": "tasks.md",
+    r"src/scanl/tasks/(\w+)\.py": r"tasks/\1.md",
+}
+
 
 def lead_inside(_app: Sphinx, _page: str, text: list[str]) -> None:
     """Links to files beside docs/ lead to their pages in the site: to that of the layer for a layer's file."""
-    text[0] = text[0].replace("](../CONTRIBUTING.md", "](made/contributing.md")
-    text[0] = text[0].replace("](../src/scanl/layers)", "](made/gallery.md)")
-    text[0] = re.sub(r"\]\(\.\./src/scanl/layers/\w+/(\w+)\.py", r"](made/layers/\1.md", text[0])
+    for path, page in MADE.items():
+        text[0] = re.sub(rf"\]\(\.\./{path}(?=[)#])", f"](made/{page}", text[0])
+
+
+def as_restructured(_app: Sphinx, _what: str, _name: str, value: Any, _options: object, lines: list[str]) -> None:
+    """Docstrings are plain text: what Sphinx would take for markup is escaped, and arguments become lists."""
+    names = inspect.signature(value).parameters if inspect.isfunction(value) else ()
+    lines[:] = restructured(lines, names)
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", lead_inside)
+    app.connect("autodoc-process-docstring", as_restructured)

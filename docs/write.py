@@ -2,8 +2,8 @@
 
 The pages that are written are templates of Jinja, docs/templates/*.md: what stands there in braces is filled from the
 rows of benchmarks/results, and from the registries. The stubs have the public names of each package in PACKAGES.
-docs/made/ has the pages of the models, which come from the code alone. Only the site has them; git ignores them. The
-figures of the stages of a scan are drawn by code too.
+docs/made/ has the pages that come from the code alone: of the models, and of the reference. Only the site has them; git
+ignores them. The figures of the stages of a scan are drawn by code too.
 """
 
 import ast
@@ -18,9 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a s
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from making import compat, models, stages
+from making import algorithms as algorithm_pages
+from making import api, commands, compat, models, questions, stages
+from making import data as data_pages
+from making import ops as op_pages
 from scanl import faces
-from scanl.cli import accelerate, algorithms, data, ops
+from scanl.cli import accelerate, algorithms
 from scanl.layers import classes
 from scanl.layers.registry import channel_mixers
 from scanl.learning.algorithms import algorithms as learning
@@ -30,13 +33,12 @@ BENCHMARKS = DOCS.parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 TABLES: dict[str, Callable[[], str]] = {
     "algorithms": algorithms.table,
-    "data": data.table,
     "patches": accelerate.table,
-    "backends": ops.table,
     "compat": compat.table,
 }
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
+REFERENCE = (op_pages, algorithm_pages, data_pages, questions, commands, api)  # each has `pages`
 
 Rows = Sequence[dict[str, str]]
 
@@ -59,8 +61,10 @@ def pages() -> dict[Path, str]:
 
 
 def made() -> dict[Path, str]:
-    """Return the text of each page that only the site has: those of the models, and the files beside docs/."""
+    """Return the text of each page that only the site has: models, the reference, and the files beside docs/."""
     texts = dict(models.pages(DOCS / "made", rows))
+    for part in REFERENCE:
+        texts |= dict(part.pages(DOCS / "made"))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = (DOCS.parent / name).read_text(encoding="utf-8")
         texts[DOCS / "made" / name.lower()] = text.replace("](docs/", "](../")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from making.columns import Columns, columns
+from making.docstrings import prose
 from making.drawing import drawing
 from making.equations import latex, split
 from making.sources import bibtex
-from scanl.cli.layers import WIDTH, backends, options_of, origin, state_size, step_cost, summary, without_op
-from scanl.configured import Option, Range, described
+from scanl.cli.layers import WIDTH, backends, origin, state_size, step_cost, summary, without_op
+from scanl.configured import Configured, Option, Range, described, options
 from scanl.layers import Layer, build, classes
 from scanl.layers.initial_state import rows as state_rows
 from scanl.layers.registry import channel_mixers
@@ -78,7 +79,7 @@ def page(cls: type[Layer], measured: Columns | None, rows: Rows = lambda *_, **_
         f"# {cls.__name__}",
         prose(summary(cls)),
         f"Its name is `{cls.name}`." + _aliases(cls) + _preset(cls),
-        drawing(cls, layer.bidirectional),
+        drawing(cls, layer.bidirectional, measured is None),
         "## Equation",
         mathematics(cls.equation),
         _legend(cls.equation),
@@ -86,7 +87,7 @@ def page(cls: type[Layer], measured: Columns | None, rows: Rows = lambda *_, **_
         "## Example",
         f"```python\n{example(cls, layer.bidirectional)}```",
         "## Options",
-        options_list(cls),
+        f"- `dim`: model width. *An integer, at least 1.*\n{options_list(cls, 'dim')}",
         "## Size and cost",
         _costs(cls, layer),
         "## Recurrence",
@@ -199,14 +200,6 @@ def _legend(equation: str) -> str:
     return "⊙ multiplies element by element." if re.search(r"(?<=\s)\* ", equation) else ""
 
 
-def prose(text: str) -> str:
-    """Return a text of a docstring as Markdown: what is not code has no markup."""
-    pieces = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return "".join(
-        piece if piece.startswith("`") else re.sub(r"([\\*_\[\]<>|$#~])", r"\\\1", piece) for piece in pieces
-    )
-
-
 def sourced(source: str) -> str:
     """Return a source with its arXiv numbers and addresses as links."""
     text = prose(source)
@@ -214,10 +207,10 @@ def sourced(source: str) -> str:
     return re.sub(r"(?<!\()https://\S+(?<![.,;])", lambda match: f"<{match[0]}>", text)
 
 
-def options_list(cls: type[Layer]) -> str:
-    """Return a line for each of a layer's options: its default, its meaning, what it takes."""
-    lines = ["- `dim`: model width. *An integer, at least 1.*"]
-    for option in options_of(cls.name):
+def options_list(cls: Configured, *without: str) -> str:
+    """Return a line for each option of a class: its default, its meaning, what it takes."""
+    lines = []
+    for option in [option for option in options(cls).values() if option.name not in without]:
         default = "" if option.default is inspect.Parameter.empty else f" = {option.default!r}"
         takes = allowed(option)
         meaning = f" {prose(option.meaning)}." if option.meaning else ""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 # What says where in a paper, or what else was read, and is no part of the reference.
 PLACES = re.compile(
     r"(?:eq\.|sec\.|sections?|algorithms?|appendix|lemma|prop\.|theorems?|figure|listing|Methods|its |and |as |with |"
-    r"where |the |\(|\d+(?:\.\d+)*(?: |$)|neurons |in )"
+    r"where |the |\(|\d+(?:\.\d+)*(?: |$)|neurons |in |for |chapter |task )"
 )
+BEFORE = re.compile(r"^(?:[a-z].*\b(?:in|of|after)|after) (?=[A-Z])")  # `protocol of Zeng et al.`, `as in Goel et al.`
 ARXIV = re.compile(r"arXiv:\d{4}\.\d{4,5}(?:v\d+)?")
 BLOCK = "Linear RNN base block"  # what this library itself is the source of
 LIBRARY = "@software{scanl,\n  title = {{scanl: recurrent sequence models for PyTorch}},\n}"
@@ -76,7 +77,7 @@ def _read(entry: str) -> Reference | None:
     if match is None:
         return None
     before = match["authors"] or ""
-    authors = before.rpartition(": ")[2]  # `wiring: Lechner et al.`
+    authors = BEFORE.sub("", before.rpartition(": ")[2])  # `wiring: Lechner et al.`
     authors, arxiv_before = _cut(authors, ARXIV)
     rest, arxiv = _cut(match["rest"], ARXIV)
     arxiv = arxiv or arxiv_before

@@ -45,7 +45,7 @@ def members(package: str, classes: Iterable[type[Any]]) -> list[type[Any]]:
 
 def stub(package: str, classes: Iterable[type[Any]]) -> str:
     """Return the text of a package's stub: what the package imports by itself, then each class."""
-    names = {cls.__name__: cls.__module__ for cls in members(package, classes)} | _imports(package, ".py")
+    names = {cls.__name__: cls.__module__ for cls in members(package, classes)} | own(package)
     lines = sorted((module, name.casefold(), name) for name, module in names.items())
     return "".join(f"from {module} import {name} as {name}\n" for module, _, name in lines)
 
@@ -56,9 +56,14 @@ def table(package: str) -> dict[str, str]:
     return _imports(package, ".pyi")
 
 
+def own(package: str) -> dict[str, str]:
+    """Return the module of each name that a package makes public by itself, beside registered classes."""
+    return _imports(package, ".py")
+
+
 def _imports(package: str, suffix: str) -> dict[str, str]:
     """Return the module of each name that a package's file makes public: `from module import name as name`."""
     path = Path(str(import_module(package).__file__)).with_suffix(suffix)
-    nodes = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.exists() else []
     lines = [(name, str(node.module)) for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names]
     return {name.name: module for name, module in lines if name.asname == name.name}

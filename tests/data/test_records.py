@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import published
-from scanl.cli.data import table
+from making import data
 from scanl.data import sources
 from scanl.data.files import folders
 from scanl.data.published import add, kinds, records
@@ -103,9 +103,10 @@ def test_a_class_that_is_made_is_found_by_pickle_and_by_its_name():
 
 
 def test_the_page_has_citation_split_chance_and_licence():
-    row = next(line for line in table().splitlines() if line.startswith("| `spoken_digits` "))
-    assert "| 70, 10 and 20 % at random by the seed 42 | 0.1 | CC BY-SA 4.0 |" in row
-    assert 'Jackson et al., "Free Spoken Digit Dataset", 2018' in row
+    rows = dict(data.facts(sources.get("spoken_digits")))
+    assert rows["split"] == "70, 10 and 20 % at random by the seed 42"
+    assert (rows["chance"], rows["licence"]) == ("0.1", "CC BY-SA 4.0")
+    assert 'Jackson et al., "Free Spoken Digit Dataset", 2018' in data.page("scanl.data.recordings", [sources.get("spoken_digits")])
 
 
 # A new data set of each format, which is one file of TOML.

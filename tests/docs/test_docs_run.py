@@ -196,7 +196,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     """As a reader runs them who has some notes, a book and recordings."""
     if page == "docs/start.md":
         pytest.importorskip("statsmodels", reason="statsmodels is not installed: pip install 'scanl[statsmodels]'")
-    if page in ("docs/forecasting.md", "docs/forecasters.md", "docs/start.md"):
+    if page in ("docs/forecasting.md", "docs/forecasts.md", "docs/forecasters.md", "docs/start.md"):
         pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
         pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
     if page == "docs/streams.md":
@@ -217,7 +217,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     saturdays = [date(1958, 3, 29) + timedelta(weeks=week) for week in range(48)]
     weeks = [f"{day:%Y%m%d},{week % 13}" for week, day in enumerate(saturdays)]
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
-    if page == "docs/data.md":
+    if page in ("docs/data.md", "docs/own_files.md"):
         monkeypatch.setenv("SCANL_DATA", str(tmp_path / "downloads"))
         monkeypatch.setattr(folders["mnist"], "sha256", {})
         monkeypatch.setattr(folders["mnist"], "counts", {})
@@ -226,7 +226,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         Image.new("L", (28, 28)).save(tmp_path / "seven.png")
     if page == "docs/training_loop.md":  # what Lightning and Trainer say of themselves is theirs
         warnings.simplefilter("default")
-    if page == "docs/kernels.md":
+    if page == "docs/cpu_kernels.md":
         monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # the page sets it; the test sets it back
     if page == "docs/checkpoints.md":
         _checkpoint("state-spaces/mamba-130m-hf")
@@ -259,7 +259,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     if page == "docs/start.md":
         assert "cpu: can run" in out
         assert (tmp_path / "future.png").is_file()
-    if page == "docs/kernels.md":
+    if page == "docs/cpu_kernels.md":
         assert "define " in out
     if page == "docs/hub.md":
         assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)

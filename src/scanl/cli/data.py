@@ -8,7 +8,6 @@ from scanl.data import sources
 from scanl.data.base import Entry, Source, summary
 from scanl.data.files import Files, folders, root
 from scanl.data.get import get
-from scanl.data.published import records
 from scanl.errors import ConfigError, DataError, ScanlError, nearest
 from scanl.learning import TrainConfig
 
@@ -63,22 +62,6 @@ def state(source: type[Entry]) -> str:
     if not source.needs.origin:
         how = f"put into {source.needs.folder()}: {source.needs.form}"
     return f"missing: {len(missing)} of {len(source.needs.needs)} files; {how}"
-
-
-def table() -> str:
-    """Return a Markdown table of the sources of published data, as the catalogue has them."""
-    rows = [
-        "| source | id | predicts | split | chance | licence | citation | files | from |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, record in sorted(records.items()):
-        files = record.files
-        packages = ", ".join(f"{package.manager} `{package.name}` {package.version}" for package in files.packages)
-        about = summary(sources.get(name)).rstrip(".").replace("|", "")
-        chance = "" if record.chance is None else f"{record.chance:.4g}"
-        cells = (f"`{name}`", record.id, about, record.split, chance, files.license, record.citation, f"`{files.name}`")
-        rows.append(f"| {' | '.join((*cells, packages or files.form))} |")
-    return "\n".join(rows)
 
 
 def _get(name: str, archives: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`scanl ops`: list what each backend of each op supports, from the registry, as in the table of docs/ops.md."""
+"""`scanl ops`: list what each backend of each op supports, from the registry, as on the pages of the ops."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,10 @@ def list_ops(argv: Sequence[str]) -> int:
     return 0
 
 
-def table() -> str:
+def table(*ops: Op | HigherOrder) -> str:
+    """Return a Markdown table of the backends of ops; without an argument, of all ops except cells."""
     rows = [HEADER, tuple("---" for _ in HEADER)]
-    for op in registry.every():
-        if isinstance(op, registry.Cell):
-            continue
+    for op in ops or [op for op in registry.every() if not isinstance(op, registry.Cell)]:
         rows += [_row(op, op.backends[backend]) for backend in op.preference()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

@@ -53,7 +53,8 @@ class FORCE(Algorithm):
     equation = "k = P r / (lambda + r^T P r),  P <- (P - k r^T P) / lambda,  C <- C - (C r - y) k^T"
     source = (
         'Sussillo and Abbott, "Generating Coherent Patterns of Activity from Chaotic Neural Networks", Neuron 63(4), '
-        '2009, eq. (2) to (5); forgetting: Haykin, "Adaptive Filter Theory", chapter on recursive least squares'
+        '2009, eq. (2) to (5); forgetting: Haykin, "Adaptive Filter Theory", Prentice Hall, 1986, chapter on recursive '
+        "least squares"
     )
     computes: ClassVar = "truncation"
     error = (

@@ -39,6 +39,9 @@ class TBPTT(Algorithm):
     K1 = K2 = T the gradient is that of `bptt`. For K1 < K2 the learner keeps the last K2 - K1 inputs and the state
     before them, and runs them again with the present parameters, so every step is run about K2 / K1 times.
 
+    Differs: the steps of the window are run again after a change of the parameters, where the paper keeps the old
+    activations.
+
     K1 steps are counted from the beginning of an update; the last part of an update may be shorter.
     """
 
@@ -46,8 +49,7 @@ class TBPTT(Algorithm):
     equation = "every K1 steps: dL/dtheta of the last K1 losses through the last K2 steps"
     source = (
         'Williams and Peng, "An Efficient Gradient-Based Algorithm for On-Line Training of Recurrent Network '
-        "Trajectories\", Neural Computation 2(4), 1990: their BPTT(h; h') with h = K2 and h' = K1. Differs: the steps "
-        "of the window are run again after a change of the parameters, where theirs keep the old activations"
+        "Trajectories\", Neural Computation 2(4), 1990, where K2 and K1 are h and h'"
     )
     computes: ClassVar = "truncation"
     error = "the effect of the parameters through states more than K2 steps before the newest one is left out"
