@@ -91,6 +91,12 @@ def test_every_page_is_in_the_contents():
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {index.stem} <= contents
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_no_page_is_long(page):
+    """A page has one subject. Those that are made from the code have what the code has."""
+    assert page.stat().st_size <= 8192
+
+
 def test_changes_are_written_down():
     text = _text(ROOT / "CHANGELOG.md")
     assert "## [Unreleased]" in text or re.search(r"## \[\d", text)
