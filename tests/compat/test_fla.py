@@ -104,7 +104,7 @@ PLAIN = {
     "gated_delta_product": (product, {"g": (T, H), "num_householder": N}),
     "comba": (
         lambda q, k, v, p, g, beta, state: memory(
-            q, k, beta[..., None] * v, state, g=by_head(g), a=-beta[..., None] * k, b=by_head(g).exp() * p
+            q, k, beta[..., None] * v, state, g=by_head(g), a=-beta[..., None] * k, b=p
         ),
         {"p": (T, H, K), "g": (T, H), "beta": (T, H)},
     ),

@@ -219,15 +219,14 @@ def comba(
     q: Tensor, k: Tensor, v: Tensor, p: Tensor | None, g: Tensor, beta: Tensor | None = None,
     use_qk_l2norm_in_kernel: bool = False, **call: Any,
 ) -> Result:  # fmt: skip
-    """Comba: the gated delta rule that corrects what it reads with p (B, T, H, K); None is k."""
+    """Comba: the gated delta rule that corrects what p (B, T, H, K) reads before the decay; None is k."""
     p = k if p is None else p
     q, k, p = map(_unit, (q, k, p)) if use_qk_l2norm_in_kernel else (q, k, p)
     shared = v.shape[2] // max(1, k.shape[2])
     beta = v.new_ones(v.shape[:3]) if beta is None else beta
-    beta, g = widen(beta).unsqueeze(-1), widen(g)
-    keys, reads = (widen(operand).repeat_interleave(shared, 2) for operand in (k, p))
-    a, b = (-beta * keys).to(v.dtype), (g.exp().unsqueeze(-1) * reads).to(v.dtype)
-    return dplr_scan(q, k, (beta * v).to(v.dtype), a, b, g, **call)
+    beta = widen(beta).unsqueeze(-1)
+    a = (-beta * k.repeat_interleave(shared, 2)).to(v.dtype)
+    return dplr_scan(q, k, (beta * v).to(v.dtype), a, p.repeat_interleave(shared, 2), g, **call)
 
 
 def dplr(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gk: Tensor | None = None, **call: Any) -> Result:
