@@ -98,8 +98,8 @@ def memory_capacity(layer: Layer, x: Tensor | None = None) -> MemoryCapacity:
     Raises ConfigError for a layer without a state of constant size, for a larger one, and for a sequence of fewer than
     4 steps for each number of the state.
     """
-    own, signal = prepared("memory_capacity", layer, x, 1, rows=1)
-    numbers = state_size("memory_capacity", own, LARGEST)
+    copy, signal = prepared("memory_capacity", layer, x, 1, rows=1)
+    numbers = state_size("memory_capacity", copy, LARGEST)
     if x is None:
         signal = noise(1, max(STEPS, SAMPLES * numbers), 1) * noise(1, 1, layer.dim).sign()
     steps = signal.shape[1]
@@ -108,9 +108,9 @@ def memory_capacity(layer: Layer, x: Tensor | None = None) -> MemoryCapacity:
         raise ConfigError(
             f"memory_capacity: x has {steps} steps, expected at least {least} because the state has {numbers} numbers"
         )
-    state, states = own.init_state(len(signal)), []
+    state, states = copy.init_state(len(signal)), []
     with torch.no_grad():
         for t in range(steps):
-            state = own.step(signal[:, t], state)[1]
+            state = copy.step(signal[:, t], state)[1]
             states.append(flatten(state)[0])
     return MemoryCapacity(decoded(signal[0, :, 0], torch.stack(states), min(LAGS, steps // 4)), numbers)

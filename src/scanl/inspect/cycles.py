@@ -272,8 +272,8 @@ def orbits(layer: Layer, x: Tensor | None = None, *, lengths: Sequence[int] = (1
 
     Raises ConfigError for another layer, and for a length below 1.
     """
-    own, inputs = prepared("orbits", layer, x, 1, rows=1)
-    if not isinstance(own, PLRNN | ShallowPLRNN):
+    copy, inputs = prepared("orbits", layer, x, 1, rows=1)
+    if not isinstance(copy, PLRNN | ShallowPLRNN):
         raise ConfigError(f"orbits: layer is a {type(layer).__name__}, expected a PLRNN or a ShallowPLRNN")
-    network = regions(own, None if x is None else inputs.mean((0, 1)))
+    network = regions(copy, None if x is None else inputs.mean((0, 1)))
     return Orbits(tuple(cycle for length in lengths for cycle in cycles(network, length)))

@@ -61,8 +61,8 @@ class LyapunovExponents(Inspection):
 def lyapunov_exponents(layer: Layer, x: Tensor | None = None, *, count: int | None = None) -> LyapunovExponents:
     """Return the largest Lyapunov exponents of the state along the orbit that x drives.
 
-    x: (B, T, dim), what the layer reads; None for 1 sequence of 300 steps of white noise. Zeros give the exponents of the
-    autonomous system.   count: m; None for all, at most 32.
+    x: (B, T, dim), what the layer reads; None for 1 sequence of 300 steps of white noise. Zeros give the exponents
+    of the autonomous system.   count: m; None for all, at most 32.
 
     Differs: the vectors run backwards in time, by the transposed Jacobians, which backward passes give without the
     Jacobians themselves. The product of all steps, and so its singular values, are the same. The vectors are random at
