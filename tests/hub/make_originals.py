@@ -7,8 +7,9 @@ mlstm_kernels, flash-linear-attention and einops. The files there were made with
 rwkv 0.8.32, xlstm 2.0.6, mlstm_kernels 2.0.6 and flash-linear-attention 0.6.0.
 
 Each model is a class of its authors, and so is the file that is written. Where their module calls a kernel for GPUs,
-it gets their own reference in torch. RWKV-LM trains, and PyPI's rwkv, of the same author, gives the logits. Weights are
-random, so that none can be left out, and numbers of bfloat16, so that the files are small.
+it gets their own reference in torch; norms, convolutions and SwiGLU of flash-linear-attention are those of torch.
+RWKV-LM trains, and PyPI's rwkv, of the same author, gives the logits. Weights are random, so that none can be left out,
+and numbers of bfloat16, so that the files are small.
 """
 
 import argparse
@@ -32,14 +33,12 @@ VOCAB = 11
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 10, 0]
 
 
-def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
+def shaken(model: nn.Module) -> nn.Module:
     """Add noise to all weights, and round them to bfloat16."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith("igate_preact.bias"):
-                weight.zero_()  # it starts so low that nothing enters the memory
-            weight.copy_((weight + 0.3 * torch.randn(weight.shape, generator=generator)).bfloat16())
+    for name, weight in model.named_parameters():
+        if name.endswith("igate_preact.bias"):
+            weight.zero_()  # it starts so low that nothing enters the memory
+        weight.copy_((weight + 0.3 * torch.randn(weight.shape)).bfloat16())
     return model.eval()
 
 
@@ -50,14 +49,11 @@ def folder(name: str) -> Path:
     return path
 
 
-def module_of(path: Path, name: str, **replaced: str) -> ModuleType:
+def module_of(path: Path, name: str) -> ModuleType:
     """Import one file without its assertions, which are about sizes for a GPU."""
-    text = path.read_text()
-    for old, new in replaced.items():
-        text = text.replace(old, new)
     module = ModuleType(name)
     sys.modules[name] = module
-    exec(compile(text, str(path), "exec", optimize=1), vars(module))
+    exec(compile(path.read_text(), str(path), "exec", optimize=1), vars(module))
     return module
 
 
@@ -117,7 +113,6 @@ def rwkv(repository: Path) -> dict[str, list[list[float]]]:
     for version, kind in ((4, ""), (5, "x052"), (6, "x060"), (7, "x070")):
         os.environ["RWKV_MY_TESTING"] = kind
         source = repository / ("RWKV-v4neo" if version == 4 else "RWKV-v5") / "src" / "model.py"
-        # its script compiles kernels and reads its environment
         model = shaken(module_of(source, f"rwkv_lm_{version}").RWKV(SimpleNamespace(**args)))
         path = folder(f"rwkv{version}") / "rwkv.pth"
         torch.save(model.state_dict(), path)  # in float32, because the program norms the embedding in its dtype
@@ -188,8 +183,6 @@ def fla() -> dict[str, list[list[float]]]:
 
     def norm(self, x, residual=None, prenorm=False):
         x = x if residual is None else x + residual
-        if isinstance(self, GroupNorm):
-            return F.group_norm(x.mT, self.num_groups, self.weight, self.bias, self.eps).mT
         if isinstance(self, LayerNorm):
             y = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         else:
@@ -294,6 +287,7 @@ def main() -> None:
     logits = {} if arguments.only is None else json.loads(path.read_text())["logits"]
     with torch.no_grad():
         for program in made if arguments.only is None else [arguments.only]:
+            torch.manual_seed(0)
             logits |= made[program]()
     path.write_text(json.dumps({"tokens": TOKENS, "logits": logits}) + "\n")
 
