@@ -37,6 +37,7 @@ MADE = {  # of a file or a folder beside docs/, the page in the site
     r"src/scanl/cli": "commands.md",
     r"src/scanl/data/catalogue": "sources.md",
     r"src/scanl/data/questions\.py": "questions.md",
+    r"src/scanl/inspect": "inspectors.md",
     r"src/scanl/layers": "gallery.md",
     r"src/scanl/layers/\w+/(\w+)\.py": r"layers/\1.md",
     r"src/scanl/learning/algorithms": "algorithms.md",

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a s
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from making import algorithms as algorithm_pages
-from making import api, commands, compat, models, questions, stages
+from making import api, commands, compat, inspectors, models, questions, stages
 from making import data as data_pages
 from making import ops as op_pages
 from scanl import faces
@@ -38,7 +38,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
-REFERENCE = (op_pages, algorithm_pages, data_pages, questions, commands, api)  # each has `pages`
+REFERENCE = (op_pages, algorithm_pages, data_pages, questions, inspectors, commands, api)  # each has `pages`
 
 Rows = Sequence[dict[str, str]]
 

@@ -99,8 +99,8 @@ ARENA: dict[str, Options] = {
 for _table, _source in ARENA.items():
     RUNS[_table] = {
         layer: {
-            "layer": layer, "dim": 64, "depth": 2, "channel_mixer": "none", "lr": 3e-3, "batch_size": 32, "minutes": 5.0,
-            "layer_options": {"max_length": 2048} if layer == "attention" else {}, **_source,
+            "layer": layer, "dim": 64, "depth": 2, "channel_mixer": "none", "lr": 3e-3, "batch_size": 32,
+            "layer_options": {"max_length": 2048} if layer == "attention" else {}, "minutes": 5.0, **_source,
         }
         for layer in BESIDE_ATTENTION
     }  # fmt: skip

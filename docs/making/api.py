@@ -20,6 +20,7 @@ from making.docstrings import markdown, pieces, prose
 from making.models import table
 from scanl import faces
 from scanl.data import sources
+from scanl.inspect import inspectors
 from scanl.layers import classes
 from scanl.learning.algorithms import algorithms
 from scanl.ops import registry
@@ -53,7 +54,7 @@ def names(module: str) -> list[str]:
     every = {*vars(loaded).get("__all__", ()), *faces.own(module)}
     paged = {*registry.names(), *(cls.__name__ for cls in classes())}
     paged |= {algorithms.get(name).__name__ for name in algorithms.names()}
-    paged |= {cls.__name__ for cls in map(sources.get, sources.names())}
+    paged |= {cls.__name__ for cls in map(sources.get, sources.names())} | {*inspectors.names()}
     return sorted(name for name in every - paged if not isinstance(vars(loaded).get(name), ModuleType))
 
 

@@ -11,7 +11,19 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from making import algorithms, api, columns, commands, docstrings, drawing, equations, models, questions, sources
+from making import (
+    algorithms,
+    api,
+    columns,
+    commands,
+    docstrings,
+    drawing,
+    equations,
+    inspectors,
+    models,
+    questions,
+    sources,
+)
 from making import data as data_pages
 from making import ops as op_pages
 from scanl import ops
@@ -20,6 +32,7 @@ from scanl.cli.train import parse
 from scanl.data import sources as data
 from scanl.data.files import folders
 from scanl.data.questions import Question
+from scanl.inspect import inspectors as inspecting
 from scanl.layers import classes, get
 from scanl.layers.registry import channel_mixers
 from scanl.learning import TrainConfig
@@ -28,7 +41,7 @@ from scanl.models import presets
 from scanl.ops import registry
 
 EVERY = [*classes(), *map(channel_mixers.get, channel_mixers.names()), *map(presets.get, presets.names())]
-SOURCED = [*EVERY, *op_pages.public(), *map(learning.get, learning.names())]
+SOURCED = [*EVERY, *op_pages.public(), *map(learning.get, learning.names()), *map(inspecting.get, inspecting.names())]
 OWN = {"folders", "signals", "table", "text"}  # sources of the user's own data, which nobody has published
 FOLDER = Path("made")
 
@@ -205,7 +218,7 @@ def test_a_source_without_a_title_has_no_reference():
 @pytest.fixture(scope="module")
 def reference():
     """The pages of the reference by their paths below the folder of made pages."""
-    parts = (op_pages, algorithms, data_pages, questions, commands)
+    parts = (op_pages, algorithms, data_pages, questions, inspectors, commands)
     made = itertools.chain.from_iterable(part.pages(FOLDER) for part in parts)
     return {path.relative_to(FOLDER).as_posix(): text for path, text in made}
 
@@ -214,6 +227,7 @@ def test_whatever_is_registered_has_a_page_with_source_and_example(reference):
     """Of a layer, the tests above say it. A cell of a layer is on the layer's page."""
     expected = {f"ops/{name}.md" for name in registry.names() if name in ops.__all__}
     expected |= {f"algorithms/{name}.md" for name in learning.names()}
+    expected |= {f"inspectors/{name}.md" for name in inspecting.names()}
     expected |= {f"commands/{name}.md" for name in COMMANDS}
     assert expected <= reference.keys()
     cells = {cell.name for cell in registry.cells() if cell.step.__module__.startswith("scanl.layers.")}
@@ -232,7 +246,7 @@ def test_whatever_is_registered_has_a_page_with_source_and_example(reference):
 
 
 def test_pages_that_lead_to_others_lead_to_all(reference):
-    for name in ("ops", "algorithms", "sources", "tasks", "commands"):
+    for name in ("ops", "algorithms", "sources", "tasks", "inspectors", "commands"):
         linked = set(re.findall(r"\]\(([\w/]+\.md)(?:#\w+)?\)", reference[f"{name}.md"]))
         assert linked == {path for path in reference if path.startswith(f"{name}/")}, name
 
@@ -262,6 +276,12 @@ def test_the_example_of_an_algorithm_runs(name):
     with ops.backend("parallel", "reference"):
         exec(compile(text.replace("range(3)", "range(1)"), name, "exec"), values)
     assert torch.isfinite(values["loss"])
+
+
+@pytest.mark.parametrize("name", inspecting.names())
+def test_the_example_of_an_inspector_runs(name, capsys):
+    exec(compile(inspectors.example(inspecting.get(name)), name, "exec"), {})
+    assert capsys.readouterr().out.startswith("{'")
 
 
 def test_the_command_of_a_source_names_options_that_it_has():
@@ -307,7 +327,7 @@ def test_every_name_that_a_page_imports_is_documented():
     text = "\n".join(path.read_text(encoding="utf-8") for path in docs.glob("*.md"))
     listed = {(module, name) for module in api.modules(docs) for name in api.names(module)}
     paged = {cls.__name__ for cls in classes()} | set(registry.names())
-    paged |= {learning.get(name).__name__ for name in learning.names()}
+    paged |= {learning.get(name).__name__ for name in learning.names()} | {*inspecting.names()}
     for module, names in re.findall(r"^\s*from (scanl[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
         for name in names.split(", ") if "._" not in module and module != "scanl" else ():
             is_module = (docs.parent / "src" / module.replace(".", "/") / name).with_suffix(".py").exists()

@@ -5,8 +5,8 @@ Triton translates a kernel to PTX, and ptxas, NVIDIA's assembler, translates tha
 triton 3.6, computes some of these addresses from a register that no instruction has written. The product then reads
 other memory: its numbers are wrong, or the access is illegal. An H100 showed both, and the machine code shows why.
 ptxas up to 13.2 may also overwrite a factor in registers before the product has read it (triton issue 9433 and pull
-request 11781). ptxas 13.3 mends that; triton 3.9 brings 13.4. With ptxas 13.4, triton 3.6 still made one wrong kernel on
-an H100: the gradient of v of `linear_attention` without a decay, in bfloat16 with 128 channels.
+request 11781). ptxas 13.3 mends that; triton 3.9 brings 13.4. With ptxas 13.4, triton 3.6 still made one wrong kernel
+on an H100: the gradient of v of `linear_attention` without a decay, in bfloat16 with 128 channels.
 
 On compute capability 10 triton before 3.9 may add two products wrongly to one sum in a loop (triton issue 10821). No
 such device has run these kernels.
