@@ -106,7 +106,9 @@ def test_the_page_has_citation_split_chance_and_licence():
     rows = dict(data.facts(sources.get("spoken_digits")))
     assert rows["split"] == "70, 10 and 20 % at random by the seed 42"
     assert (rows["chance"], rows["licence"]) == ("0.1", "CC BY-SA 4.0")
-    assert 'Jackson et al., "Free Spoken Digit Dataset", 2018' in data.page("scanl.data.recordings", [sources.get("spoken_digits")])
+    assert 'Jackson et al., "Free Spoken Digit Dataset", 2018' in data.page(
+        "scanl.data.recordings", [sources.get("spoken_digits")]
+    )
 
 
 # A new data set of each format, which is one file of TOML.
