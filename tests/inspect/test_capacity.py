@@ -39,7 +39,7 @@ def test_a_delay_line_holds_as_many_inputs_as_it_has_numbers():
 def test_no_linear_system_holds_more_than_it_has_numbers():
     torch.manual_seed(0)
     inspection = memory_capacity(LRU(4))
-    assert 1 < inspection.capacity() <= inspection.numbers + 0.5
+    assert 1 < inspection.capacity() <= inspection.numbers + 1  # noise over finitely many steps adds to 100 lags
 
 
 def test_a_sequence_that_is_too_short():

@@ -62,7 +62,7 @@ class MemoryCapacity(Inspection):
     numbers: int
 
     def capacity(self) -> float:
-        """Return the sum over the lags; at most N."""
+        """Return the sum over the lags; at most N, up to the noise of finitely many steps."""
         return self.shares.clamp(min=0).sum().item()
 
     def figures(self) -> dict[str, float]:
