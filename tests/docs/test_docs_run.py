@@ -334,6 +334,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
 }
 HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
     "speed.algorithms": ("bptt diagonal_rtrl", {"LENGTHS": (16, 32)}, "torch"),
+    "speed.beside_attention": ("state decoding", {"DIM": 64}, "torch"),
     "speed.cells": ("ornn_cell indrnn", {}, "torch"),
     "speed.hub": ("short_convolution GRU", {}, "transformers"),
     "speed.endless": ("lru", {}, "river"),
