@@ -5,7 +5,6 @@
 A run is one of the library's own, with a budget of minutes. It has its folder in benchmarks/results/runs, and continues
 from the last checkpoint there when it was interrupted. The weights are those that are best on a validation part of the
 training part; the test part is measured once, at the end. The data lie where `scanl data get NAME` puts them.
-The tables arena_* have five layers on three kinds of tasks, 25 minutes a table.
 """
 
 import argparse
@@ -89,21 +88,6 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
         },
     },
 }  # fmt: skip
-# Five layers on the kinds of tasks of Long Range Arena, five minutes each.
-BESIDE_ATTENTION = ("attention", "linear_rnn", "mamba", "mamba2", "rwkv6")
-ARENA: dict[str, Options] = {
-    "arena_listops": {"data": ["listops"], "eval_examples": 500},
-    "arena_text": {"data": ["imdb"], "data_options": {"max_length": 1000}, "eval_examples": 500},
-    "arena_image": {"data": ["mnist"], "eval_examples": 500},
-}
-for _table, _source in ARENA.items():
-    RUNS[_table] = {
-        layer: {
-            "layer": layer, "dim": 64, "depth": 2, "channel_mixer": "none", "lr": 3e-3, "batch_size": 32,
-            "layer_options": {"max_length": 2048} if layer == "attention" else {}, "minutes": 5.0, **_source,
-        }
-        for layer in BESIDE_ATTENTION
-    }  # fmt: skip
 # What a run of a table learns before, one stage after the other, each from the weights of the one before.
 EASIER: dict[tuple[str, str], list[Options]] = {
     ("listops", "gru"): [
@@ -250,7 +234,6 @@ def _found(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> NDArray[np.i
 
 TABLES: dict[str, Callable[[str, argparse.Namespace], None]] = {
     **dict.fromkeys(IMAGES, images), "cifar10": runs, "imdb": runs, "enwik8": enwik8, "listops": runs,
-    **dict.fromkeys(ARENA, runs),
 }  # fmt: skip
 
 
