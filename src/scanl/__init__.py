@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scanl import models as models
     from scanl import ops as ops
     from scanl import tasks as tasks
+    from scanl.ops import exact as exact
 
 __version__ = "0.1.0"
 
@@ -29,8 +30,10 @@ _PACKAGES = ("compat", "data", "hub", "inspect", "layers", "learning", "models",
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"scanl.{name}")
+    if name == "exact":
+        return import_module("scanl.ops").exact
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PACKAGES})
+    return sorted({*globals(), *_PACKAGES, "exact"})

@@ -8,6 +8,7 @@ from scanl.ops.cell import Cell, cell
 from scanl.ops.delta_rule import delta_rule
 from scanl.ops.dplr_scan import dplr_scan
 from scanl.ops.elman import elman
+from scanl.ops.exact import exact
 from scanl.ops.fixed_point import Convergence, ConvergenceError, FixedPoint, fixed_point
 from scanl.ops.gru import gru
 from scanl.ops.indrnn import indrnn
@@ -40,6 +41,7 @@ __all__ = [
     "discretize_dplr",
     "dplr_scan",
     "elman",
+    "exact",
     "feature_maps",
     "fixed_point",
     "gru",

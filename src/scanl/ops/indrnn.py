@@ -13,9 +13,10 @@ from torch import Tensor
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.declaration import Sample
 from scanl.ops._frame.draws import Draws
+from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
 
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
+ACTIVATIONS = {"relu": torch.relu, "tanh": late(torch, "tanh"), "identity": lambda raw: raw}
 
 
 def check_activation(activation: str) -> None:

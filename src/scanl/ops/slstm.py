@@ -22,9 +22,10 @@ from torch import Tensor
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.declaration import Sample
 from scanl.ops._frame.draws import Draws
+from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
 
-FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
+FORGET = {"sigmoid": late(torch.nn.functional, "logsigmoid"), "exp": lambda raw: raw}
 
 
 def check_forget(forget: str) -> None:

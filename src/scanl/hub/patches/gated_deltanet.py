@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from scanl.hub.patches.base import CachedPatch, convolved, decay, register
 from scanl.layers.base import widen
 from scanl.ops import delta_rule
+from scanl.ops._frame.exactness import late
 
-_GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+_GATES = {"silu": late(F, "silu"), "sigmoid": late(torch, "sigmoid")}
 
 
 class DeltaRulePatch(CachedPatch):

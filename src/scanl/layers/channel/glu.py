@@ -10,8 +10,9 @@ from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
 from scanl.layers.channel.mlp import ACTIVATIONS
+from scanl.ops._frame.exactness import late
 
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, **ACTIVATIONS}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": late(torch, "sigmoid"), **ACTIVATIONS}
 
 
 @registry.channel_mixers.add("glu")

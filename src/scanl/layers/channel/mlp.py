@@ -1,6 +1,5 @@
 """The multi-layer perceptron of transformers: two linear maps with an activation between them."""
 
-import functools
 from collections.abc import Callable
 from typing import Annotated
 
@@ -10,10 +9,11 @@ from torch.nn import functional as F
 from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
+from scanl.ops._frame.exactness import late
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
+    "gelu_tanh": late(F, "gelu", approximate="tanh"),
+    "silu": late(F, "silu"),
     "relu": F.relu,
 }
 

@@ -43,7 +43,7 @@ class Comba(DeltaMemory):
         super().__init__(dim, **shared)
         self.decay = nn.Parameter(torch.ones(self.num_heads))
         self.D = nn.Parameter(torch.full((self.num_heads,), float(correction_factor)))
-        self.o_norm = GatedRMSNorm(self.head_v_dim, self.o_norm.eps, activation=torch.sigmoid)
+        self.o_norm = GatedRMSNorm(self.head_v_dim, self.o_norm.eps, activation="sigmoid")
 
     def _remember(
         self,

@@ -11,10 +11,11 @@ from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import delta_rule
+from scanl.ops._frame.exactness import late
 from scanl.ops.delta_rule import unit
 from scanl.ops.feature_maps import elu_plus_one
 
-_ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity": lambda x: x}
+_ACTIVATIONS = {"silu": late(F, "silu"), "relu": F.relu, "elu": elu_plus_one, "identity": lambda x: x}
 
 
 @registry.register("deltanet")

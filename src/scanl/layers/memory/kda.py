@@ -62,7 +62,7 @@ class KDA(DeltaMemory):
         self.f_proj = nn.Sequential(nn.Linear(dim, value, bias=False), nn.Linear(value, heads * head_dim, bias=False))
         if output_gate:
             self.g_proj = nn.Sequential(nn.Linear(dim, value, bias=False), nn.Linear(value, heads * value))
-        self.o_norm = GatedRMSNorm(value, self.o_norm.eps, activation=torch.sigmoid)
+        self.o_norm = GatedRMSNorm(value, self.o_norm.eps, activation="sigmoid")
         for linear in (*self.f_proj, *(self.g_proj.children() if self.g_proj is not None else ())):
             assert isinstance(linear, nn.Linear)
             nn.init.normal_(linear.weight, std=0.02)

@@ -58,7 +58,7 @@ class Lightning(Layer):
         width = num_heads * head_dim
         self.qkv_proj = nn.Linear(dim, 3 * width, bias=False)
         self.output_gate = nn.Linear(dim, width, bias=False)
-        self.norm = GatedRMSNorm(width, norm_eps, activation=torch.sigmoid)
+        self.norm = GatedRMSNorm(width, norm_eps, activation="sigmoid")
         self.out_proj = nn.Linear(width, dim, bias=False)
         for linear in (self.qkv_proj, self.output_gate, self.out_proj):
             nn.init.normal_(linear.weight, std=0.02)

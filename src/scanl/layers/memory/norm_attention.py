@@ -14,9 +14,10 @@ from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention
+from scanl.ops._frame.exactness import late
 from scanl.ops.feature_maps import elu_plus_one
 
-_ACTIVATIONS = {"elu": F.elu, "elu_plus_one": elu_plus_one}
+_ACTIVATIONS = {"elu": late(F, "elu"), "elu_plus_one": elu_plus_one}
 
 
 class NormAttentionState(NamedTuple):

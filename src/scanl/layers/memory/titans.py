@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import initial
-from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
+from scanl.layers.memory._mini_batches import STEPS_AT_ONCE, Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import WINDOWS, QueryKeyValue, Windows
@@ -123,7 +123,10 @@ class Titans(QueryKeyValue):
     state: ClassVar = None  # `init_state` starts from parameters
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
-    excused: ClassVar = {"default_sizes_are_in_proportion": "its state is three models with hidden layers"}
+    excused: ClassVar = {
+        "default_sizes_are_in_proportion": "its state is three models with hidden layers",
+        "bits_are_the_same_in_any_company": STEPS_AT_ONCE,
+    }
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class Titans(QueryKeyValue):
         self.memory_norm_weight = nn.Parameter(torch.ones(num_heads, width))
         self.memory_norm_bias = nn.Parameter(torch.zeros(num_heads, width))
         self.g_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(2))
-        self.o_norm = GatedRMSNorm(width, norm_eps, activation=torch.sigmoid)
+        self.o_norm = GatedRMSNorm(width, norm_eps, activation="sigmoid")
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TitansState:  # type: ignore[override]
         like = self._zeros(batch_size, device=device, dtype=dtype, at_least=torch.float32)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.module import Module
+from scanl.ops._frame.exactness import late
 
 EQUATION = "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  g, k, a, b from phi(W x_t + U h_{t-1})"
 SOURCE = 'Hasani et al., "Closed-form continuous-time neural networks", Nature Machine Intelligence 4, arXiv:2106.13898'
@@ -23,7 +24,13 @@ def lecun_tanh(x: Tensor) -> Tensor:
     return 1.7159 * torch.tanh(0.666 * x)
 
 
-ACTIVATIONS = {"lecun_tanh": lecun_tanh, "silu": F.silu, "relu": torch.relu, "tanh": torch.tanh, "gelu": F.gelu}
+ACTIVATIONS = {
+    "lecun_tanh": lecun_tanh,
+    "silu": late(F, "silu"),
+    "relu": torch.relu,
+    "tanh": late(torch, "tanh"),
+    "gelu": late(F, "gelu"),
+}
 
 
 def closed_form(raw: Tensor, dt: Tensor, time: Tensor | None, variant: str) -> Tensor:

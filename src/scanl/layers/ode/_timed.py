@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from scanl.layers.base import widen
 from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.timespans import durations
+from scanl.ops._frame.exactness import late
 
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+ACTIVATIONS = {"relu": torch.relu, "tanh": late(torch, "tanh")}
 
 
 class TimedCell(CellBase):

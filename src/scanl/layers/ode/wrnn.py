@@ -10,9 +10,10 @@ from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
+from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
 
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "ident": lambda h: h}
+ACTIVATIONS = {"relu": torch.relu, "tanh": late(torch, "tanh"), "ident": lambda h: h}
 odd = Range("an odd number of at least 1", lambda value, _: value > 0 and value % 2 == 1)
 
 

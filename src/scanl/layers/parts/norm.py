@@ -1,6 +1,6 @@
 """Norms over channels, computed in float32 or wider."""
 
-from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from scanl.ops.fused.rms_norm import rms_norm
 class GatedRMSNorm(Module):
     r"""y = x / rms(x) ⊙ weight ⊙ f(gate), over the last axis. With `gate_first`, x is gated before the norm.
 
-    activation: f, by default SiLU.   gate None: y = x / rms(x) ⊙ weight.   groups: number of equal parts of the last
+    activation: f.   gate None: y = x / rms(x) ⊙ weight.   groups: number of equal parts of the last
     axis, each with its own rms.   weight: (width,), initially 1. Computed in float32 or wider.
     Source: the norm of Gated Linear Attention, arXiv:2312.06635, section 4.4, there LayerNorm; `gate_first` as in
     Mamba-2, arXiv:2405.21060, section 7.1.
@@ -26,7 +26,7 @@ class GatedRMSNorm(Module):
         eps: float = 1e-5,
         gate_first: bool = False,
         groups: int = 1,
-        activation: Callable[[Tensor], Tensor] = F.silu,
+        activation: Literal["silu", "sigmoid"] = "silu",
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -37,7 +37,8 @@ class GatedRMSNorm(Module):
         return f"{super().extra_repr()}, groups={self.parts[0]}, eps={self.eps}, gate_first={self.gate_first}"
 
     def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
-        gate = None if gate is None else self.activation(widen(gate))
+        if gate is not None:
+            gate = F.silu(widen(gate)) if self.activation == "silu" else torch.sigmoid(widen(gate))
         y = widen(x) * gate if self.gate_first and gate is not None else widen(x)
         y = rms_norm(y.unflatten(-1, self.parts), None, self.eps).flatten(-2) * widen(self.weight)
         return (y if self.gate_first or gate is None else y * gate).to(x.dtype)

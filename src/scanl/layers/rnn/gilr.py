@@ -11,8 +11,9 @@ from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
+from scanl.ops._frame.exactness import late
 
-IMPULSES = {"elu": F.elu, "tanh": torch.tanh, "identity": lambda raw: raw}
+IMPULSES = {"elu": late(F, "elu"), "tanh": late(torch, "tanh"), "identity": lambda raw: raw}
 
 
 @registry.register("gilr")

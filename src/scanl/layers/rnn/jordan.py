@@ -11,8 +11,9 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
+from scanl.ops._frame.exactness import late
 
-ACTIVATIONS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "identity": lambda raw: raw}
+ACTIVATIONS = {"tanh": late(torch, "tanh"), "sigmoid": late(torch, "sigmoid"), "identity": lambda raw: raw}
 
 
 @cell(

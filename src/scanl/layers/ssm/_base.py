@@ -12,7 +12,8 @@ from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 
 BY_CONVOLUTION = {
     "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
-    "output by the largest input of the call"
+    "output by the largest input of the call",
+    "bits_are_the_same_in_any_company": "many steps are a convolution through the FFT, and few are not",
 }
 
 

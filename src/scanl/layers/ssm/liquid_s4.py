@@ -51,6 +51,7 @@ class LiquidS4(GatedDiagonalLayer):
     equation = EQUATION + ",  out = GLU(W GELU(y + D * x))"
     source = SOURCE + "eq. (6) to (9)"
 
+    excused: ClassVar = {"bits_are_the_same_in_any_company": "the steps of a block are summed at once"}
     state: ClassVar = Axes("degree or 1, dim, state_dim // 2", "s^1 to s^P", dtype=torch.complex64)
 
     def __init__(

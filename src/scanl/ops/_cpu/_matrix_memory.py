@@ -37,6 +37,7 @@ from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import units
 from scanl.ops._cpu._team import array, scratch
 from scanl.ops._cpu._vectors import STRIP, Emitter
+from scanl.ops._frame.exactness import exactly
 
 _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows longest reverse d_step d_head d_key kind "
@@ -773,7 +774,7 @@ def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g
     work, slots = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
     results, elements = {"out": y, "last": last}, v.numel() * state.shape[2]
-    if _in_chunks(slots, g, gv, work, back=False):
+    if not exactly() and _in_chunks(slots, g, gv, work, back=False):
         delta = {"delta": int(slots["kind"] == DELTA)}
         _matrix_chunks.run_forward(work, {**slots, **results, **delta}, elements)
     else:

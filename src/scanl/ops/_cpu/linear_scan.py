@@ -21,6 +21,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import constant_of, itemsize, units
 from scanl.ops._cpu._team import CORES, array
+from scanl.ops._frame.exactness import exactly
 from scanl.ops.offsets import offsets
 
 _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")
@@ -283,7 +284,7 @@ class _Layout(NamedTuple):
 
 
 @functools.lru_cache(512)
-def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[int, ...] | None) -> _Layout:
+def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[int, ...] | None, cut: bool) -> _Layout:
     batch, steps, *features = x_shape
     a_shape = (1,) * (len(x_shape) - len(a_shape)) + a_shape
     a_features = list(a_shape[2:])
@@ -307,7 +308,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         first, last = np.array(bounds[:-1]), np.array(bounds[1:])
         a_first = first * a_time
     else:
-        if batch == 1 and steps >= LONG and outer * inner < SPLIT:
+        if cut and batch == 1 and steps >= LONG and outer * inner < SPLIT:
             pieces = PIECES
         edges = np.array([steps * i // pieces for i in range(pieces + 1)])
         base = np.arange(batch)[:, None]
@@ -346,7 +347,7 @@ def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
 
 def _operands(x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, _Layout]:
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, x.shape[1], "linear_scan")
-    layout = _layout(tuple(x.shape), tuple(a.shape), bounds)
+    layout = _layout(tuple(x.shape), tuple(a.shape), bounds, not exactly())
     return (a if a.shape == layout.a_shape else a.expand(layout.a_shape)).contiguous(), layout
 
 

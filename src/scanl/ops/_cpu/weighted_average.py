@@ -28,6 +28,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import move
 from scanl.ops._cpu._slots import channels, itemsize, units
 from scanl.ops._cpu._team import array
+from scanl.ops._frame.exactness import exactly
 
 _HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v decay"
 
@@ -181,7 +182,7 @@ def _finish(s, size, state, step):
         state[step + i] = s[Z + i] * factor
 
 
-@kernel(_HEAD + " o o_batch", rows=_ROWS)
+@kernel(_HEAD + " o o_batch round", rows=_ROWS)
 def _forward(slots):
     dtype = slots.dtype
     item = itemsize(dtype)
@@ -207,6 +208,9 @@ def _forward(slots):
             _write(vs, s, c)
             if u == 0:
                 _output(s, os)
+            if slots.round != 0:  # what a state between two calls would be
+                _finish(s, size, carry, width)
+                _start(carry, width, size, s)
         if end > begin:
             _finish(s, size, carry, width)
 
@@ -295,7 +299,7 @@ def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):
 def forward(k, v, decay, bonus, state, reverse, cu_seqlens):
     last, o = state.clone(memory_format=torch.contiguous_format), empty(k.shape, k.dtype)
     head, units = _inputs(k, v, decay, bonus, last, reverse, cu_seqlens)
-    _forward.run(k.dtype, _forward.pack(**head, o=o, o_batch=o.stride(0)), units, k.numel() * 4)
+    _forward.run(k.dtype, _forward.pack(**head, o=o, o_batch=o.stride(0), round=exactly()), units, k.numel() * 4)
     return o, last
 
 

@@ -108,6 +108,10 @@ def preferred() -> tuple[str, ...]:
     return _preferred.names
 
 
+def set_preferred(names: tuple[str, ...]) -> None:
+    _preferred.names = names
+
+
 class backend:
     """A context that restricts "auto", which layers use, to these backends. Each op uses the first one that can run.
 

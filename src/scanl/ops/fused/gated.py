@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._cpu._memory import contiguous
-from scanl.ops._frame.fused import differentiable, is_faster, kernels
+from scanl.ops._frame.fused import apply, differentiable, is_faster, kernels
 
 SLOPE = 2 * math.sqrt(2 / math.pi)
 POLYNOMIALS = {"silu": (1.0, 0.0), "gelu_tanh": (SLOPE, 0.044715 * SLOPE)}  # p and q: f(a) = a σ(a (p + q a²))
@@ -36,7 +36,7 @@ def gated(a: Tensor, b: Tensor, activation: str = "silu") -> Tensor:
         raise ConfigError(f"gated: {unknown('activation', activation, list(POLYNOMIALS))}")
     if a.shape != b.shape or not is_faster(a, b):
         return plain(a, b, activation)
-    return _Gated.apply(a, b, activation)
+    return apply(_Gated, a, b, activation)
 
 
 def plain(a: Tensor, b: Tensor, activation: str) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._cpu._memory import contiguous
-from scanl.ops._frame.fused import differentiable, is_faster, kernels
+from scanl.ops._frame.fused import apply, differentiable, is_faster, kernels
 
 
 class BoundedSqrt(torch.autograd.Function):
@@ -43,14 +43,14 @@ def rglru_gates(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, le
     """
     if least.requires_grad or not is_faster(x, i_gate, r_gate, log_decay, least):
         return plain(x, i_gate, r_gate, log_decay, least)
-    return _Gates.apply(x, i_gate, r_gate, log_decay, least)
+    return apply(_Gates, x, i_gate, r_gate, log_decay, least)
 
 
 def plain(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Return the same by torch's functions."""
     log_a = r_gate.sigmoid().to(log_decay.dtype) * log_decay
     square = -torch.expm1(2 * log_a)
-    scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
+    scale = apply(BoundedSqrt, square) if square.requires_grad else square.sqrt()
     return x * i_gate.sigmoid() * scale.clamp(min=least), log_a.exp()
 
 

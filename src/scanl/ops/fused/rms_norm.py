@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.ops._cpu._memory import contiguous
-from scanl.ops._frame.fused import differentiable, is_faster, kernels
+from scanl.ops._frame.fused import apply, differentiable, is_faster, kernels
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
     operands = [x] if weight is None else [x, weight]
     if not (is_faster(*operands) and all(operand.shape == x.shape[-1:] for operand in operands[1:])):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return _Norm.apply(x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
+    return apply(_Norm, x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
 
 class _Norm(torch.autograd.Function):

@@ -1,0 +1,48 @@
+"""Whether this thread computes exactly: results then have bits that do not depend on how a call was cut or batched."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF
+from scanl.ops._frame.dispatch import in_forward_mode, transforming
+
+_NUMBERS = {*HALF, *FLOATING, *COMPLEX}
+
+
+class _Thread(threading.local):
+    depth = 0  # open contexts
+
+
+thread = _Thread()
+
+
+def exactly() -> bool:
+    """Return whether an `exact` context is open in this thread."""
+    return thread.depth > 0
+
+
+def late(owner: Any, name: str, **options: Any) -> Callable[..., Any]:
+    """Return a function that looks up `owner.name` at each call: a context replaces functions of torch."""
+    return lambda *args: getattr(owner, name)(*args, **options)
+
+
+_TENSORS = {Tensor, torch.nn.Parameter}
+
+
+def plain(*operands: Any) -> bool:
+    """Return whether the operands are ordinary tensors of numbers on a CPU, and nothing traces the call."""
+    for operand in operands:
+        if type(operand) not in _TENSORS or not operand.is_cpu or operand.dtype not in _NUMBERS:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+        or in_forward_mode()
+        or transforming()
+    )

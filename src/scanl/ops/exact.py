@@ -1,0 +1,61 @@
+"""Results whose bits do not depend on how a sequence was cut, batched or packed, or on the number of threads."""
+
+import threading
+from typing import Any
+
+from scanl.ops import _products
+from scanl.ops._frame.dispatch import preferred, set_preferred
+from scanl.ops._frame.exactness import thread
+
+_lock = threading.RLock()
+_open = 0  # contexts of all threads
+_replaced: list[tuple[Any, str, Any]] = []  # what the functions of torch were
+
+
+class exact:
+    """A context in which a row of a batch has the same bits on a CPU, however its sequence was cut and batched.
+
+    Forward passes alone: gradients are right, but their last bits may differ. Outside, most layers already differ in no
+    more than the last bits. Contexts nest; each thread has its own. What is compiled or exported is as without.
+
+    It does three things. Ops take the backends that go step by step. Kernels do not cut time into pieces. And torch's
+    products of matrices (`F.linear`, `@`, `torch.einsum`, ...) multiply rows in blocks of fixed size: torch's functions
+    are replaced while any context is open, and are torch's own in threads without one.
+
+    >>> import torch
+    >>> from scanl import layers
+    >>> layer, x = layers.build("hawk", 32), torch.randn(2, 9, 32)
+    >>> with exact(), torch.no_grad():
+    ...     y, state = layer(x)
+    ...     first, state = layer.step(x[:, 0], None)
+    >>> torch.equal(first, y[:, 0])
+    True
+    """
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[str, ...]] = []  # the preference at each entry, to restore at the exit
+
+    def __enter__(self) -> None:
+        global _open
+        self.saved.append(preferred())
+        names = [name for name in preferred() if name in ("cpu", "reference")]
+        set_preferred(tuple(names) if "auto" not in preferred() and names else ("cpu", "reference"))
+        thread.depth += 1
+        with _lock:
+            if _open == 0:
+                for new, places in _products.REPLACED.items():
+                    for owner, name in places:
+                        _replaced.append((owner, name, getattr(owner, name)))
+                        setattr(owner, name, new)
+            _open += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _open
+        with _lock:
+            _open -= 1
+            if _open == 0:
+                for owner, name, function in _replaced:
+                    setattr(owner, name, function)
+                _replaced.clear()
+        thread.depth -= 1
+        set_preferred(self.saved.pop())
