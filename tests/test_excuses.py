@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from scanl import layers
-from tests import test_layer_robustness, test_layers, test_nonfinite
+from tests import test_exact, test_layer_robustness, test_layers, test_nonfinite
 
-MODULES = (test_layers, test_layer_robustness, test_nonfinite)
+MODULES = (test_layers, test_layer_robustness, test_nonfinite, test_exact)
 LAWS = {
     key.removeprefix("test_"): value
     for module in MODULES
@@ -33,6 +33,8 @@ def test_an_excuse_is_needed(excused, law, monkeypatch):
     """
     marks = [mark for mark in getattr(LAWS[law], "pytestmark", []) if mark.name == "parametrize"]
     others = {mark.args[0]: mark.args[1] for mark in marks if mark.args[0] not in ("name", "streaming")}
+    monkeypatch.setattr(test_exact, "DRAWS", 40)
+    monkeypatch.setattr(test_exact, "LONGEST", 80)
     for seed, *values in itertools.product(range(1, 17), *others.values()):
         monkeypatch.setattr(test_nonfinite, "inputs", partial(test_layers.inputs, seed=seed))
         try:

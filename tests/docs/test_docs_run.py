@@ -339,6 +339,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.hub": ("short_convolution GRU", {}, "transformers"),
     "speed.endless": ("lru", {}, "river"),
     "speed.segments": ("block_recurrent", {}, "block_recurrent_transformer_pytorch"),
+    "speed.exact": ("gru hawk", {}, "torch"),
     "speed.follow": ("at_once", {"TRAINING": 300}, "pandas"),
     "speed.long_attention": ("rmt", {}, "torch"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
