@@ -35,6 +35,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "algorithms": algorithms.table,
     "patches": accelerate.table,
     "compat": compat.table,
+    "inexact": lambda: inexact(),
 }
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
@@ -102,6 +103,16 @@ def rows(name: str, /, **key: str) -> Rows:
     """Return the rows of benchmarks/results/NAME.csv that have these values."""
     with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return of(list(csv.DictReader(file)), **key)
+
+
+def inexact() -> str:
+    """Return the layers that are excused from the law of equal bits, by their reason."""
+    reasons: dict[str, list[str]] = {}
+    for layer in classes():
+        if (reason := layer.excused.get("bits_are_the_same_in_any_company")) is not None:
+            reasons.setdefault(reason, []).append(f"`{layer.name}`")
+    lines = (f"| {reason} | {', '.join(sorted(names))} |" for reason, names in reasons.items())
+    return "\n".join(["| reason | layers |", "|---|---|", *lines])
 
 
 def of(rows: Rows, /, **key: str) -> Rows:
