@@ -190,14 +190,15 @@ def main() -> int:
 
 
 def save(rows: list[dict[str, Any]]) -> None:
-    """Write rows over those of the same test and dtype."""
+    """Write rows of tests that ran over those of the same test and dtype."""
     key = ("project", "file", "test", "dtype")
     kept: dict[tuple[str, ...], dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError), RESULTS.open(newline="", encoding="utf-8") as file:
         kept = {tuple(row[name] for name in key): row for row in csv.DictReader(file)}
-    kept |= {tuple(row[name] for name in key): row for row in rows}
+    ran = [row for row in rows if row["passed"] or row["failed"] or row["skipped"]]
+    kept |= {tuple(row[name] for name in key): row for row in ran}
     with RESULTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS)
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept.values())
 
