@@ -580,7 +580,7 @@ def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, width, a_shap
     operands = {"x": torch.randn(1, 29, width), "a": torch.rand(a_shape), "state": torch.randn(1, width)}
     sample = Sample({name: value.double() for name, value in operands.items()})
     try:
-        layout = kernels._layout((1, 29, width), a_shape, None)
+        layout = kernels._layout((1, 29, width), a_shape, None, True)
         assert layout.cut
         assert layout.repair_units == (2 if width == 100 else 1)
         for dtype in (torch.float64, torch.complex128):
