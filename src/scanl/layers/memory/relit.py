@@ -12,7 +12,6 @@ from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
-from scanl.layers.parts.masked_attention import SHAPED_SUMS
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
 
@@ -109,7 +108,7 @@ class ReLiT(GatedOuterProducts):
     """
 
     id = "S-relit"
-    excused: ClassVar = {"bits_are_the_same_in_any_company": SHAPED_SUMS}
+    excused: ClassVar = {"bits_are_the_same_in_any_company": "the cause is not known"}
     equation = (
         "C_t = (1 - b g^T) * C_{t-1} + (b g^T) * (v k^T),  s_t = (1 - g) * s_{t-1} + g * k,  "
         "o_t = C_t q_t / (s_t . q_t),  k = ReLU(W_k x) (x) ReLU(W_1 x),  g = sigmoid(W_g x) (x) sigmoid(W_3 x)"

@@ -8,7 +8,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from scanl.layers.base import as_widened, widen
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 
-SHAPED_SUMS = "some of its sums are torch's, whose order depends on the shape of a call"
 KEYS_AT_ONCE = "softmax sums over the keys of a block at once, and how many a block has depends on the call"
 
 
