@@ -36,12 +36,16 @@ class FLA(Original):
         "head.": "lm_head.",
     }
     layer: ClassVar[str]
+    same_names: ClassVar[tuple[str, ...]] = ()  # entries that are options of the layer under their own names
+    renamed: ClassVar[Mapping[str, str]] = {}  # its other options -> their entries
     first: ClassVar[str] = "mlp.gate_proj.weight"  # the first weight of the channel mixer
 
-    @staticmethod
-    @abstractmethod
-    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def options(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the layer."""
+        options = {name: config[name] for name in cls.same_names}
+        options |= {option: config[entry] for option, entry in cls.renamed.items()}
+        return options if config.get("use_short_conv", True) else {**options, "conv_size": None}
 
     @staticmethod
     def hidden(config: Mapping[str, Any]) -> int:
@@ -104,23 +108,14 @@ class GLA(FLA):
         "clamp_min": (None,),
         "elementwise_affine": (True,),
     }
+    same_names: ClassVar = ("expand_k", "expand_v", "num_heads", "conv_size", "norm_eps")
+    renamed: ClassVar = {"output_gate": "use_output_gate"}
 
     @staticmethod
     def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         norm = "g_norm_swish_gate" if config["use_output_gate"] else "g_norm"
         head = round(config["hidden_size"] * config["expand_v"]) // config["num_heads"]
         return {**_memory(config), f"{norm}.weight": (head,)}
-
-    @staticmethod
-    def options(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "expand_k": config["expand_k"],
-            "expand_v": config["expand_v"],
-            "num_heads": config["num_heads"],
-            "conv_size": config["conv_size"] if config["use_short_conv"] else None,
-            "output_gate": config["use_output_gate"],
-            "norm_eps": config["norm_eps"],
-        }
 
 
 @register("delta_net")
@@ -146,26 +141,22 @@ class DeltaNet(FLA):
         "qk_activation": ("silu", "relu", "elu", "identity"),
     }
     unchecked: ClassVar = ("qk_norm", "qk_activation")  # `only` checks them
+    same_names: ClassVar = (
+        "expand_k",
+        "expand_v",
+        "num_heads",
+        "conv_size",
+        "use_beta",
+        "allow_neg_eigval",
+        "qk_norm",
+        "norm_eps",
+    )
+    renamed: ClassVar = {"output_gate": "use_gate", "activation": "qk_activation"}
 
     @staticmethod
     def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         head = round(config["hidden_size"] * config["expand_v"]) // config["num_heads"]
         return {**_memory(config), "o_norm.weight": (head,)}
-
-    @staticmethod
-    def options(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "expand_k": config["expand_k"],
-            "expand_v": config["expand_v"],
-            "num_heads": config["num_heads"],
-            "output_gate": config["use_gate"],
-            "conv_size": config["conv_size"] if config["use_short_conv"] else None,
-            "use_beta": config["use_beta"],
-            "allow_neg_eigval": config["allow_neg_eigval"],
-            "qk_norm": config["qk_norm"],
-            "activation": config["qk_activation"],
-            "norm_eps": config["norm_eps"],
-        }
 
 
 @register("gated_deltanet")
@@ -183,6 +174,16 @@ class GatedDeltaNet(FLA):
         "allow_neg_eigval": False,
     }
     only: ClassVar = {**FLA.only, "use_short_conv": (True,), "output_gate_activation": ("swish", "silu")}
+    same_names: ClassVar = (
+        "expand_v",
+        "head_dim",
+        "num_heads",
+        "num_v_heads",
+        "conv_size",
+        "allow_neg_eigval",
+        "norm_eps",
+    )
+    renamed: ClassVar = {"output_gate": "use_gate"}
 
     @staticmethod
     def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -191,19 +192,6 @@ class GatedDeltaNet(FLA):
             "q_conv1d.weight": (keys, 1, config["conv_size"]),
             "a_proj.weight": (heads or config["num_heads"], dim),
             "o_norm.weight": (int(config["head_dim"] * config["expand_v"]),),
-        }
-
-    @staticmethod
-    def options(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "expand_v": config["expand_v"],
-            "head_dim": config["head_dim"],
-            "num_heads": config["num_heads"],
-            "num_v_heads": config["num_v_heads"],
-            "output_gate": config["use_gate"],
-            "conv_size": config["conv_size"],
-            "allow_neg_eigval": config["allow_neg_eigval"],
-            "norm_eps": config["norm_eps"],
         }
 
 
@@ -223,8 +211,8 @@ class HGRN2(FLA):
     def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         return {"q_proj.weight": (config["hidden_size"], config["hidden_size"])}
 
-    @staticmethod
-    def options(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def options(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         return {"head_dim": config["expand_ratio"], "norm_eps": 1e-5}  # their layer norms with it, whatever norm_eps is
 
 
@@ -248,6 +236,13 @@ class RWKV7(FLA):
         "norm_eps": 1e-5,
     }
     only: ClassVar = {"hidden_act": ("sqrelu",), "attn": (None,), "norm_first": (True,), "norm_bias": (True,)}
+    same_names: ClassVar = ("head_dim",)
+    renamed: ClassVar = {
+        "decay_rank": "decay_low_rank_dim",
+        "a_rank": "a_low_rank_dim",
+        "v_rank": "v_low_rank_dim",
+        "gate_rank": "gate_low_rank_dim",
+    }
     weights: ClassVar = {
         "embedding_norm.": "model.layers.0.pre_norm.",
         **{f"stack.blocks.*.mixer.{to}0": f"model.layers.*.attn.{name}.lora.2.bias" for to, name in ADAPTERS.items()},
@@ -274,16 +269,6 @@ class RWKV7(FLA):
     @staticmethod
     def hidden(config: Mapping[str, Any]) -> int:
         return config["intermediate_size"] or _rounded_up(config["hidden_size"] * config["hidden_ratio"], 32)
-
-    @staticmethod
-    def options(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "head_dim": config["head_dim"],
-            "decay_rank": config["decay_low_rank_dim"],
-            "a_rank": config["a_low_rank_dim"],
-            "v_rank": config["v_low_rank_dim"],
-            "gate_rank": config["gate_low_rank_dim"],
-        }
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:

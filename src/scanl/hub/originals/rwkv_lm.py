@@ -8,7 +8,7 @@ from scanl.hub.weights import Weights
 
 
 class RWKV(Shaped):
-    """What all versions share. Each declares its layer, whose options `ranks` and `head_dim` come from shapes."""
+    """What all versions share. Each declares its layer, whose options are the entries of its own."""
 
     program: ClassVar = "RWKV-LM"
     defaults: ClassVar = {"vocab_size": 65536, "dim": 2048, "depth": 24, "hidden_dim": 7168}
@@ -33,8 +33,8 @@ class RWKV(Shaped):
         return {"vocab_size": vocab_size, "dim": dim, "depth": weights.depth("blocks."), "hidden_dim": hidden_dim}
 
     @classmethod
-    def model(cls, config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the model, with the options of its layer."""
+    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        options = {key: config[key] for key in cls.defaults if key not in RWKV.defaults}
         stack = {
             "dim": config["dim"],
             "depth": config["depth"],
@@ -73,10 +73,6 @@ class RWKV4(RWKV):
     def described(weights: Weights) -> dict[str, Any]:
         return {**RWKV.shared(weights), "width": weights.shape("blocks.0.att.time_decay", 1)[0]}
 
-    @classmethod
-    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return RWKV4.model(config, {"width": config["width"]})
-
 
 @register("rwkv_lm_5")
 class RWKV5(RWKV):
@@ -95,10 +91,6 @@ class RWKV5(RWKV):
     def described(weights: Weights) -> dict[str, Any]:
         return {**RWKV.shared(weights), "head_dim": weights.shape("blocks.0.att.time_decay", 2)[1]}
 
-    @classmethod
-    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return RWKV5.model(config, {"head_dim": config["head_dim"]})
-
 
 @register("rwkv_lm_6")
 class RWKV6(RWKV):
@@ -114,10 +106,6 @@ class RWKV6(RWKV):
             "mix_rank": weights.shape("blocks.0.att.time_maa_w2", 3)[1],
             "decay_rank": weights.shape("blocks.0.att.time_decay_w1", 2)[1],
         }
-
-    @classmethod
-    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return RWKV6.model(config, {key: config[key] for key in ("head_dim", "mix_rank", "decay_rank")})
 
 
 RANKS = {"decay_rank": "w1", "a_rank": "a1", "v_rank": "v1", "gate_rank": "g1"}  # options -> (dim, rank) weights
@@ -140,7 +128,3 @@ class RWKV7(RWKV):
             if upper or option != "v_rank"
         }
         return {**shared, "head_dim": weights.shape("blocks.0.att.r_k", 2)[1], "v_rank": 1, **ranks}
-
-    @classmethod
-    def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return RWKV7.model(config, {key: config[key] for key in ("head_dim", *RANKS)})
