@@ -117,6 +117,17 @@ def short_sample(monkeypatch):
     monkeypatch.setattr(next_token, "SAMPLE_BYTES", 20)
 
 
+@pytest.fixture
+def registered():
+    """Takes the cells that a page or a script declares out of the registry."""
+    from scanl.ops.registry import REGISTRY
+
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

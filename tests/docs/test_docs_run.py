@@ -181,15 +181,6 @@ NEEDS = {"import Trainer": "accelerate"}  # what a block says: a package without
 OWN_TEST = {"CONTRIBUTING.md"}  # tests/docs/test_contributing.py follows this page
 
 
-@pytest.fixture
-def registered():
-    """Takes the cells that a page declares out of the registry."""
-    before = dict(registry.REGISTRY)
-    yield
-    registry.REGISTRY.clear()
-    registry.REGISTRY.update(before)
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in OWN_TEST])
 @pytest.mark.usefixtures("kernels", "registered")
 def test_examples_run(page, tmp_path, monkeypatch, capfd):

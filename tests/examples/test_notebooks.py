@@ -27,6 +27,7 @@ def test_notebook_has_text_and_no_outputs(name):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.usefixtures("registered")
 def test_notebook_runs(name, tmp_path, monkeypatch):
     for package in PACKAGES[name]:
         pytest.importorskip(package, reason=f"{package} is not installed")

@@ -29,6 +29,7 @@ def test_every_script_is_run_and_short():
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.usefixtures("registered")
 def test_script_runs(name, tmp_path, monkeypatch, capfd):
     words, package, expected = SMALL[name]
     pytest.importorskip(package, reason=f"{package} is not installed")
