@@ -70,7 +70,7 @@ def trained(words: list[str], out: Path, threads: int) -> float:
     """Run the command, or go on with its run, and return the minutes."""
     begin, environment = time.perf_counter(), os.environ | {"OMP_NUM_THREADS": str(threads)}
     words = ["train", "--resume", str(out)] if out.exists() else words  # which does nothing after the last step
-    subprocess.run([sys.executable, "-m", "scanl.cli", *words], env=environment, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "scanl.cli", *words], env=environment, check=True, stdout=subprocess.DEVNULL)
     return (time.perf_counter() - begin) / 60
 
 
