@@ -45,7 +45,7 @@ def command(task: str, layer: str, minutes: float, out: Path, quick: bool) -> li
     source, own = TASKS[task]
     given = SHORT[task] if quick else own
     words = ["train", "--data", source, "--data-options", json.dumps(given), "--layer", layer]
-    words += ["--layer-options", json.dumps(LAYERS[layer]), "--dim", "16" if quick else "64", "--depth", "2"]
+    words += ["--layer-options", json.dumps(LAYERS[layer]), "--dim", "64", "--depth", "2"]
     words += [
         "--channel-mixer",
         "none",
