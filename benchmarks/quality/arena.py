@@ -3,10 +3,10 @@
     python benchmarks/quality/arena.py TASK [--minutes 4] [--runs FOLDER]     # listops, text or image
 
 Each model has two blocks of width 64 without a channel mixer, one set of options, and --minutes of training with
-`scanl train`. The score is the accuracy on 1,000 to 2,500 rows of the test part: every so many batches, as a file may be
-sorted by class. `listops` makes its rows as the paper did, of 300 to 600 tokens in place of 500 to 2,000; `text` reads
-the first 1,000 bytes of a review; `image` is CIFAR-10 in grey, 1,024 pixels. `scanl data get imdb` and `scanl data get cifar10` bring the data. An interrupted run goes on
-from its folder.
+`scanl train`. The score is the accuracy on 1,000 to 2,500 rows of the test part: every so many batches, as a file may
+be sorted by class. `listops` makes its rows as the paper did, of 300 to 600 tokens in place of 500 to 2,000; `text`
+reads the first 1,000 bytes of a review; `image` is CIFAR-10 in grey, 1,024 pixels. `scanl data get imdb` and
+`scanl data get cifar10` bring the data. An interrupted run goes on from its folder.
 
 Source: Tay et al., "Long Range Arena: A Benchmark for Efficient Transformers", ICLR 2021.
 """
