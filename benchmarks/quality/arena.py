@@ -44,7 +44,7 @@ def command(task: str, layer: str, minutes: float, out: Path, quick: bool) -> li
     words = ["train", "--data", source, "--data-options", json.dumps(given), "--layer", layer]
     words += ["--layer-options", json.dumps(LAYERS[layer]), "--dim", "64", "--depth", "2"]
     words += ["--channel-mixer", "none", "--batch-size", "2" if quick else "32"]
-    words += ["--eval-examples", "4" if quick else "500"]
+    words += ["--eval-examples", "4" if quick else "128"]
     return [*words, "--lr", "3e-3", "--minutes", f"{minutes:g}", "--out", str(out)]
 
 
