@@ -7,7 +7,7 @@ https://github.com/fla-org/flash-linear-attention. The first two are imported fr
 package, of which the extra `outside` has version 0.6. No GPU is needed, and no compiled extension. Before the test
 files are imported, the functions that scanl.compat has take the place of the originals. Each test that calls one of
 them runs as it is written, with its references, shapes and tolerances. What differs: its tensors are on the CPU, and of
-the dtype that is asked for, if one is.
+the dtype that is asked for, if one is. A test whose reference refuses float32 keeps its dtype.
 
 --most N: at most N cases of each test, those of the fewest numbers first; all cases take hours on two cores.
 --save: the counts go to benchmarks/results/originals.csv, from which docs/compat.md is filled.
@@ -32,21 +32,20 @@ from scanl.compat import causal_conv1d, fla, mamba_ssm
 from scanl.compat.calls import FUNCTIONS
 
 RESULTS = Path(__file__).parents[1] / "results" / "originals.csv"
-FIELDS = ("project", "file", "test", "dtype", "passed", "failed", "skipped", "left")
+FIELDS = ("project", "file", "test", "dtype", "passed", "failed", "skipped", "left", "why")
 # Per project: the package in its checkout, the module of ours, the test files, and what stands for its extensions.
 CONV = ("causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states")
 SCANS = ("selective_scan_fn", "mamba_inner_fn", "selective_state_update", "mamba_chunk_scan_combined")
 FLA = (
     "gla", "simple_gla", "retention", "linear_attn", "lightning_attn", "rwkv6", "rwkv7", "gsa", "hgrn", "comba",
-    "delta", "gdn", "kda", "delta_product", "dplr_delta", "iplr_delta",
+    "delta", "gdn", "kda", "delta_product", "gdp", "dplr_delta", "iplr_delta",
 )  # fmt: skip
-
-
+HALF = ("test_delta_product.py", "test_gdp.py")  # their reference refuses float32
 # Tests that ask about kernels alone: they are left out.
 LEFT_OUT = {
     "test_causal_conv1d_race_condition": "runs a kernel 10,000 times",
     "test_chunk_safe_gate_multihead_gradients": "calls a Triton kernel of its own",
-    "test_chunk_invalid_chunk_size": "asks for the error about a chunk that no kernel has; we ignore chunks",
+    "test_chunk_invalid_chunk_size": "expects an error about a size of chunks, which we ignore",
 }
 
 
@@ -64,24 +63,32 @@ def _on_cpu(value: Any) -> Any:
 
 
 class Plugin:
-    """Chooses the tests that call a function of ours, sets their dtype, and counts how they end."""
+    """Chooses the tests that call a function of ours, sets their dtype, and counts how they end.
+
+    why: for each test that did not run, the reason.
+    """
 
     def __init__(self, names: set[str], dtype: str | None, most: int) -> None:
         self.names, self.most, self.left = names, most, Counter[tuple[str, str]]()
         self.dtype = None if dtype is None else getattr(torch, dtype)
         self.ends: dict[str, str] = {}
+        self.why: dict[tuple[str, str], str] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         groups: dict[Any, dict[Any, Any]] = {}
         for item in items:
+            key = (item.path.name, item.originalname)
+            if item.originalname in LEFT_OUT:
+                self.left[key] += 1
+                self.why[key] = LEFT_OUT[item.originalname]
             if item.originalname in LEFT_OUT or not self.names & set(_called(item.function.__code__)):
                 continue
             params = item.callspec.params if hasattr(item, "callspec") else {}
-            if self.dtype is not None:
+            if self.dtype is not None and item.path.name not in HALF:
                 for name in ("dtype", "itype"):
                     if name in params:
                         params[name] = self.dtype
-            groups.setdefault((item.path.name, item.originalname), {}).setdefault(str(params), item)
+            groups.setdefault(key, {}).setdefault(str(params), item)
         items[:] = []
         for key, cases in groups.items():
             chosen = sorted(cases.values(), key=_size)[: self.most]
@@ -96,18 +103,31 @@ class Plugin:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
             self.ends[report.nodeid] = report.outcome
+        if report.skipped:
+            self.why[_key(report.nodeid)] = report.longrepr[2].removeprefix("Skipped: ")
 
     def rows(self, project: str, dtype: str | None) -> list[dict[str, Any]]:
         counts = {key: Counter[str]() for key in self.left}
         for node, end in self.ends.items():
-            file, _, test = node.partition("::")
-            counts[Path(file).name, test.partition("[")[0]][end] += 1
-        shared = {"project": project, "dtype": dtype or "as written"}
-        ends = ("passed", "failed", "skipped")
+            counts[_key(node)][end] += 1
         return [
-            shared | {"file": key[0], "test": key[1], "left": self.left[key]} | {end: count[end] for end in ends}
+            {
+                "project": project,
+                "file": key[0],
+                "test": key[1],
+                "dtype": "as written" if dtype is None or key[0] in HALF else dtype,
+                **{end: count[end] for end in ("passed", "failed", "skipped")},
+                "left": self.left[key],
+                "why": self.why.get(key, ""),
+            }
             for key, count in counts.items()
         ]
+
+
+def _key(node: str) -> tuple[str, str]:
+    """Return the file and the test of a case."""
+    file, _, test = node.partition("::")
+    return Path(file).name, test.partition("[")[0]
 
 
 def _called(code: types.CodeType) -> Iterator[str]:
@@ -195,7 +215,7 @@ def save(rows: list[dict[str, Any]]) -> None:
     kept: dict[tuple[str, ...], dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError), RESULTS.open(newline="", encoding="utf-8") as file:
         kept = {tuple(row[name] for name in key): row for row in csv.DictReader(file)}
-    ran = [row for row in rows if row["passed"] or row["failed"] or row["skipped"]]
+    ran = [row for row in rows if row["passed"] or row["failed"] or row["skipped"] or row["why"]]
     kept |= {tuple(row[name] for name in key): row for row in ran}
     with RESULTS.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")

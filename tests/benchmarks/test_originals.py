@@ -40,11 +40,34 @@ def test_a_case_is_taken_if_it_calls_ours_the_smallest_first():
     items = [case(calls_a_kernel, T=1), *half, case(calls_ours, T=8, dtype=torch.bfloat16)]
     plugin.pytest_collection_modifyitems(items)
     assert [item.callspec.params for item in items] == [{"T": T, "dtype": torch.float32} for T in (8, 16)]
-    for node, end in {"a": "passed", "b": "failed"}.items():
-        report = SimpleNamespace(when="call", outcome=end, nodeid=f"tests/test_some.py::calls_ours[{node}]")
+    for node, end in {"a": "passed", "b": "failed", "c": "skipped"}.items():
+        node = f"tests/test_some.py::calls_ours[{node}]"
+        why = ("test_some.py", 1, "Skipped: needs a GPU")
+        report = SimpleNamespace(when="call", outcome=end, nodeid=node, longrepr=why, skipped=end == "skipped")
         plugin.pytest_runtest_logreport(report)
     (row,) = plugin.rows("some", "float32")
-    assert (row["passed"], row["failed"], row["skipped"], row["left"]) == (1, 1, 0, 1)
+    assert (row["passed"], row["failed"], row["skipped"], row["left"]) == (1, 1, 1, 1)
+    assert row["why"] == "needs a GPU"
+
+
+def test_a_test_that_is_left_out_says_why(monkeypatch):
+    monkeypatch.setitem(originals.LEFT_OUT, "calls_ours", "is about a kernel")
+    plugin = originals.Plugin({"chunk_some"}, None, 2)
+    items = [case(calls_ours, T=T) for T in (8, 16)]
+    plugin.pytest_collection_modifyitems(items)
+    assert not items
+    (row,) = plugin.rows("some", None)
+    assert (row["passed"], row["left"], row["why"]) == (0, 2, "is about a kernel")
+
+
+def test_a_test_whose_reference_refuses_float32_keeps_its_dtype():
+    plugin = originals.Plugin({"chunk_some"}, "float32", 2)
+    item = case(calls_ours, dtype=torch.float16)
+    item.path = Path(originals.HALF[0])
+    plugin.pytest_collection_modifyitems([item])
+    assert item.callspec.params == {"dtype": torch.float16}
+    (row,) = plugin.rows("some", "float32")
+    assert row["dtype"] == "as written"
 
 
 def test_ours_stand_in_every_module_of_the_package(monkeypatch):

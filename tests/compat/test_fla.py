@@ -365,12 +365,34 @@ def test_half_precision(dtype):
         assert error < 8 * torch.finfo(dtype).eps, name
 
 
+@pytest.mark.parametrize("v_first", [False, True])
+@torch.no_grad()
+def test_states_before_each_chunk_of_kda(v_first):
+    """They are what shorter calls return. Packed sequences begin with their own states."""
+    values, state = drawn(FUNCTIONS["chunk_kda"], 2)
+    state = state.mT.contiguous() if v_first else state
+    more = {"output_final_state": True, "state_v_first": v_first}
+    asked = {"return_intermediate_states": True, "chunk_size": 3, **more}
+
+    def after(steps, row=slice(None)):
+        some = {name: value[row, :steps] for name, value in values.items()}
+        return fla.chunk_kda(**some, initial_state=state[row], **more)[1]
+
+    o, last, between = fla.chunk_kda(**values, initial_state=state, **asked)
+    torch.testing.assert_close((o, last), fla.chunk_kda(**values, initial_state=state, **more))
+    torch.testing.assert_close(between, torch.stack([state, after(3), after(6)], 1))
+    assert fla.chunk_kda(**values, **asked)[2][:, 0].count_nonzero() == 0
+    row = {name: torch.cat([value[:1, :4], value[1:]], 1) for name, value in values.items()}
+    cu_seqlens = torch.tensor([0, 4, 4 + T])
+    between = fla.chunk_kda(**row, initial_state=state, cu_seqlens=cu_seqlens, **asked)[2]
+    first, second = ([state[[n]], *(after(steps, slice(n, n + 1)) for steps in (3, 6))] for n in range(2))
+    torch.testing.assert_close(between, torch.stack([*first[:2], *second], 1))
+
+
 def test_compiles_whole():
     values, _ = drawn(FUNCTIONS["chunk_gla"], 2)
     compiled = torch.compile(fla.chunk_gla, fullgraph=True, backend="eager")
-    torch.testing.assert_close(
-        compiled(**values, chunk_size=16) if False else compiled(**values), fla.chunk_gla(**values)
-    )
+    torch.testing.assert_close(compiled(**values), fla.chunk_gla(**values))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

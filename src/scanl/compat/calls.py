@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
-from torch import Tensor
-
 from scanl.errors import ConfigError, unknown
 
 P = ParamSpec("P")
-Result = tuple[Tensor, Any]
+Result = tuple[Any, ...]  # o, the last state, and states between, where they are asked for
 
 # Arguments that say how kernels compute and not what: they are ignored.
 KERNEL = (
@@ -25,7 +23,6 @@ KERNEL = (
 # Arguments that ask for what no op computes: each is refused, unless it has its default.
 REFUSED = {
     "cp_context": "scanl has no context parallelism",
-    "return_intermediate_states": "an op returns the last state alone",
     "gv": "delta_rule has no decay of columns",
 }
 STATE = ("initial_state", "output_final_state", "state_v_first", "transpose_state_layout")
@@ -97,12 +94,13 @@ class Written:
         turned, state = self._turned(values), values.get("initial_state")
         dropped = {*STATE, *self.ignored, *self.refused, *self.more} - {*self.own}
         options = {name: value for name, value in values.items() if name not in dropped}
-        y, state = self.body(**options, state=state.mT if turned and state is not None else state)
+        y, last, *between = self.body(**options, state=state.mT if turned and state is not None else state)
         if "output_final_state" in self.own or "output_final_state" not in values:
-            return y, state
+            return y, last
         if not values["output_final_state"]:
-            return y, tuple(None for _ in state) if isinstance(state, tuple) else None
-        return y, state.mT.contiguous() if turned else state
+            last = tuple(None for _ in last) if isinstance(last, tuple) else None
+        states = [each.mT.contiguous() if turned and each is not None else each for each in (last, *between)]
+        return y, *states
 
     def _turned(self, values: dict[str, Any]) -> bool:
         """Return whether the axes K and V of the states are exchanged; an old name of that warns, as in fla."""

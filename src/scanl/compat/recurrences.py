@@ -4,6 +4,7 @@ Each takes its own arguments, `state`, and scale, reverse and cu_seqlens where i
 last state.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -159,17 +160,33 @@ def gated_delta_rule(
 def kda(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_gate_in_kernel: bool = False,
     A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None,
-    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, **call: Any,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, return_intermediate_states: bool = False,
+    chunk_size: int = 64, **call: Any,
 ) -> Result:  # fmt: skip
     """Kimi delta attention. v may have more heads than q and k. g: log decay of the keys, (B, T, H, K).
 
     use_gate_in_kernel: the log decay is -exp(A_log) softplus(g + dt_bias), with A_log (H,) and dt_bias (H K,); with
     lower_bound it is lower_bound sigmoid(exp(A_log) (g + dt_bias)), and A_log may be None.
     use_beta_sigmoid_in_kernel: beta is replaced by its sigmoid; with allow_neg_eigval, by twice that.
+    return_intermediate_states: also return the states before each chunk_size steps of each sequence, one after the
+    other, (B, ·, H, K, V), in q's dtype.
     """
     if use_gate_in_kernel:
         g = _gate(g, A_log, dt_bias, lower_bound)
-    return delta(q, k, v, _strength(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval), g=g, **call)
+    strength = _strength(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    o, last = delta(q, k, v, strength, g=g, **call)
+    if not return_intermediate_states:
+        return o, last
+    begin, cu_seqlens = call.pop("state"), call.pop("cu_seqlens")
+    begin, packed = torch.zeros_like(last) if begin is None else begin, cu_seqlens is not None
+    between = []
+    for n, (first, end) in enumerate(pairwise(cu_seqlens.tolist() if packed else [0, q.shape[1]])):
+        state = begin[n : n + 1] if packed else begin
+        for start in range(first, end, chunk_size):
+            between.append(state.to(q.dtype))
+            *inputs, decay = (each[:, start : min(start + chunk_size, end)] for each in (q, k, v, strength, g))
+            _, state = delta(*inputs, g=decay, state=state, **call)
+    return o, last, torch.stack(between, 1)
 
 
 def gated_delta_product(
