@@ -160,8 +160,11 @@ def fla() -> dict[str, list[list[float]]]:
     import fla.layers.gated_deltanet
     import fla.layers.gla
     import fla.layers.hgrn2
+    import fla.layers.mamba
+    import fla.layers.rwkv6
     import fla.layers.rwkv7
     import fla.models as models
+    import fla.models.rwkv6.modeling_rwkv6 as modeling_rwkv6
     import fla.models.rwkv7.modeling_rwkv7 as modeling_rwkv7
     import fla.modules.mlp
     from fla.modules import FusedRMSNormGated, GroupNorm, LayerNorm, RMSNorm, ShortConvolution
@@ -170,6 +173,7 @@ def fla() -> dict[str, list[list[float]]]:
     from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
     from fla.ops.generalized_delta_rule.dplr.naive import dplr_recurrence
     from fla.ops.gla.naive import naive_recurrent_gla
+    from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
     from fla.ops.rwkv7.fused_addcmul import torch_addcmul_rwkv7
     from fla.ops.rwkv7.fused_k_update import k_update_ref
     from fla.ops.rwkv7.gate_output_correction import gate_output_correction_ref
@@ -209,6 +213,10 @@ def fla() -> dict[str, list[list[float]]]:
         o, _ = dplr_recurrence(*(each.transpose(1, 2) for each in (q, k, v, reads, writes, w)))
         return o.transpose(1, 2), None
 
+    def rwkv6(r, k, v, w, u, **_):
+        operands = (each.transpose(1, 2) for each in (r, k, v, w))
+        return naive_recurrent_rwkv6(*operands, u, scale=1.0)[0].transpose(1, 2), None
+
     def shift(x, *_, output_cache=False, **__):
         delta = token_shift_ref(x)
         return (delta, None) if output_cache else delta
@@ -231,6 +239,11 @@ def fla() -> dict[str, list[list[float]]]:
     fla.layers.hgrn2.rms_norm_linear = lambda x, norm_weight, norm_bias, weight, bias, eps=1e-5, **_: F.linear(
         F.rms_norm(x, norm_weight.shape, norm_weight, eps), weight, bias
     )
+    activations = {"silu": F.silu, "swish": F.silu, "sqrelu": lambda x: F.relu(x).square()}
+    for module in (fla.layers.mamba, fla.layers.rwkv6, modeling_rwkv6, modeling_rwkv7):
+        module.ACT2FN = activations
+    fla.layers.rwkv6.token_shift = modeling_rwkv6.token_shift = shift
+    fla.layers.rwkv6.fused_recurrent_rwkv6 = rwkv6
     fla.layers.rwkv7.token_shift = modeling_rwkv7.token_shift = shift
     fla.layers.rwkv7.fused_addcmul_rwkv7 = torch_addcmul_rwkv7
     fla.layers.rwkv7.fused_k_rwkv7 = k_update_ref
@@ -251,6 +264,20 @@ def fla() -> dict[str, list[list[float]]]:
             models.GatedDeltaNetConfig(**shared, num_heads=1, num_v_heads=2, head_dim=4)
         ),
         "hgrn2": models.HGRN2ForCausalLM(models.HGRN2Config(**shared, expand_ratio=4)),
+        "fla_mamba": models.MambaForCausalLM(
+            models.MambaConfig(
+                hidden_size=8,
+                num_hidden_layers=2,
+                vocab_size=VOCAB,
+                state_size=5,
+                dt_rank=3,
+                conv_kernel=3,
+                norm_eps=1e-4,
+            )
+        ),
+        "rwkv6_folder": models.RWKV6ForCausalLM(
+            models.RWKV6Config(**shared, expand_k=1.0, num_heads=2, proj_low_rank_dim=3, gate_low_rank_dim=5)
+        ),
         "rwkv7_folder": models.RWKV7ForCausalLM(
             models.RWKV7Config(
                 **shared,

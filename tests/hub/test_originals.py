@@ -67,7 +67,7 @@ def test_parameters_keep_their_dtype(name):
     assert {parameter.dtype for parameter in hub.load(source(name)).parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv4", "xlstm"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "fla_mamba", "rwkv4", "xlstm"])
 @torch.no_grad()
 def test_what_transformers_has_is_saved_for_it(name, tmp_path):
     model = hub.load(source(name), dtype=torch.float32)
@@ -105,6 +105,11 @@ def refused(message, path):
         ("gla", {"feature_map": "relu"}, "feature_map is 'relu', expected None"),
         ("gla", {"num_heads": 0}, "num_heads is 0, expected an integer of at least 1"),
         ("delta_net", {"use_short_conv": False}, "has the extra weights model.layers.0.attn.k_conv1d.weight"),
+        ("fla_mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
+        ("fla_mamba", {"dt_rank": 4}, "mixer.dt_proj.weight has shape (16, 3), expected (16, 4)"),
+        ("rwkv6_folder", {"expand_k": 0.5}, "expand_k is 0.5, expected 1.0: scanl has no other option"),
+        ("rwkv6_folder", {"norm_eps": 1e-6}, "norm_eps is 1e-06, expected 1e-05"),
+        ("rwkv6_folder", {"num_heads": 3}, "attn.bonus has shape (2, 4), expected (3, 2)"),
         ("rwkv7_folder", {"norm_eps": 1e-5}, "norm_eps is 1e-05, expected 0.00016 because of head_dim"),
     ],
 )
@@ -131,7 +136,19 @@ def loaded(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["mamba", "mamba2", "xlstm", "gla", "delta_net", "gated_deltanet", "hgrn2", "rwkv7_folder"]
+    "name",
+    [
+        "mamba",
+        "mamba2",
+        "xlstm",
+        "gla",
+        "delta_net",
+        "gated_deltanet",
+        "hgrn2",
+        "fla_mamba",
+        "rwkv6_folder",
+        "rwkv7_folder",
+    ],
 )
 def test_odd_entries_are_refused_or_fit(name, tmp_path):
     """One line for each, never a traceback, and no memory for a size that no weight has."""
@@ -193,6 +210,19 @@ def test_rwkv_as_safetensors(tmp_path):
     save_file({name: weight.contiguous() for name, weight in weights.items()}, tmp_path / "rwkv.safetensors")
     found = hub.load(tmp_path / "rwkv.safetensors")(TOKENS)[0]
     assert torch.equal(found, hub.load(FOLDER / "rwkv6" / "rwkv.pth")(TOKENS)[0])
+
+
+def test_the_numbered_files_of_xlstm(tmp_path):
+    folder = copied("xlstm", tmp_path)
+    weights = list(load_file(folder / "model.safetensors").items())
+    (folder / "model.safetensors").unlink()
+    for number in range(3):
+        save_file(dict(weights[number::3]), folder / f"model_{number}.safetensors")
+    assert torch.equal(hub.load(folder)(TOKENS)[0], hub.load(FOLDER / "xlstm")(TOKENS)[0])
+    save_file(dict(weights[1:3]), folder / "model_2.safetensors")
+    refused(f"model_2.safetensors holds {weights[1][0]!r}, expected it in model_1.safetensors alone", folder)
+    (folder / "model_2.safetensors").unlink()
+    refused(f"lacks {min(name for name, _ in weights[2::3])}", folder)
 
 
 def test_the_first_decays_of_rwkv5(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from scanl.errors import CheckpointError
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+NUMBERED = "model_[0-9]*.safetensors"  # the files of xlstm where there are several, without an index
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -67,6 +68,10 @@ class Weights:
             self.source = source / pickled
         if self.source.is_file():  # transformers then ignores an index file
             self._files = _tensors(self.source)
+            return
+        numbered = sorted(source.glob(NUMBERED))
+        if numbered and not (source / INDEX).is_file():
+            self.source, self._files = source, _together(numbered)
             return
         self.source = source / INDEX
         if not self.source.is_file():
@@ -184,6 +189,17 @@ def _tensors(path: Path) -> dict[str, tuple[Path, Safetensors | StateDict]]:
     if odd:
         raise CheckpointError(f"checkpoint: {path} has a weight named {odd[0]!r}, expected a name that can be printed")
     return dict.fromkeys(names, (path, file))
+
+
+def _together(paths: Sequence[Path]) -> dict[str, tuple[Path, Safetensors | StateDict]]:
+    """Return the tensors of several files by name. Raises CheckpointError for a name that two of them have."""
+    files: dict[str, tuple[Path, Safetensors | StateDict]] = {}
+    for path in paths:
+        tensors = _tensors(path)
+        for name in sorted(tensors.keys() & files.keys()):
+            raise CheckpointError(f"checkpoint: {path} holds {name!r}, expected it in {files[name][0].name} alone")
+        files |= tensors
+    return files
 
 
 def _safetensors(path: Path) -> tuple[list[str], Safetensors]:

@@ -1,6 +1,7 @@
 """Layouts of the checkpoints that the authors of models write, one file for each program. They are only read."""
 
 from scanl.hub.originals import fla as fla
+from scanl.hub.originals import fla_rwkv as fla_rwkv
 from scanl.hub.originals import mamba_ssm as mamba_ssm
 from scanl.hub.originals import rwkv_lm as rwkv_lm
 from scanl.hub.originals import xlstm as xlstm

@@ -1,13 +1,13 @@
 """Language models of flash-linear-attention."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from scanl.errors import ConfigError
-from scanl.hub.formats.base import TRANSPOSED, VECTOR
+from scanl.hub.formats.mamba import MambaFormat
 from scanl.hub.originals.base import Original, register
+
+RENAMED = {"time_step_rank": "dt_rank", "layer_norm_epsilon": "norm_eps"}  # options of Mamba: transformers' -> fla's
 
 
 class FLA(Original):
@@ -50,7 +50,7 @@ class FLA(Original):
     @staticmethod
     def hidden(config: Mapping[str, Any]) -> int:
         """Return the number of hidden features of the channel mixer."""
-        return config["intermediate_size"] or _rounded_up(config["hidden_size"] * config["hidden_ratio"] * 2 / 3, 256)
+        return config["intermediate_size"] or rounded_up(config["hidden_size"] * config["hidden_ratio"] * 2 / 3, 256)
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,82 +216,41 @@ class HGRN2(FLA):
         return {"head_dim": config["expand_ratio"], "norm_eps": 1e-5}  # their layer norms with it, whatever norm_eps is
 
 
-LN_X_EPS = 64e-5  # the epsilon of the heads' norm in RWKV-LM; here it is head_dim * norm_eps
-ADAPTERS = {"w": "w_lora", "a": "a_lora", "v": "v_lora"}  # RWKV-LM's letter -> fla's name
+@register("fla_mamba")
+class Mamba(Original):
+    """Mamba, whose weights have transformers' names. Two of its options do not."""
 
-
-@register("rwkv7")
-class RWKV7(FLA):
-    """RWKV-7, in which the official folders on the Hugging Face hub are stored too."""
-
-    layer: ClassVar = "rwkv7"
-    first: ClassVar = "ffn.key.weight"
+    program: ClassVar = FLA.program
     defaults: ClassVar = {
-        **FLA.defaults,
-        "head_dim": 64,
-        "decay_low_rank_dim": 64,
-        "gate_low_rank_dim": 128,
-        "a_low_rank_dim": 64,
-        "v_low_rank_dim": 16,
-        "norm_eps": 1e-5,
+        **{name: value for name, value in MambaFormat.defaults.items() if name not in RENAMED},
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "residual_in_fp32": False,
+        "tie_word_embeddings": False,
+        **{stored: MambaFormat.defaults[name] for name, stored in RENAMED.items()},
     }
-    only: ClassVar = {"hidden_act": ("sqrelu",), "attn": (None,), "norm_first": (True,), "norm_bias": (True,)}
-    same_names: ClassVar = ("head_dim",)
-    renamed: ClassVar = {
-        "decay_rank": "decay_low_rank_dim",
-        "a_rank": "a_low_rank_dim",
-        "v_rank": "v_low_rank_dim",
-        "gate_rank": "gate_low_rank_dim",
-    }
-    weights: ClassVar = {
-        "embedding_norm.": "model.layers.0.pre_norm.",
-        **{f"stack.blocks.*.mixer.{to}0": f"model.layers.*.attn.{name}.lora.2.bias" for to, name in ADAPTERS.items()},
-        **{
-            f"stack.blocks.*.mixer.{to}{place}": f"model.layers.*.attn.{name}.lora.{at}.weight"
-            for to, name in {**ADAPTERS, "g": "g_lora"}.items()
-            for place, at in ((1, 0), (2, 2))
-        },
-        "stack.blocks.*.mixer.receptance.": "model.layers.*.attn.r_proj.",
-        "stack.blocks.*.mixer.key.": "model.layers.*.attn.k_proj.",
-        "stack.blocks.*.mixer.value.": "model.layers.*.attn.v_proj.",
-        "stack.blocks.*.mixer.output.": "model.layers.*.attn.o_proj.",
-        "stack.blocks.*.mixer.ln_x.": "model.layers.*.attn.g_norm.",
-        "stack.blocks.*.channel_norm.": "model.layers.*.ffn_norm.",
-        "stack.blocks.*.channel.": "model.layers.*.ffn.",
-        **{ours: name for ours, name in FLA.weights.items() if ".channel" not in ours},
-    }
-    turned: ClassVar = {
-        **{f"mixer.{letter}{place}": TRANSPOSED for letter in "wavg" for place in (1, 2)},
-        **{f"mixer.{name}": VECTOR for name in ("w0", "a0", "v0", "k_k", "k_a")},
-        "channel.x_k": VECTOR,
-    }
+    only: ClassVar = MambaFormat.only
+    weights: ClassVar = MambaFormat.weights
+
+    @classmethod
+    def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("model_type") == "mamba" and "norm_eps" in config and "layer_norm_epsilon" not in config
 
     @staticmethod
-    def hidden(config: Mapping[str, Any]) -> int:
-        return config["intermediate_size"] or _rounded_up(config["hidden_size"] * config["hidden_ratio"], 32)
+    def entries(config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options as transformers calls them."""
+        return {**config, **{name: config[stored] for name, stored in RENAMED.items()}}
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        eps = LN_X_EPS / config["head_dim"]
-        if not math.isclose(config["norm_eps"], eps):
-            raise ConfigError(f"norm_eps is {config['norm_eps']}, expected {eps} because of head_dim, as in RWKV-LM")
-        arguments = super().arguments(config)
-        stack = {**arguments["stack"], "channel_mixer": "rwkv7", "norm": "layernorm"}
-        return {**arguments, "stack": stack, "embedding_norm": True}
-
-    @staticmethod
-    def widths(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        dim = config["hidden_size"]
-        ranks = {"w_lora": "decay_low_rank_dim", "a_lora": "a_low_rank_dim", "g_lora": "gate_low_rank_dim"}
-        sizes = {f"{name}.lora.0.weight": (config[rank], dim) for name, rank in ranks.items()}
-        return {**sizes, "r_k": (dim // config["head_dim"], config["head_dim"])}
+        return MambaFormat.arguments(Mamba.entries(config))
 
     @classmethod
     def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        upper = (config["v_low_rank_dim"], config["hidden_size"])  # the lowest layer has none
-        more = {"model.layers.1.attn.v_lora.lora.0.weight": upper} if config["num_hidden_layers"] > 1 else {}
-        return {**super().sizes(config), **more}
+        return MambaFormat.sizes(Mamba.entries(config))
 
 
-def _rounded_up(number: float, multiple: int) -> int:
+def rounded_up(number: float, multiple: int) -> int:
+    """Return the smallest multiple that is not below a number."""
     return -(-int(number) // multiple) * multiple
