@@ -132,6 +132,33 @@ def test_every_op_of_a_gpu_is_timed():
     assert {op.name for op in registry.declared() if "triton" in op.backends} <= timed
 
 
+@pytest.mark.parametrize(("words", "count"), [([], 3), (["--first"], 1)])
+def test_the_first_configuration_of_a_gpu(words, count, monkeypatch, tmp_path):
+    """`--first` leaves one of the configurations that a kernel would measure."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from scanl.ops._triton import _tuned
+
+    measured = []
+
+    def autotune(configs, key, **options):
+        return lambda kernel: options["prune_configs_by"]["early_config_prune"](configs, {}, K=64)
+
+    def run(*_, **__):
+        measured.append(_tuned.tuned(["a", "b", "c"], ["K"])(argparse.Namespace(arg_names=["K"])))
+
+    monkeypatch.setattr(_tuned, "INTERPRETED", False)
+    monkeypatch.setattr(_tuned, "_worth_measuring", _tuned._worth_measuring)  # the program replaces it
+    monkeypatch.setattr(_tuned.triton, "autotune", autotune)
+    monkeypatch.setattr(gpu, "run", run)
+    monkeypatch.setattr(gpu, "ceilings", lambda *_: None)
+    monkeypatch.setattr(harness, "machine", lambda device: "a device")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "linear_scan", "--quick", "--results", str(tmp_path), *words])
+    gpu.main()
+    assert measured == [["a", "b", "c"][:count]]
+
+
 @pytest.mark.parametrize("name", cells.CELLS)
 def test_operands_of_cells(name):
     """They fit the declaration, and the state stays finite over many steps."""

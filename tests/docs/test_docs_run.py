@@ -323,9 +323,27 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
 }
+
+
+def absent(*_):
+    """A program that is not timed."""
+    from harness import Contender
+
+    return Contender(None)
+
+
+BESIDE_ATTENTION = {  # in this process, without programs that compile for seconds
+    "in_process": lambda function, *arguments: function(*arguments),
+    "torch_associative": absent,
+    "in_jax": lambda _: absent,
+}
 HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
     "speed.algorithms": ("bptt diagonal_rtrl", {"LENGTHS": (16, 32)}, "torch"),
-    "speed.beside_attention": ("state decoding", {"DIM": 64}, "torch"),
+    "speed.beside_attention": (
+        "",
+        {"DIM": 64, "WIDTH": 64, "DEPTH": 1, "DTYPES": (torch.float32,), **BESIDE_ATTENTION},
+        "torch",
+    ),
     "speed.cells": ("ornn_cell indrnn", {}, "torch"),
     "speed.hub": ("short_convolution GRU", {}, "transformers"),
     "speed.endless": ("lru", {}, "river"),
@@ -370,6 +388,8 @@ def test_benchmarks_run(name, tmp_path, monkeypatch, capfd):
         texts.append(path.read_text(encoding="utf-8"))
     assert texts[0].count("\n") > 1
     assert texts[0] == texts[1]
+    if name == "speed.beside_attention":
+        assert {row["part"] for row in csv.DictReader(texts[0].splitlines())} == benchmark.PARTS.keys()
     if name == "speed.stream":
         for row in csv.DictReader(texts[0].splitlines()):
             assert float(row["error"]) <= 1e-5, row

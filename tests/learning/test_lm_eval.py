@@ -91,7 +91,17 @@ def test_generation_ends_at_a_stop_text(model):
     stop = whole[5:7]
     assert generated(max_gen_toks=20, until=[stop, "no such text"]) == whole[: whole.index(stop)]
     assert generated(max_gen_toks=20, until=stop) == whole[: whole.index(stop)]
+    assert generated(max_new_tokens=20, until=[None, ""], temperature=0.0) == whole
     assert len(generated(max_gen_toks=5, do_sample=True, temperature=0.5, top_k=3).encode()) >= 5
+    assert len(generated(max_tokens=5, temperature=0.5, top_k=0, top_p=0.9).encode()) >= 5
+
+
+def test_texts_without_tokens(model):
+    """A context of spaces is read as none. A newline that stands before a text is no text of its own."""
+    spaces, newline = LMEvalModel(model).loglikelihood(requests("loglikelihood", ("  ", "alone"), ("", "\n")), True)
+    assert math.isclose(spaces[0], score(model, b"\n", b"  alone")[0], rel_tol=1e-9)
+    assert newline == (0.0, True)
+    assert LMEvalModel(model).loglikelihood_rolling(requests("loglikelihood_rolling", ("",)), True) == [0.0]
 
 
 class Letters:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import torch
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from scanl.errors import ConfigError
 from scanl.layers import state as states
@@ -109,9 +111,9 @@ class LMEvalModel(TemplateLM):
         """Return for each (texts, context, continuation) the log-likelihood, and whether greedy decoding gives it."""
         scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         order = sorted(range(len(requests)), key=lambda i: requests[i][1])
-        for context, same in groupby(order, key=lambda i: requests[i][1]):
-            logits, state = self._read(context)
-            same = list(same)
+        groups = [(context, list(same)) for context, same in groupby(order, key=lambda i: requests[i][1])]
+        for context, same in tqdm(groups, "Scoring after each context", disable=disable_tqdm):
+            logits, state = self._read(context or [self.prefix_token_id])  # a context of spaces has no tokens
             for start in range(0, len(same), self.batch_size):
                 batch = same[start : start + self.batch_size]
                 texts = [requests[i][2] for i in batch]
@@ -142,7 +144,7 @@ class LMEvalModel(TemplateLM):
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text after the token that ends a text."""
         totals = []
-        for (text,) in (request.args for request in requests):
+        for (text,) in tqdm([request.args for request in requests], "Scoring texts", disable=disable_tqdm):
             targets, state, total = self.tok_encode(text, add_special_tokens=False), None, 0.0
             for inputs, answers in zip(
                 self._pieces([self.prefix_token_id, *targets[:-1]]), self._pieces(targets), strict=False
@@ -156,27 +158,28 @@ class LMEvalModel(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue each text up to one of its stop texts, the end of text, or `max_gen_toks` tokens, by default 256.
 
-        Greedy unless `do_sample` is true; then by temperature, top_k and top_p. The stop text is left out.
+        Greedy unless `do_sample` is true or the temperature is above 0; then by temperature, top_k and top_p. The stop
+        text is left out. `max_new_tokens` and `max_tokens` are other names of `max_gen_toks`, as everywhere in lm-eval.
         """
         results = []
-        for context, options in (request.args for request in requests):
+        for context, options in tqdm([request.args for request in requests], "Generating", disable=disable_tqdm):
             text = self._generated(self.tok_encode(context) or [self.prefix_token_id], options)
             results.append(text)
             self.cache_hook.add_partial("generate_until", (context, options), text)
         return results
 
     def _generated(self, prompt: list[int], options: Mapping[str, Any]) -> str:
-        until = options.get("until") or []
-        until = [until] if isinstance(until, str) else until
-        sampling: dict[str, Any] = {"temperature": options.get("temperature", 1.0) if options.get("do_sample") else 0}
-        sampling |= {name: options[name] for name in ("top_k", "top_p") if name in options}
+        options = normalize_gen_kwargs(dict(options))
+        until = [stop for stop in options["until"] if stop]
+        sampling: dict[str, Any] = {"temperature": options.get("temperature", 1.0) if options["do_sample"] else 0}
+        sampling |= {name: options[name] for name in ("top_k", "top_p") if options.get(name)}  # 0 is none, as there
         *pieces, last = self._pieces(prompt)
         state = None
         for piece in pieces:
             with torch.inference_mode():
                 _, state = self.model.next_logits(piece, state)
         tokens: list[int] = []
-        for token in self.model.generate(last, state, max_new_tokens=options.get("max_gen_toks", 256), **sampling):
+        for token in self.model.generate(last, state, max_new_tokens=options["max_gen_toks"], **sampling):
             if self._stops and int(token) == self._end:
                 break
             tokens.append(int(token))
@@ -192,7 +195,7 @@ class LMEvalModel(TemplateLM):
             yield self._tokens([tokens[start : start + PIECE]])
 
     def _tokens(self, rows: list[list[int]]) -> Tensor:
-        return torch.tensor(rows, device=self._device)
+        return torch.tensor(rows, dtype=torch.long, device=self._device)
 
 
 def _scored(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
