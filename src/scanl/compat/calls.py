@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 from scanl.errors import ConfigError, unknown
 
 P = ParamSpec("P")
-Result = tuple[Any, ...]  # o, the last state, and states between, where they are asked for
+Result = tuple[Any, ...]  # o, the last state, and with return_intermediate_states those between
 
 # Arguments that say how kernels compute and not what: they are ignored.
 KERNEL = (
@@ -99,7 +99,7 @@ class Written:
             return y, last
         if not values["output_final_state"]:
             last = tuple(None for _ in last) if isinstance(last, tuple) else None
-        states = [each.mT.contiguous() if turned and each is not None else each for each in (last, *between)]
+        states = [S.mT.contiguous() if turned and S is not None else S for S in (last, *between)]
         return y, *states
 
     def _turned(self, values: dict[str, Any]) -> bool:

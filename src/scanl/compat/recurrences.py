@@ -184,7 +184,7 @@ def kda(
         state = begin[n : n + 1] if packed else begin
         for start in range(first, end, chunk_size):
             between.append(state.to(q.dtype))
-            *inputs, decay = (each[:, start : min(start + chunk_size, end)] for each in (q, k, v, strength, g))
+            *inputs, decay = (x[:, start : min(start + chunk_size, end)] for x in (q, k, v, strength, g))
             _, state = delta(*inputs, g=decay, state=state, **call)
     return o, last, torch.stack(between, 1)
 

@@ -172,7 +172,7 @@ class LMEvalModel(TemplateLM):
         options = normalize_gen_kwargs(dict(options))
         until = [stop for stop in options["until"] if stop]
         sampling: dict[str, Any] = {"temperature": options.get("temperature", 1.0) if options["do_sample"] else 0}
-        sampling |= {name: options[name] for name in ("top_k", "top_p") if options.get(name)}  # 0 is none, as there
+        sampling |= {name: options[name] for name in ("top_k", "top_p") if options.get(name)}  # 0 is none
         *pieces, last = self._pieces(prompt)
         state = None
         for piece in pieces:
