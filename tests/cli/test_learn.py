@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import gc
 import io
 import json
 import math
@@ -55,6 +56,13 @@ def test_numbers_are_predicted_one_ahead(series, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "60 samples, 59 scored" in printed
     assert f"{sum(errors) / 59:.4g}" in printed
+
+
+def test_what_the_caller_has_frozen_stays_frozen(series):
+    """Or every collection after it walks through the caller's objects, too."""
+    gc.freeze()
+    learn(series, "--samples", 3)
+    assert gc.get_freeze_count() > 0
 
 
 def test_the_default_options_beat_the_last_value(tmp_path, capsys):

@@ -172,8 +172,10 @@ class Run:
         """
         threads = torch.get_num_threads()
         torch.set_num_threads(self.config.run.threads)
-        gc.collect()
-        gc.freeze()  # the library's objects are not walked through again and again
+        frozen = gc.get_freeze_count()  # what the caller has frozen stays so
+        if not frozen:
+            gc.collect()
+            gc.freeze()  # the library's objects are not walked through again and again
         try:
             with self._signals():
                 self._each(progress)
@@ -184,7 +186,8 @@ class Run:
             self._save()
             raise
         finally:
-            gc.unfreeze()
+            if not frozen:
+                gc.unfreeze()
             torch.set_num_threads(threads)
             with ExitStack() as tables:
                 for table in self.tables:
