@@ -19,18 +19,22 @@ class Case(NamedTuple):
     "beams": beam search with its cache.   "order": its cache cannot be reordered, so that beams go without it.
     "generate": its cache, in `generate`: what it gives without one is wanted.
     "masks": its attention takes no mask of packed sequences, nor of padding fed alone; the laws of both go without it.
+
+    alike: its modules are those of a model before it, with other options. The laws of numbers hold for it in every run,
+    the laws of copies, of hooks and of `generate` are tried with --all.
     """
 
     build: Callable[[], Any]
     wrong: frozenset[str] = frozenset()
+    alike: bool = False
 
 
 CASES: dict[str, Case] = {}
 
 
-def case(*wrong: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def case(*wrong: str, alike: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     def add(build: Callable[[], Any]) -> Callable[[], Any]:
-        CASES[build.__name__] = Case(build, frozenset(wrong))
+        CASES[build.__name__] = Case(build, frozenset(wrong), alike)
         return build
 
     return add
@@ -133,7 +137,7 @@ def mamba2_biased():
     return _mamba2(use_bias=True, use_conv_bias=False, hidden_act="gelu")
 
 
-@case("steps")
+@case("steps", alike=True)
 def mamba2_limited():
     """Step sizes that the limit changes."""
     return _mamba2(time_step_limit=(0.02, 0.05))
@@ -215,7 +219,7 @@ def falcon_h1_norm_first():
     return _falcon_h1(mamba_rms_norm=True, mamba_norm_before_gate=True)
 
 
-@case()
+@case(alike=True)
 def falcon_h1_gate_first():
     return _falcon_h1(mamba_rms_norm=True, mamba_norm_before_gate=False)
 
@@ -300,12 +304,12 @@ def minimax():
     return _minimax("full", "linear", "full", "linear")
 
 
-@case("generate", "pieces")
+@case("generate", "pieces", alike=True)
 def minimax_linear_first():
     return _minimax("linear", "full", "linear", head_dim=6, hidden_act="gelu")
 
 
-@case("generate")
+@case("generate", alike=True)
 def minimax_without_attention():
     return _minimax("linear", "linear")
 
@@ -495,7 +499,7 @@ def qwen3_next():
     return _delta(Qwen3NextForCausalLM, config)
 
 
-@case()
+@case(alike=True)
 def qwen3_next_gelu():
     """Another activation after the convolution, and a window of 3."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
@@ -533,7 +537,7 @@ def qwen4_exp():
     return _qwen4()
 
 
-@case()
+@case(alike=True)
 def qwen4_exp_sigmoid():
     return _qwen4(output_gate_type="sigmoid")
 
@@ -550,7 +554,7 @@ def olmo_hybrid():
     return _olmo()
 
 
-@case()
+@case(alike=True)
 def olmo_hybrid_positive():
     return _olmo(linear_allow_neg_eigval=False)
 
@@ -575,7 +579,7 @@ def bailing_hybrid():
     return _bailing()
 
 
-@case()
+@case(alike=True)
 def bailing_hybrid_unbounded():
     return _bailing(kda_safe_gate=False)
 
@@ -597,7 +601,7 @@ def glm5_next():
     return _glm5(-5.0)
 
 
-@case("masks")
+@case("masks", alike=True)
 def glm5_next_unbounded():
     return _glm5(None)
 
@@ -657,7 +661,7 @@ def recurrent_gemma():
     return _recurrent_gemma()
 
 
-@case("pieces", "padding", "beams")
+@case("pieces", "padding", "beams", alike=True)
 def recurrent_gemma_wide():
     """A recurrence wider than the model, a longer convolution, a window shorter than the prompt."""
     return _recurrent_gemma(

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from hub_models import CASES
 from scanl import hub
-from tests.hub.test_accelerate import close, padding, tokens
+from tests.hub.test_accelerate import KINDS, close, padding, tokens
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
@@ -25,7 +25,7 @@ RNNS = {
     "tanh": lambda: nn.RNN(5, 6, batch_first=True),
     "lstm": lambda: nn.LSTM(5, 6, batch_first=True),
 }
-each_model = pytest.mark.parametrize("name", [*RNNS, *CASES])
+each_model = pytest.mark.parametrize("name", [*RNNS, *KINDS])
 
 
 def build(name):
@@ -75,20 +75,26 @@ def blank(module):
     return twin
 
 
+@functools.cache
+def built(name):
+    """A model, other weights of it, and what the model gives with its own and with those."""
+    model = build(name)
+    weights = other_weights(model)
+    return model, weights, run(model), run(with_weights(model, weights))
+
+
 @each_model
 def test_shallow_copies(name):
     """By copy.copy, as DataParallel makes its replicas, and by hand."""
-    model = build(name)
-    weights = other_weights(model)
-    own, other = run(model), run(with_weights(model, weights))
+    model, weights, own, other = copy.deepcopy(built(name))
+    parameters = {place for place, _ in model.named_parameters(remove_duplicate=False)}
     hub.accelerate(model)
     for copied in (copy.copy, blank, lambda module: module._replicate_for_data_parallel()):
         twin = shallow(model, copied)
         for place, value in weights.items():
-            if not isinstance(model.state_dict(keep_vars=True)[place], nn.Parameter):
-                continue
-            owner, _, leaf = place.rpartition(".")
-            setattr(twin.get_submodule(owner), leaf, nn.Parameter(value))
+            if place in parameters:
+                owner, _, leaf = place.rpartition(".")
+                setattr(twin.get_submodule(owner), leaf, nn.Parameter(value))
         close(run(twin), other)
         close(run(model), own)
     twin = shallow(model, copy.copy)
@@ -101,9 +107,7 @@ def test_shallow_copies(name):
 @each_model
 def test_other_weights(name):
     """Weights that are loaded, swapped for a call, assigned, or cast."""
-    model = build(name)
-    weights = other_weights(model)
-    own, other = run(model), run(with_weights(model, weights))
+    model, weights, own, other = copy.deepcopy(built(name))
     hub.accelerate(model)
 
     class Called(nn.Module):
@@ -127,8 +131,7 @@ def test_other_weights(name):
 
 @each_model
 def test_pickles(name):
-    model = build(name)
-    own = run(model)
+    model, _, own, _ = copy.deepcopy(built(name))
     hub.accelerate(model)
     file = io.BytesIO()
     torch.save(model, file)
