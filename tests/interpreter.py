@@ -3,8 +3,25 @@
 Its own Python, not numpy, takes most of its time. The numbers are the same.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from triton.language import core, semantic
 from triton.runtime import interpreter
+
+
+def each_way(names: str, cases: Iterable[Any], *, first: bool = False) -> pytest.MarkDecorator:
+    """Parametrize a test by cases and by `reverse`: each case in one direction by turns, with --all in both.
+
+    names: of the parameters of a case, as words.   first: whether the first case is in reverse.
+    """
+    several, found = names.split(), []
+    for i, case in enumerate(cases):
+        for reverse in (False, True):
+            values = (case,) if len(several) == 1 else case
+            found.append(pytest.param(*values, reverse, marks=[pytest.mark.long] * ((i + first + reverse) % 2)))
+    return pytest.mark.parametrize((*several, "reverse"), found)
 
 
 def quicken() -> None:
