@@ -65,7 +65,8 @@ def test_blocks_of_channels_and_chunks_of_time(channels, width, groups, constant
     state = torch.randn(2, channels, width).double()
     sample = Sample({**given, **more, "delta_bias": torch.randn(channels).double(), "state": state})
     for dtype, reverse in itertools.product((torch.float32, torch.complex128), (False, True)):
-        laws.truth(selective_scan, sample, {"reverse": reverse, "delta_softplus": True}, "cpu", dtype)
+        if laws.ALL or (dtype == torch.float32) != (reverse != (constant == "B")):  # each direction in one dtype
+            laws.truth(selective_scan, sample, {"reverse": reverse, "delta_softplus": True}, "cpu", dtype)
 
 
 @pytest.mark.parametrize("constant", ["", "BC"])

@@ -1,5 +1,7 @@
 """The kernels of matrix memories where the samples of their ops do not reach: several blocks of columns and of rows."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -40,9 +42,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "dtype", "reverse"),
+    [  # each direction in one dtype, by turns; with --all in both
+        pytest.param(case, dtype, reverse, marks=[pytest.mark.long] * ((i + single + reverse) % 2))
+        for (i, case), (single, dtype), reverse in itertools.product(
+            enumerate(CASES), enumerate((torch.float64, torch.float32)), (False, True)
+        )
+    ],
+)
 def test_several_blocks(case, dtype, reverse):
     op, given = CASES[case]()
     laws.truth(op, Sample(given), {"reverse": reverse}, "cpu", dtype)
