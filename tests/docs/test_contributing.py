@@ -44,13 +44,6 @@ def test_the_model_of_the_page_passes_lint(project):
     run(project, "-m", "ruff", "format", "--check", "--no-cache", "src")
 
 
-def test_the_site_has_the_model_of_the_page(project):
-    code = "from making.models import page; from scanl.layers import get; print(page(get('moving_average'), None))"
-    said = run(project, "-c", f"import sys; sys.path.append('docs'); {code}")
-    assert said.startswith("# MovingAverage\n")
-    assert "arXiv:0000.00000" in said
-
-
 def test_the_model_of_the_page_passes_the_laws(project):
     """Some of them; a law that never names it would be no law over it. The documents are up to date, too."""
     said = run(
@@ -63,13 +56,19 @@ def test_the_model_of_the_page_passes_the_laws(project):
     assert "PASSED tests/docs/test_docs.py::test_pages_are_the_registries" in said
 
 
-def test_the_command_line_knows_the_model_of_the_page(project, tmp_path):
-    """`scanl list` prints it and `scanl train` takes a step with it."""
+def test_the_command_line_and_the_site_know_the_model_of_the_page(project, tmp_path):
+    """`scanl list` prints it, `scanl train` takes a step with it, and it has a page. One process imports torch once."""
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
     tiny = "--accelerator cpu --dim 16 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64 --steps 1"
     train = ["train", "--data", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
     train += ["--out", str(tmp_path / "run")]
-    short = "from scanl.learning.questions import next_token; next_token.SAMPLE_BYTES = 20"
-    said = run(project, "-c", f"{short}; from scanl.cli import main; raise SystemExit(main(['list']) or main({train}))")
-    assert "\nmoving_average " in said
+    code = (
+        "import sys; sys.path.append('docs'); from making.models import page; from scanl.layers import get",
+        "print(page(get('moving_average'), None))",
+        "from scanl.cli import main; from scanl.learning.questions import next_token; next_token.SAMPLE_BYTES = 20",
+        f"raise SystemExit(main(['list']) or main({train}))",
+    )
+    said = run(project, "-c", "\n".join(code))
+    assert said.startswith("# MovingAverage\n")
+    assert "arXiv:0000.00000" in said[: said.index("\nmoving_average ")]
     assert (tmp_path / "run" / "model.safetensors").is_file()
