@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 from scanl.learning import RunFolder
@@ -51,7 +53,9 @@ def width(name: str, parameters: int) -> int:
     """Return the multiple of 8 with which the number of parameters comes nearest to the given one."""
 
     def distance(dim: int) -> int:
-        return abs(sum(p.numel() for p in LanguageModel(256, stack(name, dim)).parameters()) - parameters)
+        with torch.device("meta"):
+            model = LanguageModel(256, stack(name, dim))
+        return abs(sum(p.numel() for p in model.parameters()) - parameters)
 
     return min(range(16, 513, 8), key=distance)
 

@@ -47,7 +47,7 @@ def process(pid: int) -> tuple[float, float]:
 
 
 def endless(results: Results, options: argparse.Namespace, layer: str) -> None:
-    samples = 400 if options.quick else options.samples
+    samples = 2 * PARTS if options.quick else options.samples
     key = {"name": layer, "samples": samples, "width": options.width}
     if results.timed(**key):
         return

@@ -93,7 +93,7 @@ def follow(results: Results, run: Path, lines: Sequence[bytes], pace: str) -> No
 
 
 def measured(results: Results, options: argparse.Namespace) -> None:
-    rows = 300 if options.quick else options.rows
+    rows = 2 * TENTHS if options.quick else options.rows
     counts = {"at_once": rows, "alone": max(TENTHS, rows // ALONE)}
     paces = [pace for pace in options.names if not results.timed(pace=pace, rows=counts[pace])]
     if not paces:

@@ -49,6 +49,8 @@ TEXT = "--sequence-length 16 --eval-bytes 64"
 TASK = "--data-options.length 10 --eval-examples 4"
 MNIST = "--data-options.aside 4 --eval-examples 2"
 TABLE = "--sequence-length 16 --horizon 3"
+PICTURE = "--prompt-file seven.png --prompt-steps 780"  # of 784
+INSPECTED = "--dim 16 --steps 32"  # a run has its own width
 KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
 
 
@@ -86,7 +88,10 @@ def shortened(words: list[str]) -> list[str]:
         if own == TEXT and "--data" not in options:
             more += " --data book.txt"  # in place of the standard library
     elif command == "generate":
-        more = {"runs/pixels": "", "runs/co2-next": "--steps 3", "runs/songs": "--steps 3"}.get(options[0], "--bytes 3")
+        most = {"runs/pixels": PICTURE, "runs/co2-next": "--steps 3", "runs/songs": "--steps 3"}
+        more = most.get(options[0], "--bytes 3")
+    elif command == "inspect" and "--list" not in options:
+        more = INSPECTED
     elif command == "learn" and "--resume" not in options:
         more = "--dim 4 --channel-mixer none --samples 20"
     elif command == "lr":
@@ -337,6 +342,14 @@ BESIDE_ATTENTION = {  # in this process, without programs that compile for secon
     "torch_associative": absent,
     "in_jax": lambda _: absent,
 }
+
+
+def train_here(words: list[str], out: Path, threads: int) -> float:
+    """`trained` of benchmarks/quality/source.py in this process, on a short text."""
+    assert main([*words, "--data", str(ROOT / "CONTRIBUTING.md"), "--eval-bytes", "64", "--accelerator", "cpu"]) == 0
+    return 0.0
+
+
 HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
     "speed.algorithms": ("bptt diagonal_rtrl", {"LENGTHS": (16, 32)}, "torch"),
     "speed.beside_attention": (
@@ -361,7 +374,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "quality.lorenz": ("", {}, "torch"),
     "quality.online_memory": ("diagonal_rtrl", {}, "torch"),
     "quality.forecast": ("spacetime", {"SPACETIME": {"dim": 16, "depth": 1, "num_groups": 16}}, "statsmodels"),
-    "quality.source": ("hawk", {}, "torch"),
+    "quality.source": ("hawk", {"trained": train_here}, "torch"),
     "quality.settling": ("bptt penalty", {}, "torch"),
     "quality.tasks": ("elman --short --tasks parity", {"COUNT": 4}, "torch"),
 }
