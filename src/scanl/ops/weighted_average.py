@@ -42,6 +42,8 @@ def _weights(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class _Averages(Linear):
     """p and z decay alike, so A of a piece is a sum of log decays: the m of the state that a unit state becomes."""
 
+    scaled = True
+
     def unit(self, last: Tensor) -> Tensor:
         return torch.stack([*torch.ones_like(last[:, :2]).unbind(1), torch.zeros_like(last[:, 2])], 1)
 
@@ -52,6 +54,9 @@ class _Averages(Linear):
 
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
         return torch.cat([second[:, :2], first[:, 2:] + second[:, 2:]], 1)
+
+    def forget(self, carry: Tensor, last: Tensor) -> Tensor:
+        return torch.full_like(carry, -torch.inf)
 
 
 @op(

@@ -30,6 +30,7 @@ from scanl.ops._frame.declaration import (
     Sample,
 )
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
+from scanl.ops._frame.divider import thread as divided
 from scanl.ops._frame.summary import Run, Summary
 from scanl.ops.offsets import check_kind, check_numbers
 
@@ -83,6 +84,8 @@ class Op(Declaration, Generic[P, S]):
     ) -> tuple[Tensor, S]:
         operands, options = self.bind(args, more)
         note(self, operands, options, reverse, cu_seqlens)
+        if divided.divider is not None:
+            return divided.divider(self, operands, options, reverse=reverse, cu_seqlens=cu_seqlens, backend=backend)
         names = (backend,) if backend != "auto" else preferred()
         check_kind(self.name, cu_seqlens)
         if self.check is not None:
@@ -205,6 +208,17 @@ class Op(Declaration, Generic[P, S]):
             return self._plan(dict(zip(self.names, operands, strict=True)), dict(options), cu_seqlens, names)
         except ScanlError:
             return None
+
+    def empty(
+        self, operands: Mapping[str, Tensor | None], options: Mapping[str, Any], cu_seqlens: Tensor | None
+    ) -> Any:
+        """Return the state before any input of a call, in the dtypes in which the call would compute it."""
+        _, _, compute, device, form, *_ = self._plan(operands, options, cu_seqlens, preferred())
+        if self.form is None:
+            return self.initial(torch.zeros(form, dtype=WIDER.get(compute, compute), device=device))
+        sizes = self.sizes(operands, cu_seqlens)
+        batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        return self.form({**sizes, "B": batch}, options, compute, device)
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """Return one line per backend: that it can run these arguments, or why not. `auto` takes the first that can."""

@@ -24,10 +24,12 @@ Run = Callable[..., tuple[Tensor, Tensor]]
 class Effect(ABC):
     """How a piece acts on the state of an op.
 
-    unless: operands that make the op nonlinear in its state; if one is given, there is no summary.
+    unless: operands that make the op nonlinear in its state; if one is given, there is no summary.   scaled: whether the
+    state holds its own scale, so that `after` is not linear in the numbers of the state.
     """
 
     unless: tuple[str, ...] = ()
+    scaled: bool = False
 
     @abstractmethod
     def carry(self, run: Run, operands: Mapping[str, Tensor | None], last: Tensor, **more: Any) -> Tensor:
@@ -40,6 +42,10 @@ class Effect(ABC):
     @abstractmethod
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
         """Return A of the first piece followed by the second."""
+
+    @abstractmethod
+    def forget(self, carry: Tensor, last: Tensor) -> Tensor:
+        """Return, in the form of `carry`, A of a piece whose last state does not depend on the first."""
 
 
 class Linear(Effect):
@@ -62,6 +68,9 @@ class Linear(Effect):
 
     def filled(self, operand: Tensor, value: float, unit: Tensor) -> Tensor:
         return torch.full_like(operand, value)
+
+    def forget(self, carry: Tensor, last: Tensor) -> Tensor:
+        return torch.zeros_like(carry)
 
     @abstractmethod
     def unit(self, last: Tensor) -> Tensor:
@@ -127,6 +136,9 @@ class Window(Effect):
 
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
         return first + second
+
+    def forget(self, carry: Tensor, last: Tensor) -> Tensor:
+        return torch.full_like(carry, last.shape[1])
 
 
 @dataclass(frozen=True)

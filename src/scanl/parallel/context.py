@@ -1,0 +1,215 @@
+"""Sequence (context) parallelism: a model whose processes each read a stretch of the sequence."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh, ProcessGroup
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer
+from scanl.layers.state import leaves
+from scanl.models.language_model import LanguageModel
+from scanl.models.stack import Stack
+from scanl.ops._frame.divider import divided_by
+from scanl.ops._frame.op import Op
+from scanl.ops.offsets import sequences
+from scanl.parallel import division
+from scanl.parallel.ranks import Group, Ranks
+
+
+CALL = ("reverse", "cu_seqlens", "backend")  # what every op takes
+
+
+def scan(
+    op: Op[..., Any], *operands: Tensor | None, group: ProcessGroup | None = None, **more: Any
+) -> tuple[Tensor, Any]:
+    r"""Run an op over a sequence that is divided among processes. Each has a stretch, and returns the op's outputs there.
+
+    Rank r of the group has the stretch after that of rank r - 1; stretches may have any lengths. The results, and the
+    gradients of all operands, are those of one process with the whole sequence, up to rounding.
+
+    An op that is linear in its state (`op.summary`) works on all ranks at once: two passes over the stretch, and
+    1 + ceil(log2(R - 1)) exchanges of pairs (A, b) of the size of a state. Any other op works rank by rank.
+
+    op: one of `scanl.ops`.   operands, more: as in a call of the op, of this rank's stretch.   group: the processes in
+    the order of their stretches; None: all. The initial state enters at rank 0, and other ranks give none. Returns y of
+    the stretch and the state after it; that of the last rank is the last state.
+
+    With cu_seqlens the first sequence of a rank is the one that goes on from the rank before, which may be empty; so
+    rank 0 has all its sequences from their beginning (`stretch_offsets`). The state then has a row for each sequence of
+    the stretch, where that of the first is given on rank 0 alone. In reverse the last rank is the first.
+
+    Raises ConfigError if the ranks do not fit each other, or if a rank behind rank 0 is given a state without
+    cu_seqlens.
+    """
+    ranks = Group(group)
+    packed, first = more.get("cu_seqlens") is not None, ranks.size - 1 if more.get("reverse") else 0
+    bound, options = op.bind(operands, {name: value for name, value in more.items() if name not in CALL})
+    if ranks.rank != first and not packed and bound[op.state] is not None:
+        raise ConfigError(
+            f"{op.name}: {op.state} is given on rank {ranks.rank}, expected none, as it comes from the rank before"
+        )
+    tensors = [value for _, value in leaves(bound)]
+    kinds = [(name, value.dtype if isinstance(value, Tensor) else None) for name, value in bound.items()]
+    facts = {"operands": [kind for kind in kinds if kind[0] != op.state], "options": sorted(options.items())}
+    learned = any(tensor.requires_grad for tensor in tensors)
+    anchor = meet(ranks, learned, tensors[0].device, op=op.name, packing=packed, **facts)
+    with divided_by(partial(division.run, ranks, anchor)):
+        return op(*operands, **more)
+
+
+def meet(ranks: Ranks, learned: bool, device: torch.device, **facts: object) -> Tensor:
+    """Let all ranks compare facts about their calls. Returns the anchor of `division.run`. Raises ConfigError.
+
+    learned: whether anything of this rank requires a gradient.
+    """
+    facts = {"version of scanl": version("scanl"), "version of torch": torch.__version__, **facts}
+    learned = learned and torch.is_grad_enabled()
+    numbers = torch.tensor([learned, *(_number(fact) for fact in facts.values())], device=device)
+    everyone = ranks.everyone(numbers)
+    for at, (name, fact) in enumerate(facts.items(), 1):
+        other = [rank for rank, said in enumerate(everyone) if said[at] != everyone[0][at]]
+        if other:
+            raise ConfigError(
+                f"parallel: rank {other[0]} has another {name} than rank 0, expected the same on all ranks; "
+                f"here, on rank {ranks.rank}, it is {fact}"
+            )
+    return torch.zeros((), device=device, requires_grad=any(bool(said[0]) for said in everyone))
+
+
+def _number(fact: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(fact).encode()).digest()[:7])
+
+
+def by_ops(layer: Layer) -> bool:
+    """Return whether all that a layer carries from step to step are states of ops. It is tried on two steps.
+
+    Then the ranks divide its ops. The state of any other layer goes from rank to rank, and each waits for the one before.
+    """
+    weight = next(layer.parameters(), torch.empty(0))
+    carried: set[int] = set()
+    kept = []  # no number of an address is given twice while they live
+
+    def recording(op: Op[..., Any], operands: Any, options: Any, **call: Any) -> tuple[Tensor, Any]:
+        with divided_by(None):
+            y, state = op(**operands, **options, **call)
+        kept.append(state)
+        carried.update(leaf.untyped_storage().data_ptr() for _, leaf in leaves(state))
+        return y, state
+
+    training = layer.training
+    layer.eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), divided_by(recording):
+        x = torch.randn(1, 2, layer.dim, dtype=weight.dtype if weight.is_floating_point() else None).to(weight.device)
+        _, state = layer(x)
+    layer.train(training)
+    return all(leaf.untyped_storage().data_ptr() in carried for _, leaf in leaves(state) if leaf.numel())
+
+
+class ContextParallel(ParallelStyle):
+    """Let each process of a mesh read a stretch of the sequence: `parallelize_module(model, mesh["cp"], ContextParallel())`.
+
+    model: a `Layer`, a `Stack` or a `LanguageModel` that is causal, with the same weights on all ranks. It is called as
+    before, with this rank's stretch of x, of any length. The outputs and states are those of `scan`: the initial state
+    enters at rank 0, and the state of the last rank is the last one. Sum the gradients of the weights over the ranks,
+    for example with FSDP or DistributedDataParallel over the same processes.
+
+    A layer all of whose state are states of ops works on all ranks at once; the state of another layer goes from rank to
+    rank, and each rank waits for the one before. `scanl.parallel.by_ops` says which.
+
+    Raises ConfigError for a model that is not causal or of another kind, and in a call if the ranks do not fit.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if device_mesh.ndim != 1:
+            raise ConfigError(f"device_mesh: it has {device_mesh.ndim} axes, expected one, such as mesh['cp']")
+        return divide(module, Group(device_mesh.get_group()))
+
+
+def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
+    """Divide the sequences of a module among ranks, by hooks on it and on its layers."""
+    if not isinstance(module, Layer | Stack | LanguageModel):
+        raise ConfigError(
+            f"module: it is a {type(module).__name__}, expected a Layer, a Stack or a LanguageModel, whose outputs at a "
+            "step depend on the steps before alone"
+        )
+    if both := [layer.name for layer in module.modules() if isinstance(layer, Layer) and layer.bidirectional]:
+        raise ConfigError(f"module: {both[0]} reads both directions, expected causal layers")
+    division_ = _Division(module, ranks)
+    module.register_forward_pre_hook(division_.begin, with_kwargs=True, prepend=True)
+    for layer in _outermost(module):
+        around = _ByOps(division_) if by_ops(layer) else _InTurn(division_)
+        layer.register_forward_pre_hook(around.before, with_kwargs=True)
+        layer.register_forward_hook(around.after, with_kwargs=True, always_call=True)
+    return module
+
+
+def _outermost(module: nn.Module) -> Iterator[Layer]:
+    if isinstance(module, Layer):
+        yield module
+    else:
+        for child in module.children():
+            yield from _outermost(child)
+
+
+class _Division:
+    """What the hooks of a module share."""
+
+    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
+        self.ranks, self.anchor = ranks, torch.zeros(())
+        self.weights = [(name, tuple(weight.shape), weight.dtype) for name, weight in module.named_parameters()]
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+        """Before a call of the module: the ranks compare what they are about to do."""
+        if others.get("mask") is not None:
+            raise ConfigError("mask: it is given, expected none, as the stretches of the ranks are one sequence")
+        x = args[0]
+        learned = x.requires_grad or any(weight.requires_grad for weight in module.parameters())
+        facts = {"model": self.weights, "batch": (*x.shape[:1], *x.shape[2:]), "dtype": x.dtype}
+        packed = others.get("cu_seqlens") is not None
+        self.anchor = meet(self.ranks, learned, x.device, packing=packed, **facts)
+
+
+class _ByOps:
+    """Hooks on a layer whose ops are divided."""
+
+    def __init__(self, division_: _Division) -> None:
+        self.division, self.open = division_, list[ExitStack]()
+
+    def before(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+        self.open.append(ExitStack())
+        self.open[-1].enter_context(divided_by(partial(division.run, self.division.ranks, self.division.anchor)))
+
+    def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
+        self.open.pop().close()
+
+
+class _InTurn:
+    """Hooks on a layer whose state goes from rank to rank."""
+
+    def __init__(self, division_: _Division) -> None:
+        self.division = division_
+
+    def before(
+        self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        assert isinstance(layer, Layer)
+        x, given = args[0], args[1] if len(args) > 1 else others.get("state")
+        packed = others.get("cu_seqlens")
+        if given is None:
+            given = layer.init_state(sequences(x, packed))
+        state = division.received(self.division.ranks, self.division.anchor, given, packed is not None)
+        return (x, state), {name: value for name, value in others.items() if name != "state"}
+
+    def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> Any:
+        if output is None:  # the call failed
+            return None
+        y, state = output
+        return division.sent(self.division.ranks, y, state, others.get("cu_seqlens") is not None), state

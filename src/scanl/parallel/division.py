@@ -1,0 +1,253 @@
+r"""One op over a sequence that is divided among processes: each has a stretch of time, and computes its own outputs.
+
+For an op that is linear in its state, rank r computes the effect of its stretch, s_{r+1} = A_r s_r + b_r, the ranks
+exchange these pairs, and each runs the op once more from the state that enters. The gradient goes the same way back,
+:math:`\lambda_r = D_r + A_r^T \lambda_{r+1}`, where D_r is what the stretch itself says of s_r. Each way takes one
+exchange with the neighbour and log_2(R - 1) further ones. For any other op the ranks work in turn: each waits for the
+state of the one before.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from scanl.ops._frame.divider import divided_by
+from scanl.ops._frame.op import Op
+from scanl.ops._frame.summary import Effect, Summary
+from scanl.parallel.ranks import Ranks
+
+AXES = 8  # that a state may have
+Call = Mapping[str, Any]  # options of an op, and the keywords that every op takes
+
+
+def rounds(size: int) -> list[int]:
+    """Return the distances over which pairs (A, b) are exchanged, after the first exchange with the neighbour."""
+    distances, reach = [], 1
+    while reach < size - 1:
+        distances.append(reach)
+        reach *= 2
+    return distances
+
+
+def affine(op: Op[..., Any], operands: Mapping[str, Any]) -> bool:
+    """Return whether the op is linear in its state with these operands, so that no rank waits for another."""
+    return op.effect is not None and all(operands[name] is None for name in op.effect.unless)
+
+
+def run(
+    ranks: Ranks, anchor: Tensor, op: Op[..., Any], operands: Mapping[str, Any], options: Call, **call: Any
+) -> tuple[Tensor, Any]:
+    """Return the outputs of this rank's stretch, and the state after it.
+
+    anchor: a number that requires a gradient if anything of any rank does, so that all take part in the backward pass.
+    """
+    ranks = ranks.reversed() if call["reverse"] else ranks
+    with divided_by(None):
+        given, packed = dict(operands), call["cu_seqlens"] is not None
+        if given[op.state] is None:
+            given[op.state] = op.empty(operands, options, call["cu_seqlens"])
+        state, more = given.pop(op.state), {**options, **call}
+        if affine(op, operands):
+            state = Entering.apply(op, ranks, tuple(given), more, anchor, state, *given.values())
+            return Op._call(op, **given, **{op.state: state}, **more)
+        return in_turn(ranks, anchor, lambda s: Op._call(op, **given, **{op.state: s}, **more), state, packed)
+
+
+class Entering(torch.autograd.Function):
+    """The state that enters a stretch. The ranks find it together, from the effects of their stretches.
+
+    In the rows of `state`, a rank behind rank 0 fills in the first, or without cu_seqlens all of them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, op: Op[..., Any], ranks: Ranks, names: Sequence[str], more: Call, anchor: Tensor, state: Tensor,
+        *values: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        effect = op.effect
+        assert effect is not None
+        own = op.summary(**dict(zip(names, values, strict=True)), **more)
+        rows = 1 if more["cu_seqlens"] is not None else len(state)
+        carry, last = _through(effect, own, state, rows, ranks.rank)
+        before, entering = _before(effect, ranks, carry, last), state.to(last.dtype, copy=True)
+        if before is not None:
+            entering = torch.cat([before, entering[rows:]])
+        ctx.op, ctx.ranks, ctx.names, ctx.more, ctx.rows, ctx.kind = op, ranks, names, more, rows, state.dtype
+        ctx.save_for_backward(carry, entering, *values)
+        return entering
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_entering: Tensor) -> tuple[Tensor | None, ...]:
+        op, ranks, rows = ctx.op, ctx.ranks, ctx.rows
+        carry, entering, *values = ctx.saved_tensors
+        wanted = [v is not None and needed for v, needed in zip(values, ctx.needs_input_grad[6:], strict=True)]
+        leaves = [v.detach().requires_grad_() if want else v for v, want in zip(values, wanted, strict=True)]
+        start = entering.detach().requires_grad_()
+
+        def through(d_last: Tensor) -> list[Tensor | None]:
+            """Return the gradients of the state that enters, and of the operands, by the state that leaves."""
+            with torch.enable_grad(), divided_by(None):
+                _, last = Op._call(op, **dict(zip(ctx.names, leaves, strict=True)), **{op.state: start}, **ctx.more)
+                asked = [start, *(leaf for leaf, want in zip(leaves, wanted, strict=True) if want)]
+                return list(torch.autograd.grad(last[-rows:], asked, d_last, allow_unused=True))
+
+        found: list[Tensor | None] = [None] * (1 + sum(wanted))
+        if op.effect.scaled:  # what a gradient becomes on its way depends on the states
+            d_last = ranks.exchange(None, -1, ranks.rank + 1, d_entering[:rows])
+            if d_last is not None:
+                found = through(d_last)
+            d_state = d_entering if found[0] is None else d_entering + found[0]
+            ranks.exchange(d_state[:rows], ranks.rank - 1, -1, None)
+        else:
+            d_last = _after(op.effect, ranks, carry, d_entering[:rows])
+            if d_last is not None:
+                found = through(d_last)
+            d_state = d_entering if found[0] is None else d_entering + found[0]
+        if ranks.rank > 0:  # these rows came from the rank before
+            d_state = torch.cat([torch.zeros_like(d_state[:rows]), d_state[rows:]])
+        others = iter(found[1:])
+        d_values = [next(others) if want else None for want in wanted]
+        return None, None, None, None, None, d_state.to(ctx.kind), *d_values
+
+
+def _through(effect: Effect, own: Summary, state: Tensor, rows: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the pair (A, b) from the rows that enter the stretch to those that leave it."""
+    one = len(own.last) == rows  # the sequences that enter are those that leave
+    last = own.last if one and rank > 0 else own.after(state)
+    carry = own.carry if one else effect.forget(own.carry, own.last)
+    return carry[-rows:], last[-rows:]
+
+
+def _before(effect: Effect, ranks: Ranks, carry: Tensor, last: Tensor) -> Tensor | None:
+    """Return the state that the ranks before this one leave; None for rank 0."""
+    rank, size, distances = ranks.rank, ranks.size, rounds(ranks.size)
+    b = ranks.exchange(last, rank + 1, rank - 1, last)
+    a = ranks.exchange(carry, rank + 1, rank - 1, carry) if distances else None
+    for distance in distances:  # among the ranks from 1 on
+        to, source = (rank + distance, rank - distance) if rank > 0 else (size, -1)
+        source = source if source > 0 else -1
+        more_b, more_a = ranks.exchange(b, to, source, last), ranks.exchange(a, to, source, carry)
+        if more_b is not None and more_a is not None:
+            assert a is not None and b is not None
+            a, b = effect.follow(more_a, a), effect.after(a, b, more_b)
+    return b
+
+
+def _after(effect: Effect, ranks: Ranks, carry: Tensor, d_entering: Tensor) -> Tensor | None:
+    """Return the gradient of the state that this rank leaves, from the ranks after it; None for the last rank."""
+    rank, size = ranks.rank, ranks.size
+    a, d = carry, d_entering
+    for distance in rounds(size):
+        to, source = (rank - distance, rank + distance) if rank > 0 else (-1, size)
+        to = to if to > 0 else -1
+        more_d, more_a = ranks.exchange(d, to, source, d), ranks.exchange(a, to, source, carry)
+        if more_d is not None and more_a is not None:
+            a, d = effect.follow(a, more_a), d + _pulled(effect, a, more_d)
+    return ranks.exchange(d, rank - 1, rank + 1, d)
+
+
+def _pulled(effect: Effect, carry: Tensor, gradient: Tensor) -> Tensor:
+    """Return A^T times the gradient of a state."""
+    with torch.enable_grad():
+        state = torch.zeros_like(gradient).requires_grad_()
+        (pulled,) = torch.autograd.grad(effect.after(carry, torch.zeros_like(gradient), state), state, gradient)
+    return pulled
+
+
+def in_turn(
+    ranks: Ranks, anchor: Tensor, stretch: Callable[[Any], tuple[Tensor, Any]], state: Any, packed: bool
+) -> tuple[Tensor, Any]:
+    """Return what `stretch(state)` returns, where the state is that of the rank before."""
+    y, last = stretch(received(ranks, anchor, state, packed))
+    return sent(ranks, y, last, packed), last
+
+
+def received(ranks: Ranks, anchor: Tensor, state: Any, packed: bool) -> Any:
+    """Return the state that enters: `state`, whose first row, or without packing all rows, come from the rank before."""
+    if ranks.rank == 0:
+        return state
+    leaves, form = pytree.tree_flatten(state)
+    return pytree.tree_unflatten(list(Received.apply(ranks, packed, anchor, *leaves)), form)
+
+
+def sent(ranks: Ranks, y: Tensor, state: Any, packed: bool) -> Tensor:
+    """Send the state after the stretch to the next rank, and return y."""
+    return y if ranks.rank == ranks.size - 1 else Sent.apply(ranks, packed, y, *pytree.tree_leaves(state))
+
+
+class Received(torch.autograd.Function):
+    """The state from the rank before; its gradient goes back there."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, packed: bool, anchor: Tensor, *leaves: Tensor | None) -> tuple[Any, ...]:
+        ctx.ranks, ctx.packed = ranks, packed
+        entering: list[Tensor | None] = []
+        for leaf in leaves:
+            first = None if leaf is None else _received(ranks, leaf)
+            entering.append(torch.cat([first, leaf[1:]]) if packed and first is not None and leaf is not None else first)
+        ctx.mark_non_differentiable(*(e for e in entering if e is not None and not _differentiable(e)))
+        return tuple(entering)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ranks, returned = ctx.ranks, []
+        for gradient in gradients:
+            if gradient is not None and _differentiable(gradient):
+                ranks.exchange(gradient[:1] if ctx.packed else gradient, ranks.rank - 1, -1, None)
+                returned.append(torch.cat([torch.zeros_like(gradient[:1]), gradient[1:]]) if ctx.packed else None)
+            else:
+                returned.append(None)
+        return None, None, None, *returned
+
+
+def _received(ranks: Ranks, like: Tensor) -> Tensor:
+    """Return a tensor of the dtype of `like` from the rank before, which says its shape first."""
+    header = ranks.exchange(None, -1, ranks.rank - 1, torch.empty(AXES, dtype=torch.int64, device=like.device))
+    assert header is not None
+    shape = [size for size in header.tolist() if size >= 0]
+    found = ranks.exchange(None, -1, ranks.rank - 1, like.new_empty(shape))
+    assert found is not None
+    return found
+
+
+class Sent(torch.autograd.Function):
+    """y. The state goes to the rank after this one; its gradient comes back from there."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, packed: bool, y: Tensor, *leaves: Tensor | None) -> Tensor:
+        ctx.ranks, ctx.packed, sent = ranks, packed, []
+        for leaf in leaves:
+            if leaf is not None:
+                part = leaf[-1:] if packed else leaf
+                header = torch.full((AXES,), -1, dtype=torch.int64, device=leaf.device)
+                header[: part.ndim] = torch.tensor(part.shape)
+                ranks.exchange(header, ranks.rank + 1, -1, None)
+                ranks.exchange(part, ranks.rank + 1, -1, None)
+            sent.append(leaf if leaf is not None and _differentiable(leaf) else None)
+        ctx.save_for_backward(*sent)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        ranks, gradients = ctx.ranks, []
+        for leaf in ctx.saved_tensors:
+            if leaf is None:
+                gradients.append(None)
+                continue
+            gradient = ranks.exchange(None, -1, ranks.rank + 1, leaf[-1:] if ctx.packed else leaf)
+            assert gradient is not None
+            if ctx.packed:
+                gradient = torch.cat([torch.zeros_like(leaf[:-1]), gradient])
+            gradients.append(gradient)
+        return None, None, d_y, *gradients
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
