@@ -195,7 +195,7 @@ class _InTurn:
     """Hooks on a layer whose state goes from rank to rank."""
 
     def __init__(self, division_: _Division) -> None:
-        self.division = division_
+        self.division, self.entering = division_, list[Any]()
 
     def before(
         self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -206,10 +206,13 @@ class _InTurn:
         if given is None:
             given = layer.init_state(sequences(x, packed))
         state = division.received(self.division.ranks, self.division.anchor, given, packed is not None)
+        self.entering.append(state)
         return (x, state), {name: value for name, value in others.items() if name != "state"}
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> Any:
+        entering = self.entering.pop()
         if output is None:  # the call failed
             return None
         y, state = output
-        return division.sent(self.division.ranks, y, state, others.get("cu_seqlens") is not None), state
+        packed = others.get("cu_seqlens") is not None
+        return division.sent(self.division.ranks, division.tied(y, entering), state, packed), state

@@ -53,7 +53,8 @@ def run(
         state, more = given.pop(op.state), {**options, **call}
         if affine(op, operands):
             state = Entering.apply(op, ranks, tuple(given), more, anchor, state, *given.values())
-            return Op._call(op, **given, **{op.state: state}, **more)
+            y, last = Op._call(op, **given, **{op.state: state}, **more)
+            return tied(y, state), last
         return in_turn(ranks, anchor, lambda s: Op._call(op, **given, **{op.state: s}, **more), state, packed)
 
 
@@ -163,8 +164,30 @@ def in_turn(
     ranks: Ranks, anchor: Tensor, stretch: Callable[[Any], tuple[Tensor, Any]], state: Any, packed: bool
 ) -> tuple[Tensor, Any]:
     """Return what `stretch(state)` returns, where the state is that of the rank before."""
-    y, last = stretch(received(ranks, anchor, state, packed))
-    return sent(ranks, y, last, packed), last
+    entering = received(ranks, anchor, state, packed)
+    y, last = stretch(entering)
+    return sent(ranks, tied(y, entering), last, packed), last
+
+
+def tied(y: Tensor, state: Any) -> Tensor:
+    """Return y, whose gradient reaches `state` even where y does not depend on it: other ranks wait for that."""
+    first = next((leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor) and leaf.requires_grad), None)
+    return y if first is None else Tied.apply(y, first)
+
+
+class Tied(torch.autograd.Function):
+    """y; the gradient of the second tensor is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, other: Tensor) -> Tensor:
+        ctx.other = other.new_zeros(())
+        ctx.shape = other.shape
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:
+        return d_y, ctx.other.expand(ctx.shape)
 
 
 def received(ranks: Ranks, anchor: Tensor, state: Any, packed: bool) -> Any:

@@ -1,0 +1,138 @@
+"""One of several processes that divide a sequence: `python process.py RANK SIZE STORE WHAT`. It ends with 0 if all is right."""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
+
+from scanl import ops
+from scanl.errors import ConfigError
+from scanl.models import LanguageModel, Stack
+from scanl.parallel import ContextParallel, scan, stretch, stretch_offsets
+from scanl.parallel.ranks import received_bytes
+
+RANK, SIZE = int(sys.argv[1]), int(sys.argv[2])
+LENGTHS = {2: [5, 8], 3: [4, 7, 2], 4: [3, 6, 1, 3]}[SIZE]
+STEPS = sum(LENGTHS)
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def operands():
+    """The operands of each op that has summaries, where those of the first dict have steps; and the initial state."""
+    q, k, v = random(2, STEPS, 2, 3), random(2, STEPS, 2, 3) / 3, random(2, STEPS, 2, 4)
+    beta = torch.rand(2, STEPS, 2, dtype=torch.float64)
+    memory, vectors, x = random(2, 2, 3, 4), random(2, 3), random(2, STEPS, 3)
+    yield ops.linear_scan, {"x": x, "a": torch.rand(2, STEPS, 3, dtype=torch.float64)}, {}, vectors
+    yield ops.linear_attention, {"q": q, "k": k, "v": v, "g": -torch.rand_like(k)}, {}, memory
+    yield ops.delta_rule, {"q": q, "k": k, "v": v, "beta": beta}, {}, memory
+    yield ops.dplr_scan, {"q": q, "k": k, "v": v, "a": -k, "b": k * beta[..., None], "g": -torch.rand_like(k)}, {}, memory
+    b, c = random(2, STEPS, 4), random(2, STEPS, 4)
+    timed = {"u": x, "delta": torch.rand_like(x), "B": b, "C": c}
+    yield ops.selective_scan, timed, {"A": -torch.rand(3, 4, dtype=torch.float64)}, random(2, 3, 4)
+    yield ops.weighted_average, {"k": x, "v": random(2, STEPS, 3)}, {"decay": -torch.rand(3, dtype=torch.float64)}, None
+    yield ops.short_convolution, {"x": x}, {"w": random(3, 4)}, random(2, 3, 3)
+    yield ops.elman, {"x": x}, {"u": random(3, 3)}, vectors
+
+
+def learned(values):
+    return {name: value.clone().requires_grad_() for name, value in values.items()}
+
+
+def close(found, expected, what):
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}")
+
+
+def every_op():
+    for op, timed, fixed, start in operands():
+        whole = learned({**timed, **fixed} | ({} if start is None else {op.state: start}))
+        y, last = op(**whole)
+        dy, d_last = torch.randn_like(y), torch.randn_like(last)
+        ((y * dy).sum() + (last * d_last).sum()).backward()
+        own = learned({name: stretch(value, RANK, SIZE, lengths=LENGTHS) for name, value in timed.items()} | fixed)
+        if RANK == 0 and start is not None:
+            own[op.state] = start.clone().requires_grad_()
+        part, after = scan(op, **own)
+        close(part, stretch(y, RANK, SIZE, lengths=LENGTHS), op.name)
+        loss = (part * stretch(dy, RANK, SIZE, lengths=LENGTHS)).sum()
+        if RANK == SIZE - 1:
+            close(after, last, op.name)
+            loss = loss + (after * d_last).sum()
+        loss.backward()
+        for name in own:
+            gradient = own[name].grad
+            if name in fixed:
+                dist.all_reduce(gradient)
+            expected = stretch(whole[name].grad, RANK, SIZE, lengths=LENGTHS) if name in timed else whole[name].grad
+            close(gradient, expected, f"{op.name}, gradient of {name}")
+
+
+def hybrid():
+    """A language model of layers of both kinds, on packed sequences."""
+    torch.manual_seed(1)
+    names = ("gated_deltanet", "hawk", "gru", "mamba")
+    model = LanguageModel(16, Stack(16, 4, names)).double()
+    twin = LanguageModel(16, Stack(16, 4, names)).double()
+    twin.load_state_dict(model.state_dict())
+    tokens, targets, cu_seqlens = torch.randint(16, (1, STEPS)), torch.randint(16, (1, STEPS)), torch.tensor([0, 4, 6, STEPS])
+    logits, _ = model(tokens, cu_seqlens=cu_seqlens)
+    torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="sum").backward()
+    parallelize_module(twin, DeviceMesh("cpu", list(range(SIZE))), ContextParallel())
+    start = sum(LENGTHS[:RANK])
+    own = stretch_offsets(cu_seqlens, start, start + LENGTHS[RANK])
+    part, _ = twin(stretch(tokens, RANK, SIZE, lengths=LENGTHS), cu_seqlens=own)
+    close(part, stretch(logits, RANK, SIZE, lengths=LENGTHS), "logits")
+    answers = stretch(targets, RANK, SIZE, lengths=LENGTHS)
+    torch.nn.functional.cross_entropy(part[0], answers[0], reduction="sum").backward()
+    for (name, weight), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        dist.all_reduce(other.grad)
+        close(other.grad, weight.grad, name)
+
+
+def counted():
+    """The bytes are those of the formula."""
+    from scanl.parallel.cost import received
+
+    x = torch.rand(2, LENGTHS[RANK], 3, requires_grad=True)
+    with received_bytes() as found:
+        y, _ = scan(ops.linear_scan, x, torch.rand_like(x))
+        y.sum().backward()
+    assert found == [received(RANK, SIZE, state=2 * 3 * 4, carry=2 * 3 * 4, backward=True)], found
+
+
+def refused():
+    """Ranks that do not fit each other: one error on all of them."""
+    width = 3 if RANK == SIZE - 1 else 4
+    for op, expected in ((ops.linear_scan, "another operands"), (ops.elman if RANK else ops.linear_scan, "another op")):
+        x = torch.zeros(2, 3, width, dtype=torch.float64 if width == 3 else torch.float32)
+        try:
+            scan(op, x, x if op is ops.linear_scan else torch.zeros(width, width, dtype=x.dtype))
+        except ConfigError as error:
+            assert expected in str(error), error
+        else:
+            raise AssertionError(f"{op.name} was not refused")
+
+
+def lost():
+    """A rank that ends: the others raise an error soon."""
+    if RANK == SIZE - 1:
+        sys.exit(0)
+    try:
+        for _ in range(3):
+            scan(ops.linear_scan, torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
+    except RuntimeError:
+        sys.exit(0)
+    raise AssertionError("the ranks did not notice")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", f"file://{sys.argv[3]}", timeout=timedelta(seconds=30), rank=RANK, world_size=SIZE)
+    for what in sys.argv[4:]:
+        {work.__name__: work for work in (every_op, hybrid, counted, refused, lost)}[what]()
+    dist.destroy_process_group()
