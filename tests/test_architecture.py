@@ -20,6 +20,7 @@ BELOW: dict[str, set[str]] = {
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
     "compat": {"common", "ops", "layers"},
+    "parallel": {"common", "ops", "layers", "models"},
     "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect"},
 }
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}

@@ -8,7 +8,14 @@ import torch
 
 class Threads:
     def __init__(self, rank, size, boxes, barrier, board, backward=False):
-        self.size, self.boxes, self.barrier, self.board, self.backward, self.own = size, boxes, barrier, board, backward, rank
+        self.size, self.boxes, self.barrier, self.board, self.backward, self.own = (
+            size,
+            boxes,
+            barrier,
+            board,
+            backward,
+            rank,
+        )
         self.rank = size - 1 - rank if backward else rank
 
     def _place(self, rank):

@@ -1,45 +1,84 @@
 """Layers and models over a sequence that ranks divide."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from scanl import layers
 from scanl.errors import ConfigError
-from scanl.layers.state import leaves
-from scanl.models import LanguageModel, SequenceClassifier, Stack
-from scanl.parallel import by_ops, stretch, stretch_offsets
+from scanl.models import SequenceClassifier, Stack
+from scanl.parallel import by_ops, stretch
 from scanl.parallel.context import divide
 from threads_as_ranks import on_ranks
 
+COVERS = ["parallel/ranks", "parallel/cost"]
+
 CAUSAL = [name for name in layers.names() if not layers.get(name).bidirectional]
+LENGTHS = [3, 4, 2]
 
 
-def trained(module, x, dy, **more):
-    """Run both passes in float64, and return y, the last state and the gradients."""
-    module.zero_grad()
-    y, state = module(x, **more)
+def made(name):
+    """A layer none of whose parameters has its first value, which may hide that it is used."""
+    torch.manual_seed(0)
+    layer = layers.build(name, 12, **layers.get(name).sample).double()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.03)
+    return layer.eval()
+
+
+def trained(module, x, dy):
+    """Run both passes, and return y and the gradients."""
+    y, _ = module(x)
     (y * dy).sum().backward()
-    return y.detach(), state, {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
+    return y.detach(), {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
 
 
+@pytest.mark.cells_by_loop("name")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_layer_over_ranks_equals_the_layer(name):
-    torch.manual_seed(0)
-    cls = layers.get(name)
-    layer = layers.build(name, 12, **cls.sample).double()
+    layer = made(name)
     x, dy = torch.randn(2, 9, 12, dtype=torch.float64), torch.randn(2, 9, 12, dtype=torch.float64)
-    y, last, expected = trained(copy.deepcopy(layer), x, dy)
-    lengths = [3, 4, 2]
+    y, expected = trained(copy.deepcopy(layer), x, dy)
 
     def work(ranks):
-        own = divide(copy.deepcopy(layer), ranks)
-        cut = [stretch(t, ranks.rank, 3, lengths=lengths) for t in (x, dy)]
-        return trained(own, *cut)
+        cut = [stretch(tensor, ranks.rank, 3, lengths=LENGTHS) for tensor in (x, dy)]
+        return trained(divide(copy.deepcopy(layer), ranks), *cut)
 
     results = on_ranks(3, work)
-    torch.testing.assert_close(torch.cat([part for part, *_ in results], 1), y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.cat([part for part, _ in results], 1), y, rtol=1e-9, atol=1e-9)
     for weight, gradient in expected.items():
-        found = sum(g[weight] for *_, g in results if weight in g)
+        found = sum(gradients[weight] for _, gradients in results if weight in gradients)
         torch.testing.assert_close(found, gradient, rtol=1e-8, atol=1e-8)
+
+
+def test_layers_that_remember_by_ops_need_not_wait():
+    assert all(
+        by_ops(made(name)) for name in ("gla", "gated_deltanet", "mamba", "mamba2", "rwkv6", "s5", "mingru", "lru")
+    )
+    assert not any(by_ops(made(name)) for name in ("attention", "window_attention", "hawk", "local_rnn"))
+
+
+def test_a_model_that_no_rank_can_answer_is_refused():
+    with pytest.raises(ConfigError, match="it is a SequenceClassifier, expected a Layer, a Stack or a LanguageModel"):
+        on_ranks(1, lambda ranks: divide(SequenceClassifier(3, Stack(8, 1, "mingru"), 2), ranks))
+    with pytest.raises(ConfigError, match="bidirectional reads both directions, expected causal layers"):
+        on_ranks(1, lambda ranks: divide(layers.build("bidirectional", 8, layer="mingru"), ranks))
+
+
+@pytest.mark.parametrize("size", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
+def test_processes_equal_one(size, tmp_path):
+    """Ops, a hybrid on packed sequences, the bytes that are received, and what is refused, by torch.distributed."""
+    script = Path(__file__).with_name("process.py")
+    for what in (["every_op", "hybrid", "counted", "refused"], ["lost"]):
+        words = [sys.executable, str(script)]
+        more = [str(size), str(tmp_path / what[0]), *what]
+        ranks = [
+            subprocess.Popen([*words, str(rank), *more], stderr=subprocess.PIPE, text=True) for rank in range(size)
+        ]
+        said = [rank.communicate(timeout=200)[1] for rank in ranks]
+        assert not any(rank.returncode for rank in ranks), said

@@ -106,7 +106,9 @@ def divided(op, operands, options, lengths, reverse):
         for at, whole_gradient in enumerate(expected):
             if whole_gradient is None:
                 continue
-            parts = [(r, g[name][at]) for r, (*_, g) in enumerate(results) if len(g[name]) > at and g[name][at] is not None]
+            parts = [
+                (r, g[name][at]) for r, (*_, g) in enumerate(results) if len(g[name]) > at and g[name][at] is not None
+            ]
             axis = None
             if name in timed:
                 axis = laws.declared(op, name).time_axis(operands[name], operands[op.names[0]].ndim)

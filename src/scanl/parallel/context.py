@@ -23,14 +23,13 @@ from scanl.ops.offsets import sequences
 from scanl.parallel import division
 from scanl.parallel.ranks import Group, Ranks
 
-
 CALL = ("reverse", "cu_seqlens", "backend")  # what every op takes
 
 
 def scan(
     op: Op[..., Any], *operands: Tensor | None, group: ProcessGroup | None = None, **more: Any
 ) -> tuple[Tensor, Any]:
-    r"""Run an op over a sequence that is divided among processes. Each has a stretch, and returns the op's outputs there.
+    r"""Run an op over a sequence that is divided among processes: each has a stretch, and returns the outputs there.
 
     Rank r of the group has the stretch after that of rank r - 1; stretches may have any lengths. The results, and the
     gradients of all operands, are those of one process with the whole sequence, up to rounding.
@@ -89,40 +88,67 @@ def _number(fact: object) -> int:
 
 
 def by_ops(layer: Layer) -> bool:
-    """Return whether all that a layer carries from step to step are states of ops. It is tried on two steps.
+    """Return whether ops alone carry what the layer remembers. It is tried on four steps.
 
-    Then the ranks divide its ops. The state of any other layer goes from rank to rank, and each waits for the one before.
+    Then the ranks divide the ops of the layer. The state of any other layer goes from rank to rank, each of which waits
+    for the one before.
     """
     weight = next(layer.parameters(), torch.empty(0))
-    carried: set[int] = set()
-    kept = []  # no number of an address is given twice while they live
-
-    def recording(op: Op[..., Any], operands: Any, options: Any, **call: Any) -> tuple[Tensor, Any]:
-        with divided_by(None):
-            y, state = op(**operands, **options, **call)
-        kept.append(state)
-        carried.update(leaf.untyped_storage().data_ptr() for _, leaf in leaves(state))
-        return y, state
-
+    states: list[Any] = []  # after each op that the first half calls
     training = layer.training
     layer.eval()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), divided_by(recording):
-        x = torch.randn(1, 2, layer.dim, dtype=weight.dtype if weight.is_floating_point() else None).to(weight.device)
-        _, state = layer(x)
-    layer.train(training)
-    return all(leaf.untyped_storage().data_ptr() in carried for _, leaf in leaves(state) if leaf.numel())
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            x = torch.randn(1, 4, layer.dim, dtype=weight.dtype).to(weight.device)
+            y, _ = layer(x)
+            with divided_by(partial(_noting, states)):
+                _, state = layer(x[:, :2])
+            carried = {leaf.untyped_storage().data_ptr() for _, leaf in leaves(states)}
+            if any(leaf.untyped_storage().data_ptr() not in carried for _, leaf in leaves(state) if leaf.numel()):
+                return False
+            with divided_by(partial(_from_states, iter(states))):
+                rest, _ = layer(x[:, 2:])
+    except _OtherOps:
+        return False
+    finally:
+        layer.train(training)
+    return torch.allclose(rest, y[:, 2:], rtol=1e-3, atol=1e-3 * float(y.abs().max()))
+
+
+class _OtherOps(Exception):
+    """The second half of a trial calls other ops than the first."""
+
+
+def _noting(states: list[Any], op: Op[..., Any], operands: Any, options: Any, **call: Any) -> tuple[Tensor, Any]:
+    with divided_by(None):
+        y, state = Op._call(op, **operands, **options, **call)
+    states.append(state)
+    return y, state
+
+
+def _from_states(
+    states: Iterator[Any], op: Op[..., Any], operands: Any, options: Any, **call: Any
+) -> tuple[Tensor, Any]:
+    state = next(states, None)
+    with divided_by(None):
+        expected = [leaf.shape for _, leaf in leaves(op.empty(operands, options, call["cu_seqlens"]))]
+        if [leaf.shape for _, leaf in leaves(state)] != expected:
+            raise _OtherOps
+        return Op._call(op, **{**operands, op.state: state}, **options, **call)
 
 
 class ContextParallel(ParallelStyle):
-    """Let each process of a mesh read a stretch of the sequence: `parallelize_module(model, mesh["cp"], ContextParallel())`.
+    """Let each process of a mesh read a stretch of the sequence.
+
+    Call `torch.distributed.tensor.parallel.parallelize_module(model, mesh["cp"], ContextParallel())`.
 
     model: a `Layer`, a `Stack` or a `LanguageModel` that is causal, with the same weights on all ranks. It is called as
     before, with this rank's stretch of x, of any length. The outputs and states are those of `scan`: the initial state
     enters at rank 0, and the state of the last rank is the last one. Sum the gradients of the weights over the ranks,
     for example with FSDP or DistributedDataParallel over the same processes.
 
-    A layer all of whose state are states of ops works on all ranks at once; the state of another layer goes from rank to
-    rank, and each rank waits for the one before. `scanl.parallel.by_ops` says which.
+    A layer that remembers by ops alone works on all ranks at once. The state of another layer goes from rank to rank,
+    and each rank waits for the one before. `scanl.parallel.by_ops` says which.
 
     Raises ConfigError for a model that is not causal or of another kind, and in a call if the ranks do not fit.
     """
@@ -137,8 +163,8 @@ def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
     """Divide the sequences of a module among ranks, by hooks on it and on its layers."""
     if not isinstance(module, Layer | Stack | LanguageModel):
         raise ConfigError(
-            f"module: it is a {type(module).__name__}, expected a Layer, a Stack or a LanguageModel, whose outputs at a "
-            "step depend on the steps before alone"
+            f"module: it is a {type(module).__name__}, expected a Layer, a Stack or a LanguageModel, "
+            "whose outputs at a step depend on the steps before alone"
         )
     if both := [layer.name for layer in module.modules() if isinstance(layer, Layer) and layer.bidirectional]:
         raise ConfigError(f"module: {both[0]} reads both directions, expected causal layers")

@@ -74,7 +74,7 @@ class Entering(torch.autograd.Function):
         own = op.summary(**dict(zip(names, values, strict=True)), **more)
         rows = 1 if more["cu_seqlens"] is not None else len(state)
         carry, last = _through(effect, own, state, rows, ranks.rank)
-        before, entering = _before(effect, ranks, carry, last), state.to(last.dtype, copy=True)
+        before, entering = state_before(effect, ranks, carry, last), state.to(last.dtype, copy=True)
         if before is not None:
             entering = torch.cat([before, entering[rows:]])
         ctx.op, ctx.ranks, ctx.names, ctx.more, ctx.rows, ctx.kind = op, ranks, names, more, rows, state.dtype
@@ -105,7 +105,7 @@ class Entering(torch.autograd.Function):
             d_state = d_entering if found[0] is None else d_entering + found[0]
             ranks.exchange(d_state[:rows], ranks.rank - 1, -1, None)
         else:
-            d_last = _after(op.effect, ranks, carry, d_entering[:rows])
+            d_last = gradient_after(op.effect, ranks, carry, d_entering[:rows])
             if d_last is not None:
                 found = through(d_last)
             d_state = d_entering if found[0] is None else d_entering + found[0]
@@ -124,7 +124,7 @@ def _through(effect: Effect, own: Summary, state: Tensor, rows: int, rank: int) 
     return carry[-rows:], last[-rows:]
 
 
-def _before(effect: Effect, ranks: Ranks, carry: Tensor, last: Tensor) -> Tensor | None:
+def state_before(effect: Effect, ranks: Ranks, carry: Tensor, last: Tensor) -> Tensor | None:
     """Return the state that the ranks before this one leave; None for rank 0."""
     rank, size, distances = ranks.rank, ranks.size, rounds(ranks.size)
     b = ranks.exchange(last, rank + 1, rank - 1, last)
@@ -134,12 +134,13 @@ def _before(effect: Effect, ranks: Ranks, carry: Tensor, last: Tensor) -> Tensor
         source = source if source > 0 else -1
         more_b, more_a = ranks.exchange(b, to, source, last), ranks.exchange(a, to, source, carry)
         if more_b is not None and more_a is not None:
-            assert a is not None and b is not None
+            assert a is not None
+            assert b is not None
             a, b = effect.follow(more_a, a), effect.after(a, b, more_b)
     return b
 
 
-def _after(effect: Effect, ranks: Ranks, carry: Tensor, d_entering: Tensor) -> Tensor | None:
+def gradient_after(effect: Effect, ranks: Ranks, carry: Tensor, d_entering: Tensor) -> Tensor | None:
     """Return the gradient of the state that this rank leaves, from the ranks after it; None for the last rank."""
     rank, size = ranks.rank, ranks.size
     a, d = carry, d_entering
@@ -191,7 +192,7 @@ class Tied(torch.autograd.Function):
 
 
 def received(ranks: Ranks, anchor: Tensor, state: Any, packed: bool) -> Any:
-    """Return the state that enters: `state`, whose first row, or without packing all rows, come from the rank before."""
+    """Return the state that enters: `state`, of which the first row, or without packing all, are of the rank before."""
     if ranks.rank == 0:
         return state
     leaves, form = pytree.tree_flatten(state)
@@ -212,7 +213,9 @@ class Received(torch.autograd.Function):
         entering: list[Tensor | None] = []
         for leaf in leaves:
             first = None if leaf is None else _received(ranks, leaf)
-            entering.append(torch.cat([first, leaf[1:]]) if packed and first is not None and leaf is not None else first)
+            entering.append(
+                torch.cat([first, leaf[1:]]) if packed and first is not None and leaf is not None else first
+            )
         ctx.mark_non_differentiable(*(e for e in entering if e is not None and not _differentiable(e)))
         return tuple(entering)
 

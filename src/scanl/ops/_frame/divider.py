@@ -15,9 +15,9 @@ thread = _Thread()
 
 @contextmanager
 def divided_by(divider: Callable[..., Any] | None) -> Iterator[None]:
-    """A context in which `divider(op, operands, options, **call)` runs the ops of this thread; None: the ops themselves.
+    """A context in which `divider(op, operands, options, **call)` runs the ops of this thread.
 
-    It stands here because an op must ask it, and the module that divides is above the ops.
+    With None they run as ever. The context stands here because an op must ask it, and what divides is above the ops.
     """
     outer, thread.divider = thread.divider, divider
     try:

@@ -24,8 +24,8 @@ Run = Callable[..., tuple[Tensor, Tensor]]
 class Effect(ABC):
     """How a piece acts on the state of an op.
 
-    unless: operands that make the op nonlinear in its state; if one is given, there is no summary.   scaled: whether the
-    state holds its own scale, so that `after` is not linear in the numbers of the state.
+    unless: operands that make the op nonlinear in its state; if one is given, there is no summary.   scaled: whether
+    the state holds its own scale, so that `after` is not linear in the numbers of the state.
     """
 
     unless: tuple[str, ...] = ()

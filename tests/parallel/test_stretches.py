@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from scanl.errors import ShapeError
+from scanl.parallel import stretch, stretch_offsets
+
+
+def test_stretches_are_the_whole_in_their_order():
+    x = torch.arange(22).view(2, 11)
+    for lengths in (None, [4, 0, 7]):
+        assert torch.equal(torch.cat([stretch(x, rank, 3, lengths=lengths) for rank in range(3)], 1), x)
+    assert [stretch(x, rank, 3).shape[1] for rank in range(3)] == [4, 4, 3]
+
+
+@pytest.mark.parametrize("lengths", [[5, 5], [4, 4, 4]])
+def test_lengths_that_do_not_fit_are_refused(lengths):
+    with pytest.raises(ShapeError, match="expected 3 numbers whose sum is the 11 steps of x"):
+        stretch(torch.zeros(2, 11), 0, 3, lengths=lengths)
+
+
+def test_offsets_begin_with_the_sequence_that_goes_on():
+    cu_seqlens = torch.tensor([0, 3, 3, 5, 9, 9])
+    assert stretch_offsets(cu_seqlens, 0, 4).tolist() == [0, 3, 3, 4]
+    assert stretch_offsets(cu_seqlens, 4, 6).tolist() == [0, 1, 2]
+    assert stretch_offsets(cu_seqlens, 5, 9).tolist() == [0, 0, 4, 4]
