@@ -10,7 +10,7 @@ import torch
 
 from scanl import layers
 from scanl.errors import ConfigError
-from scanl.models import SequenceClassifier, Stack
+from scanl.models import Features, SequenceClassifier, Stack
 from scanl.parallel import by_ops, stretch
 from scanl.parallel.context import divide
 from threads_as_ranks import on_ranks
@@ -65,7 +65,7 @@ def test_layers_that_remember_by_ops_need_not_wait():
 
 def test_a_model_that_no_rank_can_answer_is_refused():
     with pytest.raises(ConfigError, match="it is a SequenceClassifier, expected a Layer, a Stack or a LanguageModel"):
-        on_ranks(1, lambda ranks: divide(SequenceClassifier(3, Stack(8, 1, "mingru"), 2), ranks))
+        on_ranks(1, lambda ranks: divide(SequenceClassifier(2, Features(3), Stack(8, 1, "mingru")), ranks))
     with pytest.raises(ConfigError, match="bidirectional reads both directions, expected causal layers"):
         on_ranks(1, lambda ranks: divide(layers.build("bidirectional", 8, layer="mingru"), ranks))
 

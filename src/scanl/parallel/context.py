@@ -32,7 +32,7 @@ def scan(
     r"""Run an op over a sequence that is divided among processes: each has a stretch, and returns the outputs there.
 
     Rank r of the group has the stretch after that of rank r - 1; stretches may have any lengths. The results, and the
-    gradients of all operands, are those of one process with the whole sequence, up to rounding.
+    gradients of all operands, equal what one process has for the whole sequence, up to rounding.
 
     An op that is linear in its state (`op.summary`) works on all ranks at once: two passes over the stretch, and
     1 + ceil(log2(R - 1)) exchanges of pairs (A, b) of the size of a state. Any other op works rank by rank.
@@ -72,15 +72,15 @@ def meet(ranks: Ranks, learned: bool, device: torch.device, **facts: object) -> 
     facts = {"version of scanl": version("scanl"), "version of torch": torch.__version__, **facts}
     learned = learned and torch.is_grad_enabled()
     numbers = torch.tensor([learned, *(_number(fact) for fact in facts.values())], device=device)
-    everyone = ranks.everyone(numbers)
+    answers = ranks.everyone(numbers)
     for at, (name, fact) in enumerate(facts.items(), 1):
-        other = [rank for rank, said in enumerate(everyone) if said[at] != everyone[0][at]]
+        other = [rank for rank, answer in enumerate(answers) if answer[at] != answers[0][at]]
         if other:
             raise ConfigError(
                 f"parallel: rank {other[0]} has another {name} than rank 0, expected the same on all ranks; "
                 f"here, on rank {ranks.rank}, it is {fact}"
             )
-    return torch.zeros((), device=device, requires_grad=any(bool(said[0]) for said in everyone))
+    return torch.zeros((), device=device, requires_grad=any(bool(answer[0]) for answer in answers))
 
 
 def _number(fact: object) -> int:
@@ -98,21 +98,31 @@ def by_ops(layer: Layer) -> bool:
     training = layer.training
     layer.eval()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             x = torch.randn(1, 4, layer.dim, dtype=weight.dtype).to(weight.device)
-            y, _ = layer(x)
-            with divided_by(partial(_noting, states)):
+            with torch.no_grad(), divided_by(partial(_noting, states)):
                 _, state = layer(x[:, :2])
             carried = {leaf.untyped_storage().data_ptr() for _, leaf in leaves(states)}
             if any(leaf.untyped_storage().data_ptr() not in carried for _, leaf in leaves(state) if leaf.numel()):
                 return False
+            y, expected = _gradients(layer, x[:, 2:], state)
             with divided_by(partial(_from_states, iter(states))):
-                rest, _ = layer(x[:, 2:])
+                z, gradients = _gradients(layer, x[:, 2:], None)
     except _OtherOps:
         return False
     finally:
         layer.train(training)
-    return torch.allclose(rest, y[:, 2:], rtol=1e-3, atol=1e-3 * float(y.abs().max()))
+    pairs = zip([z, *gradients], [y, *expected], strict=True)
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max())) for a, b in pairs)
+
+
+def _gradients(layer: Layer, x: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs, and the gradients of x and of all weights."""
+    x = x.detach().requires_grad_()
+    y, _ = layer(x, state)
+    inputs = [x, *(weight for weight in layer.parameters() if weight.requires_grad)]
+    draw = torch.linspace(0.5, 1, y.numel(), dtype=y.dtype, device=y.device).view(y.shape)
+    return y.detach(), list(torch.autograd.grad((y * draw).sum(), inputs, allow_unused=True, materialize_grads=True))
 
 
 class _OtherOps(Exception):
@@ -143,7 +153,7 @@ class ContextParallel(ParallelStyle):
     Call `torch.distributed.tensor.parallel.parallelize_module(model, mesh["cp"], ContextParallel())`.
 
     model: a `Layer`, a `Stack` or a `LanguageModel` that is causal, with the same weights on all ranks. It is called as
-    before, with this rank's stretch of x, of any length. The outputs and states are those of `scan`: the initial state
+    before, with this rank's stretch of x, of any length. Outputs and states are as for `scan`: the initial state
     enters at rank 0, and the state of the last rank is the last one. Sum the gradients of the weights over the ranks,
     for example with FSDP or DistributedDataParallel over the same processes.
 
@@ -227,11 +237,11 @@ class _InTurn:
         self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         assert isinstance(layer, Layer)
-        x, given = args[0], args[1] if len(args) > 1 else others.get("state")
+        x, state = args[0], args[1] if len(args) > 1 else others.get("state")
         packed = others.get("cu_seqlens")
-        if given is None:
-            given = layer.init_state(sequences(x, packed))
-        state = division.received(self.division.ranks, self.division.anchor, given, packed is not None)
+        if state is None:
+            state = layer.init_state(sequences(x, packed))
+        state = division.received(self.division.ranks, self.division.anchor, state, packed is not None)
         self.entering.append(state)
         return (x, state), {name: value for name, value in others.items() if name != "state"}
 

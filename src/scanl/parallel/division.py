@@ -47,19 +47,17 @@ def run(
     """
     ranks = ranks.reversed() if call["reverse"] else ranks
     with divided_by(None):
-        given, packed = dict(operands), call["cu_seqlens"] is not None
-        if given[op.state] is None:
-            given[op.state] = op.empty(operands, options, call["cu_seqlens"])
-        state, more = given.pop(op.state), {**options, **call}
+        others, packed = dict(operands), call["cu_seqlens"] is not None
+        if others[op.state] is None:
+            others[op.state] = op.empty(operands, options, call["cu_seqlens"])
+        state, more = others.pop(op.state), {**options, **call}
         if affine(op, operands):
-            state = Entering.apply(op, ranks, tuple(given), more, anchor, state, *given.values())
-            y, last = Op._call(op, **given, **{op.state: state}, **more)
-            return tied(y, state), last
-        return in_turn(ranks, anchor, lambda s: Op._call(op, **given, **{op.state: s}, **more), state, packed)
+            return Divided.apply(op, ranks, tuple(others), more, anchor, state, *others.values())
+        return in_turn(ranks, anchor, lambda s: Op._call(op, **others, **{op.state: s}, **more), state, packed)
 
 
-class Entering(torch.autograd.Function):
-    """The state that enters a stretch. The ranks find it together, from the effects of their stretches.
+class Divided(torch.autograd.Function):
+    """The outputs of a stretch and the state after it. The ranks find the state that enters from their summaries.
 
     In the rows of `state`, a rank behind rank 0 fills in the first, or without cu_seqlens all of them.
     """
@@ -68,59 +66,59 @@ class Entering(torch.autograd.Function):
     def forward(
         ctx: Any, op: Op[..., Any], ranks: Ranks, names: Sequence[str], more: Call, anchor: Tensor, state: Tensor,
         *values: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         effect = op.effect
         assert effect is not None
-        own = op.summary(**dict(zip(names, values, strict=True)), **more)
         rows = 1 if more["cu_seqlens"] is not None else len(state)
-        carry, last = _through(effect, own, state, rows, ranks.rank)
-        before, entering = state_before(effect, ranks, carry, last), state.to(last.dtype, copy=True)
-        if before is not None:
-            entering = torch.cat([before, entering[rows:]])
-        ctx.op, ctx.ranks, ctx.names, ctx.more, ctx.rows, ctx.kind = op, ranks, names, more, rows, state.dtype
-        ctx.save_for_backward(carry, entering, *values)
-        return entering
+        summary = op.summary(**dict(zip(names, values, strict=True)), **more)
+        carry, last = _through(effect, summary, state, rows, ranks.rank)
+        first, entering = state_before(effect, ranks, carry, last), state.to(last.dtype, copy=True)
+        if first is not None:
+            entering = torch.cat([first, entering[rows:]])
+        ctx.effect, ctx.ranks, ctx.carry, ctx.rows, ctx.kind = effect, ranks, carry, rows, state.dtype
+        needed = [v is not None and need for v, need in zip(values, ctx.needs_input_grad[6:], strict=True)]
+        with torch.set_grad_enabled(
+            any(ctx.needs_input_grad)
+        ):  # its graph is what the backward pass goes through, twice
+            leaves = [v.detach().requires_grad_() if need else v for v, need in zip(values, needed, strict=True)]
+            entering.requires_grad_(torch.is_grad_enabled())
+            y, last = Op._call(op, **dict(zip(names, leaves, strict=True)), **{op.state: entering}, **more)
+        ctx.needed, ctx.inside = (
+            needed,
+            (y, last, [entering, *(x for x, need in zip(leaves, needed, strict=True) if need)]),
+        )
+        return y.detach(), last.detach()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_entering: Tensor) -> tuple[Tensor | None, ...]:
-        op, ranks, rows = ctx.op, ctx.ranks, ctx.rows
-        carry, entering, *values = ctx.saved_tensors
-        wanted = [v is not None and needed for v, needed in zip(values, ctx.needs_input_grad[6:], strict=True)]
-        leaves = [v.detach().requires_grad_() if want else v for v, want in zip(values, wanted, strict=True)]
-        start = entering.detach().requires_grad_()
-
-        def through(d_last: Tensor) -> list[Tensor | None]:
-            """Return the gradients of the state that enters, and of the operands, by the state that leaves."""
-            with torch.enable_grad(), divided_by(None):
-                _, last = Op._call(op, **dict(zip(ctx.names, leaves, strict=True)), **{op.state: start}, **ctx.more)
-                asked = [start, *(leaf for leaf, want in zip(leaves, wanted, strict=True) if want)]
-                return list(torch.autograd.grad(last[-rows:], asked, d_last, allow_unused=True))
-
-        found: list[Tensor | None] = [None] * (1 + sum(wanted))
-        if op.effect.scaled:  # what a gradient becomes on its way depends on the states
-            d_last = ranks.exchange(None, -1, ranks.rank + 1, d_entering[:rows])
-            if d_last is not None:
-                found = through(d_last)
-            d_state = d_entering if found[0] is None else d_entering + found[0]
-            ranks.exchange(d_state[:rows], ranks.rank - 1, -1, None)
+    def backward(ctx: Any, d_y: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+        (y, last, leaves), ranks, rows, ctx.inside = ctx.inside, ctx.ranks, ctx.rows, None
+        if ctx.effect.scaled:  # what a gradient becomes on its way depends on the states
+            later = ranks.exchange(None, -1, ranks.rank + 1, last[-rows:])
         else:
-            d_last = gradient_after(op.effect, ranks, carry, d_entering[:rows])
-            if d_last is not None:
-                found = through(d_last)
-            d_state = d_entering if found[0] is None else d_entering + found[0]
+            (d_entering,) = torch.autograd.grad(
+                (y, last), leaves[:1], (d_y, d_last), retain_graph=True, materialize_grads=True
+            )
+            later = gradient_after(ctx.effect, ranks, ctx.carry, d_entering[:rows])
+        if later is not None:
+            d_last = torch.cat([d_last[:-rows], d_last[-rows:] + later])
+        d_state, *d_leaves = torch.autograd.grad(
+            (y, last), leaves, (d_y, d_last), allow_unused=True, materialize_grads=True
+        )
+        if ctx.effect.scaled:
+            ranks.exchange(d_state[:rows], ranks.rank - 1, -1, None)
         if ranks.rank > 0:  # these rows came from the rank before
             d_state = torch.cat([torch.zeros_like(d_state[:rows]), d_state[rows:]])
-        others = iter(found[1:])
-        d_values = [next(others) if want else None for want in wanted]
+        further = iter(d_leaves)
+        d_values = [next(further) if need else None for need in ctx.needed]
         return None, None, None, None, None, d_state.to(ctx.kind), *d_values
 
 
-def _through(effect: Effect, own: Summary, state: Tensor, rows: int, rank: int) -> tuple[Tensor, Tensor]:
+def _through(effect: Effect, summary: Summary, state: Tensor, rows: int, rank: int) -> tuple[Tensor, Tensor]:
     """Return the pair (A, b) from the rows that enter the stretch to those that leave it."""
-    one = len(own.last) == rows  # the sequences that enter are those that leave
-    last = own.last if one and rank > 0 else own.after(state)
-    carry = own.carry if one else effect.forget(own.carry, own.last)
+    one = len(summary.last) == rows  # the sequences that enter are those that leave
+    last = summary.last if one and rank > 0 else summary.after(state)
+    carry = summary.carry if one else effect.forget(summary.carry, summary.last)
     return carry[-rows:], last[-rows:]
 
 
@@ -237,9 +235,9 @@ def _received(ranks: Ranks, like: Tensor) -> Tensor:
     header = ranks.exchange(None, -1, ranks.rank - 1, torch.empty(AXES, dtype=torch.int64, device=like.device))
     assert header is not None
     shape = [size for size in header.tolist() if size >= 0]
-    found = ranks.exchange(None, -1, ranks.rank - 1, like.new_empty(shape))
-    assert found is not None
-    return found
+    leaf = ranks.exchange(None, -1, ranks.rank - 1, like.new_empty(shape))
+    assert leaf is not None
+    return leaf
 
 
 class Sent(torch.autograd.Function):
@@ -250,11 +248,11 @@ class Sent(torch.autograd.Function):
         ctx.ranks, ctx.packed, sent = ranks, packed, []
         for leaf in leaves:
             if leaf is not None:
-                part = leaf[-1:] if packed else leaf
+                rows = leaf[-1:] if packed else leaf
                 header = torch.full((AXES,), -1, dtype=torch.int64, device=leaf.device)
-                header[: part.ndim] = torch.tensor(part.shape)
+                header[: rows.ndim] = torch.tensor(rows.shape)
                 ranks.exchange(header, ranks.rank + 1, -1, None)
-                ranks.exchange(part, ranks.rank + 1, -1, None)
+                ranks.exchange(rows, ranks.rank + 1, -1, None)
             sent.append(leaf if leaf is not None and _differentiable(leaf) else None)
         ctx.save_for_backward(*sent)
         return y.view_as(y)

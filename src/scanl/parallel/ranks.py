@@ -43,10 +43,10 @@ class Group:
         if not dist.is_initialized():
             raise ConfigError("group: torch.distributed has no processes yet, expected init_process_group before")
         self.group, self.backward = group, backward
-        self.size, own = dist.get_world_size(group), dist.get_rank(group)
-        if own < 0:
+        self.size, number = dist.get_world_size(group), dist.get_rank(group)
+        if number < 0:
             raise ConfigError("group: this process is not in the group, expected a group of which it is a member")
-        self.rank = self._place(own)
+        self.rank = self._place(number)
 
     def _place(self, rank: int) -> int:
         return self.size - 1 - rank if self.backward else rank
@@ -55,9 +55,9 @@ class Group:
         return Group(self.group, backward=not self.backward)
 
     def everyone(self, numbers: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(numbers) for _ in range(self.size)]
-        dist.all_gather(found, numbers, group=self.group)
-        return found[::-1] if self.backward else found
+        tensors = [torch.empty_like(numbers) for _ in range(self.size)]
+        dist.all_gather(tensors, numbers, group=self.group)
+        return tensors[::-1] if self.backward else tensors
 
     def exchange(self, sent: Tensor | None, to: int, source: int, like: Tensor | None) -> Tensor | None:
         todo, received = [], None
@@ -90,6 +90,6 @@ _count = _Count()
 @contextmanager
 def received_bytes() -> Iterator[list[int]]:
     """A context whose list has one number at its end: the bytes that this process has received in it."""
-    found, before = [], _count.received
-    yield found
-    found.append(_count.received - before)
+    totals, start = [], _count.received
+    yield totals
+    totals.append(_count.received - start)

@@ -25,7 +25,7 @@ def stretch_offsets(cu_seqlens: Tensor, start: int, end: int) -> Tensor:
     """Return the offsets of the sequences in the steps from `start` to `end`, counted from `start`.
 
     The first of them is the one that goes on from before `start`; it is empty if a sequence begins there. At step 0
-    nothing goes on, and the offsets are those of the sequences.
+    nothing goes on, and the offsets are as they were.
 
     >>> stretch_offsets(torch.tensor([0, 3, 5, 9]), 4, 9)
     tensor([0, 1, 5])
