@@ -65,7 +65,7 @@ def test_layers_that_remember_by_ops_need_not_wait():
 
 def test_a_model_that_no_rank_can_answer_is_refused():
     with pytest.raises(ConfigError, match="it is a SequenceClassifier, expected a Layer, a Stack or a LanguageModel"):
-        on_ranks(1, lambda ranks: divide(SequenceClassifier(2, Features(3), Stack(8, 1, "mingru")), ranks))
+        on_ranks(1, lambda ranks: divide(SequenceClassifier(2, Stack(8, 1, "mingru"), Features(3)), ranks))
     with pytest.raises(ConfigError, match="bidirectional reads both directions, expected causal layers"):
         on_ranks(1, lambda ranks: divide(layers.build("bidirectional", 8, layer="mingru"), ranks))
 
