@@ -318,6 +318,7 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
 ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "ahead_of_time": "tests/benchmarks/test_ahead_of_time.py",
     "classify": "tests/benchmarks/test_evidence.py",
+    "divided": "tests/benchmarks/test_divided.py",
     "gpu": "tests/benchmarks/test_benchmarks.py",
     "layers": "tests/benchmarks/test_benchmarks.py",
     "long_sequences": "tests/benchmarks/test_evidence.py",
@@ -350,6 +351,12 @@ def train_here(words: list[str], out: Path, threads: int) -> float:
     return 0.0
 
 
+def train_rows_here(words: list[str], out: Path, threads: int) -> float:
+    """`trained` of benchmarks/quality/source.py in this process."""
+    assert main([*words, "--accelerator", "cpu"]) == 0
+    return 0.0
+
+
 HERE = {  # the words after `--quick`, what is made smaller still, and the package that is needed
     "speed.algorithms": ("bptt diagonal_rtrl", {"LENGTHS": (16, 32)}, "torch"),
     "speed.beside_attention": (
@@ -374,6 +381,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "quality.lorenz": ("", {}, "torch"),
     "quality.online_memory": ("diagonal_rtrl", {}, "torch"),
     "quality.forecast": ("spacetime", {"SPACETIME": {"dim": 16, "depth": 1, "num_groups": 16}}, "statsmodels"),
+    "quality.arena": ("listops", {"LAYERS": {"linear_rnn": {}}, "trained": train_rows_here}, "torch"),
     "quality.source": ("hawk", {"trained": train_here}, "torch"),
     "quality.settling": ("bptt penalty", {}, "torch"),
     "quality.tasks": ("elman --short --tasks parity", {"COUNT": 4}, "torch"),
