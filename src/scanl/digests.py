@@ -11,6 +11,7 @@ from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scanl.errors import CheckpointError
@@ -84,6 +85,15 @@ def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{who}: {path} cannot be read, or is damaged: {error}; copy it again") from error
     return tensors, about
+
+
+def digest_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of tensors with their names, dtypes and shapes, and of `about`, as hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _is_whole(file: File) -> bool:

@@ -3,7 +3,7 @@
 `None` and `()` hold no tensors. Functions here that return a state keep its form.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -106,13 +106,7 @@ def save(state: State, path: str | PathLike[str]) -> None:
 
     The file contains a digest of its bytes. Raises CheckpointError when it cannot be written.
     """
-    # Each tensor is copied, because safetensors refuses tensors that use the same memory.
-    tensors = {at: _as_stored(leaf.detach()).clone().contiguous() for at, leaf in leaves(state)}
-    save_tensors(tensors, Path(path))
-
-
-def _as_stored(leaf: Tensor) -> Tensor:
-    return torch.view_as_real(leaf) if leaf.is_complex() else leaf
+    save_tensors(stored(state), Path(path))
 
 
 def load(path: str | PathLike[str], like: State) -> State:
@@ -120,18 +114,36 @@ def load(path: str | PathLike[str], like: State) -> State:
 
     Raises CheckpointError when a path, a dtype, the digest, or an axis other than the batch differs.
     """
-    stored, _ = load_tensors(Path(path), "state")
+    tensors, _ = load_tensors(Path(path), "state")
+    return restored(tensors, like, path)
+
+
+def stored(state: State) -> dict[str, Tensor]:
+    """Return copies of the tensors as a file holds them: each under its path in the state, complex numbers as pairs."""
+    # Each tensor is copied, because safetensors refuses tensors that use the same memory.
+    return {at: _as_stored(leaf.detach()).clone().contiguous() for at, leaf in leaves(state)}
+
+
+def _as_stored(leaf: Tensor) -> Tensor:
+    return torch.view_as_real(leaf) if leaf.is_complex() else leaf
+
+
+def restored(tensors: Mapping[str, Tensor], like: State, path: str | PathLike[str]) -> State:
+    """Return the state whose tensors `stored` gave. like: a state of the same form.   path: their file, for messages.
+
+    Raises CheckpointError when a path, a dtype, or an axis other than the batch differs.
+    """
     expected = dict(leaves(like))
-    if stored.keys() != expected.keys():
-        odd = sorted(stored.keys() ^ expected.keys())
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
         raise CheckpointError(
-            f"state: {path} holds {sorted(stored)}, expected {sorted(expected)}; they differ in {odd}"
+            f"state: {path} holds {sorted(tensors)}, expected {sorted(expected)}; they differ in {odd}"
         )
     paths = iter(expected)
 
     def take(leaf: Tensor) -> Tensor:
         at = next(paths)
-        value, form = stored[at], _as_stored(leaf)
+        value, form = tensors[at], _as_stored(leaf)
         if value.dtype != form.dtype or value.shape[1:] != form.shape[1:]:
             raise CheckpointError(
                 f"state: {at} in {path} is {value.dtype} {tuple(value.shape)}, "

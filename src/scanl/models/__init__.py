@@ -11,6 +11,8 @@ from scanl.models.distillation import distil_model as distil_model
 from scanl.models.dna import StrandModel as StrandModel
 from scanl.models.dna import caduceus as caduceus
 from scanl.models.dna import hyena_dna as hyena_dna
+from scanl.models.drafts import ModelDraft as ModelDraft
+from scanl.models.drafts import PromptLookup as PromptLookup
 from scanl.models.dynamics import Dynamics as Dynamics
 from scanl.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from scanl.models.encoder_decoder import Reading as Reading
@@ -38,10 +40,13 @@ from scanl.models.s4nd import S4ND as S4ND
 from scanl.models.sashimi import SashimiStack as SashimiStack
 from scanl.models.sashimi import sashimi as sashimi
 from scanl.models.saving import Saved as Saved
+from scanl.models.session import Session as Session
 from scanl.models.soft_prompt import SoftPrompt as SoftPrompt
 from scanl.models.spacetime import SpaceTimeNet as SpaceTimeNet
 from scanl.models.stack import Backbone as Backbone
 from scanl.models.stack import Stack as Stack
+from scanl.models.state_store import StateStore as StateStore
+from scanl.models.streams import Streams as Streams
 from scanl.models.transformer_encoder import TransformerEncoder as TransformerEncoder
 from scanl.models.vim import ImageClassifier as ImageClassifier
 from scanl.models.vim import Patches as Patches

@@ -12,11 +12,14 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
+from scanl.models.cursor import Cursor, as_text, continued
+from scanl.models.drafts import Draft, ModelDraft
 from scanl.models.embedding import check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
 from scanl.models.inputs import Tokens
-from scanl.models.sampling import as_limit, check_options, sample
+from scanl.models.sampling import Choice, as_generator, as_limit, check_options
 from scanl.models.saving import Saved
+from scanl.models.session import Session
 from scanl.models.stack import Backbone, check_causal
 
 
@@ -108,6 +111,8 @@ class LanguageModel(Saved):
         prompt: Tensor,
         state: State | None = None,
         *,
+        session: Session | None = None,
+        draft: "Draft | LanguageModel | None" = None,
         max_new_tokens: int | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -122,21 +127,58 @@ class LanguageModel(Saved):
         top_k, top_p: see `sampling.distribution`.   seed: a whole number, or a generator to draw from.
         mask: (B, T) bool for a padded prompt.
         stop: called as stop(token, n) after the n-th token; generation ends when it returns True.
+        session: the text that the prompt (1, T) is added to; only what the session has not read is read. T may be 0.
+        draft: what proposes tokens, which are then read in one piece: `PromptLookup()`, or a smaller model of the same
+        tokens. It makes generation faster and changes no token, up to rounding; within `exact`, none at all.
         """
         check_options("generate", temperature, top_k, top_p)
         check_tensor("generate", "prompt", prompt, "(B, T)")
         max_steps = as_limit("generate", "max_new_tokens", max_new_tokens)
-        if prompt.ndim != 2 or prompt.shape[1] == 0:
+        continues = session is not None and len(session) > 0
+        if prompt.ndim != 2 or (prompt.shape[1] == 0 and not continues):
             raise ShapeError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (B, T) with T at least 1")
         if mask is not None and not bool(mask.any(1).all()):
             raise ShapeError("generate: mask has a row without a token, expected at least one each")
+        choice = Choice(temperature, top_k, top_p, as_generator("generate", seed, prompt.device))
+        if session is not None or draft is not None:
+            cursor = self._cursor(prompt, state, session, mask)
+            return continued(cursor, choice, self._as_draft(draft), max_steps, stop)
 
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
             logits, after = self.next_logits(pending, state, mask=valid)
-            token = sample(logits, temperature, top_k, top_p, generator)
+            token = choice(logits)
             return token, token[:, None], after
 
-        return Generation(draw, prompt, state, max_steps=max_steps, seed=seed, mask=mask, stop=stop)
+        return Generation(draw, prompt, state, max_steps=max_steps, seed=choice.generator, mask=mask, stop=stop)
+
+    def _cursor(self, prompt: Tensor, state: State | None, session: Session | None, mask: Tensor | None) -> Cursor:
+        """Return the text that `generate` continues with a session or a draft: of one row."""
+        name = "draft" if session is None else "session"
+        if mask is not None:
+            raise ShapeError(f"generate: mask is given, expected none because of {name}, which takes one text")
+        text = as_text(self, "generate", "prompt", prompt)
+        if session is None:
+            return Cursor(self, text, state)
+        if state is not None:
+            raise ConfigError("generate: state and session are both given, expected one of them")
+        if session.model is not self:
+            raise ConfigError("generate: session is of another model, expected Session(model) of this one")
+        session.keep()
+        session.append(text)
+        return session
+
+    def _as_draft(self, draft: "Draft | LanguageModel | None") -> Draft | None:
+        proposing = draft.model if isinstance(draft, ModelDraft) else draft
+        if isinstance(proposing, LanguageModel) and proposing.vocab_size != self.vocab_size:
+            raise ConfigError(
+                f"generate: draft has vocab_size={proposing.vocab_size}, expected {self.vocab_size} of the model"
+            )
+        if isinstance(draft, LanguageModel):
+            return ModelDraft(draft)
+        if draft is not None and not isinstance(draft, Draft):
+            kind = f"a {type(draft).__name__}"
+            raise ConfigError(f"generate: draft is {kind}, expected PromptLookup(), a LanguageModel or ModelDraft")
+        return draft
 
     def _hidden(
         self, tokens: Tensor, state: State | None, mask: Tensor | None, cu_seqlens: Tensor | None

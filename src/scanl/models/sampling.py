@@ -1,5 +1,6 @@
 """Sample the next token from logits, and check the options of sampling."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,33 @@ def sample(
     if temperature == 0:
         return logits.argmax(-1)
     return torch.multinomial(distribution(logits, temperature, top_k, top_p), 1, generator=generator)[:, 0]
+
+
+@dataclass
+class Choice:
+    """How a token is drawn: `sample` with its options. generator: None for torch's default one."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    generator: torch.Generator | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Draw one token (B,) for each row of logits (B, V)."""
+        return sample(logits, self.temperature, self.top_k, self.top_p, self.generator)
+
+    def ahead(self, device: torch.device) -> "Choice":
+        """Return a choice that draws by the random numbers which come next here, and leaves them to be drawn here."""
+        if self.temperature == 0:
+            return self
+        generator = _default_generator(device) if self.generator is None else self.generator
+        return Choice(self.temperature, self.top_k, self.top_p, generator.clone_state())
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    return getattr(torch, device.type).default_generators[device.index or 0]
 
 
 def check_options(who: str, temperature: float, top_k: int | None = None, top_p: float | None = None) -> None:

@@ -1,0 +1,66 @@
+"""Files of a text with the state of a model after a part of it: whole or not at all, with a digest, for one model."""
+
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from scanl.digests import digest_of, load_tensors, save_tensors
+from scanl.errors import CheckpointError
+from scanl.layers.state import State, restored, stored
+from scanl.models.prefix_tree import Text
+from scanl.models.saving import recorded
+
+if TYPE_CHECKING:
+    from scanl.models.language_model import LanguageModel
+
+
+class ReadText(NamedTuple):
+    """A text of a model. state: after the first `length` of the tokens."""
+
+    tokens: Text
+    length: int
+    state: State
+
+
+def model_digest(model: "LanguageModel") -> str:
+    """Return the digest of a model's configuration and weights. It reads all weights."""
+    return digest_of(model.state_dict(), recorded(model))
+
+
+def write_text(path: Path, text: ReadText, digest: str) -> None:
+    """Write a file for `read_text`. digest: of the model. Raises CheckpointError if it cannot be written."""
+    tokens = torch.tensor(text.tokens, dtype=torch.int32)
+    save_tensors({"tokens": tokens, **stored(text.state)}, path, {"model": digest, "length": text.length})
+
+
+def read_text(path: Path, model: "LanguageModel", digest: str, who: str) -> ReadText:
+    """Read what `write_text` wrote for the same model, onto its device.
+
+    Raises CheckpointError if the file is missing or damaged, or of another model or other weights.
+    """
+    tensors, about = load_tensors(path, who)
+    if about.get("model") != digest or "tokens" not in tensors:
+        raise CheckpointError(f"{who}: {path} is of another model or of other weights, expected a file of this model")
+    tokens = array("i", tensors.pop("tokens").tolist())
+    if about["length"] == 0:
+        return ReadText(tokens, 0, None)
+    return ReadText(tokens, about["length"], restored(tensors, _form(model), path))
+
+
+def tokens_of(path: Path) -> Text:
+    """Return the tokens of a file of `write_text` without its state; its digest is not checked."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as tensors:
+            return array("i", tensors.get_tensor("tokens").tolist())
+    except (OSError, SafetensorError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read, or is damaged: {error}") from error
+
+
+@torch.no_grad()
+def _form(model: "LanguageModel") -> State:
+    """Return a state of one row after a token. Some layers know the form of their state only when they run."""
+    return model(torch.zeros(1, 1, dtype=torch.long, device=model.embedding.weight.device))[1]

@@ -1,0 +1,222 @@
+"""States of a model by the tokens that it has read: in memory, and in a folder."""
+
+import hashlib
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scanl.errors import CheckpointError, ConfigError
+from scanl.layers.state import State, leaves, map_leaves
+from scanl.models.prefix_tree import Node, PrefixTree, Text
+from scanl.models.state_files import ReadText, model_digest, read_text, tokens_of, write_text
+from scanl.whole import whole_number
+
+if TYPE_CHECKING:
+    from scanl.models.language_model import LanguageModel
+
+MEBIBYTE = 2**20
+ENDING = ".safetensors"
+
+
+@dataclass(eq=False)
+class Entry:
+    """A state of a store. state: None if it is only in the file.   path, file_size: the file, and its bytes."""
+
+    node: Node["Entry"]
+    state: State = None
+    size: int = 0
+    path: Path | None = None
+    file_size: int = 0
+
+
+class StateStore:
+    """States of one model by the tokens that led to them: a text that begins as an earlier one goes on from its state.
+
+    The tokens are a tree, so texts share what they begin with. Beyond a limit the least recently used states go: from
+    memory, where the folder keeps them if there is one, and from the folder. What has gone is computed again.
+
+    With a folder each state is written as it is put, whole or not at all, with a digest. Other processes find it if
+    their model has the same weights. A damaged file is refused: a warning names it, it is removed, and an earlier state
+    takes its place.
+
+    Several threads may use a store. It does not see that weights change: make a new one after a training step.
+
+    Args:
+        model: whose states they are.
+        limit: bytes of the states in memory.
+        folder: where the states are written; None for memory alone. Each model has a folder in it, named by its digest.
+        folder_limit: bytes of the files of this model.
+    """
+
+    def __init__(
+        self,
+        model: "LanguageModel",
+        *,
+        limit: int = 256 * MEBIBYTE,
+        folder: str | os.PathLike[str] | None = None,
+        folder_limit: int = 4096 * MEBIBYTE,
+    ) -> None:
+        self.model = model
+        least = size_of(model.init_state(1, device="meta"))
+        self.limit = whole_number("state store", "limit", limit, least)
+        self.folder_limit = whole_number("state store", "folder_limit", folder_limit, least)
+        self._lock = threading.RLock()
+        self._tree: PrefixTree[Entry] = PrefixTree()
+        self._in_memory: OrderedDict[Entry, None] = OrderedDict()  # the least recently used first
+        self._on_disk: OrderedDict[Entry, None] = OrderedDict()
+        self.bytes_in_memory = self.bytes_on_disk = 0
+        self.folder = None
+        if folder is not None:
+            self.folder = Path(folder, self.digest[:32])
+            self._open(self.folder)
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the digest of the model's configuration and weights."""
+        return model_digest(self.model)
+
+    def __len__(self) -> int:
+        """Return the number of states."""
+        return len(self._in_memory.keys() | self._on_disk.keys())
+
+    def put(self, tokens: Text, state: State) -> None:
+        """Keep a copy of the state after these tokens, at least one. state: of one row."""
+        with self._lock:
+            node = self._tree.insert(tokens)
+            entry = node.value = node.value or Entry(node)
+            if entry not in self._in_memory:
+                # A copy, because a state may be a small part of a large tensor.
+                self._remember(entry, map_leaves(lambda leaf: leaf.detach().clone(), state))
+            if self.folder is not None and entry.path is None:
+                self._write(entry, tokens, self.folder)
+            self._use(entry)
+            self._shrink()
+
+    def longest(self, tokens: Text) -> tuple[int, State]:
+        """Return the length of the longest beginning of the text with a state here, and the state; or 0 and None.
+
+        Do not write into the state.
+        """
+        with self._lock:
+            for length, node in reversed(list(self._tree.beginnings(tokens))):
+                entry = node.value
+                assert entry is not None
+                if entry in self._in_memory or self._load(entry, tokens[:length]):
+                    state = entry.state
+                    self._use(entry)
+                    self._shrink()
+                    return length, state
+            return 0, None
+
+    def clear(self) -> None:
+        """Forget all states, those on disk too."""
+        with self._lock:
+            for entry in [*self._in_memory, *self._on_disk]:
+                self._forget(entry)
+                self._remove_file(entry)
+
+    def _open(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files = sorted((path.stat().st_mtime_ns, path) for path in folder.glob(f"*{ENDING}"))
+        except OSError as error:
+            raise ConfigError(f"state store: {folder} cannot be used: {error.strerror}") from error
+        for _, path in files:
+            try:
+                node = self._tree.insert(tokens_of(path))
+            except CheckpointError as error:
+                _refuse(path, error)
+                continue
+            node.value = Entry(node, path=path)
+            self._add_file(node.value)
+        self._shrink()
+
+    def _write(self, entry: Entry, tokens: Text, folder: Path) -> None:
+        path = folder / f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}{ENDING}"
+        try:
+            write_text(path, ReadText(tokens, len(tokens), entry.state), self.digest)
+        except CheckpointError as error:  # a text can go on without a file
+            warnings.warn(f"state store: {error}; the state is in memory alone", stacklevel=3)
+            return
+        entry.path = path
+        self._add_file(entry)
+
+    def _load(self, entry: Entry, tokens: Text) -> bool:
+        """Read the file of an entry into memory. If it is damaged, remove the entry and return False."""
+        assert entry.path is not None
+        try:
+            text = read_text(entry.path, self.model, self.digest, "state store")
+            if text.tokens != tokens or text.length != len(tokens):
+                raise CheckpointError(f"state store: {entry.path} holds another text")
+        except CheckpointError as error:
+            if entry.path.exists():  # or else another process has removed it
+                _refuse(entry.path, error)
+            self._remove_file(entry)
+            return False
+        self._remember(entry, text.state)
+        return True
+
+    def _remember(self, entry: Entry, state: State) -> None:
+        entry.state, entry.size = state, size_of(state)
+        self._in_memory[entry] = None
+        self.bytes_in_memory += entry.size
+
+    def _forget(self, entry: Entry) -> None:
+        if entry in self._in_memory:
+            del self._in_memory[entry]
+            self.bytes_in_memory -= entry.size
+            entry.state = None
+            self._drop_if_gone(entry)
+
+    def _add_file(self, entry: Entry) -> None:
+        assert entry.path is not None
+        entry.file_size = entry.path.stat().st_size
+        self._on_disk[entry] = None
+        self.bytes_on_disk += entry.file_size
+
+    def _remove_file(self, entry: Entry) -> None:
+        if entry in self._on_disk:
+            assert entry.path is not None
+            with suppress(OSError):  # another process may have removed it
+                entry.path.unlink()
+            del self._on_disk[entry]
+            self.bytes_on_disk -= entry.file_size
+            entry.path = None
+            self._drop_if_gone(entry)
+
+    def _drop_if_gone(self, entry: Entry) -> None:
+        if entry not in self._in_memory and entry not in self._on_disk:
+            self._tree.remove(entry.node)
+
+    def _use(self, entry: Entry) -> None:
+        """Make an entry the most recently used."""
+        self._in_memory.move_to_end(entry)
+        if entry in self._on_disk:
+            assert entry.path is not None
+            self._on_disk.move_to_end(entry)
+            with suppress(OSError):  # another process may have removed it
+                os.utime(entry.path)
+
+    def _shrink(self) -> None:
+        """Remove the least recently used states beyond the limits."""
+        while self.bytes_in_memory > self.limit:
+            self._forget(next(iter(self._in_memory)))
+        while self.bytes_on_disk > self.folder_limit:
+            self._remove_file(next(iter(self._on_disk)))
+
+
+def size_of(state: State) -> int:
+    """Return the bytes of a state's tensors."""
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(state))
+
+
+def _refuse(path: Path, error: CheckpointError) -> None:
+    warnings.warn(f"{error}; it is removed, and the state is computed again", stacklevel=2)
+    with suppress(OSError):
+        path.unlink()

@@ -1,0 +1,170 @@
+"""Many texts at once: streams of any age share a batch, and join and leave at any step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.state import State, cat, index
+from scanl.models.sampling import Choice, as_generator, check_options
+from scanl.models.session import Session, store_of
+from scanl.models.state_store import StateStore
+from scanl.whole import whole_number
+
+if TYPE_CHECKING:
+    from scanl.models.language_model import LanguageModel
+
+
+@dataclass(eq=False)
+class Stream:
+    """A text that grows by a token at each step, how its tokens are drawn, and the last of them."""
+
+    session: Session
+    choice: Choice
+    token: int = 0
+
+
+class Streams:
+    """Texts that a model continues together, a token each at each step.
+
+        streams = Streams(model)
+        a = streams.join(prompt, temperature=0)
+        tokens = streams.step()  # {a: token}
+        b = streams.join(other, seed=1)
+        tokens = streams.step()  # {a: token, b: token}
+        session = streams.leave(a)
+
+    The tokens of a stream are those that `generate` draws with the same options, whatever streams are beside it; up to
+    rounding, and within `exact` to the bit. A prompt is read alone, in pieces, between the steps of the others. What
+    the store knows of its beginning is not read again. One thread at a time may use an object of this class.
+
+    Args:
+        model: its weights must not change meanwhile.
+        store: of states by their texts; None for a new one in memory.
+        piece: tokens of prompts that a step reads at most. Fewer let the other streams wait less.
+    """
+
+    def __init__(self, model: "LanguageModel", *, store: StateStore | None = None, piece: int = 256) -> None:
+        self.model = model
+        self.piece = whole_number("streams", "piece", piece, 1)
+        self.store = store_of("streams", model, store)
+        self._next = 0
+        self._waiting: dict[int, Stream] = {}  # their prompts are not read to the end
+        self._batch: list[Stream] = []  # with those that have left since the last step
+        self._rows: dict[int, int] = {}  # in the batch, in order
+        self._state: State = None  # of the batch
+
+    def __len__(self) -> int:
+        """Return the number of streams."""
+        return len(self._waiting) + len(self._rows)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.embedding.weight.device
+
+    def _streams(self) -> list[Stream]:
+        return [*self._waiting.values(), *(self._batch[row] for row in self._rows.values())]
+
+    def join(
+        self,
+        prompt: Tensor | Sequence[int] = (),
+        *,
+        session: Session | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | torch.Generator | None = None,
+    ) -> int:
+        """Add a stream that continues a prompt (T,) or (1, T), and return its handle. Nothing is read before `step`.
+
+        session: the text to which the prompt is added, which may then be empty. The session is the stream's until it
+        leaves.   temperature, top_k, top_p, seed: as in `LanguageModel.generate`.
+        """
+        check_options("join", temperature, top_k, top_p)
+        choice = Choice(temperature, top_k, top_p, as_generator("join", seed, self._device))
+        if session is None:
+            session = Session(self.model, prompt, store=self.store)
+        elif session.model is not self.model:
+            raise ConfigError("join: session is of another model, expected Session(model) of this one")
+        elif any(session is stream.session for stream in self._streams()):
+            raise ConfigError("join: session is that of another stream, expected session.fork()")
+        else:
+            session.keep()
+            session.append(prompt)
+        if not len(session):
+            raise ShapeError("join: prompt has no token, expected at least 1")
+        self._next += 1
+        self._waiting[self._next] = Stream(session, choice)
+        return self._next
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, int]:
+        """Return the next token of each stream by its handle. A stream whose prompt is not read to the end has none.
+
+        Prompts are read in the order in which the streams joined, `piece` tokens in all.
+        """
+        tokens = self._step_batch()
+        return tokens | self._read_prompts()
+
+    def leave(self, handle: int) -> Session:
+        """Remove a stream, and return its session: the text with all tokens so far, and its state."""
+        if handle in self._waiting:
+            return self._waiting.pop(handle).session
+        if handle not in self._rows:
+            raise ConfigError(f"leave: handle is {handle!r}, expected that of a stream which has joined and not left")
+        self._settle(handle)
+        session = self._batch[self._rows.pop(handle)].session
+        session.keep()
+        return session
+
+    def _step_batch(self) -> dict[int, int]:
+        self._remove_rows()
+        if not self._batch:
+            return {}
+        pending = torch.tensor([[stream.token] for stream in self._batch], device=self._device)
+        logits, self._state = self.model.next_logits(pending, self._state)
+        likeliest = logits.argmax(-1).tolist()
+        for row, stream in enumerate(self._batch):
+            greedy = stream.choice.temperature == 0
+            stream.token = likeliest[row] if greedy else int(stream.choice(logits[row : row + 1]))
+            stream.session.take(stream.token)
+        for handle, row in self._rows.items():
+            session = self._batch[row].session
+            if (len(session) - 1) % session.every == 0:
+                self._settle(handle)
+        return {handle: self._batch[row].token for handle, row in self._rows.items()}
+
+    def _read_prompts(self) -> dict[int, int]:
+        """Read prompts. A stream whose prompt has been read enters the batch with its first token."""
+        tokens, states, room = {}, [], self.piece
+        for handle, stream in list(self._waiting.items()):
+            unread = stream.session.pending.shape[1]
+            if unread > room:
+                stream.session.read(room)
+                break
+            stream.token = tokens[handle] = int(stream.session.draw(stream.choice))
+            states.append(stream.session.state)
+            del self._waiting[handle]
+            self._rows[handle] = len(self._batch)
+            self._batch.append(stream)
+            room -= unread
+        if states:
+            self._state = cat(states if self._state is None else [self._state, *states])
+        return tokens
+
+    def _settle(self, handle: int) -> None:
+        """Give a stream's session its row of the batch's state."""
+        row = self._rows[handle]
+        session = self._batch[row].session
+        session.commit(index(self._state, [row]), len(session) - 1)
+
+    def _remove_rows(self) -> None:
+        """Remove the rows of streams that have left."""
+        rows = list(self._rows.values())
+        if len(rows) < len(self._batch):
+            self._state = index(self._state, rows) if rows else None
+            self._batch = [self._batch[row] for row in rows]
+            self._rows = {handle: row for row, handle in enumerate(self._rows)}

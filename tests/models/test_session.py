@@ -1,0 +1,405 @@
+"""Sessions, drafts and streams: whatever is read, kept, taken back or batched, the tokens are those of `generate`."""
+
+import itertools
+import random
+from array import array
+
+import pytest
+import torch
+
+import scanl
+from scanl.errors import CheckpointError, ConfigError, ShapeError
+from scanl.models import LanguageModel, ModelDraft, PromptLookup, Session, Stack, StateStore, Streams
+from scanl.models.drafts import Drafting
+from scanl.models.prefix_tree import PrefixTree
+from scanl.models.state_store import size_of
+
+COVERS = [
+    "models/cursor",
+    "models/drafts",
+    "models/prefix_tree",
+    "models/state_files",
+    "models/state_store",
+    "models/streams",
+]
+
+VOCAB = 20
+FAMILIES = ["hawk", "gru", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "mlstm", "hgrn", "min_gru"]
+OPTIONS = {"greedy": {"temperature": 0}, "drawn": {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "seed": 3}}
+
+
+@pytest.fixture(autouse=True)
+def _exact():
+    with scanl.exact():
+        yield
+
+
+def model(layer="hawk", dim=8, depth=1, seed=0):
+    torch.manual_seed(seed)
+    return LanguageModel(VOCAB, Stack(dim, depth, layer)).eval()
+
+
+def text(length, seed=1):
+    return torch.randint(VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def drawn(model, prompt, count, **options):
+    return [int(token) for token in itertools.islice(model.generate(prompt, **options), count)]
+
+
+def counted(monkeypatch, model):
+    """Return a list to which each call of the model adds the number of tokens that it reads."""
+    lengths, read = [], model._hidden
+
+    def hidden(tokens, *others):
+        lengths.append(tokens.shape[1])
+        return read(tokens, *others)
+
+    monkeypatch.setattr(model, "_hidden", hidden)
+    return lengths
+
+
+DRAFTS = {"lookup": PromptLookup, "smaller": lambda: model("gru", 4, seed=1), "kept": lambda: ModelDraft(model())}
+
+
+@pytest.mark.parametrize("layer", FAMILIES)
+def test_a_draft_changes_no_token(layer):
+    large, prompt = model(layer), text(9)
+    for options, draft in zip(OPTIONS.values(), [PromptLookup(), model("gru", 4, seed=1)], strict=True):
+        assert drawn(large, prompt, 30, draft=draft, **options) == drawn(large, prompt, 30, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_generation_with_a_draft_is_put_down_and_picked_up(draft, options):
+    large, prompt, options = model(seed=2), text(5), dict(OPTIONS[options])
+    whole = drawn(large, prompt, 40, **options)
+    proposing, seed = DRAFTS[draft](), options.pop("seed", None)
+    for length in range(1, 24, 4):
+        first = large.generate(prompt, seed=seed, draft=proposing, **options)
+        tokens = [int(token) for token in itertools.islice(first, length)]
+        rest = drawn(large, first.pending, 40 - length, state=first.state, seed=first.generator, **options)
+        assert tokens + rest == whole
+
+
+def cyclic():
+    """Return a model in which 1 follows 0, 2 follows 1, 0 follows 2, and so on: a text of period 3."""
+    made = model(dim=VOCAB)
+    with torch.no_grad():
+        for parameter in made.stack.blocks.parameters():
+            parameter.zero_()
+        made.embedding.weight.copy_(torch.eye(VOCAB))
+        made.head.weight.zero_()
+        made.head.weight[[1, 2, 0], [0, 1, 2]] = 1.0
+    return made
+
+
+def test_a_text_that_repeats_takes_few_calls(monkeypatch):
+    periodic = cyclic()
+    lengths = counted(monkeypatch, periodic)
+    assert drawn(periodic, text(1) * 0, 100, temperature=0, draft=PromptLookup()) == [1, 2, 0] * 33 + [1]
+    assert len(lengths) < 16
+    assert max(lengths) <= 16
+
+
+def test_a_draft_that_fails_is_left_alone(monkeypatch):
+    class Wrong:
+        calls = 0
+
+        def propose(self, text, count, choose):
+            self.calls += 1
+            return [19] * count
+
+    periodic, wrong = cyclic(), Wrong()
+    assert drawn(periodic, text(1) * 0, 200, temperature=0, draft=wrong) == [1, 2, 0] * 66 + [1, 2]
+    assert 3 < wrong.calls < 12
+
+
+def test_a_lookup_takes_the_latest_occurrence_of_the_longest_end():
+    lookup = PromptLookup(longest=3, shortest=2)
+
+    def proposed(*tokens):
+        return lookup.propose(array("i", tokens), 4, lambda logits: logits)
+
+    assert proposed(1, 2, 3, 4, 5, 9, 2, 3, 6, 7, 1, 2, 3) == [4, 5, 9, 2]  # three tokens before two
+    assert proposed(2, 3, 4, 4, 4, 4, 2, 3, 6, 7, 8, 8, 2, 3) == [6, 7, 8, 8]  # the later one
+    assert proposed(7, 7, 7) == [7, 7, 7, 7]  # a period shorter than the proposal
+    assert proposed(1, 2, 3, 4) == proposed(3) == proposed() == []
+    assert proposed(1 << 8, 1, 2, 1 << 16, 1 << 8, 3, 0, 1) == []  # bytes that fit, tokens that do not
+    assert PromptLookup(window=4).propose(array("i", [1, 2, 3, 4, 4, 4, 1, 2]), 1, lambda logits: logits) == []
+
+
+def test_a_right_proposal_is_followed_by_a_longer_one():
+    drafting = Drafting(PromptLookup())
+    drafting.learn(4, 4)
+    assert len(drafting.propose(array("i", [5] * 9), 99, lambda logits: logits)) == 8
+    assert len(drafting.propose(array("i", [5] * 9), 3, lambda logits: logits)) == 3
+    drafting.learn(8, 2)
+    assert len(drafting.propose(array("i", [5] * 9), 99, lambda logits: logits)) == 3
+    drafting.learn(3, 0)
+    assert [len(drafting.propose(array("i", [5] * 9), 99, lambda logits: logits)) for _ in range(3)] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("every", [4, 99])
+def test_a_turn_costs_its_own_tokens(every, options, monkeypatch):
+    large, options = model(depth=2), OPTIONS[options]
+    session, whole = Session(large, every=every), text(0)
+    lengths = counted(monkeypatch, large)
+    for turn in range(6):
+        prompt = text(3 + turn, seed=turn)
+        whole = torch.cat([whole, prompt], 1)
+        lengths.clear()
+        tokens = drawn(large, prompt, 5, session=session, **options)
+        assert sum(lengths) == 3 + turn + 4 + (turn > 0)  # and the last token of the turn before
+        assert tokens == drawn(large, whole, 5, **options)
+        whole = torch.cat([whole, torch.tensor([tokens])], 1)
+        assert torch.equal(session.tokens, whole[0])
+    assert torch.equal(session.pending, whole[:, -1:])
+    assert size_of(session.state) == size_of(large.init_state(1))
+
+
+def test_any_earlier_token_can_be_gone_back_to(monkeypatch):
+    large, prompt = model(), text(37)
+    session = Session(large, prompt, every=8)
+    tokens = drawn(large, text(0), 20, session=session, temperature=0, draft=PromptLookup())
+    lengths = counted(monkeypatch, large)
+    for length in random.Random(0).sample(range(58), 20):
+        other = session.fork()
+        other.rewind(length)
+        assert torch.equal(other.tokens, session.tokens[:length])
+        lengths.clear()
+        expected = drawn(large, torch.cat([other.tokens[None], prompt[:, :2]], 1), 3, temperature=0)
+        assert sum(lengths) == length + 4
+        lengths.clear()
+        assert drawn(large, prompt[:, :2], 3, session=other, temperature=0) == expected
+        assert sum(lengths) <= 8 + 15 + 4  # since a state in the store, which a draft may have passed
+    assert session.tokens.tolist() == prompt[0].tolist() + tokens
+    assert drawn(large, text(0), 3, session=session, temperature=0) == drawn(
+        large, session.tokens[None, :57], 3, temperature=0
+    )
+
+
+def test_forks_go_their_own_ways():
+    large = model()
+    session = Session(large, text(9))
+    session.read()
+    one, other = session.fork(), session.fork()
+    assert session.pending.shape == one.pending.shape == (1, 1)
+    for fork, seed in ((one, 1), (other, 2)):
+        assert drawn(large, text(2), 9, session=fork, seed=seed) == drawn(
+            large, torch.cat([text(9), text(2)], 1), 9, seed=seed
+        )
+    assert len(session) == 9
+
+
+def test_a_text_that_begins_as_another_costs_what_follows(monkeypatch):
+    large = model()
+    store = StateStore(large)
+    Session(large, text(40), store=store, every=8).read()
+    lengths = counted(monkeypatch, large)
+    session = Session(large, torch.cat([text(26), text(5, seed=9)], 1), store=store)
+    assert drawn(large, text(0), 1, session=session, temperature=0)
+    assert sum(lengths) == 26 + 5 - 24
+
+
+def entries(store):
+    return sorted(length for length, _ in store._tree.beginnings(array("i", range(200))))
+
+
+def test_a_tree_finds_the_beginnings_of_a_text():
+    draw, tree, sequences = random.Random(0), PrefixTree(), {}
+    for i in range(300):
+        sequence = array("i", [draw.randrange(2) for _ in range(draw.randrange(9))])
+        if sequences and draw.random() < 0.4:
+            key = draw.choice(list(sequences))
+            tree.remove(sequences.pop(key))
+        else:
+            node = sequences[tuple(sequence)] = tree.insert(sequence)
+            node.value = i
+        looked_up = tuple(draw.randrange(2) for _ in range(9))
+        expected = [(n, sequences[looked_up[:n]]) for n in range(10) if looked_up[:n] in sequences]
+        assert list(tree.beginnings(array("i", looked_up))) == expected
+    for node in sequences.values():
+        tree.remove(node)
+    assert not tree.root.children
+
+
+def test_the_least_recently_used_states_go(tmp_path):
+    large = model()
+    state = large(text(3))[1]
+    size = size_of(state)
+    memory = StateStore(large, limit=3 * size)
+    for length in (1, 2, 3):
+        memory.put(array("i", range(length)), state)
+    memory.longest(array("i", range(1)))
+    memory.put(array("i", range(4)), state)
+    assert entries(memory) == [1, 3, 4]
+    assert (len(memory), memory.bytes_in_memory) == (3, 3 * size)
+    disk = StateStore(large, limit=size, folder=tmp_path)
+    for length in (1, 2, 3):
+        disk.put(array("i", range(length)), state)
+    assert (len(disk), disk.bytes_in_memory) == (3, size)
+    files = sorted(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert disk.bytes_on_disk == sum(files)
+    assert disk.longest(array("i", range(2)))[0] == 2
+    small = StateStore(large, folder=tmp_path, folder_limit=sum(files[1:]))
+    assert entries(small) == [2, 3]
+    small.clear()
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("layer", ["hawk", "gated_deltanet", "s5"])
+def test_a_session_goes_on_in_another_process(layer, tmp_path):
+    """A store and a session are made anew from their files, as another process would."""
+    large, prompt = model(layer), text(20)
+    session = Session(large, store=StateStore(large, folder=tmp_path), every=8)
+    expected = drawn(large, prompt, 12, session=session, temperature=0)
+    session.save(tmp_path / "session.safetensors")
+    expected += drawn(large, text(2), 6, session=session, temperature=0)
+    same = model(layer)
+    loaded = Session.load(tmp_path / "session.safetensors", same, every=8)
+    assert drawn(same, text(2), 6, session=loaded, temperature=0) == expected[12:]
+    begun = Session(same, torch.cat([prompt, torch.tensor([expected[:5]])], 1), store=StateStore(same, folder=tmp_path))
+    assert begun.pending.shape == (1, 1)
+    assert drawn(same, text(0), 7, session=begun, temperature=0) == expected[5:12]
+
+
+def spoiled(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    large = model()
+    session = Session(large, text(17), store=StateStore(large, folder=tmp_path), every=8)
+    session.read()
+    session.save(tmp_path / "session")
+    size = (tmp_path / "session").stat().st_size
+    for at in random.Random(0).sample(range(size), 12):
+        spoiled(tmp_path / "session", at)
+        with pytest.raises(CheckpointError, match="session"):
+            Session.load(tmp_path / "session", large)
+        spoiled(tmp_path / "session", at)
+    longest = max(tmp_path.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    spoiled(longest, -1)
+    store = StateStore(large, folder=tmp_path)
+    with pytest.warns(
+        UserWarning, match=f"{longest.name} is damaged: .* it is removed, and the state is computed again"
+    ):
+        again = Session(large, text(17), store=store)
+    assert again.pending.shape == (1, 9)
+    assert not longest.exists()
+    assert drawn(large, text(0), 5, session=again, temperature=0) == drawn(large, text(17), 5, temperature=0)
+    cut = next(tmp_path.rglob("*.safetensors"))
+    cut.write_bytes(cut.read_bytes()[:40])
+    with pytest.warns(UserWarning, match=f"{cut.name} cannot be read, or is damaged"):
+        StateStore(large, folder=tmp_path)
+
+
+def test_states_of_other_weights_are_not_taken(tmp_path):
+    large, other = model(), model(seed=1)
+    session = Session(large, text(17), store=StateStore(large, folder=tmp_path), every=8)
+    session.read()
+    session.save(tmp_path / "session")
+    with pytest.raises(CheckpointError, match="session is of another model or of other weights"):
+        Session.load(tmp_path / "session", other)
+    assert len(StateStore(other, folder=tmp_path)) == 0
+
+
+def test_a_folder_that_is_full_does_not_end_a_text(tmp_path):
+    large = model()
+    store = StateStore(large, folder=tmp_path)
+    (tmp_path / store.folder.name).rmdir()
+    with pytest.warns(UserWarning, match="cannot be written: No such file .*; the state is in memory alone"):
+        Session(large, text(9), store=store, every=8).read()
+    assert len(store) == 1
+
+
+@pytest.mark.parametrize("layer", ["hawk", "gla", "mlstm"])
+def test_streams_are_as_each_alone(layer):
+    large, draw, live = model(layer), random.Random(0), {}
+    streams = Streams(large, piece=9)
+    for step in range(24):
+        if draw.random() < 0.5:
+            prompt, options = text(draw.randrange(1, 24), seed=step), OPTIONS[draw.choice(list(OPTIONS))]
+            live[streams.join(prompt, **options)] = prompt, options, []
+        for handle, token in streams.step().items():
+            live[handle][2].append(token)
+        assert len(streams) == len(live)
+        if live and (draw.random() < 0.3 or step > 20):
+            handle = draw.choice(list(live))
+            prompt, options, tokens = live.pop(handle)
+            session = streams.leave(handle)
+            assert tokens == drawn(large, prompt, len(tokens), **options)
+            assert session.tokens.tolist() == prompt[0].tolist() + tokens
+            following = drawn(large, session.tokens[None], 3, temperature=0)
+            again = streams.join(session=session, temperature=0)
+            live[again] = torch.tensor([session.tokens.tolist()]), {"temperature": 0}, []
+            assert drawn(large, text(0), 3, session=session.fork(), temperature=0) == following
+
+
+def test_a_long_prompt_lets_the_others_go_on():
+    large = model()
+    streams = Streams(large, piece=8)
+    first = streams.join(text(3), temperature=0)
+    assert streams.step().keys() == {first}
+    second = streams.join(text(30), temperature=0)
+    assert [sorted(streams.step()) for _ in range(4)] == [[first]] * 3 + [[first, second]]
+
+
+REFUSED = [
+    (
+        lambda m: m.generate(text(2), m.init_state(1), session=Session(m)),
+        ConfigError,
+        "state and session are both given",
+    ),
+    (lambda m: m.generate(text(2), session=Session(model())), ConfigError, "session is of another model"),
+    (lambda m: m.generate(text(0), session=Session(m)), ShapeError, r"prompt has shape \(1, 0\), expected \(B, T\)"),
+    (
+        lambda m: m.generate(text(4).view(2, 2), draft=PromptLookup()),
+        ShapeError,
+        r"prompt is torch.int64 \(2, 2\), expect",
+    ),
+    (
+        lambda m: m.generate(text(2) + VOCAB, session=Session(m)),
+        ShapeError,
+        "prompt has token .*, expected 0 to 19 of 20",
+    ),
+    (
+        lambda m: m.generate(text(2), mask=text(2) > -1, draft=m),
+        ShapeError,
+        "mask is given, expected none because of draft",
+    ),
+    (lambda m: m.generate(text(2), draft="ngram"), ConfigError, r"draft is a str, expected PromptLookup\(\)"),
+    (
+        lambda m: m.generate(text(2), draft=LanguageModel(9, Stack(8, 1))),
+        ConfigError,
+        "draft has vocab_size=9, expected 20 of the model",
+    ),
+    (lambda m: Session(m, every=0), ConfigError, "session: every is 0, expected at least 1"),
+    (lambda m: Session(m, [0.5]), ShapeError, r"session: tokens is torch.float32 \(1,\), expected integers"),
+    (lambda m: Session(m, store=StateStore(model())), ConfigError, "session: store is of another model"),
+    (lambda m: Session(m, [1, 2]).rewind(3), ConfigError, "rewind: length is 3, expected at most 2"),
+    (lambda m: StateStore(m, limit=5), ConfigError, "state store: limit is 5, expected at least"),
+    (lambda m: PromptLookup(longest=1), ConfigError, "prompt lookup: longest is 1, expected at least 2"),
+    (lambda m: Streams(m).join(), ShapeError, "join: prompt has no token, expected at least 1"),
+    (lambda m: Streams(m).join([1], temperature=-1), ConfigError, "join: temperature is -1, expected at least 0"),
+    (lambda m: Streams(m).join([1], session=Session(model())), ConfigError, "join: session is of another model"),
+    (lambda m: Streams(m).leave(3), ConfigError, "leave: handle is 3, expected that of a stream"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_wrong_input_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(model())
+
+
+def test_a_session_is_in_one_stream_alone():
+    large = model()
+    streams, session = Streams(large), Session(large, text(3))
+    streams.join(session=session)
+    with pytest.raises(ConfigError, match="session is that of another stream"):
+        streams.join(session=session)
