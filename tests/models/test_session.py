@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import scanl
+from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.models import LanguageModel, ModelDraft, PromptLookup, Session, Stack, StateStore, Streams
 from scanl.models.drafts import Drafting
@@ -34,9 +35,9 @@ def _exact():
         yield
 
 
-def model(layer="hawk", dim=8, depth=1, seed=0):
+def model(layer="hawk", dim=12, depth=1, seed=0):
     torch.manual_seed(seed)
-    return LanguageModel(VOCAB, Stack(dim, depth, layer)).eval()
+    return LanguageModel(VOCAB, Stack(dim, depth, layer, layer_options=dict(layers.get(layer).sample))).eval()
 
 
 def text(length, seed=1):
@@ -62,23 +63,24 @@ def counted(monkeypatch, model):
 DRAFTS = {"lookup": PromptLookup, "smaller": lambda: model("gru", 4, seed=1), "kept": lambda: ModelDraft(model())}
 
 
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("layer", FAMILIES)
-def test_a_draft_changes_no_token(layer):
-    large, prompt = model(layer), text(9)
-    for options, draft in zip(OPTIONS.values(), [PromptLookup(), model("gru", 4, seed=1)], strict=True):
-        assert drawn(large, prompt, 30, draft=draft, **options) == drawn(large, prompt, 30, **options)
+def test_a_draft_changes_no_token(layer, options):
+    large, draft = model(layer), {"greedy": PromptLookup(), "drawn": model("gru", 4, seed=1)}[options]
+    options, prompt = OPTIONS[options], text(9)
+    assert drawn(large, prompt, 16, draft=draft, **options) == drawn(large, prompt, 16, **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_generation_with_a_draft_is_put_down_and_picked_up(draft, options):
     large, prompt, options = model(seed=2), text(5), dict(OPTIONS[options])
-    whole = drawn(large, prompt, 40, **options)
+    whole = drawn(large, prompt, 24, **options)
     proposing, seed = DRAFTS[draft](), options.pop("seed", None)
-    for length in range(1, 24, 4):
+    for length in (1, 8, 15):
         first = large.generate(prompt, seed=seed, draft=proposing, **options)
         tokens = [int(token) for token in itertools.islice(first, length)]
-        rest = drawn(large, first.pending, 40 - length, state=first.state, seed=first.generator, **options)
+        rest = drawn(large, first.pending, 24 - length, state=first.state, seed=first.generator, **options)
         assert tokens + rest == whole
 
 
@@ -164,7 +166,7 @@ def test_any_earlier_token_can_be_gone_back_to(monkeypatch):
     session = Session(large, prompt, every=8)
     tokens = drawn(large, text(0), 20, session=session, temperature=0, draft=PromptLookup())
     lengths = counted(monkeypatch, large)
-    for length in random.Random(0).sample(range(58), 20):
+    for length in random.Random(0).sample(range(58), 8):
         other = session.fork()
         other.rewind(length)
         assert torch.equal(other.tokens, session.tokens[:length])
@@ -279,19 +281,22 @@ def test_a_damaged_state_is_refused(tmp_path):
     size = (tmp_path / "session").stat().st_size
     for at in random.Random(0).sample(range(size), 12):
         spoiled(tmp_path / "session", at)
-        with pytest.raises(CheckpointError, match="session"):
+        with pytest.raises(CheckpointError, match=r"is damaged|cannot be read|other weights"):
             Session.load(tmp_path / "session", large)
         spoiled(tmp_path / "session", at)
-    longest = max(tmp_path.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
-    spoiled(longest, -1)
-    store = StateStore(large, folder=tmp_path)
-    with pytest.warns(
-        UserWarning, match=f"{longest.name} is damaged: .* it is removed, and the state is computed again"
-    ):
-        again = Session(large, text(17), store=store)
-    assert again.pending.shape == (1, 9)
-    assert not longest.exists()
-    assert drawn(large, text(0), 5, session=again, temperature=0) == drawn(large, text(17), 5, temperature=0)
+    for at, problem in ((-1, "its name does not fit its text"), (-40, "its bytes do not fit its digest")):
+        store = StateStore(large, folder=tmp_path)
+        again = Session(large, text(17), store=store, every=8)
+        again.read()  # what was removed is written again
+        last = max(tmp_path.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+        spoiled(last, at)
+        with pytest.warns(
+            UserWarning, match=f"{last.name} is damaged: {problem}.*; the file is removed, and the state"
+        ):
+            again = Session(large, text(17), store=StateStore(large, folder=tmp_path))
+        assert again.pending.shape == (1, 9)
+        assert not last.exists()
+        assert drawn(large, text(0), 5, session=again, temperature=0) == drawn(large, text(17), 5, temperature=0)
     cut = next(tmp_path.rglob("*.safetensors"))
     cut.write_bytes(cut.read_bytes()[:40])
     with pytest.warns(UserWarning, match=f"{cut.name} cannot be read, or is damaged"):
@@ -312,7 +317,7 @@ def test_a_folder_that_is_full_does_not_end_a_text(tmp_path):
     large = model()
     store = StateStore(large, folder=tmp_path)
     (tmp_path / store.folder.name).rmdir()
-    with pytest.warns(UserWarning, match="cannot be written: No such file .*; the state is in memory alone"):
+    with pytest.warns(UserWarning, match="cannot be written: .*No such file .*; the state is in memory alone"):
         Session(large, text(9), store=store, every=8).read()
     assert len(store) == 1
 
@@ -321,14 +326,14 @@ def test_a_folder_that_is_full_does_not_end_a_text(tmp_path):
 def test_streams_are_as_each_alone(layer):
     large, draw, live = model(layer), random.Random(0), {}
     streams = Streams(large, piece=9)
-    for step in range(24):
+    for step in range(14):
         if draw.random() < 0.5:
             prompt, options = text(draw.randrange(1, 24), seed=step), OPTIONS[draw.choice(list(OPTIONS))]
             live[streams.join(prompt, **options)] = prompt, options, []
         for handle, token in streams.step().items():
             live[handle][2].append(token)
         assert len(streams) == len(live)
-        if live and (draw.random() < 0.3 or step > 20):
+        if live and (draw.random() < 0.3 or step > 11):
             handle = draw.choice(list(live))
             prompt, options, tokens = live.pop(handle)
             session = streams.leave(handle)

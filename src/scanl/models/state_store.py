@@ -129,16 +129,19 @@ class StateStore:
             raise ConfigError(f"state store: {folder} cannot be used: {error.strerror}") from error
         for _, path in files:
             try:
-                node = self._tree.insert(tokens_of(path))
+                tokens = tokens_of(path)
+                if path.name != _file_name(tokens):
+                    raise CheckpointError(f"state store: {path} is damaged: its name does not fit its text")
             except CheckpointError as error:
                 _refuse(path, error)
                 continue
+            node = self._tree.insert(tokens)
             node.value = Entry(node, path=path)
             self._add_file(node.value)
         self._shrink()
 
     def _write(self, entry: Entry, tokens: Text, folder: Path) -> None:
-        path = folder / f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}{ENDING}"
+        path = folder / _file_name(tokens)
         try:
             write_text(path, ReadText(tokens, len(tokens), entry.state), self.digest)
         except CheckpointError as error:  # a text can go on without a file
@@ -216,7 +219,11 @@ def size_of(state: State) -> int:
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(state))
 
 
+def _file_name(tokens: Text) -> str:
+    return f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}{ENDING}"
+
+
 def _refuse(path: Path, error: CheckpointError) -> None:
-    warnings.warn(f"{error}; it is removed, and the state is computed again", stacklevel=2)
+    warnings.warn(f"{error}; the file is removed, and the state is computed again", stacklevel=2)
     with suppress(OSError):
         path.unlink()
