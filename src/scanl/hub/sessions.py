@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import forwards
 from scanl.models.drafts import ROWS, Drafting, PromptLookup
-from scanl.models.prefix_tree import common_length
+from scanl.models.prefix_tree import Text, common_length
 from scanl.models.sampling import Choice
 from scanl.whole import whole_number
 
@@ -27,8 +27,9 @@ class CacheSession:
         ids = model.generate(ids, custom_generate=session, max_new_tokens=50)
         ids = model.generate(torch.cat([ids, answer], 1), custom_generate=session, max_new_tokens=50)
 
-    As usual there, `ids` is the whole text; only what follows its longest known beginning is read. All of `generate`'s
-    processors, criteria and streamers apply. It takes one text, greedily or by sampling, and no beams.
+    As usual there, `ids` is the whole text; only what follows its longest known beginning is read. The processors and
+    criteria of `generate` apply; a streamer does not, for `generate` hands none to such a function. It takes one text,
+    greedily or by sampling, and no beams.
 
     A cache is written in place, so it is copied at the end of each turn, and before tokens of a draft are read. If some
     of these were wrong, the copy takes its place. With attention in the model a copy grows with the text.
@@ -72,21 +73,17 @@ class CacheSession:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        streamer: Any = None,
-        attention_mask: Tensor | None = None,
         **others: Any,
     ) -> Any:
         """Decode, as `generate` asks a function in `custom_generate` to."""
-        self._check(model, input_ids, attention_mask, generation_config)
-        self._go_to(array("i", input_ids[0].tolist()))
+        self._check(model, input_ids, others.get("attention_mask"), generation_config)
+        self._go_to(array("i", input_ids[0].tolist()), others.get(self._name))
         drafting = None if self.draft is None else Drafting(self.draft)
         ended = False
         while not ended:
             input_ids, ended = self._piece(
-                input_ids, drafting, logits_processor, stopping_criteria, generation_config.do_sample, streamer
+                input_ids, drafting, logits_processor, stopping_criteria, generation_config.do_sample
             )
-        if streamer is not None:
-            streamer.end()
         if not generation_config.return_dict_in_generate:
             return input_ids
         from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -105,8 +102,8 @@ class CacheSession:
             if getattr(config, name, False):
                 raise ConfigError(f"cache session: {name} is True, expected False: only tokens are returned")
 
-    def _go_to(self, text: array) -> None:  # type: ignore[type-arg]
-        """Go back to the cache of the longest beginning of the text."""
+    def _go_to(self, text: Text, fresh: Any) -> None:
+        """Go back to the cache of the longest beginning of the text. fresh: an empty cache that `generate` has made."""
         common = min(common_length(self._text, text), len(text) - 1)
         if self._cache is not None and self.turns:
             self._ends = [*self._ends, (len(self._text), copy.deepcopy(self._cache))][-self.turns :]
@@ -116,9 +113,13 @@ class CacheSession:
             length, cache = self._ends[-1] if self._ends else (0, None)
             self._cache = copy.deepcopy(cache)
             del self._text[length:]
+        if self._cache is None:
+            from transformers import DynamicCache
+
+            self._cache = DynamicCache(config=self.model.config) if fresh is None else fresh
 
     def _piece(
-        self, ids: Tensor, drafting: Drafting | None, processor: Any, criteria: Any, sampled: bool, streamer: Any
+        self, ids: Tensor, drafting: Drafting | None, processor: Any, criteria: Any, sampled: bool
     ) -> tuple[Tensor, bool]:
         """Read what is pending and the tokens of a draft; return the text with all tokens that follow, and its end."""
         pending, drafted = ids[:, len(self._text) :], list[int]()
@@ -132,8 +133,6 @@ class CacheSession:
             scores = processor(ids, logits[:, used].to(torch.float32, copy=True))
             token = torch.multinomial(scores.softmax(-1), 1)[:, 0] if sampled else scores.argmax(-1)
             ids = torch.cat([ids, token[:, None]], 1)
-            if streamer is not None:
-                streamer.put(token.cpu())
             ended = bool(criteria(ids, None).all())
             if used == len(drafted):
                 self._text = array("i", ids[0, :-1].tolist())
@@ -148,10 +147,6 @@ class CacheSession:
 
     def _read(self, tokens: Tensor, rows: int) -> Tensor:
         """Read tokens (1, T) into the cache. Return logits (1, rows, V) after the last ones."""
-        from transformers import DynamicCache
-
-        if self._cache is None:
-            self._cache = DynamicCache(config=self.model.config)
         options: dict[str, Any] = {self._name: self._cache}
         if self._has_positions:
             first = len(self._text)

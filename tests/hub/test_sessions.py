@@ -1,0 +1,85 @@
+"""Sessions of accelerated models: the tokens are those of `generate` without one."""
+
+import pytest
+import torch
+
+import scanl
+from hub_models import CASES
+from scanl import hub
+from scanl.errors import ConfigError, ShapeError
+from scanl.hub import CacheSession
+from scanl.models import PromptLookup
+
+pytest.importorskip("transformers", reason="the models are of transformers")
+
+OPTIONS = {"do_sample": False, "max_new_tokens": 10, "pad_token_id": 0, "eos_token_id": None}
+TEXT = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]])
+
+
+def accelerated(name):
+    model = CASES[name].build()
+    hub.accelerate(model)
+    return model
+
+
+def counted(monkeypatch, session):
+    lengths, read = [], session._read
+
+    def counting(tokens, rows):
+        lengths.append(tokens.shape[1])
+        return read(tokens, rows)
+
+    monkeypatch.setattr(session, "_read", counting)
+    return lengths
+
+
+def generated(model, text, **options):
+    mask = torch.ones_like(text)  # or else `generate` masks tokens that are the padding's
+    return model.generate(text, attention_mask=mask, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "minimax", "qwen3_next"])
+def test_turns_forks_and_drafts_change_no_token(name, monkeypatch):
+    model = accelerated(name)
+    session = CacheSession(model, draft=PromptLookup())
+    with scanl.exact():
+        for sampled in (True, False):
+            ids = []
+            for how in ({}, {"custom_generate": session}):
+                torch.manual_seed(0)
+                ids.append(generated(model, TEXT, do_sample=sampled, **how))
+            assert torch.equal(*ids)
+        forked = session.fork()
+        more, other = torch.cat([ids[0], TEXT[:, :3]], 1), torch.cat([TEXT, TEXT[:, 4:9]], 1)
+        for text in (more, other):  # the next turn, and one that leaves the text of the first
+            assert torch.equal(generated(model, text, custom_generate=session), generated(model, text))
+        lengths = counted(monkeypatch, forked)
+        generated(model, more, custom_generate=forked)
+        assert lengths[0] < len(more[0]) - len(TEXT[0])
+
+
+def test_the_criteria_of_generate_apply():
+    model = accelerated("mamba")
+    end = int(generated(model, TEXT)[0, -5])
+    session = CacheSession(model, draft=PromptLookup())
+    assert torch.equal(*(generated(model, TEXT, eos_token_id=end, **how) for how in ({}, {"custom_generate": session})))
+    made = generated(model, TEXT, custom_generate=session, return_dict_in_generate=True)
+    assert torch.equal(made.sequences, generated(model, TEXT))
+
+
+def test_what_it_cannot_do_is_refused():
+    model = accelerated("mamba")
+    session = CacheSession(model)
+    with pytest.raises(ConfigError, match=r"model is a MambaForCausalLM, expected one after hub\.accelerate"):
+        CacheSession(CASES["mamba"].build())
+    for name in ("rwkv", "xlstm"):
+        with pytest.raises(ConfigError, match="its states are in no Cache of transformers"):
+            CacheSession(accelerated(name))
+    with pytest.raises(ConfigError, match="model is another one, expected the session's own"):
+        generated(accelerated("mamba"), TEXT, custom_generate=session)
+    with pytest.raises(ShapeError, match=r"input_ids has shape \(2, 13\) with 1 beams, expected \(1, T\)"):
+        generated(model, TEXT.expand(2, -1), custom_generate=session)
+    with pytest.raises(ShapeError, match="attention_mask masks tokens"):
+        model.generate(TEXT, attention_mask=torch.tensor([[0] + [1] * 12]), custom_generate=session, **OPTIONS)
+    with pytest.raises(ConfigError, match="output_scores is True, expected False"):
+        generated(model, TEXT, custom_generate=session, output_scores=True, return_dict_in_generate=True)
