@@ -43,6 +43,8 @@ TURNS, ADDED, DRAWN = 50, 16, 16
 FAMILIES = ("hawk", "gru", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "mlstm", "hgrn", "min_gru")
 TALKING = ("hawk", "gated_deltanet")
 VOCAB = 256  # bytes
+DIM, DEPTH = 128, 2
+KILLS = 2
 DRAWING: Mapping[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "drawn": {"temperature": 0.8, "top_p": 0.9, "seed": 1},
@@ -82,7 +84,7 @@ def turns(results: Results, options: argparse.Namespace) -> None:
     for layer in TALKING:
         if results.timed(part="turns", layer=layer):
             continue
-        talking = model(layer, *((48, 2) if options.quick else (256, 4)))
+        talking = model(layer, DIM, DEPTH)
         session, took = Session(talking), []
         for turn in range(TURNS):
             prompt = text(turn, ADDED)
@@ -93,7 +95,8 @@ def turns(results: Results, options: argparse.Namespace) -> None:
         for first in range(0, TURNS, 10):
             seconds, again_seconds = map(statistics.median, zip(*took[first : first + 10], strict=True))
             results.add(
-                part="turns", layer=layer, turns=f"{first + 1} to {first + 10}", seconds=seconds, again=again_seconds
+                part="turns", layer=layer, width=DIM, turns=f"{first + 1} to {first + 10}", seconds=seconds,
+                again=again_seconds,
             )  # fmt: skip
 
 
@@ -111,11 +114,11 @@ def learned(layer: str, dim: int, depth: int, steps: int) -> LanguageModel:
 
 
 def drafts(results: Results, options: argparse.Namespace) -> None:
-    dim, steps, count = (32, 3, 20) if options.quick else (256, 60, 300)
+    dim, steps, count = (32, 3, 20) if options.quick else (DIM, 50, 150)
     for layer in TALKING:
         if results.timed(part="drafts", layer=layer):
             continue
-        large, small = learned(layer, dim, 4, steps), learned("gru", dim // 4, 1, steps)
+        large, small = learned(layer, dim, DEPTH, steps), learned("gru", dim // 4, 1, steps)
         proposing = {
             "none": lambda: None,
             "lookup": PromptLookup,
@@ -131,13 +134,13 @@ def drafts(results: Results, options: argparse.Namespace) -> None:
             for draft, seconds in took.items():
                 rate, base = (count / statistics.median(each) for each in (seconds, took["none"]))
                 results.add(
-                    part="drafts", layer=layer, bits=name, draft=draft, rate=rate, ratio=rate / base,
+                    part="drafts", layer=layer, width=dim, bits=name, draft=draft, rate=rate, ratio=rate / base,
                     equal=tokens[draft] == tokens["none"],
                 )  # fmt: skip
 
 
 def equal(results: Results, options: argparse.Namespace) -> None:
-    count = 10 if options.quick else 100
+    count = 10 if options.quick else 60
     for layer in FAMILIES[:2] if options.quick else FAMILIES:
         if results.has(part="equal", layer=layer):
             continue
@@ -149,20 +152,20 @@ def equal(results: Results, options: argparse.Namespace) -> None:
                     {"draft": PromptLookup()}, {"draft": small}, {"session": Session(large, every=32)},
                 ]  # fmt: skip
                 same += [generated(large, text(-1, 90), count, **way, **drawing) == plain for way in ways]
-        results.add(part="equal", layer=layer, tokens=count, equal=all(same))
+        results.add(part="equal", layer=layer, width=64, tokens=count, equal=all(same))
 
 
 def streams(results: Results, options: argparse.Namespace) -> None:
-    dim, steps = (48, 10) if options.quick else (256, 40)
+    dim, steps = (32, 10) if options.quick else (DIM, 24)
     for layer in TALKING:
-        shared, base = model(layer, dim, 4), 0.0
+        shared, base = model(layer, dim, DEPTH), 0.0
         for beside in (1, 4, 16):
             if results.timed(part="streams", layer=layer, beside=beside):
                 continue
             with scanl.exact():
                 rate, same = streamed(shared, beside, steps)
             base = base or rate
-            results.add(part="streams", layer=layer, beside=beside, rate=rate, ratio=rate / base, equal=same)
+            results.add(part="streams", layer=layer, width=dim, beside=beside, rate=rate, ratio=rate / base, equal=same)
 
 
 def streamed(shared: LanguageModel, beside: int, steps: int) -> tuple[float, bool]:
@@ -199,14 +202,14 @@ def kill(results: Results, options: argparse.Namespace) -> None:
     if results.has(part="kill"):
         return
     context, same = multiprocessing.get_context("spawn"), []
-    for seconds in (0.0,) if options.quick else (0.0, 0.01, 0.04):
+    for number in range(1 if options.quick else KILLS):
         with tempfile.TemporaryDirectory() as folder:
             path, turns_done = str(Path(folder, "session.safetensors")), context.Queue()
             process = context.Process(target=talk, args=(path, turns_done))
             process.start()
             while turns_done.get() < 3:
                 pass
-            time.sleep(seconds)
+            time.sleep(0.01 * number)
             os.kill(process.pid or 0, signal.SIGKILL)
             process.join()
             with scanl.exact():
@@ -214,13 +217,14 @@ def kill(results: Results, options: argparse.Namespace) -> None:
                 whole = torch.cat([session.tokens[None], text(99, 9)], 1)
                 expected = generated(session.model, whole, 12, temperature=0)
                 same.append(generated(session.model, text(99, 9), 12, session=session, temperature=0) == expected)
-    results.add(part="kill", layer="gla", times=len(same), equal=all(same))
+    results.add(part="kill", layer="gla", width=64, times=len(same), equal=all(same))
 
 
 def hub(results: Results, options: argparse.Namespace) -> None:
     from scanl.hub import CacheSession, accelerate
 
-    for name, make in hub_models(32 if options.quick else 256).items():
+    width = 32 if options.quick else 2 * DIM
+    for name, make in hub_models(width).items():
         if results.timed(part="hub", layer=name):
             continue
         large, decoding = make(), {"do_sample": False, "max_new_tokens": 8 if options.quick else 64, "pad_token_id": 0}
@@ -234,7 +238,7 @@ def hub(results: Results, options: argparse.Namespace) -> None:
                 again, again_seconds = timed(large.generate, more, **decoding)
                 turn, turn_seconds = timed(large.generate, more, custom_generate=session, **decoding)
             results.add(
-                part="hub", layer=name, bits=bits, ratio=seconds / drafted_seconds,
+                part="hub", layer=name, width=width, bits=bits, ratio=seconds / drafted_seconds,
                 turn_ratio=again_seconds / turn_seconds,
                 equal=torch.equal(ids, drafted) and torch.equal(again, turn),
             )  # fmt: skip
@@ -251,7 +255,7 @@ def hub_models(dim: int) -> dict[str, Callable[[], Any]]:
         MambaForCausalLM,
     )
 
-    size: dict[str, Any] = {"hidden_size": dim, "num_hidden_layers": 4, "vocab_size": VOCAB, "eos_token_id": None}
+    size: dict[str, Any] = {"hidden_size": dim, "num_hidden_layers": 2, "vocab_size": VOCAB, "eos_token_id": None}
     heads = {"num_heads": dim // 8, "head_dim": 16, "n_groups": 1, "state_size": 32}
     made = {
         "Mamba": (MambaForCausalLM, MambaConfig(**size)),

@@ -28,7 +28,7 @@ class CacheSession:
         ids = model.generate(torch.cat([ids, answer], 1), custom_generate=session, max_new_tokens=50)
 
     As usual there, `ids` is the whole text; only what follows its longest known beginning is read. The processors and
-    criteria of `generate` apply; a streamer does not, for `generate` hands none to such a function. It takes one text,
+    criteria of `generate` apply; a streamer does not, for `generate` does not hand it on. It takes one text,
     greedily or by sampling, and no beams.
 
     A cache is written in place, so it is copied at the end of each turn, and before tokens of a draft are read. If some

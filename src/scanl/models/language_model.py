@@ -141,8 +141,8 @@ class LanguageModel(Saved):
             raise ShapeError("generate: mask has a row without a token, expected at least one each")
         choice = Choice(temperature, top_k, top_p, as_generator("generate", seed, prompt.device))
         if session is not None or draft is not None:
-            cursor = self._cursor(prompt, state, session, mask)
-            return continued(cursor, choice, self._as_draft(draft), max_steps, stop)
+            proposing = self._as_draft(draft)
+            return continued(self._cursor(prompt, state, session, mask), choice, proposing, max_steps, stop)
 
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
             logits, after = self.next_logits(pending, state, mask=valid)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State, cat, index
+from scanl.models.cursor import as_text
 from scanl.models.sampling import Choice, as_generator, check_options
 from scanl.models.session import Session, store_of
 from scanl.models.state_store import StateStore
@@ -85,17 +86,18 @@ class Streams:
         """
         check_options("join", temperature, top_k, top_p)
         choice = Choice(temperature, top_k, top_p, as_generator("join", seed, self._device))
+        text = as_text(self.model, "join", "prompt", prompt)
+        if not text and (session is None or not len(session)):
+            raise ShapeError("join: prompt has no token, expected at least 1")
         if session is None:
-            session = Session(self.model, prompt, store=self.store)
+            session = Session(self.model, text, store=self.store)
         elif session.model is not self.model:
             raise ConfigError("join: session is of another model, expected Session(model) of this one")
         elif any(session is stream.session for stream in self._streams()):
             raise ConfigError("join: session is that of another stream, expected session.fork()")
         else:
             session.keep()
-            session.append(prompt)
-        if not len(session):
-            raise ShapeError("join: prompt has no token, expected at least 1")
+            session.append(text)
         self._next += 1
         self._waiting[self._next] = Stream(session, choice)
         return self._next
