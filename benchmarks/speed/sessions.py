@@ -231,7 +231,8 @@ def hub(results: Results, options: argparse.Namespace) -> None:
         accelerate(large)
         for bits, context in {"plain": nullcontext, "exact": scanl.exact}.items():
             with context():
-                session = CacheSession(large, draft=PromptLookup())
+                large.generate(text(-1, 150), custom_generate=CacheSession(large, draft=PromptLookup()), **decoding)
+                session = CacheSession(large, draft=PromptLookup())  # all is compiled now
                 ids, seconds = timed(large.generate, text(-1, 150), **decoding)
                 drafted, drafted_seconds = timed(large.generate, text(-1, 150), custom_generate=session, **decoding)
                 more = torch.cat([ids, text(1, 9)], 1)

@@ -16,6 +16,7 @@ from scanl.models.sampling import Choice
 from scanl.whole import whole_number
 
 CACHES = ("past_key_values", "cache_params")  # names of the argument for a `Cache`
+OWN_CACHES = ("transformers.models.minimax.", "transformers.models.xlstm.")  # whose caches have classes of their own
 UNSEEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -43,9 +44,9 @@ class CacheSession:
     def __init__(self, model: nn.Module, *, draft: PromptLookup | None = None, turns: int = 4) -> None:
         parameters = inspect.signature(type(model).forward).parameters
         name = next((name for name in CACHES if name in parameters), None)
-        if name is None or "xLSTM" in type(model).__name__:
-            reason = "its states are in no Cache of transformers"
-            raise ConfigError(f"cache session: model is a {type(model).__name__}: {reason}; see docs/sessions.md")
+        if name is None or type(model).__module__.startswith(OWN_CACHES):
+            kind = f"a {type(model).__name__}, which keeps its states in no Cache of transformers"
+            raise ConfigError(f"cache session: model is {kind}, expected one that does, such as MambaForCausalLM")
         if not any(map(forwards.replaced, model.modules())):
             raise ConfigError(
                 f"cache session: model is a {type(model).__name__}, expected one after hub.accelerate(model)"
@@ -80,10 +81,14 @@ class CacheSession:
         self._go_to(array("i", input_ids[0].tolist()), others.get(self._name))
         drafting = None if self.draft is None else Drafting(self.draft)
         ended = False
-        while not ended:
-            input_ids, ended = self._piece(
-                input_ids, drafting, logits_processor, stopping_criteria, generation_config.do_sample
-            )
+        try:
+            while not ended:
+                input_ids, ended = self._piece(
+                    input_ids, drafting, logits_processor, stopping_criteria, generation_config.do_sample
+                )
+        except BaseException:  # a cache that is written in part is of no text
+            self._text, self._cache = array("i"), None
+            raise
         if not generation_config.return_dict_in_generate:
             return input_ids
         from transformers.generation.utils import GenerateDecoderOnlyOutput
