@@ -3,7 +3,7 @@
 import copy
 import inspect
 from array import array
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,8 @@ class CacheSession:
             raise ConfigError(
                 f"cache session: model is a {type(model).__name__}, expected one after hub.accelerate(model)"
             )
-        self.model, self.draft = model, draft
+        self.model: Any = model
+        self.draft = draft
         self.turns = whole_number("cache session", "turns", turns)
         self._name = name
         self._has_positions = "position_ids" in parameters
@@ -93,7 +94,7 @@ class CacheSession:
             return input_ids
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-        return GenerateDecoderOnlyOutput(sequences=input_ids)
+        return GenerateDecoderOnlyOutput(sequences=cast(Any, input_ids))
 
     def _check(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, config: Any) -> None:
         if model is not self.model:
@@ -145,7 +146,7 @@ class CacheSession:
                 self._cache = undo
             else:
                 continue
-            if drafted and not ended:
+            if drafting is not None and drafted and not ended:
                 drafting.learn(len(drafted), used)
             return ids, ended
         raise AssertionError
