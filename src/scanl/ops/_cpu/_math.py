@@ -30,7 +30,7 @@ def float_of_bits(typingctx, bits):
 
 
 @intrinsic
-def _bits_of_float(typingctx, number):
+def bits_of_float(typingctx, number):
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -55,7 +55,7 @@ def _exp32(x):
     p = p * r + POLYNOMIAL[3]
     p = p * r + POLYNOMIAL[4]
     y = (p * r) * r + r + float32(1)
-    power = (_bits_of_float(rounded) + int32(126)) << int32(23)  # pyright: ignore[reportCallIssue]
+    power = (bits_of_float(rounded) + int32(126)) << int32(23)  # pyright: ignore[reportCallIssue]
     return (y + y) * float_of_bits(power)  # pyright: ignore[reportCallIssue]
 
 

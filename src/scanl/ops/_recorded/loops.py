@@ -19,16 +19,17 @@ import numpy as np
 
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._logarithm import expm1, log, log1p
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import at, pointer, separate
+from scanl.ops._cpu._rows_by_weight import multiply
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._slots import units
 
-erf, expm1, log, log1p, cos, sin, sqrt, atan2 = (
-    math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt, math.atan2
-)
+erf, cos, sin, sqrt, atan2 = math.erf, math.cos, math.sin, math.sqrt, math.atan2
 inf, nan = math.inf, math.nan
 '''
+LARGE = 1 << 10  # numbers of a weight: a product by it is a call of `multiply`
 MOST = 12  # elementwise loops that become one
 FLAGS = '{"error_model": "numpy", "fastmath": {"contract", "nsz"}}'
 SUMS = '{"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}'  # many partial sums, in vectors
@@ -180,6 +181,15 @@ class Loops:
                 ["{0} * {1}" + ("" if bias is None else " + {2}")],
             )
             return
+        if b.strides[-2] == 1 and k * m >= LARGE and _adjacent(out, a) and not any(size > 1 for size in groups):
+            body = _Body([out])
+            body.views += [a, b]
+            rows = out.strides[-2], a.strides[-2], b.strides[-1]
+            pairs = ", ".join(f"p{at}, {row}" for at, row in enumerate(rows))
+            self._add(body, [f"multiply({pairs}, {n}, {m}, {k})"], SUMS)
+            if bias is not None:
+                self.elementwise(out, [out, bias], ["{0} + {1}"])
+            return
         body = _Body([out])
         axes = [f"g{axis}" for axis in range(len(groups))]
         added = None if bias is None else bias.expanded(out.shape)
@@ -296,6 +306,11 @@ class _Statement:
             return False
         pairs = [(earlier.out, view) for view in self.views] + [(self.out, view) for view in earlier.views]
         return all(one.memory is not other.memory or _apart_or_same(one, other) for one, other in pairs)
+
+
+def _adjacent(*values: Value) -> bool:
+    """Whether the numbers of a row are adjacent in all of these, which are float32."""
+    return all(value.strides[-1] == 1 and value.memory.kind == "float32" for value in values)
 
 
 def _sizes(value: Value) -> list[int]:
