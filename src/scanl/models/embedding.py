@@ -15,12 +15,17 @@ def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
         raise ShapeError(f"{who}: {name} is {kind}, expected a tensor {shape}; make one with torch.as_tensor")
 
 
-def check_tokens(who: str, name: str, tokens: Any) -> None:
-    """Raise ShapeError unless tokens are integers (B, T)."""
-    check_tensor(who, name, tokens, "(B, T) of integers")
+def check_tokens(who: str, name: str, tokens: Any, axes: str = "(B, T)") -> None:
+    """Raise ShapeError unless tokens are integers with these axes."""
+    check_tensor(who, name, tokens, f"{axes} of integers")
     is_integer = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
-    if tokens.ndim != 2 or not is_integer:
-        raise ShapeError(f"{who}: {name} is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)")
+    if tokens.ndim != axes.count(",") + (axes[-2] != ",") or not is_integer:
+        raise ShapeError(f"{who}: {name} is {tokens.dtype} {tuple(tokens.shape)}, expected integers {axes}")
+
+
+def check_step(who: str, tokens: Any) -> None:
+    """Raise ShapeError unless tokens are integers (B,), one of each row."""
+    check_tokens(who, "tokens", tokens, "(B,)")
 
 
 def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
+from scanl.models.compiled_step import PAYS, CompiledStep
 from scanl.models.cursor import Cursor, as_text, continued
 from scanl.models.drafts import Draft, ModelDraft
-from scanl.models.embedding import check_tensor, check_tokens, embedded
+from scanl.models.embedding import check_step, check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
 from scanl.models.inputs import Tokens
 from scanl.models.sampling import Choice, as_generator, as_limit, check_options
@@ -61,6 +62,7 @@ class LanguageModel(Saved):
         self.logit_cap = logit_cap
         self.embedding = nn.Embedding(vocab_size, stack.dim, padding_idx)
         self.embedding_norm = stack.make_norm() if embedding_norm else None
+        self._compiled: CompiledStep | None = None
         self.head = None if tie_embeddings else nn.Linear(stack.dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         if padding_idx is not None:
@@ -101,6 +103,26 @@ class LanguageModel(Saved):
         last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
         return self._read_out(last), state
 
+    def step(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Read one token (B,) of each row. Return logits (B, V) and the state."""
+        check_step("language model", tokens)
+        return self.next_logits(tokens[:, None], state)
+
+    def compile_step(self, batch_size: int = 1) -> CompiledStep:
+        """Return `step` as a kernel of the CPU, compiled for `batch_size` rows; `generate` uses it from now on.
+
+        The arguments and results are those of `step`, within rounding. Compiling takes some seconds, once for a machine:
+        the machine code is kept on disk. A model that no kernel can run takes the ordinary step; `explain` says why.
+        """
+        self._compiled = self._compiled or CompiledStep(self, self._embedded, self._rest_of_step)
+        self._compiled.compile(batch_size)
+        return self._compiled
+
+    def explain(self) -> str:
+        """Return one line on each way of a step: that it can run, or why not. Decoding takes the first that can."""
+        step = self._compiled or CompiledStep(self, self._embedded, self._rest_of_step)
+        return f"compiled: {step.refusal() or 'can run'}\nordinary: can run"
+
     def logits_at(self, tokens: Tensor, places: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Read tokens (B, T). Return logits (n, V) where the mask `places` (B, T) is True, in row-major order."""
         hidden, state, _ = self._hidden(tokens, state, None, None)
@@ -130,6 +152,9 @@ class LanguageModel(Saved):
         session: the text that the prompt (1, T) is added to; only what the session has not read is read. T may be 0.
         draft: what proposes tokens, which are then read in one piece: `PromptLookup()`, or a smaller model of the same
         tokens. It makes generation faster and changes no token, up to rounding; within `exact`, none at all.
+
+        A model whose step is compiled generates by it: after `compile_step`, or by itself from a max_new_tokens of
+        20,000 on, which pay for compiling.
         """
         check_options("generate", temperature, top_k, top_p)
         check_tensor("generate", "prompt", prompt, "(B, T)")
@@ -144,8 +169,14 @@ class LanguageModel(Saved):
             proposing = self._as_draft(draft)
             return continued(self._cursor(prompt, state, session, mask), choice, proposing, max_steps, stop)
 
+        if max_steps is not None and max_steps >= PAYS:
+            self.compile_step(prompt.shape[0])
+
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
-            logits, after = self.next_logits(pending, state, mask=valid)
+            if self._compiled is not None and valid is None and pending.shape[1] == 1:
+                logits, after = self._compiled(pending[:, 0], state)
+            else:
+                logits, after = self.next_logits(pending, state, mask=valid)
             token = choice(logits)
             return token, token[:, None], after
 
@@ -188,11 +219,23 @@ class LanguageModel(Saved):
             if cu_seqlens is not None:
                 raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")
             tokens, cu_seqlens = pack(tokens, mask)
-        x = embedded("language model", self.embedding, tokens)
+        hidden, after = self._read(embedded("language model", self.embedding, tokens), state, cu_seqlens)
+        return hidden, after, mask
+
+    def _read(self, x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
+        """Map rows of the embedding (B, T, D) to features and the state."""
         x = x if self.embedding_scale is None else x * self.embedding_scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
-        hidden, after = self.stack(x, state, cu_seqlens=cu_seqlens)
-        return hidden, after, mask
+        return self.stack(x, state, cu_seqlens=cu_seqlens)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return the first part of a step, which checks the tokens (B,): rows of the embedding (B, D)."""
+        check_step("language model", tokens)
+        return embedded("language model", self.embedding, tokens)
+
+    def _rest_of_step(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+        hidden, after = self._read(x[:, None], state, None)
+        return self._read_out(hidden[:, 0]), after
 
     def _read_out(self, hidden: Tensor) -> Tensor:
         logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)

@@ -40,7 +40,8 @@ class Loops:
 
     def __init__(self) -> None:
         self.functions: dict[str, str] = {}  # names by text
-        self.calls: list[tuple[str, list[Value]]] = []  # the function, and what it gets pointers to
+        self.calls: list[tuple[Any, list[Value]]] = []  # the function, and what it gets pointers to
+        self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
         self._together: list[_Statement] = []  # elementwise loops that become one
 
     def elementwise(self, out: Value, args: Sequence[Operand], expressions: Sequence[str]) -> None:
@@ -57,17 +58,32 @@ class Loops:
         self._together.append(statement)
 
     def _flush(self) -> None:
-        """Write the loops that become one."""
+        """Put the loops that become one among the calls; `allocate` writes them, when all that reads them is known."""
         statements, self._together = self._together, []
-        if not statements:
-            return
-        body = _Body([statement.out for statement in statements])
+        if statements:
+            self._call(statements, [view for statement in statements for view in statement.views])
+
+    def _write_together(self, statements: Sequence["_Statement"], at: int) -> tuple[str, list[Value]]:
+        """Write the loops that become one, which are call number `at`.
+
+        A number that is written and read in this loop alone needs no memory: it is a local variable.
+        """
         views = [view for statement in statements for view in statement.views]
+        local: dict[int, str] = {}
+        for number_, statement in enumerate(statements):
+            memory, first = statement.out.memory, statement.out
+            alone = not memory.name and memory.first == memory.last == at and id(memory) not in local
+            same = [view for view in views if view.memory is memory]
+            read = sum(view.memory is memory for view in statement.views) - 1
+            if alone and not read and all(_same(view, first) for view in same):
+                local[id(memory)] = f"t{number_}"
+        body = _Body([statement.out for statement in statements if id(statement.out.memory) not in local])
+        body.local = local
         sizes, steps = merged(statements[0].out.shape, *(_wide(view, statements[0].out.shape) for view in views))
         names = [f"i{axis}" for axis in range(len(sizes))]
         lines: list[str] = []
         pairs = iter(zip(views, steps, strict=True))
-        for at, statement in enumerate(statements):
+        for number_, statement in enumerate(statements):
             target = body.read(*_first(next(pairs), names))
             sources = [
                 body.read(*_first(next(pairs), names)) if isinstance(arg, Value) else _Number(arg)
@@ -78,10 +94,10 @@ class Loops:
             if len(values) == 1:
                 lines.append(f"{targets[0]} = {values[0]}")
             else:  # an argument may be the result's memory: both parts are computed before one is written
-                names_ = [f"r{at}{letter}" for letter in "ab"]
+                names_ = [f"r{number_}{letter}" for letter in "ab"]
                 lines += [f"{name} = {value}" for name, value in zip(names_, values, strict=True)]
                 lines += [f"{place_} = {name}" for place_, name in zip(targets, names_, strict=True)]
-        self._write(body, _nested(sizes, lines), FLAGS)
+        return self._function(body, _nested(sizes, lines), FLAGS), body.views
 
     def fill(self, out: Value, value: float) -> None:
         """Set all numbers to a value."""
@@ -225,6 +241,16 @@ class Loops:
         self._write(body, lines, flags)
 
     def _write(self, body: "_Body", lines: Sequence[str], flags: str) -> None:
+        self._call(self._function(body, lines, flags), body.views)
+
+    def _call(self, function: Any, views: list[Value]) -> None:
+        for value in views:
+            value.memory.first = min(value.memory.first, len(self.calls))
+            value.memory.last = len(self.calls)
+        self.calls.append((function, views))
+
+    def _function(self, body: "_Body", lines: Sequence[str], flags: str) -> str:
+        """Return the name of the function with these lines."""
         text = "\n".join(f"    {line}" for line in lines)
         constants = sorted(set(re.findall(r"\bc\(([^()]*)\)", text)))
         named = {constant: f"c{at}" for at, constant in enumerate(constants)}
@@ -234,10 +260,7 @@ class Loops:
         pointers = [f"p{at}" for at in range(len(body.views))]
         types = "".join(value.memory.kind[-2:] for value in body.views)
         source = "\n".join([f"({', '.join(pointers)}):  # {types}", "    separate()", *head, text, ""])
-        name = self.functions.setdefault(f"@helper(**{flags})\ndef NAME{source}", f"_loop{len(self.functions)}")
-        for value in body.views:
-            value.memory.last = len(self.calls)
-        self.calls.append((name, body.views))
+        return self.functions.setdefault(f"@helper(**{flags})\ndef NAME{source}", f"_loop{len(self.functions)}")
 
     # --- scratch memory
 
@@ -247,6 +270,9 @@ class Loops:
         Return the numbers of each kind of scratch memory.
         """
         self._flush()
+        for at, (function, views) in enumerate(self.calls):
+            if not isinstance(function, str):
+                self.calls[at] = self._write_together(function, at)
         first: dict[int, list[Memory]] = {}
         for at, (_, views) in enumerate(self.calls):
             for value in views:
@@ -255,7 +281,7 @@ class Loops:
                     first.setdefault(at, []).append(value.memory)
         ending: dict[int, list[Memory]] = {}
         free: dict[tuple[str, int], list[int]] = {}
-        sizes = {"float32": 0, "float64": 0}
+        sizes = self.scratch = {"float32": 0, "float64": 0}
         for at in range(len(self.calls)):
             for memory in first.get(at, []):
                 key = memory.kind, -(-memory.size // 16) * 16  # whole cache lines
@@ -269,18 +295,31 @@ class Loops:
                 free.setdefault((memory.kind, -(-memory.size // 16) * 16), []).append(memory.offset)
         return sizes
 
-    def source(self, kinds: Mapping[str, str]) -> str:
-        """Return the text of the kernel. kinds: of the memory of its pointers, by name."""
+    def source(self, kinds: Mapping[str, str], rows: int = 0, of_row: Mapping[str, int] | None = None) -> str:
+        """Return the text of the kernel. kinds: of the memory of its pointers, by name.
+
+        rows: how many a unit has, and of_row: the numbers of a row, by name. The last unit begins early if too few rows
+        are left for it: some rows are then computed twice, from the same numbers. 0: there is one unit.
+        """
         functions = [text.replace("NAME", name, 1) for text, name in self.functions.items()]
-        pointers = [f"        {name} = pointer(slots.{name}, np.{kind})" for name, kind in kinds.items()]
+        pointers = []
+        for name, kind in kinds.items():
+            pointer = f"pointer(slots.{name}, np.{kind})"
+            if rows and name.startswith("scratch"):
+                pointer = f"at({pointer}, unit * {self.scratch[kind]})"
+            elif rows and of_row and name in of_row:
+                pointer = f"at({pointer}, row * {of_row[name]})"
+            pointers.append(f"        {name} = {pointer}")
+        if rows:
+            pointers.insert(0, f"        row = min(unit * {rows}, slots.rows - {rows})")
         calls = [f"        {name}({', '.join(map(_address, views))})" for name, views in self.calls]
         return "\n\n".join([
             HEADER,
             *functions,
             "\n".join([
-                f'@kernel("{" ".join(kinds)}")',
+                f'@kernel("{" ".join([*kinds, *(["rows"] if rows else [])])}")',
                 "def run(slots):",
-                "    for _ in units(slots):",
+                f"    for {'unit' if rows else '_'} in units(slots):",
                 *pointers,
                 *calls,
                 "",
@@ -306,6 +345,14 @@ class _Statement:
             return False
         pairs = [(earlier.out, view) for view in self.views] + [(self.out, view) for view in earlier.views]
         return all(one.memory is not other.memory or _apart_or_same(one, other) for one, other in pairs)
+
+
+def _same(one: Value, other: Value) -> bool:
+    """Whether two views of one memory are the same number at every index, besides axes of size 1."""
+    steps = [
+        [stride for size, stride in zip(value.shape, value.strides, strict=True) if size != 1] for value in (one, other)
+    ]
+    return steps[0] == steps[1] and one.offset == other.offset and one.form != "complex"
 
 
 def _adjacent(*values: Value) -> bool:
@@ -342,31 +389,40 @@ def _first(pair: tuple[Value, Sequence[int]], names: Sequence[str]) -> tuple[Val
     return pair[0], names, pair[1]
 
 
-class _Number:
-    """A number as an argument."""
+class _Operand:
+    """An argument of an expression, or what is written: the sources of its parts."""
+
+    re: str
+    im: str = "c(0.0)"
+
+    def __str__(self) -> str:
+        return self.re
+
+    def __format__(self, spec: str) -> str:
+        return f"({self.re} != c(0.0))" if spec == "truth" else self.re
+
+
+class _Number(_Operand):
+    """A number."""
 
     def __init__(self, value: complex | float) -> None:
         self.re, self.im = f"c({number(complex(value).real)})", f"c({number(complex(value).imag)})"
 
-    def __str__(self) -> str:
-        return self.re
 
-    def __format__(self, spec: str) -> str:
-        return f"({self.re} != c(0.0))" if spec == "truth" else self.re
+class _Variable(_Operand):
+    """A local variable."""
+
+    def __init__(self, name: str) -> None:
+        self.re = name
 
 
-class _Read:
-    """A number in memory as an argument, or as what is written."""
+class _Read(_Operand):
+    """A number in memory."""
 
     def __init__(self, pointer: str, names: Sequence[str], strides: Sequence[int], offset: int, pair: bool) -> None:
         self.re = f"{pointer}[{place(names, strides, offset)}]"
-        self.im = f"{pointer}[{place(names, strides, offset + 1)}]" if pair else "c(0.0)"
-
-    def __str__(self) -> str:
-        return self.re
-
-    def __format__(self, spec: str) -> str:
-        return f"({self.re} != c(0.0))" if spec == "truth" else self.re
+        if pair:
+            self.im = f"{pointer}[{place(names, strides, offset + 1)}]"
 
 
 class _Body:
@@ -374,6 +430,7 @@ class _Body:
 
     def __init__(self, written: Sequence[Value]) -> None:
         self.views: list[Value] = []
+        self.local: dict[int, str] = {}  # variables in the place of memories
         for value in written:
             if value.memory.fill is not None:
                 raise AssertionError("memory is written before it exists")
@@ -385,6 +442,8 @@ class _Body:
         """Return a number of a view. strides: of the axes with these names."""
         if value.memory.fill is not None:
             return _Number(value.memory.fill)
+        if id(value.memory) in self.local:
+            return _Variable(self.local[id(value.memory)])
         pair = value.form == "complex"
         for at, other in enumerate(self.views):
             if other.memory is value.memory and (at < self.written or other.offset == value.offset):

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
 from scanl.ops._cells.files import load
+from scanl.ops._cpu._memory import empty
 from scanl.ops._frame.dispatch import backend
 from scanl.ops._recorded.loops import Loops
 from scanl.ops._recorded.operations import add
@@ -60,12 +61,16 @@ class Recorded:
     such as parameters, which the kernel reads anew in every call, and copy results to buffers. Its operations may not
     depend on the numbers. examples: operands.
 
+    by_rows: the first axis of operands and results has rows, none of which depends on another. Then a call may have
+    more rows than the examples: the kernel runs for as many as they have at a time, on several threads.
+
     Results are within rounding of the function's: sums have another order. They are new tensors in every call.
     Raises Unsupported, before anything is computed, for a function that no kernel can run.
     """
 
-    def __init__(self, function: Callable[..., Any], *examples: Tensor) -> None:
+    def __init__(self, function: Callable[..., Any], *examples: Tensor, by_rows: bool = False) -> None:
         self.loops = Loops()
+        self.rows = examples[0].shape[0] if by_rows else 0
         self.captured: dict[str, Tensor] = {}
         self._kinds: dict[str, str] = {"scratch32": "float32", "scratch64": "float64"}
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
@@ -91,7 +96,21 @@ class Recorded:
         self._inputs = inputs
         self._scratch = self.loops.allocate()
         self._stored = any(dtype in STORED for _, dtype in self._results)
-        self._kernel = load("recorded", self.loops.source(self._kinds)).run
+        self._starts = [tensor.storage_offset() * tensor.itemsize for tensor in self.captured.values()]
+        self._work = sum(self._scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
+        self._kernel = load("recorded", self.loops.source(self._kinds, self.rows, self._numbers_of_a_row())).run
+
+    def _numbers_of_a_row(self) -> dict[str, int]:
+        """Return how many numbers a row has in each memory that has rows, and in the scratch memory of a unit."""
+        if not self.rows:
+            return {}
+        numbers = {}
+        for letter, tensors in (("x", self._inputs), ("y", self._results)):
+            for at, (shape, dtype) in enumerate(tensors):
+                if shape[:1] != (self.rows,):
+                    raise Unsupported(f"a tensor {tuple(shape)} without a row for each of {self.rows}")
+                numbers[f"{letter}{at}"] = prod(shape[1:]) * (2 if dtype.is_complex else 1)
+        return numbers
 
     def _record(self, function: Callable[..., Any], examples: Sequence[Tensor]) -> fx.GraphModule:
         def flat(*operands: Tensor) -> list[Any]:
@@ -178,7 +197,7 @@ class Recorded:
             if target is aten.copy_.default and once and self._made_there(args[0], args[1]):
                 self._values[node] = args[1]
                 return
-            if target is not aten.copy_.default and args[0].memory.name.startswith("a"):
+            if args[0].memory.name.startswith("a") and (self.rows or target is not aten.copy_.default):
                 raise Unsupported(f"{target} of a tensor that is no operand")
             out = self.loops.written(args[0])
             self._values[node] = out
@@ -222,24 +241,36 @@ class Recorded:
 
     def __call__(self, *operands: Tensor) -> Any:
         """Return what the function returns of these operands."""
+        units, lead = 1, ()
+        if self.rows:
+            lead = (operands[0].shape[0],)
+            units = -(-lead[0] // self.rows)
         tensors: list[Tensor] = [
-            torch.empty(self._scratch[kind], dtype=dtype)
+            torch.empty(self._scratch[kind] * units, dtype=dtype)
             for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
         ]
         for operand, (shape, dtype) in zip(operands, self._inputs, strict=True):
-            if operand.shape != shape or operand.dtype != dtype:
+            expected = (*lead, *shape[1:]) if self.rows else shape
+            if operand.shape != expected or operand.dtype != dtype:
                 raise ShapeError(
                     f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
-                    f"{tuple(shape)} because of the example"
+                    f"{tuple(expected)} because of the example"
                 )
             if dtype in STORED:
                 operand = operand.to(STORED[dtype])
             tensors.append(operand.contiguous().resolve_conj())
-        results = [torch.empty(shape, dtype=STORED.get(dtype, dtype)) for shape, dtype in self._results]
+        results = [
+            empty((*lead, *shape[1:]) if self.rows else shape, STORED.get(dtype, dtype))
+            for shape, dtype in self._results
+        ]
         packed = [tensor.data_ptr() for tensor in tensors]
-        packed += [tensor.untyped_storage().data_ptr() for tensor in self.captured.values()]
+        packed += [
+            tensor.data_ptr() - start for tensor, start in zip(self.captured.values(), self._starts, strict=True)
+        ]
         packed += [tensor.data_ptr() for tensor in results]
-        self._kernel.run(torch.float32, packed, 1, 1)
+        if self.rows:
+            packed += lead
+        self._kernel.run(torch.float32, packed, units, self._work * units)
         if self._stored:
             results = [result.to(dtype) for result, (_, dtype) in zip(results, self._results, strict=True)]
         return self._built(iter(results))

@@ -18,7 +18,7 @@ class Memory:
 
     name: the pointer to it in the kernel; "" until it has an offset in the scratch memory.   size: real numbers.
     kind: "float32" or "float64".
-    fill: all of it has this value, and it has no memory yet.   last: the number of the last loop that uses it.
+    fill: all of it has this value, and it has no memory yet.   first, last: the loops that use it, by number.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Memory:
     fill: float | None = None
     offset: int = 0
     last: int = -1
+    first: int = 1 << 62
 
 
 class Value(NamedTuple):

@@ -1,0 +1,152 @@
+"""A step of a model as one kernel of the CPU.
+
+A step of a small model is hundreds of calls of torch, and most of its time goes to the calls. The step runs once without
+numbers; what it computes becomes the loops of one kernel, which reads each weight once.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.state import State, map_leaves
+from scanl.ops._frame.exactness import exactly
+from scanl.ops._recorded import Recorded, Unsupported
+
+PAYS = 20_000  # tokens that cost the ordinary step about as much as compiling
+MOST = 16  # rows of a kernel; more rows run in parts
+
+
+class CompiledStep:
+    """A model's step, called as step(x, state); returns what the ordinary step returns, within rounding.
+
+    enter: the part before the kernel; checks x and returns rows (B, D) of numbers.   rest: called as rest(rows, state),
+    returns the results and the state; no row depends on another.
+
+    Parameters are read where they lie, in each call. Parameters that are other tensors than before, and a change of the
+    mode (train, eval), are noticed, and the kernel is made anew. Changed hooks, options and submodules without
+    parameters are not noticed: make a new compiled step then.
+
+    The ordinary step runs instead, with the same results, where no kernel can run it (`reason` says why), under
+    `scanl.exact()`, and where autograd needs the derivatives. A batch size may need a kernel that is not compiled yet.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        enter: Callable[[Tensor], Tensor],
+        rest: Callable[[Tensor, State], tuple[Tensor, State]],
+    ) -> None:
+        self.model, self._enter, self._rest = model, enter, rest
+        self.reason: str | None = None
+        self._kernels: dict[int, Recorded] = {}  # by the number of rows
+        self._read: list[tuple[dict[str, Any], str, Tensor, torch.dtype]] = []
+        self._training = model.training
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the kernels out of copies: they read this model's parameters."""
+        return {**vars(self), "_kernels": {}, "_read": []}
+
+    def __call__(self, x: Tensor, state: State = None) -> tuple[Any, State]:
+        """Return the results and the state after x, the inputs of one step."""
+        rows = self._enter(x)
+        kernel = self._kernel(rows)
+        if kernel is None:
+            return self._rest(rows, state)
+        if state is None:
+            state = self.model.init_state(len(rows))  # pyright: ignore[reportCallIssue]
+        operands = [rows]
+        _gather(state, operands)
+        return kernel(*operands)
+
+    def compile(self, batch_size: int) -> None:
+        """Compile the kernel for `batch_size` rows, by a call of it. Raises ConfigError unless that is 1 or more."""
+        if batch_size < 1:
+            raise ConfigError(f"compile_step: batch_size is {batch_size}, expected at least 1")
+        with torch.no_grad():
+            operands = self._examples(batch_size)
+            kernel = self._kernel(operands[0])
+            if kernel is not None:
+                kernel(*operands)
+
+    def refusal(self) -> str | None:
+        """Return why no kernel can run the step; None if one can."""
+        with torch.no_grad():
+            self._kernel(self._examples(1)[0])
+        return self.reason
+
+    def _examples(self, batch_size: int) -> list[Tensor]:
+        """Return rows of zeros and a first state."""
+        operands = [self._enter(torch.zeros(batch_size, dtype=torch.long, device=_device(self.model)))]
+        _gather(self.model.init_state(batch_size), operands)  # pyright: ignore[reportCallIssue]
+        return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
+
+    def _kernel(self, rows: Tensor) -> Recorded | None:
+        """Return the kernel for these rows of numbers; None if the ordinary step runs."""
+        if not self._current():
+            self._kernels, self.reason = {}, None
+            self._training = self.model.training
+            self._read = [
+                (owner, name, tensor, tensor.dtype)
+                for module in self.model.modules()
+                for owner in (module._parameters, module._buffers)
+                for name, tensor in owner.items()
+                if tensor is not None
+            ]
+        batch = len(rows)
+        if batch == 0 or exactly() or (torch.is_grad_enabled() and any(tensor[2].requires_grad for tensor in self._read)):
+            return None
+        units = max(-(-batch // MOST), min(torch.get_num_threads(), batch // 4))
+        size = -(-batch // units)
+        kernel = self._kernels.get(size)
+        if kernel is None and self.reason is None:
+            self.reason, kernel = self._record(size)
+            if kernel is not None:
+                self._kernels[size] = kernel
+        return kernel
+
+    def _current(self) -> bool:
+        """Return whether the kernels read the parameters that the model has now."""
+        if self._training != self.model.training or not self._read:
+            return False
+        for owner, name, tensor, dtype in self._read:  # this runs for every token
+            if owner.get(name) is not tensor or tensor.dtype is not dtype:
+                return False
+        return True
+
+    def _record(self, size: int) -> tuple[str | None, Recorded | None]:
+        """Return why no kernel can run `size` rows, or the kernel."""
+        if importlib.util.find_spec("numba") is None:
+            return "package numba is not installed", None
+        for _, name, tensor, dtype in self._read:
+            if tensor.device.type != "cpu":
+                return f"device {tensor.device.type} (runs on cpu)", None
+            if dtype.is_floating_point and dtype not in (torch.float32, torch.float64):
+                return f"{name} is {dtype} (takes float32 and float64)", None
+        with torch.inference_mode(False), torch.no_grad():
+            state = self.model.init_state(size)  # pyright: ignore[reportCallIssue]
+
+            def flat(rows: Tensor, *leaves: Tensor) -> tuple[Tensor, State]:
+                members = iter(leaves)
+                return self._rest(rows, map_leaves(lambda _: next(members), state))
+
+            try:
+                return None, Recorded(flat, *self._examples(size), by_rows=True)
+            except Unsupported as error:
+                return str(error), None
+
+
+def _gather(state: State, tensors: list[Tensor]) -> None:
+    """Append the tensors of a state. This runs for every token, and takes a third of the time of `map_leaves`."""
+    if isinstance(state, Tensor):
+        tensors.append(state)
+    elif state is not None:
+        for member in state.values() if isinstance(state, dict) else state:
+            _gather(member, tensors)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
