@@ -2,11 +2,11 @@
 
     python benchmarks/speed/compiled_step.py [hawk] [mamba] ... [--threads 1]
 
-A token at batch 1 and at batch 16, at widths 128 (4 blocks) and 768 (2 blocks, more than the caches hold). weights: bytes
-of all parameters but the embedding, of which a step reads one row. copy: `copy_` of as many bytes. Times are the least
-of calls that take turns, in seconds of the processor: what else the machine does only adds to them. compile: seconds of
-the processor for `compile_step`; a second run finds the machine code on disk. error: the largest difference of a logit,
-over the largest logit. The rows are in benchmarks/results/compiled_step.csv.
+A token at batch 1 and at batch 16, at widths 128 (4 blocks) and 768 (2 blocks, more than the caches hold). weights:
+bytes of all parameters but the embedding, of which a step reads one row. copy: `copy_` of as many bytes. Times are the
+least of calls that take turns, in seconds of the processor: what else the machine does only adds to them. compile:
+seconds of the processor for `compile_step`; a second run finds the machine code on disk. error: the largest difference
+of a logit, over the largest logit. The rows are in benchmarks/results/compiled_step.csv.
 """
 
 import sys

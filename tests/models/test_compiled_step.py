@@ -37,6 +37,8 @@ class Pointer:
 
 
 def pointer(address: int, dtype: type) -> Pointer:
+    if address == 0:  # of scratch memory of no numbers
+        return Pointer(np.empty(0, dtype))
     numbers = ctypes.POINTER(np.ctypeslib.as_ctypes_type(dtype))
     return Pointer(np.ctypeslib.as_array(ctypes.cast(address, numbers), (1 << 24,)))
 
@@ -107,3 +109,105 @@ def test_a_compiled_step_equals_the_step(layer: str) -> None:
     step = model.compile_step()
     assert step.reason is None
     check_equal(model, step, 1)
+
+
+@pytest.mark.usefixtures("plain")
+def test_batches_run_in_parts_of_equal_sizes() -> None:
+    model = model_of("gru", channel_mixer="none")
+    step = model.compile_step(2)
+    for batch in (2, 3, 21):  # 21 rows are two parts of 11, which have a row in common
+        check_equal(model, step, batch, tokens=2)
+
+
+@pytest.mark.usefixtures("plain")
+def test_parameters_are_read_anew() -> None:
+    model = model_of("gru", channel_mixer="none")
+    step = model.compile_step()
+    for weight in model.parameters():
+        weight.mul_(1.5)
+    check_equal(model, step, 1, tokens=1)
+    assert model.head is not None
+    model.head.weight = nn.Parameter(torch.ones_like(model.head.weight))
+    check_equal(model, step, 1, tokens=1)
+    model.double()
+    token = torch.tensor([3])
+    torch.testing.assert_close(step(token, None)[0], model.step(token, None)[0])
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_state_stays_as_it_is() -> None:
+    model = model_of("gru", channel_mixer="none")
+    step = model.compile_step()
+    state = step(torch.tensor([1]), None)[1]
+    before = copy.deepcopy(state)
+    step(torch.tensor([2]), state)
+    for (_, leaf), (_, other) in zip(leaves(state), leaves(before), strict=True):
+        assert torch.equal(leaf, other)
+
+
+@pytest.mark.usefixtures("plain")
+def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = model_of("gru", channel_mixer="none"), torch.tensor([[1, 2, 3]])
+    expected = list(model.generate(prompt, max_new_tokens=4, temperature=0))
+    model.compile_step()
+    calls: list[Tensor] = []
+    call = CompiledStep.__call__
+    monkeypatch.setattr(CompiledStep, "__call__", lambda step, *args: (calls.append(args[0]), call(step, *args))[1])
+    assert list(model.generate(prompt, max_new_tokens=4, temperature=0)) == expected
+    assert len(calls) == 3  # the prompt is read at once
+    fresh = model_of("gru", channel_mixer="none")
+    next(fresh.generate(prompt, max_new_tokens=20_000))
+    assert fresh._compiled is not None
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_copy_has_a_step_of_its_own() -> None:
+    model = model_of("gru", channel_mixer="none")
+    model.compile_step()
+    other = copy.deepcopy(model)
+    for weight in other.parameters():
+        weight.mul_(1.5)
+    check_equal(other, other.compile_step(), 1, tokens=1)
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_ordinary_step_runs_where_the_compiled_one_cannot() -> None:
+    model, token = model_of("gru", channel_mixer="none"), torch.tensor([3])
+    step = model.compile_step()
+    with scanl.exact():
+        assert torch.equal(step(token, None)[0], model.step(token, None)[0])
+    with torch.enable_grad():
+        assert step(token, None)[0].requires_grad
+    assert model.explain() == "compiled: can run\nordinary: can run"
+    assert model.bfloat16().explain().startswith("compiled: weight is torch.bfloat16 (takes float32 and float64)\n")
+    assert step(token, None)[0].dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_reason_says_which_operation_has_no_loop() -> None:
+    model = model_of("gru", channel_mixer="none", dropout=0.5).train()
+    assert model.explain() != "compiled: can run\nordinary: can run"
+    assert model.eval().explain() == "compiled: can run\nordinary: can run"
+
+
+@pytest.mark.usefixtures("plain")
+def test_bad_input_is_refused() -> None:
+    model = model_of("gru", channel_mixer="none")
+    with pytest.raises(ConfigError, match="compile_step: batch_size is 0, expected at least 1"):
+        model.compile_step(0)
+    step = model.compile_step()
+    with pytest.raises(ShapeError, match=r"tokens is torch.int64 \(1, 1\), expected integers \(B,\)"):
+        step(torch.tensor([[3]]), None)
+    with pytest.raises(ShapeError, match="gru: state has "):
+        step(torch.tensor([3]), model.init_state(2))
+    with pytest.raises(ShapeError, match="token 11 is out of range, expected 0 to 10 of 11"):
+        step(torch.tensor([11]), None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_kernel_of_numba_equals_the_step(layer: str) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(VOCABULARY, Stack(40, 2, layer)).eval()
+    for batch in (1, 6):
+        check_equal(model, model.compile_step(batch), batch)

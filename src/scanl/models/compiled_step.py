@@ -1,7 +1,7 @@
 """A step of a model as one kernel of the CPU.
 
-A step of a small model is hundreds of calls of torch, and most of its time goes to the calls. The step runs once without
-numbers; what it computes becomes the loops of one kernel, which reads each weight once.
+A step of a small model is hundreds of calls of torch, and most of its time goes to the calls. The step runs once
+without numbers; what it computes becomes the loops of one kernel, which reads each weight once.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State, map_leaves
 from scanl.ops._frame.exactness import exactly
 from scanl.ops._recorded import Recorded, Unsupported
@@ -21,14 +21,13 @@ MOST = 16  # rows of a kernel; more rows run in parts
 
 
 class CompiledStep:
-    """A model's step, called as step(x, state); returns what the ordinary step returns, within rounding.
+    """The step of a model of tokens: step(tokens, state) returns what the ordinary step returns, within rounding.
 
-    enter: the part before the kernel; checks x and returns rows (B, D) of numbers.   rest: called as rest(rows, state),
-    returns the results and the state; no row depends on another.
+    enter: the part before the kernel; checks the tokens (B,), returns rows (B, D) of numbers.   rest: called as
+    rest(rows, state), returns the results and the state; no row depends on another.
 
     Parameters are read where they lie, in each call. Parameters that are other tensors than before, and a change of the
-    mode (train, eval), are noticed, and the kernel is made anew. Changed hooks, options and submodules without
-    parameters are not noticed: make a new compiled step then.
+    mode (train, eval), are noticed, and the kernel is made anew. New hooks and adapters are not.
 
     The ordinary step runs instead, with the same results, where no kernel can run it (`reason` says why), under
     `scanl.exact()`, and where autograd needs the derivatives. A batch size may need a kernel that is not compiled yet.
@@ -50,17 +49,20 @@ class CompiledStep:
         """Leave the kernels out of copies: they read this model's parameters."""
         return {**vars(self), "_kernels": {}, "_read": []}
 
-    def __call__(self, x: Tensor, state: State = None) -> tuple[Any, State]:
-        """Return the results and the state after x, the inputs of one step."""
-        rows = self._enter(x)
+    def __call__(self, tokens: Tensor, state: State = None) -> tuple[Any, State]:
+        """Return the results and the state after one token (B,) of each row."""
+        rows = self._enter(tokens)
         kernel = self._kernel(rows)
         if kernel is None:
             return self._rest(rows, state)
-        if state is None:
-            state = self.model.init_state(len(rows))  # pyright: ignore[reportCallIssue]
         operands = [rows]
-        _gather(state, operands)
-        return kernel(*operands)
+        _gather(self.model.init_state(len(rows)) if state is None else state, operands)  # pyright: ignore
+        if torch.is_grad_enabled() and self._differentiated(operands):
+            return self._rest(rows, state)
+        try:
+            return kernel(*operands)
+        except ShapeError:  # the ordinary step casts a state of another dtype, and has an error for another shape
+            return self._rest(rows, state)
 
     def compile(self, batch_size: int) -> None:
         """Compile the kernel for `batch_size` rows, by a call of it. Raises ConfigError unless that is 1 or more."""
@@ -97,7 +99,7 @@ class CompiledStep:
                 if tensor is not None
             ]
         batch = len(rows)
-        if batch == 0 or exactly() or (torch.is_grad_enabled() and any(tensor[2].requires_grad for tensor in self._read)):
+        if batch == 0 or exactly():
             return None
         units = max(-(-batch // MOST), min(torch.get_num_threads(), batch // 4))
         size = -(-batch // units)
@@ -116,6 +118,10 @@ class CompiledStep:
             if owner.get(name) is not tensor or tensor.dtype is not dtype:
                 return False
         return True
+
+    def _differentiated(self, operands: list[Tensor]) -> bool:
+        """Return whether autograd needs the derivative by a parameter or an operand."""
+        return any(tensor.requires_grad for tensor in (*operands, *(read[2] for read in self._read)))
 
     def _record(self, size: int) -> tuple[str | None, Recorded | None]:
         """Return why no kernel can run `size` rows, or the kernel."""

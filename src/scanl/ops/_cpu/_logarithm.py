@@ -20,7 +20,7 @@ _LOWEST, _HIGHEST = np.float32(-25), np.float32(89)  # e^x - 1 is -1 below, inf 
 
 @helper(**_FLAGS)
 def _log32(x):
-    """Return n ln 2 + log m, x = 2^n m, 1/√2 <= m < √2. log m = 2 artanh s, s = (m - 1)/(m + 1), is a series to s^11."""
+    """Return n ln 2 + log m, x = 2^n m, 1/√2 <= m < √2. log m = 2 artanh s, s = (m - 1)/(m + 1): a series to s^11."""
     small = x < _SMALLEST
     wide = x * _SCALE if small else x
     bits = bits_of_float(wide) - _ROOT

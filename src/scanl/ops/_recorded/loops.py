@@ -270,7 +270,7 @@ class Loops:
         Return the numbers of each kind of scratch memory.
         """
         self._flush()
-        for at, (function, views) in enumerate(self.calls):
+        for at, (function, _) in enumerate(self.calls):
             if not isinstance(function, str):
                 self.calls[at] = self._write_together(function, at)
         first: dict[int, list[Memory]] = {}
