@@ -95,6 +95,27 @@ def test_doubles_whole_numbers_and_truths() -> None:
         torch.testing.assert_close(y, expected)
 
 
+def test_products_by_weights_for_tiles_and_what_is_left() -> None:
+    weight, bias, x = torch.randn(35, 40), torch.randn(35), torch.randn(7, 40)
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [F.linear(x[:rows], weight, bias) for rows in (1, 4, 7)]
+
+    for y, expected in zip(Recorded(function, x)(x), function(x), strict=True):
+        torch.testing.assert_close(y, expected)
+
+
+def test_rows_run_in_parts() -> None:
+    """Also where the last part has rows in common with the one before it."""
+    kernel = Recorded(lambda x, s: (x.sum(1), s + x[:, :1]), torch.zeros(2, 4), torch.zeros(2, 3), by_rows=True)
+    for rows in (2, 4, 5):
+        x, s = torch.randn(rows, 4), torch.randn(rows, 3)
+        for y, expected in zip(kernel(x, s), (x.sum(1), s + x[:, :1]), strict=True):
+            torch.testing.assert_close(y, expected)
+    with pytest.raises(Unsupported, match=r"a tensor \(4,\) without a row for each of 2"):
+        Recorded(lambda x: x.sum(0), torch.zeros(2, 4), by_rows=True)
+
+
 def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
     x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]])
 

@@ -70,7 +70,8 @@ class Loops:
         """
         views = [view for statement in statements for view in statement.views]
         local: dict[int, str] = {}
-        for number_, statement in enumerate(statements):
+        one_kind = len({view.memory.kind for view in views}) == 1  # else a conversion would not round
+        for number_, statement in enumerate(statements if one_kind else ()):
             memory, first = statement.out.memory, statement.out
             alone = not memory.name and memory.first == memory.last == at and id(memory) not in local
             same = [view for view in views if view.memory is memory]
