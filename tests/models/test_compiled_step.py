@@ -24,7 +24,7 @@ VOCABULARY, DIM = 11, 8
 OPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"head_dim": 4},
     "rwkv7": {"head_dim": 4},
-}  # their usual sizes are larger
+}
 
 
 class Pointer:
