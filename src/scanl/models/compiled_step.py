@@ -6,7 +6,7 @@ without numbers; what it computes becomes the loops of one kernel, which reads e
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State, map_leaves
 from scanl.ops._frame.exactness import exactly
-from scanl.ops._recorded import Recorded, Unsupported
+
+if TYPE_CHECKING:
+    from scanl.ops._recorded import Recorded
 
 PAYS = 20_000  # tokens that cost the ordinary step about as much as compiling
 MOST = 16  # rows of a kernel; more rows run in parts
@@ -86,7 +88,7 @@ class CompiledStep:
         _gather(self.model.init_state(batch_size), operands)  # pyright: ignore[reportCallIssue]
         return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
 
-    def _kernel(self, rows: Tensor) -> Recorded | None:
+    def _kernel(self, rows: Tensor) -> "Recorded | None":
         """Return the kernel for these rows of numbers; None if the ordinary step runs."""
         if not self._current():
             self._kernels, self.reason = {}, None
@@ -123,8 +125,10 @@ class CompiledStep:
         """Return whether autograd needs the derivative by a parameter or an operand."""
         return any(tensor.requires_grad for tensor in (*operands, *(read[2] for read in self._read)))
 
-    def _record(self, size: int) -> tuple[str | None, Recorded | None]:
+    def _record(self, size: int) -> "tuple[str | None, Recorded | None]":
         """Return why no kernel can run `size` rows, or the kernel."""
+        from scanl.ops._recorded import Recorded, Unsupported  # with torch's tracer, which takes long to import
+
         if importlib.util.find_spec("numba") is None:
             return "package numba is not installed", None
         for _, name, tensor, dtype in self._read:
