@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import scanl
+from scanl import ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack
@@ -86,8 +87,9 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.no_grad():
+def decoding() -> Iterator[None]:
+    """Without gradients; the ordinary step compiles nothing either."""
+    with torch.no_grad(), ops.backend("reference"):
         yield
 
 
