@@ -19,9 +19,10 @@ BELOW: dict[str, set[str]] = {
     "learning": {"common", "ops", "layers", "models", "data", "tasks"},
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
+    "export": {"common", "ops", "layers", "models"},
     "compat": {"common", "ops", "layers"},
     "parallel": {"common", "ops", "layers", "models"},
-    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect"},
+    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect", "export"},
 }
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
 

@@ -13,6 +13,7 @@ from scanl.errors import ScanlError as ScanlError
 if TYPE_CHECKING:
     from scanl import compat as compat
     from scanl import data as data
+    from scanl import export as export
     from scanl import hub as hub
     from scanl import inspect as inspect
     from scanl import layers as layers
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("compat", "data", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
+_PACKAGES = ("compat", "data", "export", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ COMMANDS = {  # name: (module and function, what it does)
     "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
     "predict": ("predict:run", "write a run's classes, labels or numbers for a table or for files"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
+    "export": ("export:run", "write a run's model as an ONNX file, as C, or as a package of torch"),
     "inspect": ("inspect:run", "tables and pictures of what a layer, or each layer of a run, remembers"),
     "list": ("layers:list_layers", "print every layer"),
     "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),

@@ -1,6 +1,9 @@
 """The registered ops, for the command line, the docs and the tests. Importing `scanl.ops` registers all of them."""
 
+from typing import Any
+
 from scanl.errors import nearest
+from scanl.ops._frame.compiled import OPERATORS
 from scanl.ops._frame.declaration import HALF as HALF
 from scanl.ops._frame.declaration import Operand as Operand
 from scanl.ops._frame.declaration import Sample as Sample
@@ -27,6 +30,11 @@ def get(name: str) -> Op | HigherOrder:
     if name not in names():
         raise nearest("op", name, names())
     return REGISTRY[name] if name in REGISTRY else HIGHER[name]
+
+
+def of_operator(operator: Any) -> Op | None:
+    """Return the op whose kernels are this operator of torch, such as `torch.ops.scanl.gru_cpu.default`, or None."""
+    return OPERATORS.get(operator.name().removeprefix("scanl::").removesuffix(".default"))
 
 
 def every() -> list[Op | HigherOrder]:

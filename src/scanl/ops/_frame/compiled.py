@@ -20,7 +20,7 @@ from scanl.ops._frame.dispatch import transforming
 from scanl.ops._frame.op import Op, cast
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
-_NAMES: set[str] = set()  # the operators that are defined; torch cannot define one again
+OPERATORS: dict[str, Op] = {}  # the op of each operator that is defined; torch cannot define one again
 _PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
 
@@ -64,9 +64,9 @@ class Registration:
         else:
             self.kernel_forward, self.kernel_backward = kernels.forward, kernels.backward
         name = f"{op.name}_{backend}"
-        if name in _NAMES:  # a cell that a user declares again, as in a notebook
-            name = f"{name}_{len(_NAMES)}"
-        _NAMES.add(name)
+        if name in OPERATORS:  # a cell that a user declares again, as in a notebook
+            name = f"{name}_{len(OPERATORS)}"
+        OPERATORS[name] = op
         options = "".join(f", {_KINDS[_type(option)]} {key}" for key, option in op.options.items())
         common = f"bool reverse, Tensor? cu_seqlens{options}"
         keep, third = ("", "") if kernels is None else (", bool keep", ", Tensor")

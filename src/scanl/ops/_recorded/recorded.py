@@ -1,5 +1,6 @@
 """Record a function of tensors, and run it as a kernel."""
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ class Recorded:
         self.loops = Loops()
         self.rows = examples[0].shape[0] if by_rows else 0
         self.captured: dict[str, Tensor] = {}
-        self._kinds: dict[str, str] = {"scratch32": "float32", "scratch64": "float64"}
+        self.kinds: dict[str, str] = {"scratch32": "float32", "scratch64": "float64"}
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
         self._values: dict[fx.Node, Any] = {}
         self._built: Callable[[Iterator[Any]], Any]  # makes a result of tensors
@@ -93,19 +94,23 @@ class Recorded:
                 self._call(node)
             elif node.op == "output":
                 self._outputs(node.args[0])
-        self._inputs = inputs
-        self._scratch = self.loops.allocate()
-        self._stored = any(dtype in STORED for _, dtype in self._results)
+        self.inputs = inputs
+        self.scratch = self.loops.allocate()
+        self._stored = any(dtype in STORED for _, dtype in self.results)
         self._starts = [tensor.storage_offset() * tensor.itemsize for tensor in self.captured.values()]
-        self._work = sum(self._scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
-        self._kernel = load("recorded", self.loops.source(self._kinds, self.rows, self._numbers_of_a_row())).run
+        self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
+        self._row = self._numbers_of_a_row()
+
+    @functools.cached_property
+    def _kernel(self) -> Any:
+        return load("recorded", self.loops.source(self.kinds, self.rows, self._row)).run
 
     def _numbers_of_a_row(self) -> dict[str, int]:
         """Return how many numbers a row has in each memory that has rows, and in the scratch memory of a unit."""
         if not self.rows:
             return {}
         numbers = {}
-        for letter, tensors in (("x", self._inputs), ("y", self._results)):
+        for letter, tensors in (("x", self.inputs), ("y", self.results)):
             for at, (shape, dtype) in enumerate(tensors):
                 if shape[:1] != (self.rows,):
                     raise Unsupported(f"a tensor {tuple(shape)} without a row for each of {self.rows}")
@@ -147,8 +152,8 @@ class Recorded:
         memory = self._memories.get(tensor.untyped_storage()._cdata)
         if memory is None:
             numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
-            self._kinds[name] = self._kind(tensor)
-            memory = self._memory(tensor, Memory(name, numbers, self._kinds[name]))
+            self.kinds[name] = self._kind(tensor)
+            memory = self._memory(tensor, Memory(name, numbers, self.kinds[name]))
         return _view(tensor, memory)
 
     def _attribute(self, tensor: Tensor, node: fx.Node) -> Value:
@@ -224,13 +229,13 @@ class Recorded:
 
     def _outputs(self, leaves: Sequence[Any]) -> None:
         """Let results be written to tensors of their own: where they are made, or by a copy at the end."""
-        self._results: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
         for leaf in leaves:
             value, fake = self._value(leaf), leaf.meta["val"]
-            name = f"y{len(self._results)}"
+            name = f"y{len(self.results)}"
             kind = value.memory.kind
-            self._kinds[name] = kind
-            self._results.append((value.shape, fake.dtype))
+            self.kinds[name] = kind
+            self.results.append((value.shape, fake.dtype))
             if not value.memory.name and value.memory.fill is None and value.whole:
                 value.memory.name = name
                 continue
@@ -246,10 +251,10 @@ class Recorded:
             lead = (operands[0].shape[0],)
             units = -(-lead[0] // self.rows)
         tensors: list[Tensor] = [
-            torch.empty(self._scratch[kind] * units, dtype=dtype)
+            torch.empty(self.scratch[kind] * units, dtype=dtype)
             for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
         ]
-        for operand, (shape, dtype) in zip(operands, self._inputs, strict=True):
+        for operand, (shape, dtype) in zip(operands, self.inputs, strict=True):
             expected = (*lead, *shape[1:]) if self.rows else shape
             if operand.shape != expected or operand.dtype != dtype:
                 raise ShapeError(
@@ -261,7 +266,7 @@ class Recorded:
             tensors.append(operand.contiguous().resolve_conj())
         results = [
             empty((*lead, *shape[1:]) if self.rows else shape, STORED.get(dtype, dtype))
-            for shape, dtype in self._results
+            for shape, dtype in self.results
         ]
         packed = [tensor.data_ptr() for tensor in tensors]
         packed += [
@@ -272,7 +277,7 @@ class Recorded:
             packed += lead
         self._kernel.run(torch.float32, packed, units, self._work * units)
         if self._stored:
-            results = [result.to(dtype) for result, (_, dtype) in zip(results, self._results, strict=True)]
+            results = [result.to(dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
         return self._built(iter(results))
 
 

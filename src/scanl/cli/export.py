@@ -1,0 +1,33 @@
+"""`scanl export RUN FILE`: a run's model as an ONNX file, as C99, or as a package of torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scanl.cli.parser import Parser
+from scanl.errors import ConfigError
+from scanl.export import ENDINGS, write
+from scanl.learning import RunFolder
+
+HELP = """what is written, by the ending of FILE:
+  .onnx   a file for onnxruntime; the state is among its inputs and outputs
+  .c      one file in C99: a struct for the state, a function that starts it, and one for a step
+  .pt2    a package that torch has compiled (needs a C++ compiler)
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the file and print its path."""
+    parser = Parser("export", "Write a run's model as a file that runs without scanl.", epilog=HELP)
+    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
+    parser.add_argument(
+        "--name", type=str | None, default=None, help=".c only: what its names begin with (default: the file's name)"
+    )
+    args = parser.parse(argv)
+    path = Path(args.file)
+    if args.name is not None and path.suffix != ".c":
+        raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
+    model = RunFolder.open(args.run).load_model()
+    write(model, path, **({} if args.name is None else {"name": args.name}))
+    print(path)
+    return 0

@@ -1,0 +1,126 @@
+"""A model as one file in C99 that takes one step at a time, without allocation."""
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.export.c_loops import Function, helper, real
+from scanl.export.flat import Flat, check_path
+from scanl.files import written_whole
+from scanl.ops._recorded import Recorded, Unsupported
+
+REALS = {"float32": "float", "float64": "double"}
+
+
+def write_c(
+    model: nn.Module, path: str | PathLike[str], example: Tensor | None = None, *, name: str | None = None
+) -> None:
+    """Write the step of a model as one file in C99, which allocates no memory and needs math.h alone.
+
+    model, example: as for `write_onnx`.   name: what the names in the file begin with; None for the file's name.
+
+    The file has a struct and two functions; y has the numbers of the model's output after one step:
+
+        struct NAME_state {...};
+        void NAME_start(struct NAME_state *s);
+        void NAME_step(const float *x, struct NAME_state *s, float *y);
+
+    x of a model of tokens is `const int *`. Numbers that are float64 in the model, as those of a forecaster, are double.
+    Integers of the state are double too. The weights are const arrays. Raises ConfigError for a name that is no
+    identifier, or a model whose step depends on the numbers or uses an operation that has no loop.
+    """
+    file = Path(path)
+    check_path(file, [".c"])
+    name = file.stem if name is None else name
+    if not (name.isidentifier() and name.isascii()):
+        raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
+    flat = Flat(model, example).eval()
+    training = model.training
+    try:
+        with torch.no_grad():
+            step = Recorded(flat, flat.example[:1, :1].contiguous(), *flat.start(1))
+    except Unsupported as error:
+        raise ConfigError(f"export: {flat.name()} has no step in C: {error}") from error
+    finally:
+        model.train(training)
+    with written_whole(file) as partial:
+        partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
+
+
+def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
+    """Yield the parts of the file."""
+    loops, kinds = step.loops, {pointer: REALS[kind] for pointer, kind in step.kinds.items()}
+    fields = {leaf.name.replace(".", "_"): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
+    sizes = [max(1, leaf.start.numel()) for leaf in flat.leaves]
+    tokens = not flat.example.is_floating_point()
+    reads, outputs = flat.example[:1, :1].numel(), torch.Size(step.results[0][0]).numel()
+    yield "\n".join([
+        f"/* One step of a {flat.name()}: {name}_start(&s), then {name}_step(x, &s, y) for each step.",
+        f"   x: {reads} numbers.   y: {outputs} numbers. */",
+        "#include <math.h>",
+    ])  # fmt: skip
+    members = [f"    {kinds[at]} {field}[{size}];" for (field, at), size in zip(fields.items(), sizes, strict=True)]
+    yield "\n".join([f"struct {name}_state {{", *members, "};"])
+    for pointer, tensor in step.captured.items():
+        yield f"static const {kinds[pointer]} {pointer}[] = {_numbers(_stored(tensor), kinds[pointer])};"
+    functions = [Function(_name(loop), text.replace("NAME", "run", 1)) for text, loop in loops.functions.items()]
+    for needed in sorted(set().union(*(function.helpers for function in functions))):
+        yield helper(*needed)
+    yield from (function.text for function in functions)
+    starts = [
+        f"        .{field} = {_numbers(leaf.start, kinds[at])},"
+        for (field, at), leaf in zip(fields.items(), flat.leaves, strict=True)
+    ]
+    yield "\n".join([
+        f"void {name}_start(struct {name}_state *s)",
+        "{",
+        f"    static const struct {name}_state start = {{",
+        *starts,
+        "    };",
+        "    *s = start;",
+        "}",
+    ])  # fmt: skip
+    memories = {at: f"s->{field}" for field, at in fields.items()}
+    memories |= {f"y{number}": f"next.{field}" for number, field in enumerate(fields, 1)}
+    memories |= {"x0": "tokens" if tokens else "x", "y0": "y"}
+    scratch = [
+        f"    {REALS[kind]} scratch{kind[-2:]}[{size}];" for kind, size in step.scratch.items() if size
+    ]
+    calls = []
+    for loop, views in loops.calls:
+        places = [(memories.get(view.memory.name, view.memory.name), view.offset + view.memory.offset) for view in views]
+        calls.append(f"    {_name(loop)}({', '.join(f'{at} + {offset}' if offset else at for at, offset in places)});")
+    converted = [f"    double tokens[{reads}];", f"    for (int i = 0; i < {reads}; i++) tokens[i] = x[i];"]
+    yield "\n".join([
+        f"void {name}_step(const {'int' if tokens else kinds['x0']} *x, struct {name}_state *s, {kinds['y0']} *y)",
+        "{",
+        f"    struct {name}_state next;",
+        *scratch,
+        *(converted if tokens else []),
+        *calls,
+        "    *s = next;",
+        "}",
+    ])  # fmt: skip
+
+
+def _name(loop: str) -> str:
+    return loop.removeprefix("_")
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """Return all numbers of the memory of a tensor, which may be a view of it."""
+    memory = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+    return torch.view_as_real(memory) if memory.is_complex() else memory
+
+
+def _numbers(tensor: Tensor, kind: str) -> str:
+    """Return an initialiser."""
+    values = tensor.flatten().tolist()
+    if not any(values):
+        return "{0}"
+    lines = [", ".join(real(value, kind) for value in values[at : at + 8]) for at in range(0, len(values), 8)]
+    return "{\n    " + ",\n    ".join(lines) + "\n}"

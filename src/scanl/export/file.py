@@ -1,0 +1,25 @@
+"""The file of a model, by the ending of its name."""
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from scanl.export.c import write_c
+from scanl.export.flat import check_path
+from scanl.export.onnx import write_onnx
+from scanl.export.package import write_package
+
+ENDINGS: dict[str, Callable[..., None]] = {".onnx": write_onnx, ".c": write_c, ".pt2": write_package}
+
+
+def write(model: nn.Module, path: str | PathLike[str], **options: Any) -> None:
+    """Write a model as an ONNX file, as C99, or as a package of torch, by the ending of `path`: .onnx, .c or .pt2.
+
+    options: of `write_onnx`, `write_c` or `write_package`.
+    """
+    file = Path(path)
+    check_path(file, list(ENDINGS))
+    ENDINGS[file.suffix](model, file, **options)

@@ -1,0 +1,96 @@
+"""A model as a function of tensors: its input and the tensors of its state, all real, by name."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from scanl.errors import ConfigError
+from scanl.layers import state as states
+from scanl.layers.base import Layer
+from scanl.models import Forecaster, LanguageModel
+from scanl.models.inputs import Tokens
+from scanl.models.reader import Reader
+
+
+class Leaf(NamedTuple):
+    """A tensor of the state. name: its path in the state.   start: (1, ...), its value before the first step."""
+
+    name: str
+    start: Tensor
+
+
+class Flat(nn.Module):
+    """A model whose arguments and results are tensors: `(x, *state) -> (y, *state)`.
+
+    model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...) with B and T
+    above 1; None for a layer, a language model, a reader of tokens or features, and a forecaster without covariates.
+    A complex tensor of the state is a real one with a last axis of 2. Raises ConfigError for a model that has no such
+    interface.
+    """
+
+    def __init__(self, model: nn.Module, example: Tensor | None = None) -> None:
+        super().__init__()
+        if not isinstance(model, Layer | LanguageModel | Reader | Forecaster) and example is None:
+            raise ConfigError(
+                f"export: example is None for a {type(model).__name__}, expected an input of the model (B, T, ...)"
+            )
+        self.model = model
+        self.example = _example(model) if example is None else example.detach()
+        with torch.no_grad():
+            self._form = model.init_state(1)  # pyright: ignore[reportCallIssue]
+        self.leaves = [Leaf(path, _real(leaf.detach())) for path, leaf in states.leaves(self._form)]
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        parts = iter(state)
+        given = states.map_leaves(lambda leaf: _like(next(parts), leaf), self._form)
+        y, after = self.model(x, given)
+        return y, *(_real(leaf) for _, leaf in states.leaves(after))
+
+    def start(self, batch_size: int) -> list[Tensor]:
+        """Return the tensors of the state before the first step."""
+        return [leaf.start.repeat(batch_size, *[1] * (leaf.start.ndim - 1)) for leaf in self.leaves]
+
+    def name(self) -> str:
+        """Return the name of the model in messages."""
+        return str(getattr(self.model, "name", type(self.model).__name__))
+
+
+def exported(flat: Flat) -> ExportedProgram:
+    """Return the program of a model; the numbers of sequences and of steps are open."""
+    batch, steps = Dim("batch"), Dim("steps")
+    inputs = flat.example, *flat.start(len(flat.example))
+    shapes = {0: batch, 1: steps}, tuple({0: batch} for _ in flat.leaves)
+    with torch.no_grad():
+        return export(flat, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def _example(model: Any) -> Tensor:
+    if isinstance(model, Layer):
+        return torch.randn(2, 20, model.dim)
+    if isinstance(model, Forecaster):
+        if model.past or model.static or model.future or model.timed:
+            raise ConfigError("export: the forecaster reads covariates or durations, expected one that reads x alone")
+        return torch.randn(2, 20, model.targets)
+    inputs = model.inputs
+    if isinstance(inputs, Tokens):
+        return torch.randint(inputs.vocab_size, (2, 20))
+    return torch.randn(2, 20, inputs.channels)
+
+
+def _real(leaf: Tensor) -> Tensor:
+    return torch.view_as_real(leaf) if leaf.is_complex() else leaf
+
+
+def _like(value: Tensor, leaf: Tensor) -> Tensor:
+    return torch.view_as_complex(value) if leaf.is_complex() else value
+
+
+def check_path(path: Any, endings: Sequence[str]) -> None:
+    """Raise ConfigError unless a file can have this name."""
+    if path.suffix not in endings:
+        raise ConfigError(f"export: path is {path}, expected a file of {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"export: path is {path}, whose folder does not exist; make it first")

@@ -1,0 +1,86 @@
+"""ONNX files: the state is among the inputs and the outputs, so a runtime reads a sequence in pieces or step by step."""
+
+import json
+import warnings
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.export.flat import Flat, check_path, exported
+from scanl.export.lowering import lowered
+from scanl.export.native import NATIVE, OPSET
+
+
+
+def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | None = None) -> None:
+    """Write a model as one ONNX file of opset 27, with its weights; beyond 2 GB they are in a file beside it.
+
+    model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...), B and T
+    above 1; needed for a class that is not of scanl.
+
+    Inputs: `x`, and each tensor of the state under its path, such as `state.0.mixer`. Outputs: `y`, and the state after
+    the last step, `next_state.0.mixer`. The numbers of sequences and of steps are open. Complex tensors have a last axis
+    of 2. The metadata `state` says in JSON with what each tensor starts; `start_state` reads it.
+
+    Recurrences become `LinearAttention`, `CausalConvWithState` or `Scan`. Raises ConfigError if a package is missing, or
+    for a model that has no such program: one with filters through an FFT, or attention over a whole sequence.
+    """
+    file = Path(path)
+    check_path(file, [".onnx"])
+    _needed()
+    flat = Flat(model, example).eval()
+    names = [leaf.name for leaf in flat.leaves]
+    training = model.training
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about itself
+            written = torch.onnx.export(
+                lowered(exported(flat), NATIVE),
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                input_names=["x", *names],
+                output_names=["y", *(f"next_{name}" for name in names)],
+            )
+    except (RuntimeError, ValueError, torch.onnx.OnnxExporterError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"export: {flat.name()} has no program of ONNX: {reason}") from error
+    finally:
+        model.train(training)
+    assert written is not None
+    written.model.metadata_props["state"] = json.dumps({leaf.name: _described(leaf.start) for leaf in flat.leaves})
+    written.save(file)
+
+
+def _needed() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("export: an ONNX file needs onnx and onnxscript: pip install 'scanl[export]'") from error
+
+
+def _described(start: Tensor) -> dict[str, Any]:
+    """Return shape, dtype and numbers of a tensor before the first step; one number if all are the same."""
+    same = start.numel() > 0 and bool((start == start.flatten()[0]).all())
+    value = start.flatten()[0].item() if same else start.tolist()
+    return {"shape": list(start.shape), "dtype": str(start.dtype).removeprefix("torch."), "start": value}
+
+
+def start_state(metadata: str, batch_size: int = 1) -> dict[str, np.ndarray]:
+    """Return the inputs of an ONNX file that are the state before the first step.
+
+    metadata: the file's text `state`, `session.get_modelmeta().custom_metadata_map["state"]` in onnxruntime.
+    """
+    described = json.loads(metadata).items()
+    return {
+        name: np.broadcast_to(np.asarray(about["start"], about["dtype"]), (batch_size, *about["shape"][1:])).copy()
+        for name, about in described
+    }

@@ -1,0 +1,2 @@
+"""A package of torch."""
+def write_package(*a, **k): raise NotImplementedError
