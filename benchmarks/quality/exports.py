@@ -3,11 +3,11 @@
     python benchmarks/quality/exports.py                 # every layer, and three models: an hour on one core
     python benchmarks/quality/exports.py gru forecaster  # some of them
 
-Layers have random weights; the models (a language model, a forecaster, a classifier) are trained for a few seconds first.
-Each is written in both formats. onnxruntime reads the sequence in two pieces and then step by step, three sequences
-at once, from the state that it returned. The C file is compiled with -Wall -Wextra -pedantic -Werror -std=c99 and reads
-the sequence step by step. An error is the norm of the difference over the norm of what scanl computes; of a file of ONNX it
-is the larger one of outputs and last states.
+Layers have random weights; the models (a language model, a forecaster, a classifier) are trained for a few seconds.
+Each is written in both formats. onnxruntime reads three sequences in two pieces and then step by step, each time from
+the state that it returned. The C file is compiled with -Wall -Wextra -pedantic -Werror -std=c99 and reads a sequence
+step by step. An error is the norm of the difference over the norm of what scanl computes; of a file of ONNX it is the
+largest one of the outputs and the tensors of the last state.
 """
 
 import ctypes
@@ -35,41 +35,53 @@ from harness import Results, parse, parser
 
 DIM, STEPS, UPDATES = 12, 24, 100
 FLAGS = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O2", "-shared", "-fPIC")
-MODELS = ("language model", "forecaster", "classifier")
+Loss = Callable[[], Tensor]
 
 
-def trained(name: str) -> nn.Module:
-    """Return a model that has learnt something: a text that repeats, waves, and whose mean is larger."""
+def spoken() -> tuple[nn.Module, Loss]:
+    """Return a language model, and its loss on a text that repeats."""
+    model = LanguageModel(128, Stack(DIM, 2, "gated_deltanet", layer_options={"num_heads": 2}))
+    text = torch.tensor([list(b"Once upon a time there was a state. " * 3)])
+    return model, lambda: nn.functional.cross_entropy(model(text[:, :-1])[0].mT, text[:, 1:])
+
+
+def forecast() -> tuple[nn.Module, Loss]:
+    """Return a forecaster, and its loss on waves."""
+    model = Forecaster(3, Stack(DIM, 2, "hawk"))
+    waves = (torch.arange(STEPS + 3.0) / 2 + torch.rand(8, 1) * 6).sin()[..., None] * 20 + 100
+    targets = waves.unfold(1, 3, 1)[:, 1:].movedim(-1, 2)
+    return model, lambda: model.loss(waves[:, :STEPS], targets[:, :STEPS])[0]
+
+
+def classified() -> tuple[nn.Module, Loss]:
+    """Return a classifier, and its loss on the question which of two channels has the larger mean."""
+    model, x = SequenceClassifier(2, Stack(DIM, 2, "mingru"), Features(2)), torch.randn(32, STEPS, 2)
+    return model, lambda: nn.functional.cross_entropy(model(x)[0], x.mean(1).argmax(1))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
+    "language model": spoken,
+    "forecaster": forecast,
+    "classifier": classified,
+}
+
+
+def trained(name: str, updates: int) -> nn.Module:
+    """Return a model that has learnt."""
     torch.manual_seed(0)
-    stack = Stack(DIM, 2, {"language model": "gated_deltanet", "forecaster": "hawk", "classifier": "mingru"}[name],
-                  layer_options={"num_heads": 2} if name == "language model" else {})  # fmt: skip
-    if name == "language model":
-        model: nn.Module = LanguageModel(128, stack)
-        text = torch.tensor([list(b"Once upon a time there was a state. " * 3)])
-        loss = lambda: nn.functional.cross_entropy(model(text[:, :-1])[0].mT, text[:, 1:])
-    elif name == "forecaster":
-        model = Forecaster(3, stack)
-        time_, phase = torch.arange(STEPS + 3.0), torch.rand(8, 1) * 6
-        waves = (time_ / 2 + phase).sin()[..., None] * 20 + 100
-        targets = waves.unfold(1, 3, 1)[:, 1:].movedim(-1, 2)
-        loss = lambda: model.loss(waves[:, :STEPS], targets[:, :STEPS])[0]
-    else:
-        model = SequenceClassifier(2, stack, Features(2))
-        x = torch.randn(32, STEPS, 2)
-        loss = lambda: nn.functional.cross_entropy(model(x)[0], (x[..., 0].mean(1) > x[..., 1].mean(1)).long())
+    model, loss = MODELS[name]()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(UPDATES):
+    for _ in range(updates):
         optimizer.zero_grad()
-        value = loss()
-        value.backward()
+        loss().backward()
         optimizer.step()
     return model.eval()
 
 
-def made(name: str) -> nn.Module:
+def made(name: str, updates: int) -> nn.Module:
     """Return a layer of small sizes, or a trained model."""
     if name in MODELS:
-        return trained(name)
+        return trained(name, updates)
     torch.manual_seed(0)
     layer = registry.build(name, DIM, **registry.get(name).sample).eval()
     with torch.no_grad():  # move parameters away from special values: zero biases, unit norms
@@ -141,7 +153,7 @@ def main() -> int:
     options = parse(parser(__doc__, [*MODELS, *registry.names(presets=False)]))
     results = Results("exports", options)
     for name in options.names:
-        model = functools.cache(made)
+        model = functools.cache(functools.partial(made, name, 2 if options.quick else UPDATES))
         for ending, run in FORMATS.items():
             if results.has(name=name, format=ending):
                 continue
@@ -150,11 +162,11 @@ def main() -> int:
                 file = Path(folder, f"model{ending}")
                 row = {"name": name, "kind": "model" if name in MODELS else "layer", "format": ending}
                 try:
-                    write(model(name), file)
+                    write(model(), file)
                 except ConfigError as error:
                     results.add(**row, refusal=re.sub(r"\s+", " ", str(error))[:160])
                     continue
-                results.add(**row, error=run(model(name), file), bytes=file.stat().st_size,
+                results.add(**row, error=run(model(), file), bytes=file.stat().st_size,
                             seconds=time.process_time() - begin)  # fmt: skip
     return 0
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.export import export
 
 from scanl.errors import ConfigError
 from scanl.export.c_loops import Function, helper, real
 from scanl.export.flat import Flat, check_path
 from scanl.files import written_whole
+from scanl.ops import backend
 from scanl.ops._recorded import Recorded, Unsupported
 
 REALS = {"float32": "float", "float64": "double"}
@@ -29,8 +31,8 @@ def write_c(
         void NAME_start(struct NAME_state *s);
         void NAME_step(const float *x, struct NAME_state *s, float *y);
 
-    x of a model of tokens is `const int *`. Numbers that are float64 in the model, as those of a forecaster, are double.
-    Integers of the state are double too. The weights are const arrays. Raises ConfigError for a name that is no
+    x of a model of tokens is `const int *`. Numbers that are float64 in the model, as those of a forecaster, are
+    double, and so are integers of the state. The weights are const arrays. Raises ConfigError for a name that is no
     identifier, or a model whose step depends on the numbers or uses an operation that has no loop.
     """
     file = Path(path)
@@ -38,17 +40,22 @@ def write_c(
     name = file.stem if name is None else name
     if not (name.isidentifier() and name.isascii()):
         raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
-    flat = Flat(model, example).eval()
-    training = model.training
+    flat = Flat(model, example)
     try:
-        with torch.no_grad():
-            step = Recorded(flat, flat.example[:1, :1].contiguous(), *flat.start(1))
-    except Unsupported as error:
-        raise ConfigError(f"export: {flat.name()} has no step in C: {error}") from error
-    finally:
-        model.train(training)
+        step = _recorded(flat)
+    except (Unsupported, RuntimeError) as error:  # torch has no common class for what it cannot export
+        raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
         partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
+
+
+def _recorded(flat: Flat) -> Recorded:
+    """Return the loops of one step. What is exported first has no checks of numbers."""
+    operands = flat.example[:1, :1].contiguous(), *flat.start(1)
+    with torch.no_grad():
+        with backend("reference"):
+            program = export(flat, operands, strict=False)
+        return Recorded(program.module(), *operands)
 
 
 def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
@@ -87,13 +94,14 @@ def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
     memories = {at: f"s->{field}" for field, at in fields.items()}
     memories |= {f"y{number}": f"next.{field}" for number, field in enumerate(fields, 1)}
     memories |= {"x0": "tokens" if tokens else "x", "y0": "y"}
-    scratch = [
-        f"    {REALS[kind]} scratch{kind[-2:]}[{size}];" for kind, size in step.scratch.items() if size
-    ]
+    scratch = [f"    {REALS[kind]} scratch{kind[-2:]}[{size}];" for kind, size in step.scratch.items() if size]
     calls = []
     for loop, views in loops.calls:
-        places = [(memories.get(view.memory.name, view.memory.name), view.offset + view.memory.offset) for view in views]
-        calls.append(f"    {_name(loop)}({', '.join(f'{at} + {offset}' if offset else at for at, offset in places)});")
+        places = []
+        for memory, offset in ((view.memory, view.offset + view.memory.offset) for view in views):
+            place = memories.get(memory.name, memory.name)
+            places.append(f"{place} + {offset}" if offset else place)
+        calls.append(f"    {_name(loop)}({', '.join(places)});")
     converted = [f"    double tokens[{reads}];", f"    for (int i = 0; i < {reads}; i++) tokens[i] = x[i];"]
     yield "\n".join([
         f"void {name}_step(const {'int' if tokens else kinds['x0']} *x, struct {name}_state *s, {kinds['y0']} *y)",

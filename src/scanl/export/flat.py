@@ -1,6 +1,8 @@
 """A model as a function of tensors: its input and the tensors of its state, all real, by name."""
 
+import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -37,10 +39,10 @@ class Flat(nn.Module):
             raise ConfigError(
                 f"export: example is None for a {type(model).__name__}, expected an input of the model (B, T, ...)"
             )
-        self.model = model
-        self.example = _example(model) if example is None else example.detach()
+        self.model = copy.deepcopy(model).cpu().eval()  # the caller's may be in training, and on a GPU
+        self.example = _example(model) if example is None else example.detach().cpu()
         with torch.no_grad():
-            self._form = model.init_state(1)  # pyright: ignore[reportCallIssue]
+            self._form = self.model.init_state(1)  # pyright: ignore[reportCallIssue]
         self.leaves = [Leaf(path, _real(leaf.detach())) for path, leaf in states.leaves(self._form)]
 
     def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -55,7 +57,7 @@ class Flat(nn.Module):
 
     def name(self) -> str:
         """Return the name of the model in messages."""
-        return str(getattr(self.model, "name", type(self.model).__name__))
+        return str(getattr(self.model, "name", type(self.model).__name__)) or type(self.model).__name__
 
 
 def exported(flat: Flat) -> ExportedProgram:
@@ -88,7 +90,7 @@ def _like(value: Tensor, leaf: Tensor) -> Tensor:
     return torch.view_as_complex(value) if leaf.is_complex() else value
 
 
-def check_path(path: Any, endings: Sequence[str]) -> None:
+def check_path(path: Path, endings: Sequence[str]) -> None:
     """Raise ConfigError unless a file can have this name."""
     if path.suffix not in endings:
         raise ConfigError(f"export: path is {path}, expected a file of {' or '.join(endings)}")

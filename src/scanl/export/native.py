@@ -1,13 +1,19 @@
-"""Which ops have an operator of their own in ONNX. The table is `NATIVE`; every other op becomes a `Scan`."""
+"""Which ops have an operator of their own in ONNX. The table is `NATIVE`; every other op becomes a `Scan`.
+
+The operators are calls in a domain of scanl at first, because the converter of versions knows ONNX up to `CONVERTED`
+alone. `settled` moves them to the domain of ONNX.
+"""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scanl.export.lowering import Called, Native
 
-OPSET = 27  # the first with LinearAttention and CausalConvWithState
+CONVERTED, OPSET = 25, 27  # the last opset of the converter, and the first one with the operators of `NATIVE`
+DOMAIN = "scanl"
 
 
 def _linear_attention(call: Called) -> tuple[Tensor, Tensor] | None:
@@ -51,9 +57,7 @@ def _short_convolution(call: Called) -> tuple[Tensor, Tensor] | None:
     x, w = call.operands["x"].mT, call.operands["w"].unsqueeze(1)
     window = call.state.mT
     attributes = {"activation": "silu" if call.options["silu"] else "none"}
-    y, last = _operator(
-        "CausalConvWithState", [x, w, call.operands.get("bias"), window], attributes, (x, window)
-    )
+    y, last = _operator("CausalConvWithState", [x, w, call.operands.get("bias"), window], attributes, (x, window))
     return y.mT, last.mT
 
 
@@ -62,14 +66,24 @@ def _operator(
 ) -> tuple[Tensor, Tensor]:
     """Call an operator of ONNX whose two results have these shapes and dtypes."""
     y, last = torch.onnx.ops.symbolic_multi_out(
-        name,
+        f"{DOMAIN}::{name}",
         inputs,
         attributes,
         dtypes=[value.dtype for value in like],
         shapes=[value.shape for value in like],
-        version=OPSET,
+        version=1,
     )
     return y, last
+
+
+def settled(model: Any) -> None:
+    """Move the operators to the domain of ONNX, in a model of `onnx_ir`."""
+    native = [node for node in model.graph if node.domain == DOMAIN]
+    for node in native:
+        node.domain, node.version = "", OPSET
+    if native:
+        del model.opset_imports[DOMAIN]
+        model.opset_imports[""] = OPSET
 
 
 NATIVE: dict[str, Native] = {

@@ -1,7 +1,10 @@
-"""ONNX files: the state is among the inputs and the outputs, so a runtime reads a sequence in pieces or step by step."""
+"""ONNX files. The state is among the inputs and the outputs, so a runtime reads a sequence in pieces or in steps."""
 
 import json
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,36 +16,35 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.export.flat import Flat, check_path, exported
 from scanl.export.lowering import lowered
-from scanl.export.native import NATIVE, OPSET
-
+from scanl.export.native import CONVERTED, NATIVE, settled
+from scanl.files import writing
 
 
 def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | None = None) -> None:
-    """Write a model as one ONNX file of opset 27, with its weights; beyond 2 GB they are in a file beside it.
+    """Write a model as one ONNX file with its weights; beyond 2 GB they are in a file beside it.
 
     model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...), B and T
     above 1; needed for a class that is not of scanl.
 
     Inputs: `x`, and each tensor of the state under its path, such as `state.0.mixer`. Outputs: `y`, and the state after
-    the last step, `next_state.0.mixer`. The numbers of sequences and of steps are open. Complex tensors have a last axis
-    of 2. The metadata `state` says in JSON with what each tensor starts; `start_state` reads it.
+    the last step, `next_state.0.mixer`. The numbers of sequences and of steps are open. Complex tensors have a last
+    axis of 2. The metadata `state` says in JSON with what each tensor starts; `start_state` reads it.
 
-    Recurrences become `LinearAttention`, `CausalConvWithState` or `Scan`. Raises ConfigError if a package is missing, or
-    for a model that has no such program: one with filters through an FFT, or attention over a whole sequence.
+    Recurrences become `LinearAttention` and `CausalConvWithState`, which ONNX has from opset 27 on, or `Scan`; a file
+    with scans alone has opset 25. Raises ConfigError if a package is missing,
+    or for a model that has no such program, such as one with filters through an FFT.
     """
     file = Path(path)
     check_path(file, [".onnx"])
     _needed()
-    flat = Flat(model, example).eval()
+    flat = Flat(model, example)
     names = [leaf.name for leaf in flat.leaves]
-    training = model.training
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about itself
+        with torch.no_grad(), _quiet():
             written = torch.onnx.export(
                 lowered(exported(flat), NATIVE),
                 dynamo=True,
-                opset_version=OPSET,
+                opset_version=CONVERTED,
                 verbose=False,
                 input_names=["x", *names],
                 output_names=["y", *(f"next_{name}" for name in names)],
@@ -52,11 +54,24 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
             raise
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"export: {flat.name()} has no program of ONNX: {reason}") from error
-    finally:
-        model.train(training)
     assert written is not None
-    written.model.metadata_props["state"] = json.dumps({leaf.name: _described(leaf.start) for leaf in flat.leaves})
-    written.save(file)
+    settled(written.model)
+    written.model.metadata_props["state"] = json.dumps({leaf.name: described(leaf.start) for leaf in flat.leaves})
+    with writing(file):
+        written.save(file)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what torch says of itself while it exports."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 def _needed() -> None:
@@ -67,7 +82,7 @@ def _needed() -> None:
         raise ConfigError("export: an ONNX file needs onnx and onnxscript: pip install 'scanl[export]'") from error
 
 
-def _described(start: Tensor) -> dict[str, Any]:
+def described(start: Tensor) -> dict[str, Any]:
     """Return shape, dtype and numbers of a tensor before the first step; one number if all are the same."""
     same = start.numel() > 0 and bool((start == start.flatten()[0]).all())
     value = start.flatten()[0].item() if same else start.tolist()

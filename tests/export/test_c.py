@@ -1,0 +1,87 @@
+"""Models as C99: compiled without a warning, and against the models."""
+
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scanl.errors import ConfigError
+from scanl.export import write_c
+from scanl.layers import build
+from scanl.models import Features, LanguageModel, SequenceClassifier, Stack
+from tests.ops._recorded.test_recorded import complex_, real
+
+COVERS = ["export/c_loops"]
+
+FLAGS = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1", "-shared", "-fPIC")
+
+
+class Functions(nn.Module):
+    """Everything that loops can compute, of a matrix that enters as one step."""
+
+    def init_state(self, batch_size: int) -> torch.Tensor:
+        return torch.full((batch_size, 2), 0.5)
+
+    def forward(self, x, state):
+        a = x.reshape(3, 4)
+        b, c, z = a.reshape(4, 3).repeat(1, 2)[:, :5] - 0.3, torch.stack([a + 0.2, -a]), torch.complex(a, a + 1)
+        results = [*real(a, b, c, z), *complex_(a, b, c, z)]
+        numbers = [torch.view_as_real(value) if value.is_complex() else value for value in results]
+        return torch.cat([value.reshape(1, 1, -1).float() for value in numbers], -1), state * a[0, 0]
+
+
+def of_tokens() -> nn.Module:
+    return LanguageModel(7, Stack(6, 3, ["gru", "indrnn", "slstm"], layer_options={"slstm": {"num_heads": 2}}))
+
+
+def of_features() -> nn.Module:
+    return SequenceClassifier(3, Stack(4, 2, ["mingru", "lru"]), Features(2))
+
+
+NUMBERS = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0))
+MODELS = {
+    "functions": (Functions, NUMBERS),
+    "tokens": (of_tokens, torch.tensor([[3, 1, 6, 2, 0]])),
+    "features": (of_features, NUMBERS[..., :2]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_equals_its_model(name, tmp_path):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler, cc, is there")
+    torch.manual_seed(0)
+    make, x = MODELS[name]
+    model = make()
+    write_c(model, tmp_path / "cell.c", x)
+    subprocess.run(["cc", *FLAGS, tmp_path / "cell.c", "-o", tmp_path / "cell.so", "-lm"], check=True)
+    functions, memory = ctypes.CDLL(str(tmp_path / "cell.so")), ctypes.create_string_buffer(4096)
+    after = model.init_state(1)
+    functions.cell_start(memory)
+    for step in x.split(1, 1):
+        with torch.no_grad():
+            y, after = model(step, after)
+        expected, numbers = y.flatten().numpy(), np.zeros(y.numel(), np.float32)
+        read = step.flatten().numpy() if step.is_floating_point() else step.int().numpy()
+        functions.cell_step(read.ctypes.data_as(ctypes.c_void_p), memory, numbers.ctypes.data_as(ctypes.c_void_p))
+        known = np.isfinite(expected)
+        np.testing.assert_array_equal(numbers[~known], expected[~known])
+        assert np.linalg.norm((numbers - expected)[known]) <= 1e-6 * np.linalg.norm(expected[known])
+
+
+def test_refusals(tmp_path):
+    model = build("gru", 4)
+    for path, more, message in (
+        ("my-cell.c", {}, "name is 'my-cell', expected an identifier of C"),
+        ("cell.h", {}, "expected a file of .c"),
+        ("nowhere/cell.c", {}, "whose folder does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            write_c(model, tmp_path / path, **more)
+    with pytest.raises(ConfigError, match="example is None for a Functions, expected an input"):
+        write_c(Functions(), tmp_path / "cell.c")
+    assert not list(tmp_path.iterdir())
