@@ -182,7 +182,10 @@ SMALLER = {
         "8192, (1, 1024)": "64, (1, 32)",
     },
 }
-NEEDS = {"import Trainer": "accelerate"}  # what a block says: a package without which it does not run
+NEEDS = {
+    "import Trainer": "accelerate",
+    "import onnxruntime": "onnxruntime",
+}  # what a block says: a package without which it does not run
 OWN_TEST = {"CONTRIBUTING.md"}  # tests/docs/test_contributing.py follows this page
 
 

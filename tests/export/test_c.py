@@ -28,7 +28,7 @@ class Functions(nn.Module):
 
     def forward(self, x, state):
         a = x.reshape(3, 4)
-        b, c, z = a.reshape(4, 3).repeat(1, 2)[:, :5] - 0.3, torch.stack([a + 0.2, -a]), torch.complex(a, a + 1)
+        b, c, z = torch.cat([a.T, 0.3 - a.T], 1)[:, 1:], torch.stack([a + 0.2, -a]), torch.complex(a, a + 1)
         results = [*real(a, b, c, z), *complex_(a, b, c, z)]
         numbers = [torch.view_as_real(value) if value.is_complex() else value for value in results]
         return torch.cat([value.reshape(1, 1, -1).float() for value in numbers], -1), state * a[0, 0]

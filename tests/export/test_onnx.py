@@ -16,7 +16,7 @@ COVERS = ["export/native"]
 
 
 def test_onnxruntime_reads_pieces_and_steps(tmp_path):
-    """Each of the operators that a recurrence can become, in one model; a batch and lengths of which export saw none."""
+    """Each operator that a recurrence can become, in one model, for a batch and lengths that the export did not see."""
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'scanl[export]'")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -54,7 +54,7 @@ def test_the_first_state_comes_from_the_file():
 
 
 def test_refusals(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="expected a file of .onnx"):
+    with pytest.raises(ConfigError, match=r"expected a file of \.onnx"):
         write_onnx(build("gru", 4), tmp_path / "model.pb")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"needs onnx and onnxscript: pip install 'scanl\[export\]'"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.export import ENDINGS, write
+from scanl.export.flat import check_path
 from scanl.learning import RunFolder
 
 HELP = """what is written, by the ending of FILE:
@@ -27,6 +28,7 @@ def run(argv: Sequence[str]) -> int:
     path = Path(args.file)
     if args.name is not None and path.suffix != ".c":
         raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
+    check_path(path, list(ENDINGS))
     model = RunFolder.open(args.run).load_model()
     write(model, path, **({} if args.name is None else {"name": args.name}))
     print(path)

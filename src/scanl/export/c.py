@@ -6,13 +6,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.export import export
 
 from scanl.errors import ConfigError
 from scanl.export.c_loops import Function, helper, real
-from scanl.export.flat import Flat, check_path
+from scanl.export.flat import Flat, check_path, one_step
 from scanl.files import written_whole
-from scanl.ops import backend
 from scanl.ops._recorded import Recorded, Unsupported
 
 REALS = {"float32": "float", "float64": "double"}
@@ -31,8 +29,8 @@ def write_c(
         void NAME_start(struct NAME_state *s);
         void NAME_step(const float *x, struct NAME_state *s, float *y);
 
-    x of a model of tokens is `const int *`. Numbers that are float64 in the model, as those of a forecaster, are
-    double, and so are integers of the state. The weights are const arrays. Raises ConfigError for a name that is no
+    x of a model of tokens is `const int *`. Numbers that are float64 in the model, as in a forecaster, are double,
+    and so are integers of the state. The weights are const arrays. Raises ConfigError for a name that is no
     identifier, or a model whose step depends on the numbers or uses an operation that has no loop.
     """
     file = Path(path)
@@ -42,20 +40,13 @@ def write_c(
         raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
     flat = Flat(model, example)
     try:
-        step = _recorded(flat)
+        with torch.no_grad():
+            program = one_step(flat, 1)  # it has no checks of numbers, unlike the model
+            step = Recorded(program.module(), flat.example[:1, :1].contiguous(), *flat.start(1))
     except (Unsupported, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
         partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
-
-
-def _recorded(flat: Flat) -> Recorded:
-    """Return the loops of one step. What is exported first has no checks of numbers."""
-    operands = flat.example[:1, :1].contiguous(), *flat.start(1)
-    with torch.no_grad():
-        with backend("reference"):
-            program = export(flat, operands, strict=False)
-        return Recorded(program.module(), *operands)
 
 
 def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:

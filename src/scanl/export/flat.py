@@ -15,6 +15,7 @@ from scanl.layers.base import Layer
 from scanl.models import Forecaster, LanguageModel
 from scanl.models.inputs import Tokens
 from scanl.models.reader import Reader
+from scanl.ops import backend
 
 
 class Leaf(NamedTuple):
@@ -47,8 +48,7 @@ class Flat(nn.Module):
 
     def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         parts = iter(state)
-        given = states.map_leaves(lambda leaf: _like(next(parts), leaf), self._form)
-        y, after = self.model(x, given)
+        y, after = self.model(x, states.map_leaves(lambda leaf: _like(next(parts), leaf), self._form))
         return y, *(_real(leaf) for _, leaf in states.leaves(after))
 
     def start(self, batch_size: int) -> list[Tensor]:
@@ -67,6 +67,18 @@ def exported(flat: Flat) -> ExportedProgram:
     shapes = {0: batch, 1: steps}, tuple({0: batch} for _ in flat.leaves)
     with torch.no_grad():
         return export(flat, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def one_step(flat: Flat, batch_size: int | None = None) -> ExportedProgram:
+    """Return the program of one step, of operations of torch alone. batch_size: None leaves the number of rows open."""
+    rows = 2 if batch_size is None else batch_size
+    inputs = flat.example[:rows, :1].contiguous(), *flat.start(rows)
+    axes = {0: Dim("batch")} if batch_size is None else {}
+    with torch.no_grad(), backend("reference"):
+        program = export(flat, inputs, dynamic_shapes=(axes, tuple(axes for _ in flat.leaves)), strict=False)
+    for check in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        program.graph.erase_node(check)
+    return program
 
 
 def _example(model: Any) -> Tensor:

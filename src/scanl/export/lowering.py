@@ -29,7 +29,7 @@ Native = Callable[[Called], tuple[Tensor, Tensor] | None]
 
 
 def lowered(program: ExportedProgram, native: dict[str, Native]) -> ExportedProgram:
-    """Return the program with operators of torch, and those of `native`, in the place of the kernels of scanl.
+    """Return the program with operators of torch, and of `native`, in the place of the kernels of scanl.
 
     native: functions by the name of an op; None from one stands for a call that it has no operator for. Raises
     ConfigError for an operator that is no recurrence step by step.
@@ -58,8 +58,9 @@ def _decomposition(target: Any, native: dict[str, Native]) -> Callable[..., Any]
         result = native[op.name](call) if op.name in native else None
         y, last = _scan(call, time) if result is None else result
         results = (y.flip(1) if reverse else y), last
-        kept = [y.new_empty((*y.shape[:2], 0))] if len(target._schema.returns) > 2 else []  # of the backward pass
-        return *results, *kept
+        if len(target._schema.returns) == 2:
+            return results
+        return *results, y.new_empty((*y.shape[:2], 0))  # what a backward pass would read
 
     return run
 
@@ -77,16 +78,24 @@ def _times(op: Op[..., Any], values: Sequence[Tensor | None]) -> dict[str, int]:
 
 
 def _scan(call: Called, time: dict[str, int]) -> tuple[Tensor, Tensor]:
-    """Run the reference for one step after the other."""
-    op, operands = call.op, call.operands
-    constant = [name for name in operands if name not in time]
+    """Run the reference for one step after the other. Complex numbers enter and leave a step as pairs."""
+    op = call.op
+    steps = {name: call.operands[name].movedim(axis, 0) for name, axis in time.items()}
+    constant = {name: value for name, value in call.operands.items() if name not in time}
+    pairs = [value.is_complex() for value in (call.state, *steps.values(), *constant.values())]
 
-    def step(state: Tensor, *values: Tensor) -> list[Tensor]:
+    def step(*pairs_or_reals: Tensor) -> list[Tensor]:
+        parts = zip(pairs_or_reals, pairs, strict=True)
+        state, *values = (torch.view_as_complex(value) if pair else value for value, pair in parts)
         now = {name: value.unsqueeze(axis) for (name, axis), value in zip(time.items(), values, strict=False)}
         now |= dict(zip(constant, values[len(time) :], strict=True))
         y, after = op.backends["reference"].run(*[now.get(name) for name in op.names[:-1]], state, **call.options)
-        return [after.clone(), y.squeeze(1).clone()]  # a scan's results may not be one tensor
+        return [_real(after).clone(), _real(y.squeeze(1)).clone()]  # a scan's results may not be one tensor
 
-    steps = [operands[name].movedim(axis, 0) for name, axis in time.items()]
-    last, y = scan_op(step, [call.state], steps, tuple(operands[name] for name in constant))
-    return y.movedim(0, 1), last
+    last, y = scan_op(step, [_real(call.state)], [*map(_real, steps.values())], tuple(map(_real, constant.values())))
+    y = torch.view_as_complex(y) if pairs[1] else y
+    return y.movedim(0, 1), torch.view_as_complex(last) if pairs[0] else last
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value) if value.is_complex() else value

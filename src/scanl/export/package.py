@@ -1,6 +1,7 @@
 """A package of torch: a program, compiled ahead of time, that runs without scanl, from Python or C++."""
 
 import shutil
+import warnings
 from os import PathLike, environ
 from pathlib import Path
 
@@ -8,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.export.flat import Flat, check_path, exported
-from scanl.export.lowering import lowered
+from scanl.export.flat import Flat, check_path, one_step
 
 
 def write_package(model: nn.Module, path: str | PathLike[str], example: Tensor | None = None) -> None:
-    """Compile a model with AOTInductor into a package, which `torch._inductor.aoti_load_package(path)` runs.
+    """Compile one step of a model with AOTInductor into a package, which `torch._inductor.aoti_load_package` runs.
 
-    The arguments are x and the tensors of the state, in the order of the inputs of `write_onnx`; the results are y and
-    the state after the last step. The numbers of sequences and of steps are open. model, example: as for `write_onnx`.
-    Needs a C++ compiler. Raises ConfigError without one, and for a model that has no such program.
+    The arguments are x (B, 1, ...) and the tensors of the state, in the order of the inputs of `write_onnx`; the
+    results are y and the state after the step. The number of sequences is open. model, example: as for `write_onnx`.
+    Needs a C++ compiler. Raises ConfigError without one, and for a model whose step is not exported.
     """
     file = Path(path)
     check_path(file, [".pt2"])
@@ -25,6 +25,7 @@ def write_package(model: nn.Module, path: str | PathLike[str], example: Tensor |
     if shutil.which(compiler) is None:
         raise ConfigError(f"export: {file} needs a C++ compiler, and there is no {compiler}; install one, or set CXX")
     flat = Flat(model, example)
-    program = lowered(exported(flat), {})
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about itself
+        program = one_step(flat)
         torch._inductor.aoti_compile_and_package(program, package_path=str(file))  # pyright: ignore
