@@ -150,11 +150,13 @@ FORMATS: dict[str, Callable[[nn.Module, Path], float]] = {".onnx": by_onnx, ".c"
 
 
 def main() -> int:
-    options = parse(parser(__doc__, [*MODELS, *registry.names(presets=False)]))
+    words = parser(__doc__, [*MODELS, *registry.names(presets=False)])
+    words.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
+    options = parse(words)
     results = Results("exports", options)
     for name in options.names:
         model = functools.cache(functools.partial(made, name, 2 if options.quick else UPDATES))
-        for ending, run in FORMATS.items():
+        for ending in options.formats:
             if results.has(name=name, format=ending):
                 continue
             begin = time.process_time()
@@ -166,7 +168,7 @@ def main() -> int:
                 except ConfigError as error:
                     results.add(**row, refusal=re.sub(r"\s+", " ", str(error))[:160])
                     continue
-                results.add(**row, error=run(model(), file), bytes=file.stat().st_size,
+                results.add(**row, error=FORMATS[ending](model(), file), bytes=file.stat().st_size,
                             seconds=time.process_time() - begin)  # fmt: skip
     return 0
 

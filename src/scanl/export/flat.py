@@ -61,12 +61,21 @@ class Flat(nn.Module):
 
 
 def exported(flat: Flat) -> ExportedProgram:
-    """Return the program of a model; the numbers of sequences and of steps are open."""
-    batch, steps = Dim("batch"), Dim("steps")
+    """Return the program of a model; the numbers of sequences and of steps are open.
+
+    Raises ConfigError if the program would take only as many steps as the example has.
+    """
+    batch = Dim("batch")
     inputs = flat.example, *flat.start(len(flat.example))
-    shapes = {0: batch, 1: steps}, tuple({0: batch} for _ in flat.leaves)
+    shapes = {0: batch, 1: Dim.AUTO}, tuple({0: batch} for _ in flat.leaves)
     with torch.no_grad():
-        return export(flat, inputs, dynamic_shapes=shapes, strict=False)
+        program = export(flat, inputs, dynamic_shapes=shapes, strict=False)
+    (x,) = (node for node in program.graph.nodes if node.name == "x")
+    if isinstance(x.meta["val"].shape[1], int):
+        raise ConfigError(
+            f"export: the program of {flat.name()} takes {x.meta['val'].shape[1]} steps and no other number"
+        )
+    return program
 
 
 def one_step(flat: Flat, batch_size: int | None = None) -> ExportedProgram:

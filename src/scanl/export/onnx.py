@@ -1,5 +1,6 @@
 """ONNX files. The state is among the inputs and the outputs, so a runtime reads a sequence in pieces or in steps."""
 
+import importlib.util
 import json
 import logging
 import warnings
@@ -75,11 +76,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _needed() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("export: an ONNX file needs onnx and onnxscript: pip install 'scanl[export]'") from error
+    if any(importlib.util.find_spec(package) is None for package in ("onnx", "onnxscript")):
+        raise ConfigError("export: an ONNX file needs onnx and onnxscript: pip install 'scanl[export]'")
 
 
 def described(start: Tensor) -> dict[str, Any]:

@@ -112,6 +112,8 @@ def _real(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[str
         inside = "tanh(c(0.7978845608028654) * ({0} + c(0.044715) * {0} * {0} * {0}))"
         expression = f"c(0.5) * {{0}} * (c(1.0) + {inside if tanh else 'erf({0} * c(0.7071067811865476))'})"
         operands = (args[0],)
+    elif name == "pow" and isinstance(args[1], Value):
+        expression, operands = "{0} ** {1}", tuple(args)
     else:
         try:
             known = rules.expression(name, args, kwargs)
@@ -243,6 +245,14 @@ def _arange(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) -
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
     for at in range(size):
         loops.elementwise(out.at(0, at, 1), [float(start + at * step)], ["{0}"])
+
+
+@rule("flip")
+def _flip(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) -> None:
+    source = args[0]
+    for axis in (axis % len(out.shape) for axis in args[1]):
+        source = source.at(axis, out.shape[axis] - 1, out.shape[axis], -1)
+    loops.copy(out, source)
 
 
 @rule("cumsum")

@@ -23,8 +23,11 @@ from scanl.ops._recorded.operations import add
 from scanl.ops._recorded.values import Memory, Unsupported, Value
 
 MOST = 4000  # operations: a kernel of more takes minutes to compile
-STORED = {torch.bool: torch.float32, torch.int64: torch.float64}  # as what kernels have them
-KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.int64: "float64"}
+STORED = {  # as what kernels have them
+    torch.bool: torch.float32, torch.uint8: torch.float32, torch.int64: torch.float64,
+}  # fmt: skip
+KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.uint8: "float32",
+         torch.int64: "float64"}  # fmt: skip
 aten = torch.ops.aten
 
 
