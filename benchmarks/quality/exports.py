@@ -168,7 +168,7 @@ def main() -> int:
                 except ConfigError as error:
                     results.add(**row, refusal=re.sub(r"\s+", " ", str(error))[:160])
                     continue
-                results.add(**row, error=FORMATS[ending](model(), file), bytes=file.stat().st_size,
+                results.add(**row, refusal="", error=FORMATS[ending](model(), file), bytes=file.stat().st_size,
                             seconds=time.process_time() - begin)  # fmt: skip
     return 0
 

@@ -77,7 +77,10 @@ def _operator(
 
 
 def settled(model: Any) -> None:
-    """Move the operators to the domain of ONNX, in a model of `onnx_ir`."""
+    """Move the operators to the domain of ONNX, in a model of `onnx_ir`, and drop numbers that no operator reads."""
+    for body in model.graph.subgraphs():
+        for name in [name for name, value in body.initializers.items() if not value.uses()]:
+            del body.initializers[name]
     native = [node for node in model.graph if node.domain == DOMAIN]
     for node in native:
         node.domain, node.version = "", OPSET

@@ -20,17 +20,17 @@ Z = torch.randn(3, 4, dtype=torch.complex64)
 def real(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
     positive, truth = a.abs() + 0.5, a > 0.1
     return [
-        2.5**a, positive**a, a + 2 * c, a - c[1], a / positive, -a, a * a[:, :1], positive**2.5, positive**-0.5, (a + 1) ** 3, a.exp(),
+        a + 2 * c, a - c[1], a / positive, -a, a * a[:, :1], positive**2.5, positive**-0.5, (a + 1) ** 3, a.exp(),
         positive.log(), torch.log1p(positive), torch.expm1(a), positive.sqrt(), positive.rsqrt(), a.sin(), a.cos(),
         torch.erf(a), a.tanh(), a.sigmoid(), F.silu(a), F.softplus(a), F.logsigmoid(a), F.gelu(a),
-        F.gelu(a, approximate="tanh"), F.relu(a), F.elu(a), a.clamp(-0.5, 0.5), a.clamp(min=0.1), torch.maximum(a, c[0]),
+        F.gelu(a, approximate="tanh"), F.relu(a), a.clamp(-0.5, 0.5), a.clamp(min=0.1), torch.maximum(a, c[0]),
         torch.where(truth, a, 0.0), torch.where(truth & ~(a > 1), a, c[1]), a.masked_fill(truth, 3.0), truth.to(a),
         (a.isnan() | (a == a)).to(a), a.sum(), a.sum(0), c.sum((0, 2)), c.mean(-1, keepdim=True), c.amax(1), c.amin(),
         a.sum(1, keepdim=True) * torch.ones(3, 7), a @ b, b.T @ a.T, a[:, :1] @ b[:1], F.linear(c, a, c[0, :, 0]),
         c @ b, torch.bmm(c, c.mT), torch.cat([a, c[0]], 1), torch.stack([a, c[1]], 1), a[1], a[:, 1:3],
         a.T.reshape(2, 6), F.pad(a, (1, 2)), a.cumsum(1), a.softmax(-1), a.log_softmax(0), F.layer_norm(a, (4,)),
         (2 * a[:, :3]).T + 1, torch.zeros_like(a), torch.full((2, 2), 3.0), torch.arange(3.0) * a[:, 0],
-        c.flip(0, 2), torch.eye(4) + a[:1],
+        c.flip(0, 2), torch.eye(4) + a[:1], 2.5**a, positive**a, F.elu(a),
     ]  # fmt: skip
 
 
