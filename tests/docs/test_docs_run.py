@@ -382,6 +382,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "quality.needs": ("hidden", {}, "sklearn"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
     "quality.conditioning": ("columnar", {}, "torch"),
+    "quality.exports": ("indrnn", {}, "onnxruntime"),
     "quality.forward_learning": ("adding", {}, "torch"),
     "quality.lorenz": ("", {}, "torch"),
     "quality.online_memory": ("diagonal_rtrl", {}, "torch"),
