@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
-from scanl.export import ENDINGS, write
+from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
 from scanl.learning import RunFolder
 

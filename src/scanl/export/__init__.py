@@ -1,7 +1,6 @@
 """Models as files that run without Python: ONNX, C99, and a compiled package of torch."""
 
 from scanl.export.c import write_c as write_c
-from scanl.export.file import ENDINGS as ENDINGS
 from scanl.export.file import write as write
 from scanl.export.onnx import start_state as start_state
 from scanl.export.onnx import write_onnx as write_onnx

@@ -25,7 +25,8 @@ def _linear_attention(call: Called) -> tuple[Tensor, Tensor] | None:
 def _delta_rule(call: Called) -> tuple[Tensor, Tensor] | None:
     if call.options["normalize_keys"]:
         k = call.operands["k"]
-        call.operands["k"] = k * (k.square().sum(-1, keepdim=True) + call.options["eps"]).rsqrt()
+        k = k * (k.square().sum(-1, keepdim=True) + call.options["eps"]).rsqrt()
+        call = call._replace(operands={**call.operands, "k": k})
     return _memory(call, "delta" if "g" not in call.operands else "gated_delta")
 
 
