@@ -82,8 +82,8 @@ def _needed() -> None:
 
 def described(start: Tensor) -> dict[str, Any]:
     """Return shape, dtype and numbers of a tensor before the first step; one number if all are the same."""
-    same = start.numel() > 0 and bool((start == start.flatten()[0]).all())
-    value = start.flatten()[0].item() if same else start.tolist()
+    values = start.unique().tolist() or [0]  # a tensor without numbers has no first one
+    value = values[0] if len(values) == 1 else start.tolist()
     return {"shape": list(start.shape), "dtype": str(start.dtype).removeprefix("torch."), "start": value}
 
 
