@@ -53,7 +53,8 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
     except (RuntimeError, ValueError, torch.onnx.OnnxExporterError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = str(error).strip().splitlines()[0]
+        cause = error if error.__cause__ is None else error.__cause__  # torch wraps it in advice of several pages
+        reason = str(cause).strip().splitlines()[0]
         raise ConfigError(f"export: {flat.name()} has no program of ONNX: {reason}") from error
     assert written is not None
     settled(written.model)

@@ -112,7 +112,7 @@ def _real(loops: Loops, name: str, out: Value, args: list[Any], kwargs: dict[str
         inside = "tanh(c(0.7978845608028654) * ({0} + c(0.044715) * {0} * {0} * {0}))"
         expression = f"c(0.5) * {{0}} * (c(1.0) + {inside if tanh else 'erf({0} * c(0.7071067811865476))'})"
         operands = (args[0],)
-    elif name == "elu" and len(args) == 1:
+    elif name == "elu" and all(factor == 1 for factor in args[1:]):
         expression, operands = "({0} if {0} > c(0.0) else expm1({0}))", (args[0],)
     elif name == "pow" and isinstance(args[1], Value):
         expression, operands = "{0} ** {1}", tuple(args)
