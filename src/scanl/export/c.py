@@ -65,7 +65,7 @@ def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
     yield "\n".join([f"struct {name}_state {{", *members, "};"])
     for pointer, tensor in step.captured.items():
         numbers = _stored(tensor)
-        yield f"static const {kinds[pointer]} {pointer}[{numbers.numel()}] = {_numbers(numbers, kinds[pointer])};"
+        yield f"static const {kinds[pointer]} {pointer}[{max(1, numbers.numel())}] = {_numbers(numbers, kinds[pointer])};"
     functions = [Function(_name(loop), text.replace("NAME", "run", 1)) for text, loop in loops.functions.items()]
     for needed in sorted(set().union(*(function.helpers for function in functions))):
         yield helper(*needed)
