@@ -64,8 +64,8 @@ def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
     members = [f"    {kinds[at]} {field}[{size}];" for (field, at), size in zip(fields.items(), sizes, strict=True)]
     yield "\n".join([f"struct {name}_state {{", *members, "};"])
     for pointer, tensor in step.captured.items():
-        numbers = _stored(tensor)
-        yield f"static const {kinds[pointer]} {pointer}[{max(1, numbers.numel())}] = {_numbers(numbers, kinds[pointer])};"
+        numbers, kind = _stored(tensor), kinds[pointer]
+        yield f"static const {kind} {pointer}[{max(1, numbers.numel())}] = {_numbers(numbers, kind)};"
     functions = [Function(_name(loop), text.replace("NAME", "run", 1)) for text, loop in loops.functions.items()]
     for needed in sorted(set().union(*(function.helpers for function in functions))):
         yield helper(*needed)
