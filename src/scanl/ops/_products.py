@@ -296,7 +296,8 @@ def _letters(equation: str, first_axes: int, second_axes: int) -> tuple[str, str
     operands, arrow, result = equation.replace(" ", "").partition("->")
     first, comma, second = operands.partition(",")
     spare = "".join(chr(code) for code in range(ord("A"), ord("Z") + 1) if chr(code) not in equation)
-    wide = [max(0, axes - len(tensor) + 3) for tensor, axes in ((first, first_axes), (second, second_axes))]
+    counts = (first, first_axes), (second, second_axes)
+    wide = [max(0, axes - len(tensor) + 3) if "..." in tensor else 0 for tensor, axes in counts]
     leading = spare[: max(wide) if "..." in operands else 0]
 
     def spelled(letters: str, count: int) -> str:
