@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops._frame.exactness import over, times
 
 DISCRETIZATIONS = ("zoh", "bilinear", "dirac")
 VECTOR, STEP, LOW_RANK = ("N", "D N"), ("", "D", "D N"), ("N", "D N", "R D N")
@@ -159,10 +160,10 @@ def _discretize(A: Tensor, B: Tensor, dt: Tensor, method: str) -> tuple[Tensor, 
     step = step[:, None] if step.ndim == 1 else step
     z = step * _wide(A)
     if method == "zoh":
-        return z.exp(), step * _expm1_over(z) * _wide(B)
+        return z.exp(), times(step * _expm1_over(z), _wide(B))
     if method == "dirac":
         return z.exp(), torch.ones_like(z) * _wide(B)
-    return (1 + z / 2) / (1 - z / 2), step / (1 - z / 2) * _wide(B)
+    return over(1 + z / 2, 1 - z / 2), times(over(step, 1 - z / 2), _wide(B))
 
 
 def _expm1_over(z: Tensor) -> Tensor:
@@ -171,8 +172,8 @@ def _expm1_over(z: Tensor) -> Tensor:
     inside, outside = torch.where(near, z, 0), torch.where(near, 1, z)
     series = torch.ones_like(z)
     for k in range(19, 1, -1):  # 1/20! is below the rounding of a double
-        series = 1 + inside / k * series
-    return torch.where(near, series, (outside.exp() - 1) / outside)
+        series = 1 + times(inside / k, series)
+    return torch.where(near, series, over(outside.exp() - 1, outside))
 
 
 def _sum_of_powers(weights: Tensor, a: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -82,7 +82,6 @@ class RFAGate(LinearAttention):
     """
 
     id = "S-rfa-gate"
-    excused: ClassVar = {"bits_are_the_same_in_any_company": "the cause is not known"}
     equation = (
         "S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T,  z_t = g_t z_{t-1} + (1 - g_t) phi(k_t),  "
         "o_t = S_t^T phi(q_t) / (z_t . phi(q_t)),  g_t = sigmoid(w_g . x_t + b_g)"

@@ -14,6 +14,7 @@ from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention, noncausal_linear_attention
+from scanl.ops._frame.exactness import exactly
 
 MANY = 256  # features of a head; up to there a kernel of `linear_attention` costs less than scores of pairs of steps
 
@@ -119,7 +120,8 @@ class LinearAttention(Layer):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (q, k, v))
         v = F.pad(v, (0, 1), value=1.0) if self.normalize else v
-        if self.by_kernel and cu_seqlens is None and x.shape[1] > 1 and not torch.compiler.is_compiling():
+        by_kernel = self.by_kernel and cu_seqlens is None and x.shape[1] > 1 and not exactly()
+        if by_kernel and not torch.compiler.is_compiling():
             with as_widened(x):
                 start = None if state is None else S
                 o, S = attend_by_kernel(self.feature_map, widen(q), widen(k), widen(v), start)

@@ -16,6 +16,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
 from scanl.ops import discretize, linear_scan
+from scanl.ops._frame.exactness import times
 
 INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
 ACTIVATIONS = ("full_glu", "half_glu1", "half_glu2", "gelu", "none")
@@ -95,7 +96,7 @@ class MIMODiagonal(Layer):
         if constant:
             s, last = self._scan(u, x, into, a, state, cu_seqlens)
         else:
-            s, last = linear_scan(b * u, a, state, cu_seqlens=cu_seqlens)
+            s, last = linear_scan(times(b, u), a, state, cu_seqlens=cu_seqlens)
         out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
         y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
         return self._activate(y), last

@@ -47,9 +47,6 @@ class S7(MIMODiagonal):
         'Sequence Modeling", arXiv:2410.03464, sec. 3'
     )
     sample: ClassVar = {"state_dim": 8, "blocks": 2}
-    excused: ClassVar = {
-        "bits_are_the_same_in_any_company": "torch multiplies complex numbers by other code at the end of a row"
-    }
     hints: ClassVar = {"step_size": Hint(weight_decay=False)}
 
     def __init__(

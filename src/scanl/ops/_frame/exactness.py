@@ -21,13 +21,25 @@ thread = _Thread()
 
 
 def exactly() -> bool:
-    """Return whether an `exact` context is open in this thread."""
-    return thread.depth > 0
+    """Return whether an `exact` context is open in this thread. What is traced does not ask: it is as without."""
+    return not torch.compiler.is_compiling() and thread.depth > 0
 
 
 def late(owner: Any, name: str, **options: Any) -> Callable[..., Any]:
     """Return a function that looks up `owner.name` at each call: a context replaces functions of torch."""
     return lambda *args: getattr(owner, name)(*args, **options)
+
+
+def times(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b. torch has other code for complex numbers at the end of a row; products of their parts have one."""
+    if not (exactly() and a.is_complex() and b.is_complex()):
+        return a * b
+    return torch.complex(a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real)
+
+
+def over(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b; the remark on `times` holds here too."""
+    return times(a, b.reciprocal()) if exactly() and b.is_complex() else a / b
 
 
 _TENSORS = {Tensor, torch.nn.Parameter}
