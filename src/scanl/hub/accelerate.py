@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from scanl import ops
 from scanl.errors import ConfigError
 from scanl.hub import call, forwards, patches
 from scanl.hub.patches import Patch
@@ -57,7 +58,7 @@ class Report(tuple[Row, ...]):
         )
 
 
-def accelerate(model: nn.Module) -> Report:
+def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
     """Patch the recurrent modules inside `model`, so that scanl's ops compute them. Returns a report.
 
     Weights, interface, caches and `generate` stay as they are, and the model can be trained. Only this object is
@@ -68,6 +69,10 @@ def accelerate(model: nn.Module) -> Report:
     inner module whose weights the patch reads has hooks or is wrapped. The report gives the reason. A hook or a wrapper
     that comes later makes the next call raise ConfigError: it would have no effect. On CUDA a module keeps the compiled
     kernels that transformers found for it, and a module of torch keeps torch's.
+
+    exact: run every forward of the model in an `ops.exact` context. On a CPU the logits of a token then have the same
+    bits at once, in pieces and token by token, alone and in a batch. In a model that is not of transformers, only the
+    patched modules run in it. A later call for the same model may change it.
 
     Raises ConfigError when `model` is not a module, or when transformers is older than OLDEST.
     """
@@ -85,18 +90,18 @@ def accelerate(model: nn.Module) -> Report:
         patch = _patch_for(module)
         if patch is not None:
             reason = _unable(module, patch)
-            if not reason and not forwards.replaced(module):
+            if not reason:
                 module.__dict__["_scanl_layer"] = _number(name)
                 module.__dict__["_scanl_reads"] = _kinds(module, patch)
-                forwards.replace(module, functools.partial(_forward, patch))
+                forwards.replace(module, _run(functools.partial(_forward, patch), exact))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
             rows.append(Row(name, type(module).__name__, patch.original, "" if reason else patch.runs, note))
     if any(row.now for row in rows):
         for module in model.modules():
-            if _is_model(module) and not forwards.replaced(module):
+            if _is_model(module):
                 names = list(inspect.signature(type(module).forward).parameters)[1:]
-                forwards.replace(module, functools.partial(call.within, names, frozenset(needs)))
+                forwards.replace(module, _run(functools.partial(call.within, names, frozenset(needs)), exact))
     return Report(rows)
 
 
@@ -180,6 +185,15 @@ def _check_reads(module: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Non
         child = module._modules.get(path)
         if child is not None and not (hasattr(child, "_hf_hook") and forwards.is_own(child)):
             check_read(f"accelerated {type(module).__name__}", module, path, kind)
+
+
+def _run(run: forwards.Run, exact: bool) -> forwards.Run:
+    return functools.partial(_exactly, run) if exact else run
+
+
+def _exactly(run: forwards.Run, module: nn.Module, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    with ops.exact():
+        return run(module, original, *args, **kwargs)
 
 
 def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any, **kwargs: Any) -> Any:

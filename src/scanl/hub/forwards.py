@@ -30,8 +30,11 @@ def replaced(module: nn.Module) -> bool:
 
 
 def replace(module: nn.Module, run: Run) -> None:
-    """Let `run` compute the forward of the module."""
+    """Let `run` compute the forward of the module, in place of another one that `replace` gave it."""
+    known = replaced(module)
     module.__dict__["_scanl_forward"] = run
+    if known:
+        return
     kind, name = type(module), _slot(module)
     # A class of torch.nn.utils.parametrize must stay on top: torch removes it as the class of the module.
     if parametrize.is_parametrized(module):

@@ -63,12 +63,17 @@ def _plan(dtype: torch.dtype, terms: int, columns: int, turned: bool, threads: i
             "equal bits; torch's library on this machine cannot multiply exactly"
         )
     span = None
-    if turned and dtype in (torch.float32, torch.float64) and importlib.util.find_spec("numba") is not None:
+    if turned and dtype in (torch.float32, torch.float64) and _has_kernels():
         multiply = _few_rows()
         rows = x[-FEW:]
         parts = [tensor for tensor in (terms, -(-terms // 2), *PARTS) if tensor <= terms]
         span = next((tensor for tensor in parts if torch.equal(multiply(rows, stored, None, tensor), y[-FEW:])), None)
     return Plan(sizes, span)
+
+
+@functools.cache
+def _has_kernels() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 @functools.cache
@@ -169,8 +174,34 @@ class _Bmm(torch.autograd.Function):
         return da, db
 
 
-def _apply(function: type[torch.autograd.Function], forward: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands):
+class _Attention(torch.autograd.Function):
+    """Softmax attention; the gradients are those of torch's."""
+
+    @staticmethod
+    def forward(*operands):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _attend(*operands)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:4])
+        ctx.options = inputs[4:]
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        causal, scale, shared = ctx.options
+        operands = [None if tensor is None else tensor.detach() for tensor in ctx.saved_tensors]
+        needed = [i for i in range(4) if ctx.needs_input_grad[i]]
+        with torch.enable_grad():
+            for i in needed:
+                operands[i].requires_grad_()
+            original = _ORIGINAL["scaled_dot_product_attention"]
+            y = original(*operands, is_causal=causal, scale=scale, enable_gqa=shared)
+        gradients = dict(zip(needed, torch.autograd.grad(y, [operands[i] for i in needed], dy), strict=True))
+        return *(gradients.get(i) for i in range(4)), None, None, None
+
+
+def _apply(function: type[torch.autograd.Function], forward: Callable[..., Tensor], *operands: Any) -> Tensor:
+    if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in operands):
         return function.apply(*operands)  # pyright: ignore[reportReturnType]
     return forward(*operands)
 
@@ -334,6 +365,30 @@ def _by_element(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    fits = _takes(query, key, value) and all(tensor.ndim == 4 for tensor in operands) and not query.is_complex()
+    heads = fits and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0))
+    if not heads or dropout_p or not query.dtype == key.dtype == value.dtype or not _has_kernels():
+        more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return _ORIGINAL["scaled_dot_product_attention"](query, key, value, attn_mask, **more)
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    return _apply(_Attention, _attend, query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, shared: bool) -> Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=wide).masked_fill_(~mask, -torch.inf)
+    if mask is not None:
+        mask = mask.to(wide).expand(*mask.shape[:2], q.shape[2], k.shape[2])
+    attend = importlib.import_module("scanl.ops._cpu.softmax_attention").attend
+    return attend(*(tensor.to(wide) for tensor in (q, k, v)), mask, causal=causal, scale=scale).to(q.dtype)
+
+
 # Each function of torch that is replaced while a context is open, with the owner and the names by which it is called.
 REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     linear: [(F, "linear")],
@@ -343,6 +398,7 @@ REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     addmm: [(torch, "addmm"), (Tensor, "addmm")],
     baddbmm: [(torch, "baddbmm"), (Tensor, "baddbmm")],
     einsum: [(torch, "einsum")],
+    scaled_dot_product_attention: [(F, "scaled_dot_product_attention")],
 }
 _ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items()}
 for _owner, _name in [

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional as F
 
 from scanl.layers.base import as_widened, widen
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
@@ -33,9 +33,9 @@ def attend(
             # Derivative checks use float64; the fused kernels have no second derivative.
             if q.dtype == torch.float64:
                 with sdpa_kernel(SDPBackend.MATH):
-                    y = scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
+                    y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
             else:
-                y = scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
         else:
             scores = (q * (k.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT + bias
             y = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1) @ v
