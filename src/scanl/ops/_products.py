@@ -9,6 +9,7 @@ rows are multiplied by a kernel, where it gives the same bits.
 import functools
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -63,11 +64,10 @@ def _plan(dtype: torch.dtype, terms: int, columns: int, turned: bool, threads: i
             "equal bits; torch's library on this machine cannot multiply exactly"
         )
     span = None
-    if turned and dtype in (torch.float32, torch.float64) and _has_kernels():
-        multiply = _few_rows()
-        rows = x[-FEW:]
+    if dtype in (torch.float32, torch.float64) and _has_kernels():
+        rows, wanted = x[-FEW:], y[-FEW:]
         parts = [tensor for tensor in (terms, -(-terms // 2), *PARTS) if tensor <= terms]
-        span = next((tensor for tensor in parts if torch.equal(multiply(rows, stored, None, tensor), y[-FEW:])), None)
+        span = next((tensor for tensor in parts if torch.equal(_few(rows, stored, turned, None, tensor), wanted)), None)
     return Plan(sizes, span)
 
 
@@ -77,8 +77,16 @@ def _has_kernels() -> bool:
 
 
 @functools.cache
-def _few_rows() -> Callable[[Tensor, Tensor, Tensor | None, int], Tensor]:
-    return importlib.import_module("scanl.ops._cpu.few_rows").multiply
+def _few_rows() -> Any:
+    return importlib.import_module("scanl.ops._cpu.few_rows")
+
+
+def _few(x: Tensor, stored: Tensor, turned: bool, bias: Tensor | None, span: int) -> Tensor:
+    """Return x w + bias by the kernel. stored: w (..., K, N), or with `turned` its transpose; contiguous."""
+    if turned:
+        return _few_rows().multiply(x, stored, bias, span)
+    y = _few_rows().multiply_by_terms(x, stored, span)
+    return y if bias is None else y.add_(bias)
 
 
 def _widened(w: Tensor) -> Tensor:
@@ -104,7 +112,7 @@ def _rows_by_matrix(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     plan = _plan(x.dtype, terms, columns, turned, torch.get_num_threads())
     x = x.contiguous()
     if rows <= FEW and plan.span is not None:
-        return _few_rows()(x, w.t(), None if bias is None else bias.contiguous(), plan.span)
+        return _few(x, w.t() if turned else w, turned, None if bias is None else bias.contiguous(), plan.span)
     full = rows - rows % LARGEST
     size_of_last = next(size for size in plan.sizes if size >= rows - full)
     w = _widened(w)
@@ -124,6 +132,8 @@ def _matrices(a: Tensor, b: Tensor) -> Tensor:
     _, rows, terms = a.shape
     b, turned = _aligned(b)
     plan, a = _plan(a.dtype, terms, b.shape[2], turned, torch.get_num_threads()), a.contiguous()
+    if rows <= FEW and plan.span is not None:
+        return _few(a, b.mT if turned else b, turned, None, plan.span)
     full, columns, b = rows - rows % LARGEST, b.shape[2], _widened(b)
     parts = [_bmm(a[:, at : at + LARGEST], b) for at in range(0, full, LARGEST)]
     if full < rows:
@@ -228,14 +238,14 @@ def _takes(*operands: Any) -> bool:
 
 def linear(input, weight, bias=None):
     fits = _takes(input, weight) and weight.ndim == 2 and input.shape[-1:] == weight.shape[1:]
-    if not (fits and (torch.is_autocast_enabled("cpu") or input.dtype == weight.dtype)):
+    if not (fits and (input.dtype == weight.dtype or torch.is_autocast_enabled("cpu"))):
         return _ORIGINAL["linear"](input, weight, bias)
     input, weight, bias = _as_autocast((input, weight, bias))
     columns, terms = weight.shape
     if input.numel() <= FEW * terms and not torch.is_grad_enabled() and weight.is_contiguous():  # one token
         span = _plan(input.dtype, terms, columns, True, torch.get_num_threads()).span
         if span is not None:
-            return _few_rows()(input.contiguous(), weight, None if bias is None else bias.contiguous(), span)
+            return _few(input.contiguous(), weight, True, None if bias is None else bias.contiguous(), span)
     return _rows(input, weight.t(), bias)
 
 
@@ -365,11 +375,21 @@ def _by_element(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
+    """Multiply each group of rows by its matrix, as the experts of a mixture do."""
+    takes = offs is not None and bias is None and out_dtype is None and _takes(mat_a, mat_b)
+    if not (takes and mat_a.ndim == 2 and mat_b.ndim == 3):
+        return _ORIGINAL["grouped_mm"](mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+    bounds = itertools.pairwise([0, *offs.tolist()])
+    y = torch.cat([matmul(mat_a[i:j], matrix) for (i, j), matrix in zip(bounds, mat_b, strict=True)])
+    return F.pad(y, (0, 0, 0, len(mat_a) - len(y)))
+
+
 def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    fits = _takes(query, key, value) and all(tensor.ndim == 4 for tensor in operands) and not query.is_complex()
+    masks = [] if attn_mask is None else [attn_mask]
+    fits = _takes(query, key, value) and all(tensor.ndim == 4 for tensor in (query, key, value, *masks))
     heads = fits and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0))
     if not heads or dropout_p or not query.dtype == key.dtype == value.dtype or not _has_kernels():
         more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
@@ -398,6 +418,7 @@ REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     addmm: [(torch, "addmm"), (Tensor, "addmm")],
     baddbmm: [(torch, "baddbmm"), (Tensor, "baddbmm")],
     einsum: [(torch, "einsum")],
+    grouped_mm: [(F, "grouped_mm")],
     scaled_dot_product_attention: [(F, "scaled_dot_product_attention")],
 }
 _ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items()}

@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scanl.layers.base import as_widened, widen
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected

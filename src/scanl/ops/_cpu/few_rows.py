@@ -2,9 +2,9 @@
 
 A library multiplies a single row by other code than many rows, and the last bits differ. Here each sum adds its terms
 in their order, fused, in parts of `part` terms; the parts are added in their order. Which part gives the library's bits
-is found by trying: see `products.py`.
+is found by trying: see `_products.py`.
 
-The matrix is stored as a linear layer has it, (N, K): squares of it are transposed in registers.
+A matrix is stored as a linear layer has it, (N, K), and squares of it are transposed in registers; or it is (K, N).
 """
 
 # pyright: reportCallIssue=false
@@ -23,6 +23,7 @@ from scanl.ops._cpu._team import scratch
 
 BYTES = 32  # bytes of a vector: more would not leave registers for the square
 SIDE = 2  # vectors side by side: each sum waits for the one before it, so two that do not wait for one another
+WIDE = 64  # columns of a unit where rows of the matrix are adjacent
 _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 
@@ -100,17 +101,19 @@ def _add_terms(typingctx, sums, sums_at, x, x_at, w, w_at, w_row, terms):
     return types.void(sums, integer, x, integer, w, integer, integer, integer), codegen
 
 
-@kernel("rows terms columns part x w bias y")
-def _multiply(slots):
+@kernel("rows terms columns part blocks x w bias y")
+def _by_columns(slots):
     rows, terms, columns, dtype = slots.rows, slots.terms, slots.columns, slots.dtype
     lanes = BYTES // itemsize(dtype)
     side = SIDE * lanes
-    x, y = part(slots.x, 0, rows * terms, dtype), part(slots.y, 0, rows * columns, dtype)
-    w = part(slots.w, 0, columns * terms, dtype)
     sums, totals = scratch(side, dtype), scratch(side, dtype)
-    for unit in units(slots):  # a unit is `side` columns; the last overlaps the one before it
+    for unit in units(slots):  # a unit is `side` columns of a matrix; the last overlaps the one before it
+        matrix = unit // slots.blocks
+        x = part(slots.x, matrix * rows * terms, rows * terms, dtype)
+        y = part(slots.y, matrix * rows * columns, rows * columns, dtype)
+        w = part(slots.w, matrix * columns * terms, columns * terms, dtype)
         wide = min(side, columns)
-        column = min(unit * side, columns - wide)
+        column = min(unit % slots.blocks * side, columns - wide)
         for r in range(rows):
             fill(totals, 0, side, y.dtype.type(0))
             for first in range(0, terms, slots.part):
@@ -131,12 +134,48 @@ def _multiply(slots):
                 y[r * columns + column + j] = total
 
 
+@kernel("rows terms columns part blocks x w y")
+def _by_terms(slots):
+    rows, terms, columns, dtype = slots.rows, slots.terms, slots.columns, slots.dtype
+    sums = scratch(WIDE, dtype)
+    for unit in units(slots):  # a unit is WIDE columns of a matrix
+        matrix, column = unit // slots.blocks, unit % slots.blocks * WIDE
+        wide = min(WIDE, columns - column)
+        for r in range(matrix * rows, matrix * rows + rows):
+            x, y = part(slots.x, r * terms, terms, dtype), part(slots.y, r * columns + column, wide, dtype)
+            fill(y, 0, wide, y.dtype.type(0))
+            for first in range(0, terms, slots.part):
+                fill(sums, 0, wide, y.dtype.type(0))
+                for k in range(first, min(first + slots.part, terms)):
+                    w = part(slots.w, (matrix * terms + k) * columns + column, wide, dtype)
+                    for j in range(wide):
+                        sums[j] += x[k] * w[j]
+                for j in range(wide):
+                    y[j] += sums[j]
+
+
 def multiply(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, terms: int) -> torch.Tensor:
-    """Return x wᵀ + bias for x (..., K) and w (N, K), all contiguous. terms: the terms of a part."""
-    columns, size = w.shape
+    """Return x wᵀ + bias for x (..., K) and w (N, K), or for x (n, M, K) and w (n, N, K); all are contiguous.
+
+    terms: the terms of a part.
+    """
+    columns, size = w.shape[-2:]
+    matrices = 1 if w.ndim == 2 else len(w)
     y = empty((*x.shape[:-1], columns), x.dtype)
-    blocks = -(-columns * x.itemsize // (SIDE * BYTES))
-    rows = x.numel() // size
-    packed = _multiply.pack(rows=rows, terms=size, columns=columns, part=terms, x=x, w=w, bias=bias, y=y)
-    _multiply.run(x.dtype, packed, blocks, columns * size)
+    rows, blocks = x.numel() // (size * matrices), -(-columns * x.itemsize // (SIDE * BYTES))
+    packed = _by_columns.pack(
+        rows=rows, terms=size, columns=columns, part=terms, blocks=blocks, x=x, w=w, bias=bias, y=y
+    )
+    _by_columns.run(x.dtype, packed, blocks * matrices, w.numel())
+    return y
+
+
+def multiply_by_terms(x: torch.Tensor, w: torch.Tensor, terms: int) -> torch.Tensor:
+    """Return x w for x (..., K) and w (K, N), or for x (n, M, K) and w (n, K, N). The rest is as in `multiply`."""
+    size, columns = w.shape[-2:]
+    matrices = 1 if w.ndim == 2 else len(w)
+    y = empty((*x.shape[:-1], columns), x.dtype)
+    rows, blocks = x.numel() // (size * matrices), -(-columns // WIDE)
+    packed = _by_terms.pack(rows=rows, terms=size, columns=columns, part=terms, blocks=blocks, x=x, w=w, y=y)
+    _by_terms.run(x.dtype, packed, blocks * matrices, w.numel())
     return y

@@ -1,7 +1,7 @@
-"""Softmax attention with sums in the order of the keys: a query has the same bits, whatever a mask hides beside its keys.
+"""Softmax attention with sums in the order of the keys: a query has the same bits, whatever keys a mask hides.
 
-A library sums over the keys in blocks, so that the bits depend on where the blocks end. Here a query reads one key after
-another, and a hidden key adds nothing. A unit of work is a query of a head.
+A library sums over the keys of a block at once, so the bits depend on where blocks end. Here a query reads one key
+after another, and a hidden key adds nothing. A unit of work is a query of a head.
 """
 
 import numpy as np
