@@ -136,7 +136,14 @@ def test_rows_of_a_product_have_the_same_bits_among_others(terms, columns, dtype
     torch.manual_seed(0)
     x, w, bias = (torch.randn(shape).to(dtype) for shape in ((150, terms), (columns, terms), (columns,)))
     with scanl.exact():
-        products = [lambda x: F.linear(x, w, bias), lambda x: x @ w.t(), lambda x: torch.einsum("tk,nk->tn", x, w)]
+        stored = w.t().contiguous()
+        products = [
+            lambda x: F.linear(x, w, bias),
+            lambda x: x @ w.t(),
+            lambda x: x @ stored,
+            lambda x: torch.einsum("tk,nk->tn", x, w),
+            lambda x: torch.bmm(x.expand(2, -1, -1), torch.stack([stored, 2 * stored]))[0],
+        ]
         for product in products:
             y = product(x)
             for first, rows in ((0, 1), (5, 1), (5, 2), (70, 3), (3, 4), (9, 60), (1, 149)):
@@ -167,6 +174,49 @@ def test_einsum_and_its_gradients(equation, shapes):
         torch.autograd.grad(y.sin().sum(), [a, b]), torch.autograd.grad(expected.sin().sum(), [a, b]), strict=True
     ):
         torch.testing.assert_close(one, other)
+
+
+def test_equations_with_dots_in_one_operand_are_exact():
+    q, w = torch.randn(3, 37, 2, 9), torch.randn(2, 17, 9)
+    with scanl.exact():
+        y = torch.einsum("...hk,hmk->...hm", q, w)
+        assert torch.equal(torch.einsum("...hk,hmk->...hm", q[:, :1], w), y[:, :1])
+
+
+@pytest.mark.skipif("grouped_mm" not in vars(F), reason="torch has it since 2.10")
+def test_groups_of_rows_are_exact():
+    torch.manual_seed(0)
+    x, w = torch.randn(40, 24), torch.randn(3, 24, 20)
+    with scanl.exact():
+        y = F.grouped_mm(x, w, offs=torch.tensor([7, 7, 40], dtype=torch.int32))
+        assert torch.equal(y[:7], x[:7] @ w[0])
+        assert torch.equal(y[7:9], x[7:9] @ w[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_does_not_depend_on_hidden_keys(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 37, 20).to(dtype) for heads in (4, 2, 2))
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    with scanl.exact():
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        for steps in (1, 5, 37):
+            visible = F.pad(torch.ones(steps, 37, dtype=torch.bool).tril(37 - steps), (3, 2))
+            keys, values = (F.pad(tensor, (0, 0, 3, 2), value=9.0) for tensor in (k, v))
+            last = F.scaled_dot_product_attention(
+                q[:, :, -steps:], keys, values, attn_mask=visible[None, None], enable_gqa=True
+            )
+            assert torch.equal(last, y[:, :, -steps:])
+    torch.testing.assert_close(y, wanted)
+
+
+def test_gradients_of_attention_are_those_of_torch():
+    torch.manual_seed(0)
+    operands = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    wanted = torch.autograd.grad(F.scaled_dot_product_attention(*operands, is_causal=True).sin().sum(), operands)
+    with scanl.exact():
+        actual = torch.autograd.grad(F.scaled_dot_product_attention(*operands, is_causal=True).sin().sum(), operands)
+    torch.testing.assert_close(actual, wanted)
 
 
 @pytest.mark.parametrize("name", ["hawk", "gla", "rwkv7"])

@@ -659,3 +659,23 @@ def test_recurrent_gemma_begins_anew_at_position_0(name):
     found = fed(used(), tokens(), (mask.cumsum(1) - 1).clamp_min(0), mask)
     close(found[:1, 5:], model(tokens()[:1, 5:]).logits)
     close(found[1:], alone[1:])
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "jamba"])
+def test_exact_models_have_the_same_bits_in_pieces(name, model):
+    """Jamba has attention and a mixture of experts beside its Mamba layers."""
+    ids = tokens(3)
+    hub.accelerate(model, exact=True)
+    with torch.no_grad():
+        whole = model(ids).logits
+        assert torch.equal(model(ids[1:2]).logits, whole[1:2])
+        for cuts in ([5, 6], range(1, STEPS)):
+            assert torch.equal(in_pieces(model, ids[:2], cuts), whole[:2])
+        padded = torch.cat([ids.new_zeros(3, 4), ids], 1)
+        mask = (padded != 0).long()
+        places = {"position_ids": mask.cumsum(1) - 1} if name == "jamba" else {}
+        assert torch.equal(model(padded, attention_mask=mask, **places).logits[:, 4:], whole)
+        hub.accelerate(model)  # no longer exact
+        assert any(
+            not torch.equal(model(row[None]).logits, y[None]) for row, y in zip(ids, model(ids).logits, strict=True)
+        )

@@ -418,10 +418,10 @@ REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     addmm: [(torch, "addmm"), (Tensor, "addmm")],
     baddbmm: [(torch, "baddbmm"), (Tensor, "baddbmm")],
     einsum: [(torch, "einsum")],
-    grouped_mm: [(F, "grouped_mm")],
+    grouped_mm: [(F, name) for name in ("grouped_mm",) if name in vars(F)],  # since torch 2.10
     scaled_dot_product_attention: [(F, "scaled_dot_product_attention")],
 }
-_ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items()}
+_ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items() if where}
 for _owner, _name in [
     *((owner, "sigmoid") for owner in (torch, Tensor)),
     *((F, name) for name in ("sigmoid", "silu", "gelu", "softplus", "logsigmoid", "elu", "selu", "celu", "mish")),
