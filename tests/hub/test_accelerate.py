@@ -676,6 +676,4 @@ def test_exact_models_have_the_same_bits_in_pieces(name, model):
         places = {"position_ids": mask.cumsum(1) - 1} if name == "jamba" else {}
         assert torch.equal(model(padded, attention_mask=mask, **places).logits[:, 4:], whole)
         hub.accelerate(model)  # no longer exact
-        assert any(
-            not torch.equal(model(row[None]).logits, y[None]) for row, y in zip(ids, model(ids).logits, strict=True)
-        )
+        assert not torch.equal(in_pieces(model, ids[:2], range(1, STEPS)), model(ids[:2]).logits)
