@@ -10,7 +10,7 @@ from scanl.layers import options, registry
 from scanl.layers.attention._blocks import TransformerBlock
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.initial_state import Axes
-from scanl.layers.parts.masked_attention import KEYS_AT_ONCE, attend
+from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.parts.segments import Piece, Segments, behind_horizon
 from scanl.layers.state import Device, DType
@@ -61,10 +61,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
     equation = "[.; y; m'] = blocks([m; x; m]) over each segment x, m' the memory m of the next"
     source = 'Bulatov, Kuratov and Burtsev, "Recurrent Memory Transformer", arXiv:2207.06881, sec. 3.2, and its code'
     residual_out: ClassVar[str | None] = None
-    excused: ClassVar = {
-        "default_sizes_are_in_proportion": "it holds whole blocks",
-        "bits_are_the_same_in_any_company": KEYS_AT_ONCE,
-    }
+    excused: ClassVar = {"default_sizes_are_in_proportion": "it holds whole blocks"}
     sample: ClassVar = {"num_heads": 2, "num_slots": 2, "chunk_size": 3, "depth": 2, "expand": 1.0}
     state: ClassVar = MemoryTokens
 
