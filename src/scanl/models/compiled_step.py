@@ -25,8 +25,8 @@ MOST = 16  # rows of a kernel; more rows run in parts
 class CompiledStep:
     """The step of a model of tokens: step(tokens, state) returns what the ordinary step returns, within rounding.
 
-    enter: the part before the kernel; checks the tokens (B,), returns rows (B, D) of numbers.   rest: called as
-    rest(rows, state), returns the results and the state; no row depends on another.
+    enter: the part before the kernel; checks the tokens (B,), returns rows (B, D) of numbers.   finish: called as
+    finish(rows, state), returns the results and the state; no row depends on another.
 
     Parameters are read where they lie, in each call. Parameters that are other tensors than before, and a change of the
     mode (train, eval), are noticed, and the kernel is made anew. New hooks and adapters are not.
@@ -39,9 +39,9 @@ class CompiledStep:
         self,
         model: nn.Module,
         enter: Callable[[Tensor], Tensor],
-        rest: Callable[[Tensor, State], tuple[Tensor, State]],
+        finish: Callable[[Tensor, State], tuple[Tensor, State]],
     ) -> None:
-        self.model, self._enter, self._rest = model, enter, rest
+        self.model, self._enter, self._finish = model, enter, finish
         self.reason: str | None = None
         self._kernels: dict[int, Recorded] = {}  # by the number of rows
         self._read: list[tuple[dict[str, Any], str, Tensor, torch.dtype]] = []
@@ -56,15 +56,15 @@ class CompiledStep:
         rows = self._enter(tokens)
         kernel = self._kernel(rows)
         if kernel is None:
-            return self._rest(rows, state)
+            return self._finish(rows, state)
         operands = [rows]
         _gather(self.model.init_state(len(rows)) if state is None else state, operands)  # pyright: ignore
         if torch.is_grad_enabled() and self._differentiated(operands):
-            return self._rest(rows, state)
+            return self._finish(rows, state)
         try:
             return kernel(*operands)
         except ShapeError:  # the ordinary step casts a state of another dtype, and has an error for another shape
-            return self._rest(rows, state)
+            return self._finish(rows, state)
 
     def compile(self, batch_size: int) -> None:
         """Compile the kernel for `batch_size` rows, by a call of it. Raises ConfigError unless that is 1 or more."""
@@ -123,7 +123,7 @@ class CompiledStep:
 
     def _differentiated(self, operands: list[Tensor]) -> bool:
         """Return whether autograd needs the derivative by a parameter or an operand."""
-        return any(tensor.requires_grad for tensor in (*operands, *(read[2] for read in self._read)))
+        return any(tensor.requires_grad for tensor in (*operands, *(tensor for _, _, tensor, _ in self._read)))
 
     def _record(self, size: int) -> "tuple[str | None, Recorded | None]":
         """Return why no kernel can run `size` rows, or the kernel."""
@@ -141,7 +141,7 @@ class CompiledStep:
 
             def flat(rows: Tensor, *leaves: Tensor) -> tuple[Tensor, State]:
                 members = iter(leaves)
-                return self._rest(rows, map_leaves(lambda _: next(members), state))
+                return self._finish(rows, map_leaves(lambda _: next(members), state))
 
             try:
                 return None, Recorded(flat, *self._examples(size), by_rows=True)

@@ -111,9 +111,9 @@ class LanguageModel(Saved):
     def compile_step(self, batch_size: int = 1) -> CompiledStep:
         """Return `step` as a kernel of the CPU, compiled for `batch_size` rows; `generate` uses it from now on.
 
-        The arguments and results are those of `step`, within rounding. Compiling takes some seconds, once for a
-        machine: the machine code is kept on disk. A model that no kernel can run takes the ordinary step; `explain`
-        says why.
+        It takes what `step` takes and returns what that returns, within rounding. Compiling takes some seconds, once
+        for a machine: the machine code is kept on disk. A model that no kernel can run takes the ordinary step;
+        `explain` says why.
         """
         self._compiled = self._compiled or CompiledStep(self, self._embedded, self._rest_of_step)
         self._compiled.compile(batch_size)

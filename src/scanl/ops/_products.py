@@ -65,9 +65,11 @@ def _plan(dtype: torch.dtype, terms: int, columns: int, turned: bool, threads: i
         )
     span = None
     if dtype in (torch.float32, torch.float64) and _has_kernels():
-        rows, wanted = x[-FEW:], y[-FEW:]
+        rows, expected = x[-FEW:], y[-FEW:]
         parts = [tensor for tensor in (terms, -(-terms // 2), *PARTS) if tensor <= terms]
-        span = next((tensor for tensor in parts if torch.equal(_few(rows, stored, turned, None, tensor), wanted)), None)
+        span = next(
+            (tensor for tensor in parts if torch.equal(_few(rows, stored, turned, None, tensor), expected)), None
+        )
     return Plan(sizes, span)
 
 
@@ -185,7 +187,7 @@ class _Bmm(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """Softmax attention; the gradients are those of torch's."""
+    """Softmax attention; the gradients are torch's."""
 
     @staticmethod
     def forward(*operands):  # pyright: ignore[reportIncompatibleMethodOverride]

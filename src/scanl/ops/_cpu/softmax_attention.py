@@ -39,20 +39,20 @@ def _attend(slots):
         batch, head, group = row // slots.heads, row % slots.heads, row // slots.shared
         count = min(keys, t + 1) if slots.causal else keys
         q = part(slots.q, unit * width, width, dtype)
-        most = dtype.type(-np.inf)
+        highest = dtype.type(-np.inf)
         for j in range(count):
             score = _product(q, part(slots.k, (group * keys + j) * width, width, dtype))
             if slots.bias != 0:
                 at = batch * slots.bias_batch + head * slots.bias_head + t * keys + j
                 score += part(slots.bias, at, 1, dtype)[0]
             scores[j] = score
-            most = most if score <= most else score  # NaN stays
+            highest = highest if score <= highest else score  # NaN stays
         y = part(slots.y, ((batch * slots.steps + t) * slots.heads + head) * values, values, dtype)
         fill(y, 0, values, dtype.type(0))
         total = dtype.type(0)
         for j in range(count):
             if scores[j] != -np.inf:
-                weight = exp(scores[j] - most)
+                weight = exp(scores[j] - highest)
                 total += weight
                 _add(y, weight, part(slots.v, (group * keys + j) * values, values, dtype))
         if total != 0:

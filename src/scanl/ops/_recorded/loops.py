@@ -75,8 +75,8 @@ class Loops:
             memory, first = statement.out.memory, statement.out
             alone = not memory.name and memory.first == memory.last == at and id(memory) not in local
             same = [view for view in views if view.memory is memory]
-            read = sum(view.memory is memory for view in statement.views) - 1
-            if alone and not read and all(_same(view, first) for view in same):
+            reads = sum(view.memory is memory for view in statement.views) - 1
+            if alone and not reads and all(_same(view, first) for view in same):
                 local[id(memory)] = f"t{number_}"
         body = _Body([statement.out for statement in statements if id(statement.out.memory) not in local])
         body.local = local
