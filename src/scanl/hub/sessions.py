@@ -87,7 +87,7 @@ class CacheSession:
                 input_ids, ended = self._piece(
                     input_ids, drafting, logits_processor, stopping_criteria, generation_config.do_sample
                 )
-        except BaseException:  # a cache that is written in part holds no text
+        except BaseException:  # a cache that was written in part fits no text
             self._text, self._cache = array("i"), None
             raise
         if not generation_config.return_dict_in_generate:
