@@ -1,6 +1,7 @@
 """The plan of docs/design.md, read from every import: arrows point down, in no circle; private names stay at home."""
 
 import ast
+import functools
 from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src"
@@ -33,12 +34,15 @@ def room(module):
     return parts[1] if len(parts) > 1 and parts[1] in BELOW else "common"
 
 
+@functools.cache
 def imports(module):
     """(module, names) of each import of ours: everywhere in the file, but not what only type checkers read."""
     found = []
 
     def visit(node, inside_function):
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):  # holds no statement
+                continue
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 continue
             if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == "scanl":
