@@ -111,7 +111,7 @@ class NeuralWaveMachine(TimedCell):
         assert self.Wz.bias is not None
         drive = self.Wx(x) + (self.Wy.bias + self.Wz.bias)
         if self.trained:
-            dt, gamma, alpha = map(self.get_parameter, ("dt", "gamma", "alpha"))
+            dt, gamma, alpha = (getattr(self, name) for name in ("dt", "gamma", "alpha"))  # in torch.func plain tensors
             dt, rates = dt.sigmoid(), torch.cat([gamma, alpha]).relu()
         else:
             dt, rates = self.dt, torch.stack([spans.new_tensor(rate) for rate in (self.gamma, self.damping)])
