@@ -140,8 +140,8 @@ def test_the_meta_device_tells_shapes(name):
     real = CASES[name]()
     y, state = layer(x)
     assert_form((y, state), real(torch.zeros(2, steps, DIM)))
-    y, state = layer(x, state)
-    assert_form(y, x)
+    y, state = layer(x[:, :2], state)
+    assert_form(y, x[:, :2])
     y.sum().backward()
     if not layer.bidirectional:
         y, after = layer.step(x[:, 0], state)
@@ -242,7 +242,7 @@ def test_an_exported_layer_takes_any_length(name):
     sizes = {0: torch.export.Dim("B"), 1: torch.export.Dim("T", max=longest)}
     program = torch.export.export(layer, (inputs(2, 20),), dynamic_shapes=(sizes,), strict=False).module()
     few = stood_for(name)
-    for batch, steps in ((2, 20), (3, 33), (4, 2), (5, 70)):
+    for batch, steps in ((3, 33), (4, 2), (5, 70)):
         x = inputs(batch, steps)
         with ops.backend("reference") if few else contextlib.nullcontext():
             y, state = layer(x)
