@@ -4,6 +4,8 @@ What a preset adds to its layer is tried here: its name, its options, and the la
 laws are its layer's, and run there; a preset that declares `own_path` is under every law of tests/test_layers.py.
 """
 
+import contextlib
+import io
 import pickle
 import re
 
@@ -62,12 +64,19 @@ def test_a_preset_keeps_the_laws_that_depend_on_options(preset_name):
     laws.test_the_state_does_not_grow(preset_name)
 
 
+@pytest.fixture(scope="module")
+def listed():
+    """What `scanl list` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["list"]) == 0
+    return out.getvalue()
+
+
 @each_preset
-def test_list_and_show_have_every_preset(preset_name, capsys):
+def test_list_and_show_have_every_preset(preset_name, listed):
     cls = layers.get(preset_name)
-    assert main(["list"]) == 0
     line = re.escape(f"{cls.__doc__.splitlines()[0]} A preset of {cls.preset_of.name}.")
-    assert re.search(rf"^{preset_name} +{line}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^{preset_name} +{line}$", listed, re.MULTILINE)
     shown = " ".join(describe(preset_name, 64).split())
     for option, value in cls.preset_options.items():
         assert re.search(rf"preset of {cls.preset_of.name} with .*{option}={value!r}", shown)
@@ -124,9 +133,7 @@ def test_every_whole_model_declares_what_it_is(model):
     assert set(cls.layers) <= set(layers.names())
 
 
-def test_list_has_every_whole_model(model, capsys):
-    assert main(["list"]) == 0
-    listed = capsys.readouterr().out
+def test_list_has_every_whole_model(model, listed):
     assert re.search(rf"^{model} +{re.escape(presets.get(model).__doc__.splitlines()[0])}$", listed, re.MULTILINE)
     assert presets.get(model).equation in listed
 
