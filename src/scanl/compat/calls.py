@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
+import torch
+
 from scanl.errors import ConfigError, unknown
 
 P = ParamSpec("P")
@@ -99,7 +101,7 @@ class Written:
             return y, last
         if not values["output_final_state"]:
             last = tuple(None for _ in last) if isinstance(last, tuple) else None
-        states = [S.mT.contiguous() if turned and S is not None else S for S in (last, *between)]
+        states = [S.mT.contiguous() if turned and isinstance(S, torch.Tensor) else S for S in (last, *between)]
         return y, *states
 
     def _turned(self, values: dict[str, Any]) -> bool:

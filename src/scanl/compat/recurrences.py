@@ -173,7 +173,7 @@ def kda(
     """
     if use_gate_in_kernel:
         g = _gate(g, A_log, dt_bias, lower_bound)
-    strength = _strength(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    strength: Any = _strength(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o, last = delta(q, k, v, strength, g=g, **call)
     if not return_intermediate_states:
         return o, last
@@ -184,8 +184,8 @@ def kda(
         state = begin[n : n + 1] if packed else begin
         for start in range(first, end, chunk_size):
             between.append(state.to(q.dtype))
-            *inputs, decay = (x[:, start : min(start + chunk_size, end)] for x in (q, k, v, strength, g))
-            _, state = delta(*inputs, g=decay, state=state, **call)
+            cut = [x[:, start : min(start + chunk_size, end)] for x in (q, k, v, strength, g)]
+            _, state = delta(cut[0], cut[1], cut[2], cut[3], g=cut[4], state=state, **call)
     return o, last, torch.stack(between, 1)
 
 

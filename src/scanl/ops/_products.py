@@ -201,7 +201,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         causal, scale, shared = ctx.options
-        operands = [None if tensor is None else tensor.detach() for tensor in ctx.saved_tensors]
+        operands: list[Any] = [None if tensor is None else tensor.detach() for tensor in ctx.saved_tensors]
         needed = [i for i in range(4) if ctx.needs_input_grad[i]]
         with torch.enable_grad():
             for i in needed:
@@ -379,8 +379,8 @@ def _by_element(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     """Multiply each group of rows by its matrix, as the experts of a mixture do."""
-    takes = offs is not None and bias is None and out_dtype is None and _takes(mat_a, mat_b)
-    if not (takes and mat_a.ndim == 2 and mat_b.ndim == 3):
+    takes = bias is None and out_dtype is None and _takes(mat_a, mat_b)
+    if offs is None or not (takes and mat_a.ndim == 2 and mat_b.ndim == 3):
         return _ORIGINAL["grouped_mm"](mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
     bounds = itertools.pairwise([0, *offs.tolist()])
     y = torch.cat([matmul(mat_a[i:j], matrix) for (i, j), matrix in zip(bounds, mat_b, strict=True)])

@@ -80,7 +80,10 @@ class Divided(torch.autograd.Function):
         with torch.set_grad_enabled(
             any(ctx.needs_input_grad)
         ):  # its graph is what the backward pass goes through, twice
-            leaves = [v.detach().requires_grad_() if need else v for v, need in zip(values, needed, strict=True)]
+            leaves = [
+                v.detach().requires_grad_() if v is not None and need else v
+                for v, need in zip(values, needed, strict=True)
+            ]
             entering.requires_grad_(torch.is_grad_enabled())
             y, last = Op._call(op, **dict(zip(names, leaves, strict=True)), **{op.state: entering}, **more)
         ctx.needed, ctx.inside = (
@@ -91,7 +94,7 @@ class Divided(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_y: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (y, last, leaves), ranks, rows, ctx.inside = ctx.inside, ctx.ranks, ctx.rows, None
         if ctx.effect.scaled:  # what a gradient becomes on its way depends on the states
             later = ranks.exchange(None, -1, ranks.rank + 1, last[-rows:])
@@ -185,7 +188,7 @@ class Tied(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return d_y, ctx.other.expand(ctx.shape)
 
 
@@ -219,7 +222,7 @@ class Received(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ranks, returned = ctx.ranks, []
         for gradient in gradients:
             if gradient is not None and _differentiable(gradient):
@@ -259,7 +262,7 @@ class Sent(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ranks, gradients = ctx.ranks, []
         for leaf in ctx.saved_tensors:
             if leaf is None:
