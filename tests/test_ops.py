@@ -209,6 +209,13 @@ def test_every_order_of_derivative(op, backend, reverse):
     interpreted = backend == "triton" and not torch.cuda.is_available()
     if reverse and (interpreted or not op.backends[backend].whole):
         pytest.skip("that time is turned, by the frame or by the kernel, the law of truth has seen")
+    # The law of truth compares the first derivatives of all others with the reference's.
+    first = backend == "reference" or laws.ALL
+    # The reference's are torch's own; those of Triton's kernels are tested in tests/ops/_triton.
+    second = backend != "reference" and not interpreted
+    second = second and "second derivatives" not in {**op.excused, **op.backends[backend].excused}
+    if not (first or second):
+        pytest.skip("there is no second derivative, or another test has it")
     dtypes = [torch.float64] if interpreted else [torch.float64, torch.complex128]
     dtypes = [dtype for dtype in dtypes if dtype in op.dtypes and _takes(op, backend, dtype)]
     if op.backends[backend].whole and not laws.ALL:  # forward in real numbers, in reverse in complex ones
@@ -223,10 +230,9 @@ def test_every_order_of_derivative(op, backend, reverse):
                 y, last = op(**given, **more, reverse=reverse, backend=backend)
                 return y, *(v for v in laws.leaves({op.state: last}).values() if v.dtype == y.dtype)
 
-            assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-            # The reference's are torch's own; those of Triton's kernels are tested in tests/ops/_triton.
-            excused = {**op.excused, **op.backends[backend].excused}
-            if backend != "reference" and not interpreted and "second derivatives" not in excused:
+            if first:
+                assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+            if second:
                 assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
