@@ -9,7 +9,7 @@ COVERS = ["export/file"]
 
 def test_a_run_becomes_a_file(tmp_path, capsys):
     (tmp_path / "book.txt").write_text("Once upon a time. " * 40)
-    options = {"layer": "mingru", "dim": 4, "depth": 1, "accelerator": "cpu", "data": str(tmp_path / "book.txt")}
+    options = {"layer": "mingru", "dim": 4, "depth": 1, "accelerator": "cpu", "data": [str(tmp_path / "book.txt")]}
     config = TrainConfig.of(**options, out=str(tmp_path / "run"))
     folder, model = RunFolder.fresh(config), seeded_model(config, config.open_source().question)
     folder.create(config)

@@ -25,7 +25,7 @@ def test_a_program_of_scans_equals_its_model():
 
 def test_what_goes_not_step_by_step_is_refused():
     with pytest.raises(ConfigError, match=r"the model uses scanl\.\w+\.default, expected ops that go step by step"):
-        lowered(exported(Flat(build("s4d", 4))), {})
+        lowered(exported(Flat(build("mlstm", 8, num_heads=2))), {})
 
 
 def test_refusals():

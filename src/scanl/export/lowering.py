@@ -4,6 +4,7 @@
 scan whose body is one step of the op's reference.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,11 @@ def lowered(program: ExportedProgram, native: dict[str, Native]) -> ExportedProg
     targets = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     ours = {target for target in targets if target.namespace == "scanl"}
     table = {target: _decomposition(target, native) for target in ours}
-    return program.run_decompositions({**torch.export.default_decompositions(), **table}) if table else program
+    if not table:
+        return program
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
+        return program.run_decompositions({**torch.export.default_decompositions(), **table})
 
 
 def _decomposition(target: Any, native: dict[str, Native]) -> Callable[..., Any]:
