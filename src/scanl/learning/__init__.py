@@ -11,3 +11,4 @@ from scanl.learning.predictions import predict as predict
 from scanl.learning.run.config import TrainConfig as TrainConfig
 from scanl.learning.run.config import build_model as build_model
 from scanl.learning.run.folder import RunFolder as RunFolder
+from scanl.learning.state_tuning import tune_state as tune_state

@@ -16,6 +16,7 @@ from scanl.models.drafts import PromptLookup as PromptLookup
 from scanl.models.dynamics import Dynamics as Dynamics
 from scanl.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from scanl.models.encoder_decoder import Reading as Reading
+from scanl.models.first_state import FirstState as FirstState
 from scanl.models.forecaster import Forecast as Forecast
 from scanl.models.forecaster import Forecaster as Forecaster
 from scanl.models.forecaster import Normalization as Normalization
