@@ -8,4 +8,5 @@ from scanl.hub.accelerate import accelerate as accelerate
 from scanl.hub.accelerate import restore as restore
 from scanl.hub.checkpoints import load as load
 from scanl.hub.checkpoints import save as save
+from scanl.hub.lora import lora_config as lora_config
 from scanl.hub.sessions import CacheSession as CacheSession

@@ -113,6 +113,18 @@ def restore(model: nn.Module) -> None:
         forwards.restore(module)
 
 
+def read_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the inner modules whose weights patches read, in a model that is accelerated or may be."""
+    return {
+        inner
+        for module in model.modules()
+        if (patch := _patch_for(module)) is not None
+        for path, child in module.named_children()
+        if path in patch.reads
+        for inner in child.modules()
+    }
+
+
 @functools.cache
 def _patches() -> dict[str, type[Patch]]:
     """Return all patches by the classes that they replace: MODEL.CLASS."""
