@@ -18,6 +18,7 @@ from scanl.learning import RunFolder
 from scanl.learning.questions.forecast import columns
 from scanl.learning.report import BYTES
 from scanl.models import Forecaster, LanguageModel
+from scanl.serve.texts import Characters
 
 HELP = """what is written:
   a text       bytes to the standard output, behind the prompt; with --hub, characters
@@ -238,10 +239,10 @@ def _out(folder: RunFolder, file: str | None, endings: Sequence[str]) -> Path:
 
 def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> None:
     from scanl.hub.checkpoints import load
-    from scanl.hub.folders import locate
+    from scanl.hub.folders import locate, read_tokenizer
 
     folder = locate(path)
-    model, tokenizer = load(folder), _tokenizer(folder)
+    model, tokenizer = load(folder), read_tokenizer(folder, "generate")
     prompt_ids = tokenizer(prompt)["input_ids"]
     if not prompt_ids:
         prompt_ids = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None][:1]
@@ -258,41 +259,12 @@ def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> Non
     write(b"\n")
 
 
-def _tokenizer(folder: Path) -> Any:
-    try:
-        # from its own module: through the package, a type checker reads every model of transformers
-        from transformers.models.auto.tokenization_auto import AutoTokenizer
-    except ImportError as error:
-        raise ConfigError("generate: --hub reads text with transformers; pip install transformers") from error
-    # Without tokenizer files transformers makes an empty tokenizer instead of failing.
-    if not any(file.name.startswith(("tokenizer", "vocab")) for file in folder.glob("*")):
-        raise CheckpointError(f"generate: {folder} has no tokenizer, expected tokenizer.json")
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"generate: {folder} has no tokenizer that transformers reads: {reason}") from error
-
-
 def whole_characters(decode: Callable[..., str], prompt: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of `tokens`, which follow the prompt, as soon as its characters are complete.
-
-    Each token is decoded together with a few tokens before it, because its text may depend on its neighbours.
-    """
-    window = list(prompt)[-8:]
-    prefix = _text(decode, window)
+    """Yield the text of `tokens`, which follow the prompt, as soon as its characters are complete."""
+    characters = Characters(decode, prompt)
     for token in tokens:
-        window.append(token)
-        text = _text(decode, window)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # it stands for an incomplete character
-            yield text[len(prefix) :]
-            window = window[-8:]
-            prefix = _text(decode, window)
-    yield _text(decode, window)[len(prefix) :]
-
-
-def _text(decode: Callable[..., str], tokens: list[int]) -> str:
-    return decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        yield characters.add(token)
+    yield characters.end()
 
 
 def stream(tokens: Iterator[torch.Tensor]) -> None:

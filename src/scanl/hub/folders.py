@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError
 
-from scanl.errors import CheckpointError
+from scanl.errors import CheckpointError, ConfigError
 
 PATTERNS = ["*.json", "config.yaml", "*.safetensors"]  # files to download from a repository: none of them is pickled
 FILES = (".pth", ".pt", ".safetensors")  # ends of the names of files that are checkpoints by themselves
@@ -87,3 +87,20 @@ def folder_written_whole(path: Path) -> Iterator[Path]:
         raise CheckpointError(f"save: {path} cannot be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_tokenizer(folder: Path, who: str) -> Any:
+    """Return the tokenizer of transformers in a folder. who: what needs it, for messages."""
+    try:
+        # from its own module: through the package, a type checker reads every model of transformers
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError(f"{who}: --hub reads text with transformers; pip install transformers") from error
+    # Without tokenizer files transformers makes an empty tokenizer instead of failing.
+    if not any(file.name.startswith(("tokenizer", "vocab")) for file in folder.glob("*")):
+        raise CheckpointError(f"{who}: {folder} has no tokenizer, expected tokenizer.json")
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{who}: {folder} has no tokenizer that transformers reads: {reason}") from error
