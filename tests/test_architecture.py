@@ -23,7 +23,8 @@ BELOW: dict[str, set[str]] = {
     "export": {"common", "ops", "layers", "models"},
     "compat": {"common", "ops", "layers"},
     "parallel": {"common", "ops", "layers", "models"},
-    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect", "export"},
+    "serve": {"common", "ops", "layers", "models"},
+    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect", "export", "serve"},
 }
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
 

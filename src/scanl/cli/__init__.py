@@ -14,6 +14,8 @@ COMMANDS = {  # name: (module and function, what it does)
     "lr": ("lr:run", "search for a learning rate"),
     "forecast": ("forecast:run", "write what follows each series of a run's table, with intervals and a picture"),
     "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
+    "serve": ("serve:run", "serve a language model over HTTP: the usual completions interface, with sessions"),
+    "bench-decode": ("bench_decode:run", "measure tokens a second of a language model by the number of texts at once"),
     "predict": ("predict:run", "write a run's classes, labels or numbers for a table or for files"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
     "export": ("export:run", "write a run's model as an ONNX file, as C, or as a package of torch"),

@@ -1,0 +1,116 @@
+"""`scanl serve RUN|FOLDER`: an HTTP endpoint that continues texts."""
+
+import argparse
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import torch
+
+from scanl.cli.parser import Parser
+from scanl.errors import CheckpointError, ConfigError
+from scanl.learning import RunFolder
+from scanl.learning.report import BYTES
+from scanl.models import LanguageModel
+from scanl.serve import Engine, Limits
+from scanl.serve.texts import Bytes, Numbers, Texts, Tokenized
+
+HELP = """what is served:
+  POST /v1/completions   continue a prompt; "stream": true sends server-sent events, "session": ID goes on where the
+                         last request of the session ended
+  GET /v1/models         the model
+  GET /health            whether the server runs, and how many answers it writes
+
+SIGTERM ends the server when the answers that have begun are written.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    args = _parser().parse(argv)
+    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
+    for name, value in vars(limits).items():
+        if value <= 0:
+            raise ConfigError(f"serve: {name} is {value}, expected above 0")
+    if not 0 <= args.port < 2**16:
+        raise ConfigError(f"serve: port is {args.port}, expected 0 to 65535; 0 takes a free one")
+    try:
+        import uvicorn  # pyright: ignore[reportMissingImports]
+
+        from scanl.serve.app import make_app
+    except ImportError as error:
+        raise ConfigError("serve: fastapi or uvicorn is not installed; pip install 'scanl[serve]'") from error
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    model, texts = load(args.path, "serve")
+    app = make_app(Engine(model, texts, limits), args.name or Path(args.path).resolve().name)
+    config = uvicorn.Config(
+        app,
+        log_level="info" if args.log else "warning",
+        timeout_graceful_shutdown=round(limits.seconds + limits.idle),
+        timeout_keep_alive=round(limits.idle),
+        limit_concurrency=8 * limits.streams,
+        server_header=False,
+        ws="none",
+    )
+    signal.signal(signal.SIGTERM, lambda *_: None)  # which uvicorn restores, and raises again once it has ended
+    with listening(args.host, args.port) as sock:
+        host, port = sock.getsockname()[:2]
+        print(f"serving {args.path} on http://{host}:{port}", flush=True)
+        uvicorn.Server(config).run([sock])
+    print("served all answers", file=sys.stderr)
+    return 0
+
+
+def listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"serve: {host}:{port} cannot be listened to: {error.strerror}; choose another --port"
+        ) from error
+
+
+def _parser() -> Parser:
+    parser = Parser("serve", "Serve a language model: the usual completions interface, over HTTP.", epilog=HELP)
+    add_model(parser)
+    parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--name", type=str | None, default=None, help="of the model (default: that of the folder)")
+    parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
+    parser.add_argument("--log", action="store_true", help="log every request")
+    for field, hint in zip(fields(Limits), get_type_hints(Limits, include_extras=True).values(), strict=True):
+        kind, meaning = get_args(hint)
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"most {meaning}")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that `load` reads."""
+    parser.add_argument("path", type=str, metavar="RUN|FOLDER", help="run on text, or folder of a language model")
+
+
+def load(path: str, who: str) -> tuple[LanguageModel, Texts]:
+    """Return the model in a folder, and its texts. It is a run on text, a model of `save`, or a checkpoint of
+    transformers with a tokenizer."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{who}: {path} is not a folder, expected a run or the folder of a language model")
+    if (folder / "config.json").is_file():
+        from scanl.hub.checkpoints import load as load_checkpoint
+        from scanl.hub.folders import read_tokenizer
+
+        return load_checkpoint(folder), Tokenized(read_tokenizer(folder, who))
+    if (folder / "config.yaml").is_file():
+        run = RunFolder.open(folder)
+        if run.source.metric != BYTES:
+            raise ConfigError(f"{who}: {path} was trained on {run.config().entry.name}, expected a run on text")
+        return run.load_model(), Bytes()
+    model = LanguageModel.load(folder)
+    return model, Bytes() if model.vocab_size == 256 else Numbers()
