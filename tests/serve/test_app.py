@@ -98,7 +98,7 @@ MISTAKES = {
     b"\xff": (400, "the body is not JSON"),
     b"[" * 900: (400, "the body is not JSON: recursion limit exceeded"),
     b"[]": (400, "the body is not a JSON object"),
-    b'{"prompt": 5}': (400, "prompt is 5: Input should be a valid string, or Input should be a valid list"),
+    b'{"prompt": 5}': (400, "prompt is 5: Input should be a valid string, or Input should be a valid array"),
     b'{"max_tokens": -1}': (400, "max_tokens is -1: Input should be greater than or equal to 1"),
     b'{"max_tokens": 51}': (400, "max_tokens is 51, expected at most 50"),
     b'{"temperature": NaN}': (400, "temperature is nan: Input should be a finite number"),
