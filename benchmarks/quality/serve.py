@@ -138,7 +138,12 @@ def requests(count: int, tokens: int, seed: int) -> list[dict[str, Any]]:
     for i in range(count):
         length = int(torch.randint(1, 301, (1,), generator=random))
         prompt = torch.randint(256, (length,), generator=random).tolist()
-        request = {"prompt": prompt, "max_tokens": max(1, tokens - i % 7), "temperature": 0.0 if i % 3 == 0 else 1.0, "seed": i}
+        request = {
+            "prompt": prompt,
+            "max_tokens": max(1, tokens - i % 7),
+            "temperature": 0.0 if i % 3 == 0 else 1.0,
+            "seed": i,
+        }
         made.append(request | {"stream": i % 4 != 1} | ({"session": f"s{seed}-{i}"} if i % 6 == 0 else {}))
     return made
 
