@@ -77,19 +77,12 @@ class Divided(torch.autograd.Function):
             entering = torch.cat([first, entering[rows:]])
         ctx.effect, ctx.ranks, ctx.carry, ctx.rows, ctx.kind = effect, ranks, carry, rows, state.dtype
         needed = [v is not None and need for v, need in zip(values, ctx.needs_input_grad[6:], strict=True)]
-        with torch.set_grad_enabled(
-            any(ctx.needs_input_grad)
-        ):  # its graph is what the backward pass goes through, twice
-            leaves = [
-                v.detach().requires_grad_() if v is not None and need else v
-                for v, need in zip(values, needed, strict=True)
-            ]
-            entering.requires_grad_(torch.is_grad_enabled())
+        leaves = [v.detach() if v is not None else None for v in values]
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):  # the backward pass goes through this graph twice
+            learned = [entering.requires_grad_(torch.is_grad_enabled())]
+            learned += [v.requires_grad_() for v, need in zip(leaves, needed, strict=True) if v is not None and need]
             y, last = Op._call(op, **dict(zip(names, leaves, strict=True)), **{op.state: entering}, **more)
-        ctx.needed, ctx.inside = (
-            needed,
-            (y, last, [entering, *(x for x, need in zip(leaves, needed, strict=True) if need)]),
-        )
+        ctx.needed, ctx.inside = needed, (y, last, learned)
         return y.detach(), last.detach()
 
     @staticmethod
