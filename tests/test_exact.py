@@ -197,7 +197,7 @@ def test_groups_of_rows_are_exact():
 def test_attention_does_not_depend_on_hidden_keys(dtype):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 37, 20).to(dtype) for heads in (4, 2, 2))
-    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True)
     with scanl.exact():
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         for steps in (1, 5, 37):
@@ -207,7 +207,7 @@ def test_attention_does_not_depend_on_hidden_keys(dtype):
                 q[:, :, -steps:], keys, values, attn_mask=visible[None, None], enable_gqa=True
             )
             assert torch.equal(last, y[:, :, -steps:])
-    torch.testing.assert_close(y, wanted)
+    assert (y - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
 
 
 def test_gradients_of_attention_are_those_of_torch():

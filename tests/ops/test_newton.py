@@ -318,8 +318,8 @@ def _long(name: str, steps: int, width: int) -> tuple[Cell, Sample]:
     ],
 )
 def test_thousands_of_steps_in_few_iterations(name, method, most):
-    """2,048 steps in float32 to 1e-5, and the gradient of backpropagation through time."""
-    cell, sample = _long(name, 2048, 8)
+    """4,096 steps in float32 to 1e-5, and the gradient of backpropagation through time."""
+    cell, sample = _long(name, 4096, 8)
     given = {key: value.requires_grad_() for key, value in sample.operands.items()}
     y, last = result = cell.solve(method, *[given.get(key) for key in cell.names], **sample.options)
     assert result.convergence.iterations <= most

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from scanl.errors import ShapeError
 from scanl.ops._frame.divider import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops._frame.summary import Effect, Summary
@@ -51,6 +52,11 @@ def run(
         if others[op.state] is None:
             others[op.state] = op.empty(operands, options, call["cu_seqlens"])
         state, more = others.pop(op.state), {**options, **call}
+        if packed and not len(call["cu_seqlens"]) > 1:
+            raise ShapeError(
+                f"{op.name}: cu_seqlens has no sequence on rank {ranks.rank}, expected at least one: the first stretch "
+                "begins with a sequence, and each other with the one that goes on, which may be empty"
+            )
         if affine(op, operands):
             return Divided.apply(op, ranks, tuple(others), more, anchor, state, *others.values())
         return in_turn(ranks, anchor, lambda s: Op._call(op, **others, **{op.state: s}, **more), state, packed)
