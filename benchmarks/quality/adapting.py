@@ -9,8 +9,8 @@ of the first `LENGTH` bytes of the test topics.
 
 `prompt` reads the examples one after another, and begins each test topic at the state after them. `state` learns the
 first state from the model's own; `state from the prompt` starts at the state of `prompt`. `lora` has the least rank
-with at least as many numbers as the state, in all projections. All take the same steps of Adam on the same batches.
-Needs `pip install 'scanl[lora]'`. The rows are in benchmarks/results/adapting.csv.
+with at least as many numbers as the state, in all projections; one rank less has fewer. All take the same steps of Adam
+on the same batches. Needs `pip install 'scanl[lora]'`. The rows are in benchmarks/results/adapting.csv.
 """
 
 import copy
@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 from scanl.data import Text
 from scanl.data.batch import Batch
-from scanl.hub.lora import lora_config
+from scanl.hub.lora import lora_config, projections
 from scanl.layers.state import State
 from scanl.learning import tune_state
 from scanl.models import FirstState, LanguageModel, Stack
@@ -92,14 +92,17 @@ def of_state(model: LanguageModel, start: State, sequence: list[Batch], lr: floa
     return lambda tokens: bits(model, tokens, first(len(tokens))), sum(p.numel() for p in first.parameters())
 
 
-def of_lora(model: LanguageModel, at_least: int, sequence: list[Batch], lr: float) -> tuple[Score, int]:
+def rank_of(model: LanguageModel, numbers: int) -> int:
+    """Return the least rank with which LoRA has at least this many numbers."""
+    sizes = [model.get_submodule(path).weight.shape for path in projections(model)]
+    return -(-numbers // sum(map(sum, sizes)))
+
+
+def of_lora(model: LanguageModel, rank: int, sequence: list[Batch], lr: float) -> tuple[Score, int]:
     from peft import get_peft_model
 
-    adapted, rank = model, 0
-    while rank == 0 or sum(p.numel() for p in adapted.parameters() if p.requires_grad) < at_least:
-        rank += 1
-        torch.manual_seed(rank)
-        adapted = get_peft_model(copy.deepcopy(model), lora_config(model, rank))
+    torch.manual_seed(rank)
+    adapted = get_peft_model(copy.deepcopy(model), lora_config(model, rank))
     learnt = [p for p in adapted.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(learnt, lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(sequence))
@@ -133,14 +136,15 @@ def main() -> None:
             with torch.no_grad():
                 prompted = model(examples.flatten()[None])[1]
             first, read = FirstState(model.init_state(1)), FirstState(prompted)
-            size = sum(p.numel() for p in first.parameters())
+            rank = rank_of(model, sum(p.numel() for p in first.parameters()))
             ways = {
                 "state": partial(of_state, model, None),
                 "state from the prompt": partial(of_state, model, prompted),
-                "lora": partial(of_lora, model, size),
+                "lora": partial(of_lora, model, rank),
+                "lora of one rank less": partial(of_lora, model, rank - 1),
             }
             fixed = {"none": first, "prompt": read}
-            for name in (*fixed, *ways):
+            for name in (*fixed, *list(ways)[: None if rank > 1 else -1]):
                 key = {"layer": layer, "seed": seed, "examples": n, "pretraining": options.steps, "program": name}
                 if results.has(**key):
                     continue
