@@ -20,12 +20,27 @@ if TYPE_CHECKING:
     from scanl import learning as learning
     from scanl import models as models
     from scanl import ops as ops
+    from scanl import parallel as parallel
+    from scanl import serve as serve
     from scanl import tasks as tasks
     from scanl.ops import exact as exact
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("compat", "data", "export", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
+_PACKAGES = (
+    "compat",
+    "data",
+    "export",
+    "hub",
+    "inspect",
+    "layers",
+    "learning",
+    "models",
+    "ops",
+    "parallel",
+    "serve",
+    "tasks",
+)
 
 
 def __getattr__(name: str) -> Any:

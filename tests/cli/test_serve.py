@@ -36,7 +36,7 @@ def test_a_model_is_loaded_with_its_texts(folder):
 
 
 def test_mistakes(folder, capfd):
-    assert "serve: nowhere is not a folder, expected a run" in refused(capfd, "serve", "nowhere")
+    assert "nowhere is not a folder, expected a run" in refused(capfd, "bench-decode", "nowhere")
     assert "serve: streams is 0, expected above 0" in refused(capfd, "serve", folder / "256", "--streams", 0)
     assert "serve: port is 70000, expected 0 to 65535" in refused(capfd, "serve", folder / "256", "--port", 70000)
     assert "bench-decode: batch is 0, expected at least 1" in refused(

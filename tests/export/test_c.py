@@ -42,11 +42,17 @@ def of_features() -> nn.Module:
     return SequenceClassifier(3, Stack(4, 2, ["mingru", "lru"]), Features(2))
 
 
+def of_wide_features() -> nn.Module:
+    """Its weights are so large that a kernel of their own multiplies by them."""
+    return SequenceClassifier(3, Stack(32, 1, "mingru"), Features(2))
+
+
 NUMBERS = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0))
 MODELS = {
     "functions": (Functions, NUMBERS),
     "tokens": (of_tokens, torch.tensor([[3, 1, 6, 2, 0]])),
     "features": (of_features, NUMBERS[..., :2]),
+    "wide": (of_wide_features, NUMBERS[..., :2]),
 }
 
 

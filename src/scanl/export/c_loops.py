@@ -14,6 +14,16 @@ HELPERS = {  # that math.h lacks: REAL is the type, and S the suffix of its func
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|"}
 REALS = {"32": ("float", "f"), "64": ("double", "")}
+PRODUCT = """\
+for (int row = 0; row < {rows}; row++) {{
+    for (int column = 0; column < {columns}; column++) {{
+        {kind} sum = 0;
+        for (int k = 0; k < {terms}; k++) {{
+            sum += {x}[row * {x_row} + k] * {w}[column * {w_row} + k];
+        }}
+        {y}[row * {y_row} + column] = sum;
+    }}
+}}"""  # what the kernel `multiply` computes
 
 
 def real(value: float, kind: str) -> str:
@@ -44,6 +54,7 @@ class Function:
             for node in ast.walk(definition)
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
         }
+        written |= {ast.unparse(node.value.args[0]) for node in ast.walk(definition) if _is_product(node)}
         pointers = [
             f"{REALS[of][0]} *restrict {arg.arg}" if arg.arg in written else f"const {REALS[of][0]} *{arg.arg}"
             for arg, of in zip(definition.args.args, types, strict=True)
@@ -62,6 +73,13 @@ class Function:
                 yield f"{indent}for (int {i} = 0; {i} < {count}; {i}++) {{"
                 yield from self._block(statement.body, declared, indent + "    ")
                 yield f"{indent}}}"
+                continue
+            if _is_product(statement):
+                assert isinstance(statement, ast.Expr)
+                assert isinstance(statement.value, ast.Call)
+                names = ("y", "y_row", "x", "x_row", "w", "w_row", "rows", "columns", "terms")
+                values = dict(zip(names, map(self._of, statement.value.args), strict=True))
+                yield from (indent + line for line in PRODUCT.format(kind=self.kind, **values).splitlines())
                 continue
             assert isinstance(statement, ast.Assign | ast.AugAssign)
             target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
@@ -102,6 +120,13 @@ class Function:
                 text = ast.unparse(value)
                 return real(float(text), self.kind)
         raise AssertionError(f"a loop has {ast.dump(node)}")
+
+
+def _is_product(node: ast.AST) -> bool:
+    """Whether a statement is a call of the kernel that multiplies rows by a weight."""
+    return (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "multiply"
+    )
 
 
 def helper(name: str, kind: str) -> str:
