@@ -248,7 +248,7 @@ def test_whatever_is_registered_has_a_page_with_source_and_example(reference):
 
 def test_pages_that_lead_to_others_lead_to_all(reference):
     for name in ("ops", "algorithms", "sources", "tasks", "inspectors", "commands"):
-        linked = set(re.findall(r"\]\(([\w/]+\.md)(?:#\w+)?\)", reference[f"{name}.md"]))
+        linked = set(re.findall(r"\]\(([\w/-]+\.md)(?:#\w+)?\)", reference[f"{name}.md"]))
         assert linked == {path for path in reference if path.startswith(f"{name}/")}, name
 
 
