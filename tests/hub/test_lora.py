@@ -48,6 +48,7 @@ def test_every_matrix_of_lora_gets_a_gradient(layer):
     torch.testing.assert_close(adapted.merge_and_unload()(TOKENS)[0], logits)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
 def test_lora_of_an_accelerated_model_leaves_out_what_the_patches_read():
     pytest.importorskip("transformers")
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'scanl[lora]'")
