@@ -54,7 +54,7 @@ class Function:
             for node in ast.walk(definition)
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
         }
-        written |= {ast.unparse(node.value.args[0]) for node in ast.walk(definition) if _is_product(node)}
+        written |= {ast.unparse(call.args[0]) for node in ast.walk(definition) if (call := _product(node)) is not None}
         pointers = [
             f"{REALS[of][0]} *restrict {arg.arg}" if arg.arg in written else f"const {REALS[of][0]} *{arg.arg}"
             for arg, of in zip(definition.args.args, types, strict=True)
@@ -74,11 +74,9 @@ class Function:
                 yield from self._block(statement.body, declared, indent + "    ")
                 yield f"{indent}}}"
                 continue
-            if _is_product(statement):
-                assert isinstance(statement, ast.Expr)
-                assert isinstance(statement.value, ast.Call)
+            if (call := _product(statement)) is not None:
                 names = ("y", "y_row", "x", "x_row", "w", "w_row", "rows", "columns", "terms")
-                values = dict(zip(names, map(self._of, statement.value.args), strict=True))
+                values = dict(zip(names, map(self._of, call.args), strict=True))
                 yield from (indent + line for line in PRODUCT.format(kind=self.kind, **values).splitlines())
                 continue
             assert isinstance(statement, ast.Assign | ast.AugAssign)
@@ -122,11 +120,11 @@ class Function:
         raise AssertionError(f"a loop has {ast.dump(node)}")
 
 
-def _is_product(node: ast.AST) -> bool:
-    """Whether a statement is a call of the kernel that multiplies rows by a weight."""
-    return (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "multiply"
-    )
+def _product(node: ast.AST) -> ast.Call | None:
+    """Return the call if the node is one of the kernel that multiplies rows by a weight."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "multiply":
+        return node.value
+    return None
 
 
 def helper(name: str, kind: str) -> str:

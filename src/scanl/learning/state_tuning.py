@@ -11,7 +11,7 @@ from scanl.errors import ConfigError
 from scanl.layers.state import State
 from scanl.learning.descent import descend
 from scanl.learning.questions import Model, answerer
-from scanl.models import FirstState, LanguageModel
+from scanl.models import FirstState
 
 
 def tune_state(
@@ -44,10 +44,11 @@ def tune_state(
     if model.stack.bidirectional:
         raise ConfigError("tune_state: the model is bidirectional, expected a causal one because it begins at a state")
     if question is None:
-        if not isinstance(model, LanguageModel):
+        size = vars(model).get("vocab_size")
+        if size is None:
             name = type(model).__name__
             raise ConfigError(f"tune_state: question is None, expected that of the data because the model is a {name}")
-        question = NextToken(Vocabulary(model.vocab_size))
+        question = NextToken(Vocabulary(size))
     sequence = [batch.tensors(next(model.parameters()).device) for batch in batches]
     if not sequence:
         raise ConfigError("tune_state: batches has none, expected at least one")
