@@ -8,26 +8,31 @@ import torch
 
 import laws
 from scanl import ops
+from scanl.errors import ConfigError
 from scanl.layers.state import leaves
 from scanl.ops._frame.divider import divided_by
 from scanl.parallel import division, stretch_offsets
 from threads_as_ranks import on_ranks
 
 OPS = [op for op in ops.registry.every() if isinstance(op, ops.registry.Op)]
-LENGTHS = {2: (1, 3), 3: (2, 0, 3), 5: (1, 2, 0, 1, 1)}  # the first stretches of so many ranks; the last has the rest
+LENGTHS = {2: (1,), 3: (2, 0), 5: (1, 1, 1, 1)}  # the first stretches of so many ranks; the last has the rest
+
+
+def of_numbers(leaf):
+    return leaf.is_floating_point() or leaf.is_complex()
 
 
 def learned(tree):
     """Copies of the tensors of a state or an operand that need gradients."""
     return laws.pytree.tree_map(
-        lambda leaf: leaf.clone().requires_grad_() if torch.is_tensor(leaf) and leaf.is_floating_point() else leaf, tree
+        lambda leaf: leaf.clone().requires_grad_() if torch.is_tensor(leaf) and of_numbers(leaf) else leaf, tree
     )
 
 
 def total(y, last, draws):
     """A number that depends on all outputs and, where it is given, on the last state."""
-    numbers = itertools.chain([y], (leaf for _, leaf in leaves(last) if leaf.is_floating_point()))
-    return sum((number * draw).sum() for number, draw in zip(numbers, draws, strict=False))
+    numbers = itertools.chain([y], (leaf for _, leaf in leaves(last) if of_numbers(leaf)))
+    return sum((number * draw.conj()).sum().real for number, draw in zip(numbers, draws, strict=False))
 
 
 def gradients(operands):
@@ -44,9 +49,46 @@ def test_stretches_equal_the_whole(op, size, reverse):
     for sample in laws.some(samples, 6 if op.effect else 3):
         operands = laws.at(op, sample, torch.float64, "reference")
         steps = operands[op.names[0]].shape[1]
-        ends = [min(end, steps) for end in itertools.accumulate(LENGTHS[size][:-1])]
+        ends = [min(end, steps) for end in itertools.accumulate(LENGTHS[size])]
         lengths = [end - start for start, end in itertools.pairwise([0, *ends, steps])]
         divided(op, operands, dict(sample.options), lengths, reverse)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.effect], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+def test_stretches_in_other_dtypes(op, dtype):
+    if dtype.is_complex and dtype not in op.dtypes:
+        pytest.skip(f"{op.name} takes no {dtype}")
+    for sample in laws.some([sample for sample in op.samples if "cu_seqlens" not in sample.options], 2):
+        operands, options = laws.at(op, sample, dtype, "reference"), dict(sample.options)
+        steps = operands[op.names[0]].shape[1]
+        lengths = [2, 1, steps - 3]
+        if dtype.is_complex:
+            divided(op, operands, options, lengths, False)
+            continue
+        starts = [0, *itertools.accumulate(lengths)]
+
+        def work(ranks, operands=operands, options=options, starts=starts):
+            own = {**operands, **laws.timed(op, operands, *starts[ranks.rank : ranks.rank + 2])}
+            own[op.state] = None if ranks.rank else own[op.state]
+            with divided_by(partial(division.run, ranks, torch.zeros(()))):
+                return op(**own, **options)
+
+        results, (y, last) = on_ranks(3, work), op(**operands, **options)
+        rounding = laws.own_rounding(op, operands, options)
+        exact, exact_last = op(**laws.wide(operands), **options)
+        assert (results[0][0].dtype, results[-1][1].dtype) == (y.dtype, last.dtype)
+        laws.close(torch.cat([part for part, _ in results], 1), exact, rounding, op.name)
+        laws.close(results[-1][1], exact_last, rounding, f"{op.name} last state")
+
+
+def test_packed_sequences_in_reverse_are_refused():
+    def work(ranks):
+        with divided_by(partial(division.run, ranks, torch.zeros(()))):
+            ops.linear_scan(torch.zeros(1, 3, 2), torch.zeros(2), reverse=True, cu_seqlens=torch.tensor([0, 3]))
+
+    with pytest.raises(ConfigError, match="linear_scan: reverse and cu_seqlens are both given, expected one of them"):
+        on_ranks(2, work)
 
 
 def rows_of(cu_seqlens, lengths):
@@ -65,7 +107,7 @@ def divided(op, operands, options, lengths, reverse):
     y, last = op(**whole, **options, cu_seqlens=cu_seqlens, reverse=reverse)
     draws = [torch.randn_like(y)]
     if op.form is None:  # a state of several tensors may say the same with other numbers
-        draws += [torch.randn_like(leaf) for _, leaf in leaves(last) if leaf.is_floating_point()]
+        draws += [torch.randn_like(leaf) for _, leaf in leaves(last) if of_numbers(leaf)]
     total(y, last, draws).backward()
     starts = [0, *itertools.accumulate(lengths)]
     rows = [None] * size if cu_seqlens is None else rows_of(cu_seqlens, lengths)

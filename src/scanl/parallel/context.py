@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from scanl import __version__
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves
@@ -35,8 +35,9 @@ def scan(
     Rank r of the group has the stretch after that of rank r - 1; stretches may have any lengths. The results, and the
     gradients of all operands, equal what one process has for the whole sequence, up to rounding.
 
-    An op that is linear in its state (`op.summary`) works on all ranks at once: two passes over the stretch, and
-    1 + ceil(log2(R - 1)) exchanges of pairs (A, b) of the size of a state. Any other op works rank by rank.
+    An op that is linear in its state (`op.summary`) works on all ranks at once: three passes over the stretch forward
+    and two backward, and each way 1 + ceil(log2(R - 1)) exchanges of pairs (A, b) of the size of a state. Any other op
+    works rank by rank.
 
     op: one of `scanl.ops`.   operands, more: as in a call of the op, of this rank's stretch.   group: the processes in
     the order of their stretches; None: all. The initial state enters at rank 0, and other ranks give none. Returns y of
@@ -46,8 +47,8 @@ def scan(
     rank 0 has all its sequences from their beginning (`stretch_offsets`). The state then has a row for each sequence of
     the stretch, where that of the first is given on rank 0 alone. In reverse the last rank is the first.
 
-    Raises ConfigError if the ranks do not fit each other, or if a rank behind rank 0 is given a state without
-    cu_seqlens.
+    Raises ConfigError if the ranks do not fit each other, if a rank behind rank 0 is given a state without cu_seqlens,
+    or for cu_seqlens in reverse; ShapeError for a stretch without a sequence.
     """
     ranks = Group(group)
     packed, first = more.get("cu_seqlens") is not None, ranks.size - 1 if more.get("reverse") else 0
@@ -70,7 +71,7 @@ def meet(ranks: Ranks, learned: bool, device: torch.device, **facts: object) -> 
 
     learned: whether anything of this rank requires a gradient.
     """
-    facts = {"version of scanl": version("scanl"), "version of torch": torch.__version__, **facts}
+    facts = {"version of scanl": __version__, "version of torch": torch.__version__, **facts}
     learned = learned and torch.is_grad_enabled()
     numbers = torch.tensor([learned, *(_number(fact) for fact in facts.values())], device=device)
     answers = ranks.everyone(numbers)
@@ -201,7 +202,8 @@ class _Division:
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         self.ranks, self.anchor = ranks, torch.zeros(())
-        self.weights = [(name, tuple(weight.shape), weight.dtype) for name, weight in module.named_parameters()]
+        weights = [(name, tuple(weight.shape), weight.dtype) for name, weight in module.named_parameters()]
+        self.model = f"{type(module).__name__} of {len(weights)} weights, digest {_number(weights):x}"
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
         """Before a call of the module: the ranks compare what they are about to do."""
@@ -209,7 +211,7 @@ class _Division:
             raise ConfigError("mask: it is given, expected none, as the stretches of the ranks are one sequence")
         x = args[0]
         learned = x.requires_grad or any(weight.requires_grad for weight in module.parameters())
-        facts = {"model": self.weights, "batch": (*x.shape[:1], *x.shape[2:]), "dtype": x.dtype}
+        facts = {"model": self.model, "batch": (*x.shape[:1], *x.shape[2:]), "dtype": x.dtype}
         packed = others.get("cu_seqlens") is not None
         self.anchor = meet(self.ranks, learned, x.device, packing=packed, **facts)
 
@@ -247,9 +249,10 @@ class _InTurn:
         return (x, state), {name: value for name, value in others.items() if name != "state"}
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> Any:
-        entering = self.entering.pop()
-        if output is None:  # the call failed
+        if output is None:  # the call failed, perhaps before the state had come
+            self.entering.clear()
             return None
+        entering = self.entering.pop()
         y, state = output
         packed = others.get("cu_seqlens") is not None
         return division.sent(self.division.ranks, division.tied(y, entering), state, packed), state

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from scanl.errors import ShapeError
+from scanl.errors import ConfigError, ShapeError
 from scanl.ops._frame.divider import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops._frame.summary import Effect, Summary
@@ -46,6 +46,10 @@ def run(
 
     anchor: a number that requires a gradient if anything of any rank does, so that all take part in the backward pass.
     """
+    if call["reverse"] and call["cu_seqlens"] is not None:
+        raise ConfigError(
+            f"{op.name}: reverse and cu_seqlens are both given, expected one of them where ranks divide the sequence"
+        )
     ranks = ranks.reversed() if call["reverse"] else ranks
     with divided_by(None):
         others, packed = dict(operands), call["cu_seqlens"] is not None
