@@ -46,17 +46,18 @@ def run(
 
     anchor: a number that requires a gradient if anything of any rank does, so that all take part in the backward pass.
     """
-    if call["reverse"] and call["cu_seqlens"] is not None:
+    cu_seqlens: Tensor | None = call["cu_seqlens"]
+    if call["reverse"] and cu_seqlens is not None:
         raise ConfigError(
             f"{op.name}: reverse and cu_seqlens are both given, expected one of them where ranks divide the sequence"
         )
     ranks = ranks.reversed() if call["reverse"] else ranks
     with divided_by(None):
-        others, packed = dict(operands), call["cu_seqlens"] is not None
+        others, packed = dict(operands), cu_seqlens is not None
         if others[op.state] is None:
-            others[op.state] = op.empty(operands, options, call["cu_seqlens"])
+            others[op.state] = op.empty(operands, options, cu_seqlens)
         state, more = others.pop(op.state), {**options, **call}
-        if packed and not len(call["cu_seqlens"]) > 1:
+        if cu_seqlens is not None and len(cu_seqlens) < 2:
             raise ShapeError(
                 f"{op.name}: cu_seqlens has no sequence on rank {ranks.rank}, expected at least one: the first stretch "
                 "begins with a sequence, and each other with the one that goes on, which may be empty"
