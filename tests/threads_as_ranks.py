@@ -5,6 +5,9 @@ import threading
 
 import torch
 
+from scanl import ops
+from scanl.ops._frame.dispatch import preferred
+
 
 class Threads:
     def __init__(self, rank, size, boxes, barrier, board, backward=False):
@@ -43,14 +46,16 @@ class Threads:
 
 
 def on_ranks(size, work):
-    """Return what `work(ranks)` returns in each of `size` threads."""
+    """Return what `work(ranks)` returns in each of `size` threads, which prefer the backends of this one."""
+    backends = preferred()
     boxes = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
     barrier, board, results, errors = threading.Barrier(size), [None] * size, [None] * size, []
 
     def begin(rank):
         try:
             torch.manual_seed(0)
-            results[rank] = work(Threads(rank, size, boxes, barrier, board))
+            with ops.backend(*backends):
+                results[rank] = work(Threads(rank, size, boxes, barrier, board))
         except BaseException as error:
             errors.append(error)
             barrier.abort()
