@@ -427,7 +427,7 @@ OF_CELLS = {cell.name for cell in registry.cells()} - {"slstm", "lem_cell"}  # t
 def _stand_for_all():
     """The smallest layer of each base class and op; layers that are excused; and what is registered as no layer.
 
-    Cells count as one op: in a graph each is one node. `test_an_exported_layer_takes_any_length` traces all layers.
+    Cells count as one op: in a graph each is one node. With --all every layer is traced.
     """
     found, others = {}, {name for name in LAYERS if name not in REGISTERED}
     for name in sorted(REGISTERED, key=lambda name: sum(parameter.numel() for parameter in BUILT[name].parameters())):
@@ -442,11 +442,14 @@ def _stand_for_all():
 COMPILED = _stand_for_all()
 
 
+def some(names):
+    """Cases of those names that stand for all; the others are long."""
+    return [pytest.param(name, marks=[pytest.mark.long] * (name not in COMPILED)) for name in names]
+
+
 @pytest.mark.cells_by_kernel
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch itself does
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in COMPILED)) for name in LAYERS]
-)
+@pytest.mark.parametrize("name", some(LAYERS))
 def test_compiles_to_one_graph(name):
     layer, x = make(name), inputs(2, 6)
     if layer.name != name and layer.name in layers.names() and layers.get(layer.name) is type(layer):

@@ -38,6 +38,10 @@ FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 IN_THE_FRAME = [case for case in CASES if laws.of_the_frame(*case.values)]
 directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+# What turns time is tested by the other laws.
+forward = pytest.mark.parametrize(
+    "reverse", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forward", "reverse"]
+)
 # Kernels are made for every dtype, and turn time alike in all: float32 runs both ways, the other dtypes one way each.
 ONE_WAY = {
     torch.float64: True, torch.bfloat16: False, torch.float16: True, torch.complex64: False, torch.complex128: True,
@@ -135,7 +139,7 @@ def test_operands_in_float32_beside_half_precision(op, backend):
 
 
 @each
-@directions
+@forward
 def test_splitting_duality_and_chunked_prefill(op, backend, reverse):
     interpreted = backend == "triton" and not torch.cuda.is_available()
     for sample in _one_way(_few(_plain(op, backend), backend, 4), op, backend, reverse):
@@ -271,7 +275,7 @@ def test_second_derivatives_in_half_precision(op, backend):
 
 
 @pytest.mark.parametrize(("op", "backend"), [case for case in IN_THE_FRAME if case in FUSED])
-@directions
+@forward
 def test_opcheck(op, backend, reverse):
     if reverse and backend == "triton" and not laws.ALL:
         pytest.skip("time turned is one more argument: the check of the backend for a CPU has seen it")
@@ -298,7 +302,7 @@ def test_opcheck(op, backend, reverse):
 
 
 @pytest.mark.parametrize(("op", "backend"), IN_THE_FRAME)
-@directions
+@forward
 def test_compiled_gives_the_same_numbers(op, backend, reverse):
     if reverse and not op.backends[backend].whole:
         pytest.skip("for a plain backend the frame turns time, and the law of truth has seen it do so")

@@ -230,6 +230,7 @@ def test_compiled_kernels_do_not_need_numbas_switch(capsys):
     assert found == capsys.readouterr().out != ""
 
 
+@pytest.mark.long  # Matplotlib looks for its fonts anew
 def test_no_message_of_matplotlib_is_before_a_refusal(tmp_path):
     """Lightning imports Matplotlib, which warns when it cannot write to the home directory."""
     (tmp_path / "t.txt").write_text("words and words " * 500)

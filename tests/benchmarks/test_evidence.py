@@ -98,25 +98,36 @@ ROWS = {
 SEEDS = {"etth1": 2, "ucr": 2, "mnist": 2}  # one table of each program; the others are asked for one seed again
 
 
-def test_tables_go_on_where_they_stopped(tables, monkeypatch):
-    for program in (forecast, classify, long_sequences):
-        for name in [name for name in program.TABLES if name != "spacetime"]:  # tests/test_docs_run.py runs that one
-            path = tables / f"{name}.csv"
-            for seeds in (1, SEEDS.get(name, 1)):
-                before = path.read_text().splitlines() if path.exists() else []
-                monkeypatch.setattr(sys, "argv", [program.__name__, name, "--seeds", str(seeds)])
-                program.main()
-                after = path.read_text().splitlines()
-                assert after[: len(before)] == before, "a recorded run is not run again"
-                assert seeds == 2 or not before or after == before
-            rows = harness.Results(name).rows
-            assert len(rows) == ROWS[name]
-            for row in rows:
-                numbers = [row.get(score) or "nan" for score in ("MSE", "CRPS", "accuracy", "bits per byte")]
-                assert sum(np.isfinite(float(number)) for number in numbers) == 1, row
-                assert row["machine"] == harness.machine()
-                assert "torch" in row["versions"]
-    assert (tables / "docs" / "evidence_irregular.png").stat().st_size > 1000
+SHORT = {"etth1", "irregular", "mnist"}  # one of each program: its other tables take as long
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        pytest.param(program, name, id=name, marks=[pytest.mark.long] * (name not in SHORT))
+        for program in (forecast, classify, long_sequences)
+        for name in program.TABLES
+        if name != "spacetime"  # tests/docs/test_docs_run.py runs that one
+    ],
+)
+def test_a_table_goes_on_where_it_stopped(program, name, tables, monkeypatch):
+    path = tables / f"{name}.csv"
+    for seeds in (1, SEEDS.get(name, 1)):
+        before = path.read_text().splitlines() if path.exists() else []
+        monkeypatch.setattr(sys, "argv", [program.__name__, name, "--seeds", str(seeds)])
+        program.main()
+        after = path.read_text().splitlines()
+        assert after[: len(before)] == before, "a recorded run is not run again"
+        assert seeds == 2 or not before or after == before
+    rows = harness.Results(name).rows
+    assert len(rows) == ROWS[name]
+    for row in rows:
+        numbers = [row.get(score) or "nan" for score in ("MSE", "CRPS", "accuracy", "bits per byte")]
+        assert sum(np.isfinite(float(number)) for number in numbers) == 1, row
+        assert row["machine"] == harness.machine()
+        assert "torch" in row["versions"]
+    if name == "irregular":
+        assert (tables / "docs" / "evidence_irregular.png").stat().st_size > 1000
 
 
 def test_durations_are_those_since_the_sample_before():

@@ -8,12 +8,13 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from forked import begun
 
 pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
 
@@ -319,15 +320,17 @@ def test_a_killed_run_goes_on_to_the_bit(series, tmp_path):
     learn(series, "--out", tmp_path / "whole", "--score-every", 10)
     series.write_bytes(b"".join(lines[:30]))
     killed = tmp_path / "killed"
-    command = [sys.executable, "-m", "scanl.cli", "learn", str(series), "--out", str(killed), "--follow"]
-    command += ["--save-seconds", "0", "--score-every", "10", *TINY]
-    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL) as process:
+    words = ["--follow", "--save-seconds", "0", "--score-every", "10", *TINY]
+    process = begun("learn", series, "--out", killed, *words)
+    try:
         limit = time.monotonic() + 100
         while not (killed / "checkpoint.ckpt").exists():
-            assert process.poll() is None
+            assert process.is_alive()
             assert time.monotonic() < limit
             time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.join()
     series.write_bytes(b"".join(lines))
     assert main(["learn", "--resume", str(killed), "--follow", "false"]) == 0
     for file in ("predictions.csv", "scores.csv"):

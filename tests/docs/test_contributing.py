@@ -44,31 +44,28 @@ def test_the_model_of_the_page_passes_lint(project):
     run(project, "-m", "ruff", "format", "--check", "--no-cache", "src")
 
 
-def test_the_model_of_the_page_passes_the_laws(project):
-    """Some of them; a law that never names it would be no law over it. The documents are up to date, too."""
-    said = run(
-        project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA",
-        "tests/test_layers.py", "tests/docs/test_docs.py",
-        "-k", f"({LAWS}) and moving_average or pages_are_the_registries",
-    )  # fmt: skip
-    for law in ("tokens_equal_the_whole", "packed_sequences_equal_each_alone", "every_layer_declares_what_it_is"):
-        assert re.search(rf"PASSED \S+::test_{law}\[\S*moving_average\S*\]", said), said
-    assert "PASSED tests/docs/test_docs.py::test_pages_are_the_registries" in said
+def test_the_model_of_the_page_is_a_layer_like_the_others(project, tmp_path):
+    """It passes laws, of which each names it; the documents are up to date; it has a page; commands know it.
 
-
-def test_the_command_line_and_the_site_know_the_model_of_the_page(project, tmp_path):
-    """`scanl list` prints it, `scanl train` takes a step with it, and it has a page. One process imports torch once."""
+    `scanl list` prints it, `scanl train` takes a step with it. One process imports torch once.
+    """
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
     tiny = "--accelerator cpu --dim 16 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64 --steps 1"
     train = ["train", "--data", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
     train += ["--out", str(tmp_path / "run")]
+    words = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-q", "-rA"]
+    words += ["tests/test_layers.py", "tests/docs/test_docs.py"]
+    words += ["-k", f"({LAWS}) and moving_average or pages_are_the_registries"]
     code = (
         "import sys; sys.path.append('docs'); from making.models import page; from scanl.layers import get",
         "print(page(get('moving_average'), None))",
         "from scanl.cli import main; from scanl.learning.questions import next_token; next_token.SAMPLE_BYTES = 20",
-        f"raise SystemExit(main(['list']) or main({train}))",
+        f"import pytest; raise SystemExit(main(['list']) or main({train}) or pytest.main({words}))",
     )
     said = run(project, "-c", "\n".join(code))
     assert said.startswith("# MovingAverage\n")
     assert "arXiv:0000.00000" in said[: said.index("\nmoving_average ")]
     assert (tmp_path / "run" / "model.safetensors").is_file()
+    for law in ("tokens_equal_the_whole", "packed_sequences_equal_each_alone", "every_layer_declares_what_it_is"):
+        assert re.search(rf"PASSED \S+::test_{law}\[\S*moving_average\S*\]", said), said
+    assert "PASSED tests/docs/test_docs.py::test_pages_are_the_registries" in said

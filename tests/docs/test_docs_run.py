@@ -396,7 +396,10 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
 }
 
 
-@pytest.mark.parametrize("name", HERE)
+LONG = {"speed.endless", "speed.follow", "quality.source"}  # more than two seconds
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in HERE])
 def test_benchmarks_run(name, tmp_path, monkeypatch, capfd):
     """Each adds its rows; a second run measures nothing again."""
     words, sizes, package = HERE[name]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import laws
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops.segment_attention import SegmentMemory, init_memory, segment_attention
 
@@ -64,7 +65,7 @@ def _weights(y: Tensor) -> Tensor:
     return torch.linspace(-2, 2, y.numel(), dtype=torch.float64).sin().view(y.shape).to(y.dtype)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100 if laws.ALL else 12, deadline=None)
 @given(
     steps=st.one_of(st.integers(0, 12), st.integers(0, 12), st.integers(2 * BLOCK - 1, 3 * BLOCK + 3)),
     window=st.one_of(st.integers(1, 8), st.integers(1, BLOCK + 20)),

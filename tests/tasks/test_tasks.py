@@ -67,6 +67,7 @@ LONGER = {  # than the default, or shorter where the default is long
 }
 TINY = "--accelerator cpu --layer lru --dim 16 --depth 1 --steps 24 --eval-examples 8 --log-every 1".split()  # noqa: SIM905
 each_task = pytest.mark.parametrize("name", tasks.names())
+SOME = {"adding", "capacity", "copy_vectors", "listops", "parity", "pass_key", "selective_copy"}  # of each question
 
 
 @pytest.fixture(autouse=True)
@@ -594,7 +595,9 @@ def runs(tmp_path_factory):
     return trained
 
 
-@each_task
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in SOME)) for name in tasks.names()]
+)
 def test_a_task_is_trained_scored_and_scored_at_another_length(name, runs, capfd):
     folder = runs(name)
     assert {path.name for path in folder.iterdir()} - {"classes.png"} == {

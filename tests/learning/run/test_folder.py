@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
+from forked import begun
 from scanl.cli import main
 from scanl.data import IGNORED, Corpus, Text
 from scanl.digests import save_tensors
@@ -123,16 +122,17 @@ def assert_same_weights(one: Path, other: Path) -> None:
 def test_a_second_process_is_refused_by_name(text, tmp_path, capfd):
     folder = tmp_path / "run"
     options = [*TINY, "--data", str(text), "--out", str(folder), "--steps", "100000", "--save-seconds", "0.05"]
-    with subprocess.Popen([sys.executable, "-m", "scanl.cli", "train", *options], stderr=subprocess.DEVNULL) as process:
-        try:
-            while not (folder / "checkpoint.ckpt").exists() and process.poll() is None:
-                time.sleep(0.02)
-            (folder / ".metrics.csv.1.tmp.csv").write_text("half of a file that the first is writing")
-            line = refusal(capfd, "train", "--resume", str(folder))
-            assert f"{folder} is in use by process {process.pid} on {socket.gethostname()}; wait until it" in line
-            assert (folder / ".metrics.csv.1.tmp.csv").exists()
-        finally:
-            process.kill()
+    process = begun("train", *options)
+    try:
+        while not (folder / "checkpoint.ckpt").exists() and process.is_alive():
+            time.sleep(0.02)
+        (folder / ".metrics.csv.1.tmp.csv").write_text("half of a file that the first is writing")
+        line = refusal(capfd, "train", "--resume", str(folder))
+        assert f"{folder} is in use by process {process.pid} on {socket.gethostname()}; wait until it" in line
+        assert (folder / ".metrics.csv.1.tmp.csv").exists()
+    finally:
+        process.kill()
+        process.join()
     with RunFolder(folder).locked():  # the system has let go of it
         assert f"process {os.getpid()}" in (folder / ".lock").read_text()
         with pytest.raises(CheckpointError, match=f"in use by process {os.getpid()}"), RunFolder(folder).locked():

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
+from forked import begun
 from scanl.cli import main
 from scanl.cli.train import parse
 from scanl.data import Streams, Text, read_corpus
@@ -223,13 +224,13 @@ def test_an_ignored_hang_up_stays_ignored(text, tmp_path):
 
 
 def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):
-    folder, alone, steps = tmp_path / "run", tmp_path / "alone", 150
-    command = [sys.executable, "-m", "scanl.cli", "train", *options(text, folder, steps), "--save-seconds", "0.05"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        while not (folder / "checkpoint.ckpt").exists() and process.poll() is None:
-            time.sleep(0.02)
-        time.sleep(0.1)
-        process.kill()
+    folder, alone, steps = tmp_path / "run", tmp_path / "alone", 80
+    process = begun("train", *options(text, folder, steps), "--save-seconds", "0.05")
+    while not (folder / "checkpoint.ckpt").exists() and process.is_alive():
+        time.sleep(0.02)
+    time.sleep(0.1)
+    process.kill()
+    process.join()
     assert not (folder / "model.safetensors").exists()
     assert main(["train", "--resume", str(folder), "--save-seconds", "30"]) == 0
     assert main(["train", *options(text, alone, steps)]) == 0

@@ -22,6 +22,7 @@ from scanl.ops._cells import compiled
 from scanl.ops.registry import Cell
 
 SHORT = 60  # draws of every run; with --all there are a thousand
+SOME = [pytest.param(first, marks=[pytest.mark.long] * (first > 0)) for first in range(0, SHORT, 20)]  # the slow ones
 NUMBERS = 200  # most numbers of a row's value
 SIZES = {"B": 3, "T": 4, "D": 6, "H": 2, "K": 5}
 TIMED = {"x": "D", "z": "H K"}
@@ -462,7 +463,7 @@ def _in_python(monkeypatch):
 
 
 @pytest.mark.usefixtures("_in_python")
-@pytest.mark.parametrize("first", range(0, SHORT, 20))
+@pytest.mark.parametrize("first", SOME)
 def test_kernels_for_a_cpu_in_python(first):
     assert sum(_check(seed, "cpu") for seed in range(first, first + 20)) >= 16
 
@@ -512,7 +513,7 @@ def test_nan(first):
             torch.testing.assert_close(kernel[name][~gone], value[~gone], msg=lambda text, seed=seed: f"{seed}: {text}")
 
 
-@pytest.mark.parametrize("first", range(0, SHORT, 20))
+@pytest.mark.parametrize("first", SOME)
 def test_kernels_for_a_gpu(first):
     """In the interpreter. Some steps have no tiles; docs/cell_kernels.md says which kinds."""
     pytest.importorskip("triton")

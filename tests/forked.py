@@ -1,0 +1,24 @@
+"""A command in a process of its own, forked from this one: to import torch anew takes seconds."""
+
+import multiprocessing
+import os
+import warnings
+from multiprocessing.process import BaseProcess
+
+from scanl.cli import main
+
+
+def _run(words: tuple[str, ...]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    raise SystemExit(main([*words]))
+
+
+def begun(*words: object) -> BaseProcess:
+    """Begin `scanl WORDS`, silently."""
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(tuple(map(str, words)),))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        process.start()
+    return process
