@@ -17,7 +17,7 @@ from tests.test_layers import DIM, STREAMING, inputs, make
 
 COVERS = ["ops/exact"]
 
-pytestmark = [pytest.mark.early(3), pytest.mark.cells_by_loop("name")]
+pytestmark = [pytest.mark.early(3)] + [pytest.mark.cells_by_loop("name")] * (not laws.ALL)
 
 DRAWS, LONGEST = 200 if laws.ALL else 1, 24  # draws of a layer, and steps of a sequence
 DTYPES = [torch.float32, torch.bfloat16] if laws.ALL else [torch.float32]
