@@ -1,7 +1,7 @@
 """Products of a few rows and the weight of a linear layer, which is read once, in its order.
 
-The time of a row is the time in which the weight comes from memory. With several rows, tiles of four rows and two
-columns keep eight sums in registers, which do not wait for one another; a row alone takes four columns at a time.
+The time of a row is the time in which the weight comes from memory. With several rows, tiles of four rows and three
+columns keep twelve sums in registers, which do not wait for one another; a row alone takes six columns at a time.
 """
 
 # pyright: reportCallIssue=false
@@ -15,37 +15,47 @@ _SUMS = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}  # 
 
 
 @helper(**_SUMS)
-def _four_by_two(out, at, out_row, x, x_at, x_row, w, w_at, w_row, terms):
-    """Write the products of four rows of x and two rows of w."""
-    y0 = y1 = y2 = y3 = z0 = z1 = z2 = z3 = np.float32(0)
-    first, second, third, fourth = x_at, x_at + x_row, x_at + 2 * x_row, x_at + 3 * x_row
+def _four_by_three(out, at, out_row, x, x_at, x_row, w, w_at, w_row, terms):
+    """Write the products of four rows of x and three rows of w."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = np.float32(0)
     for k in range(terms):
-        y, z = np.float32(w[w_at + k]), np.float32(w[w_at + w_row + k])
-        y0 += x[first + k] * y
-        z0 += x[first + k] * z
-        y1 += x[second + k] * y
-        z1 += x[second + k] * z
-        y2 += x[third + k] * y
-        z2 += x[third + k] * z
-        y3 += x[fourth + k] * y
-        z3 += x[fourth + k] * z
-    for row, y, z in ((0, y0, z0), (1, y1, z1), (2, y2, z2), (3, y3, z3)):
-        out[at + row * out_row] = y
-        out[at + row * out_row + 1] = z
+        a, b, c = np.float32(w[w_at + k]), np.float32(w[w_at + w_row + k]), np.float32(w[w_at + 2 * w_row + k])
+        factor = x[x_at + k]
+        a0 += factor * a
+        b0 += factor * b
+        c0 += factor * c
+        factor = x[x_at + x_row + k]
+        a1 += factor * a
+        b1 += factor * b
+        c1 += factor * c
+        factor = x[x_at + 2 * x_row + k]
+        a2 += factor * a
+        b2 += factor * b
+        c2 += factor * c
+        factor = x[x_at + 3 * x_row + k]
+        a3 += factor * a
+        b3 += factor * b
+        c3 += factor * c
+    for row, a, b, c in ((0, a0, b0, c0), (1, a1, b1, c1), (2, a2, b2, c2), (3, a3, b3, c3)):
+        out[at + row * out_row] = a
+        out[at + row * out_row + 1] = b
+        out[at + row * out_row + 2] = c
 
 
 @helper(**_SUMS)
-def _one_by_four(out, at, x, x_at, w, w_at, w_row, terms):
-    """Write the products of a row of x and four rows of w."""
-    y0 = y1 = y2 = y3 = np.float32(0)
-    second, third, fourth = w_at + w_row, w_at + 2 * w_row, w_at + 3 * w_row
+def _one_by_six(out, at, x, x_at, w, w_at, w_row, terms):
+    """Write the products of a row of x and six rows of w."""
+    y0 = y1 = y2 = y3 = y4 = y5 = np.float32(0)
     for k in range(terms):
         factor = x[x_at + k]
         y0 += factor * np.float32(w[w_at + k])
-        y1 += factor * np.float32(w[second + k])
-        y2 += factor * np.float32(w[third + k])
-        y3 += factor * np.float32(w[fourth + k])
-    out[at], out[at + 1], out[at + 2], out[at + 3] = y0, y1, y2, y3
+        y1 += factor * np.float32(w[w_at + w_row + k])
+        y2 += factor * np.float32(w[w_at + 2 * w_row + k])
+        y3 += factor * np.float32(w[w_at + 3 * w_row + k])
+        y4 += factor * np.float32(w[w_at + 4 * w_row + k])
+        y5 += factor * np.float32(w[w_at + 5 * w_row + k])
+    for column, y in enumerate((y0, y1, y2, y3, y4, y5)):
+        out[at + column] = y
 
 
 @helper(**_SUMS)
@@ -54,13 +64,13 @@ def multiply(out, out_row, x, x_row, w, w_row, rows, columns, terms):
 
     The numbers of a row are adjacent; `_row` is the stride of the rows. out and x are float32, w is that or int8.
     """
-    tiled, even = rows - rows % 4, columns - columns % 4
-    for j in range(0, even, 4):  # these rows of w stay in the first-level cache
+    tiled, even = rows - rows % 4, columns - columns % 6
+    for j in range(0, even, 6):  # these rows of w stay in the first-level cache
         for i in range(0, tiled, 4):
-            for side in range(j, j + 4, 2):
-                _four_by_two(out, i * out_row + side, out_row, x, i * x_row, x_row, w, side * w_row, w_row, terms)
+            for side in range(j, j + 6, 3):
+                _four_by_three(out, i * out_row + side, out_row, x, i * x_row, x_row, w, side * w_row, w_row, terms)
         for i in range(tiled, rows):
-            _one_by_four(out, i * out_row + j, x, i * x_row, w, j * w_row, w_row, terms)
+            _one_by_six(out, i * out_row + j, x, i * x_row, w, j * w_row, w_row, terms)
     for j in range(even, columns):
         for i in range(rows):
             total = np.float32(0)
