@@ -7,7 +7,8 @@ bytes of all parameters but the embedding, of which a step reads one row. state:
 reads and writes. bytes: those that the step moves, as a multiple of those that it moves for one row. copy: `copy_` of
 as many bytes as the weights. Times are the least of calls that take turns, in seconds of the processor: what else the
 machine does only adds to them. compile: seconds of the processor for `compile_step`; a second run finds the machine
-code on disk. error: the largest difference of a logit, over the largest logit. The rows are in benchmarks/results/compiled_step.csv.
+code on disk. error: the largest difference of a logit, over the largest logit. The rows are in
+benchmarks/results/compiled_step.csv.
 """
 
 import sys
