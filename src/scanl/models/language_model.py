@@ -155,7 +155,7 @@ class LanguageModel(Saved):
         tokens. It makes generation faster and changes no token, up to rounding; within `exact`, none at all.
 
         A model whose step is compiled generates by it: after `compile_step`, or by itself from a max_new_tokens of
-        20,000 on, which pay for compiling.
+        3,000 on, which pay for compiling.
         """
         check_options("generate", temperature, top_k, top_p)
         check_tensor("generate", "prompt", prompt, "(B, T)")
