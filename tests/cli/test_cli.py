@@ -129,6 +129,7 @@ def test_generate_streams_the_prompt_and_as_many_bytes(run, capfdbinary):
     assert generated("--seed", "1") == first
     assert generated("--seed", "2") != first
     assert generated("--temperature", "0") == generated("--top_k", "1", "--seed", "5")
+    assert generated("--draft", "lookup", "--seed", "1") == generated("--draft", str(run), "--seed", "1") == first
 
 
 def test_generate_without_a_prompt_begins_a_file(run, capfdbinary):
