@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import scanl
 from scanl import ops
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers.state import leaves
-from scanl.models import LanguageModel, Stack
+from scanl.layers.state import index, leaves
+from scanl.models import LanguageModel, Stack, Streams
 from scanl.models.compiled_step import CompiledStep
 from scanl.ops._recorded import loops, recorded
 
@@ -163,9 +163,28 @@ def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(CompiledStep, "__call__", lambda step, *args: (calls.append(args[0]), call(step, *args))[1])
     assert list(model.generate(prompt, max_new_tokens=4, temperature=0)) == expected
     assert len(calls) == 3  # the prompt is read at once
+    calls.clear()
+    streams = Streams(model)
+    handle = streams.join(prompt[0], temperature=0)
+    streams.join(prompt[0, :2], temperature=0)
+    steps = [streams.step() for _ in range(4)]
+    assert [step[handle] for step in steps] == [int(token) for token in expected]
+    assert [tokens.shape for tokens in calls] == [(2,)] * 3
     fresh = model_of("gru", channel_mixer="none")
     next(fresh.generate(prompt, max_new_tokens=3_000))
     assert fresh._compiled is not None
+
+
+@pytest.mark.usefixtures("plain")
+def test_few_kernels_serve_batches_of_any_size() -> None:
+    model, sizes = model_of("gru", channel_mixer="none"), (1, 3, 5, 7, 16, 19)
+    step = model.compile_step()
+    with torch.no_grad():
+        _, state = model(torch.randint(VOCABULARY, (max(sizes), 3)))
+        for size in sizes:
+            tokens, before = torch.randint(VOCABULARY, (size,)), index(state, range(size))
+            torch.testing.assert_close(step(tokens, before), model.step(tokens, before))
+    assert step._kernels.keys() <= {1, 2, 4, 8, 16}
 
 
 @pytest.mark.usefixtures("plain")

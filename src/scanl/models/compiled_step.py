@@ -104,7 +104,7 @@ class CompiledStep:
         if batch == 0 or exactly():
             return None
         units = max(-(-batch // MOST), min(torch.get_num_threads(), batch // 4))
-        size = -(-batch // units)
+        size = 1 << (-(-batch // units)).bit_length() - 1  # five kernels serve batches of any size
         kernel = self._kernels.get(size)
         if kernel is None and self.reason is None:
             self.reason, kernel = self._record(size)

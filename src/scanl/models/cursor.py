@@ -103,7 +103,7 @@ class Cursor:
             drafted = drafting.propose(self._tokens, ROWS - len(pending), choice.ahead(device))
         tokens = self._row(pending + array("i", drafted))
         if not drafted:
-            logits, state = self.model.next_logits(tokens, self._state)
+            logits, state = self.model.decode_logits(tokens, self._state)
             return Ahead(logits, drafted, state)
         places = torch.zeros_like(tokens, dtype=torch.bool)
         places[:, len(pending) - 1 :] = True

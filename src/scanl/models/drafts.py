@@ -85,7 +85,7 @@ class ModelDraft:
         drafted, pending = array("i"), text[length:]
         device = self.model.embedding.weight.device
         for _ in range(count):
-            logits, state = self.model.next_logits(torch.tensor([pending], device=device), state)
+            logits, state = self.model.decode_logits(torch.tensor([pending], device=device), state)
             length += len(pending)
             self._states.append((length, state))
             drafted.append(int(choose(logits)))

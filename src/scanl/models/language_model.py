@@ -103,13 +103,21 @@ class LanguageModel(Saved):
         last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
         return self._read_out(last), state
 
+    def decode_logits(self, tokens: Tensor, state: State | None, *, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """Return what `next_logits` returns, by the compiled step if there is one and each row has one token."""
+        if self._compiled is not None and mask is None and tokens.shape[1] == 1:
+            return self._compiled(tokens[:, 0], state)
+        return self.next_logits(tokens, state, mask=mask)
+
     def step(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Read one token (B,) of each row. Return logits (B, V) and the state."""
         check_step("language model", tokens)
         return self.next_logits(tokens[:, None], state)
 
     def compile_step(self, batch_size: int = 1) -> CompiledStep:
-        """Return `step` as a kernel of the CPU, compiled for `batch_size` rows; `generate` uses it from now on.
+        """Return `step` as a kernel of the CPU, compiled for `batch_size` rows.
+
+        `generate`, `Session`, `Streams` and drafts by this model use it from now on.
 
         It takes what `step` takes and returns what that returns, within rounding. Compiling takes some seconds, once
         for a machine: the machine code is kept on disk. A model that no kernel can run takes the ordinary step;
@@ -174,10 +182,7 @@ class LanguageModel(Saved):
             self.compile_step(prompt.shape[0])
 
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
-            if self._compiled is not None and valid is None and pending.shape[1] == 1:
-                logits, after = self._compiled(pending[:, 0], state)
-            else:
-                logits, after = self.next_logits(pending, state, mask=valid)
+            logits, after = self.decode_logits(pending, state, mask=valid)
             token = choice(logits)
             return token, token[:, None], after
 

@@ -127,7 +127,7 @@ class Streams:
         if not self._batch:
             return {}
         pending = torch.tensor([[stream.token] for stream in self._batch], device=self._device)
-        logits, self._state = self.model.next_logits(pending, self._state)
+        logits, self._state = self.model.decode_logits(pending, self._state)
         likeliest = logits.argmax(-1).tolist()
         for row, stream in enumerate(self._batch):
             greedy = stream.choice.temperature == 0
