@@ -1,6 +1,6 @@
 """Learn from a stream without end: memory and time of a sample along the stream, and the time beside deep-river's.
 
-    python benchmarks/speed/endless.py [lru] [columnar] [deep_river] [--samples 1000000] [--width 64]
+    python benchmarks/speed/endless.py [lru] [columnar] [deep_river] [--samples 1000000] [--width 64] [--original CLONE]
 
 lru, columnar: `scanl learn -` reads numbers from a pipe and predicts the next one, in a process of its own, by
 `online_lru` and by `diagonal_rtrl`. Each row is a twentieth of the stream: the memory of the process in use at its end,
@@ -8,6 +8,10 @@ and the processor's time of a sample. Compiling is in the first.
 
 deep_river: the rolling LSTM of deep-river with the same width, which goes back 10 steps, and learners of ours, in one
 process by turns: the processor's time of a sample, prediction and update. It needs `pip install deep-river`.
+
+--original: a clone of https://github.com/NicolasZucchet/Online-learning-LR-dependencies, the authors' program of online
+LRU, and `pip install jax flax optax`. Its training step takes turns with the others: one layer of the same width, one
+sequence of one step. It carries no state to the next call, and the time of its answer is left out.
 The rows are in benchmarks/results/endless.csv.
 """
 
@@ -16,7 +20,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +78,37 @@ def endless(results: Results, options: argparse.Namespace, layer: str) -> None:
         raise RuntimeError(f"scanl learn ended with {learner.returncode}")
 
 
+def original(clone: Path, width: int) -> Callable[[float, float], Any]:
+    """Return the training step of the authors' program, for a number and the next one."""
+    import jax  # pyright: ignore[reportMissingImports]
+    from flax import linen  # pyright: ignore[reportMissingImports]
+
+    sys.modules.setdefault("wandb", ModuleType("wandb"))  # it is imported, and logs nothing here
+    vars(linen.recurrent).setdefault("RNNCellCompatibilityMeta", type(linen.Module))  # of a GRU; later flax lacks it
+    sys.path.insert(0, str(clone))
+    from online_lru.rec import LRU  # pyright: ignore[reportMissingImports]
+    from online_lru.seq_model import BatchClassificationModel  # pyright: ignore[reportMissingImports]
+    from online_lru.train_helpers import create_train_state, train_step  # pyright: ignore[reportMissingImports]
+
+    mode = "online_full"
+    recurrent = partial(LRU, d_hidden=width, d_model=width, seq_length=1, training_mode=mode)
+    model = BatchClassificationModel(
+        rec=recurrent, rec_type="LRU", d_input=1, d_output=2, d_model=width, n_layers=1, seq_length=1, padded=False,
+        activation="full_glu", dropout=0.0, training=True, training_mode=mode, mode="none", prenorm=True,
+    )  # fmt: skip
+    key = jax.random.PRNGKey(0)
+    state, carried = create_train_state(model, key, False, in_dim=1, bsz=1, seq_len=1)
+    mask = np.ones((1, 1), np.float32)
+
+    def step(now: float, following: float) -> None:
+        nonlocal state, carried
+        x, label = np.full((1, 1, 1), now, np.float32), np.full((1, 1), following > now, np.float32)
+        state, loss, carried = train_step(state, carried, key, x, label, mask, model)
+        loss.block_until_ready()
+
+    return step
+
+
 def beside(results: Results, options: argparse.Namespace) -> None:
     from deep_river.regression import RollingRegressor  # pyright: ignore[reportMissingImports]
 
@@ -91,14 +130,17 @@ def beside(results: Results, options: argparse.Namespace) -> None:
         layer: make_loop(AnswerNumbers(1, 10_000, False), 1, stack, algorithm=CASES[layer], lr=[1e-3], compile_after=50)
         for layer, stack in stacks.items()
     }
+    authors = None if options.original is None else original(options.original, width)
     values = numbers(10**6)
-    took: dict[str, list[float]] = {name: [] for name in ("deep_river", *CASES)}
+    took: dict[str, list[float]] = {name: [] for name in ("deep_river", *CASES, *(["original"] if authors else []))}
     for turn in range(1 + (2 if options.quick else options.rounds)):
         for name in took:
             pairs = zip(values[turn * TURN :][:TURN], values[turn * TURN + 1 :][:TURN], strict=True)
             begin = time.process_time()
             for now, following in pairs:
-                if name == "deep_river":
+                if name == "original" and authors is not None:
+                    authors(now, following)
+                elif name == "deep_river":
                     other.predict_one({"x": now})
                     other.learn_one({"x": now}, following)
                 else:
@@ -114,6 +156,7 @@ def main() -> None:
     made = parser(__doc__, (*CASES, "deep_river"), rounds=10)
     made.add_argument("--samples", type=int, default=10**6)
     made.add_argument("--width", type=int, default=64)
+    made.add_argument("--original", type=Path, metavar="CLONE", help="of the authors' program of online LRU")
     options = parse(made)
     torch.set_num_threads(1)
     results = Results("endless", options)

@@ -10,7 +10,7 @@ from torch import nn
 from scanl.learning.online import AnswerNumbers, make_loop
 from scanl.learning.online.flat import Flat, can_be_flat
 from scanl.learning.online.repeated import FORMS, Repeated
-from scanl.learning.optimizers import AdamW, Muon
+from scanl.learning.optimizers import AdamW, Lion, Muon
 from scanl.learning.run.config import StackConfig
 
 COVERS = ["learning/online/flat"]
@@ -54,21 +54,69 @@ def test_kernels_answer_and_learn_as_operation_by_operation():
 
 
 def test_a_function_of_ever_other_forms_runs_operation_by_operation():
-    twice = Repeated(lambda x: 2 * x, after=0)
+    twice = Repeated(lambda x, state: (2 * x, state), after=0)
     for size in range(1, FORMS + 1):
-        twice.kernels[((torch.Size([size]), torch.float32),)] = lambda x: -x
-    assert twice(torch.ones(1)).tolist() == [-1]
-    assert twice(torch.ones(FORMS + 1)).tolist() == [2] * (FORMS + 1)
-    assert twice.reason == f"its arguments had {FORMS} forms, and have another one"
-    assert twice(torch.ones(1)).tolist() == [2]
+        twice.kernels[((torch.Size([size]), torch.float32),)] = lambda x, state: (-x, state)
+    assert twice(torch.ones(1))[0].tolist() == [-1]
+    assert twice(torch.ones(FORMS + 1))[0].tolist() == [2] * (FORMS + 1)
+    assert twice.reason == f"its inputs had {FORMS} forms, and have another one"
+    assert twice(torch.ones(1))[0].tolist() == [2]
 
 
-def two():
+def test_a_state_may_come_from_elsewhere_and_must_keep_its_form():
+    total = Repeated(lambda x, state: (state["sum"] * 2, {"sum": state["sum"] + x}), after=0)
+    _, one = total(torch.ones(2), state={"sum": torch.zeros(2)})
+    _, two = total(torch.ones(2), state=one)
+    assert one["sum"].tolist() == [1, 1]
+    assert two["sum"].tolist() == [2, 2]
+    result, three = total(torch.ones(2), state={"sum": torch.full((2,), 5.0)})
+    assert result.tolist() == [10, 10]
+    assert three["sum"].tolist() == [6, 6]
+    grows = Repeated(lambda x, state: (x, torch.cat([state, x])), after=0)
+    assert grows(torch.ones(1), state=torch.ones(1))[1].tolist() == [1, 1]
+    assert grows.reason == "the state that it returns has another form"
+
+
+def test_a_kernel_is_for_one_value_of_the_constants():
+    factor = [2.0]
+    scaled = Repeated(lambda x, state: (x * factor[0], state), after=0, constants=lambda: list(factor))
+    assert scaled(torch.ones(1))[0].item() == 2
+    factor[0] = 3.0
+    assert scaled(torch.ones(1))[0].item() == 3
+
+
+def two(make=lambda model: AdamW(model, 1e-2, 0.1)):
     """Return a model, a copy of it, and optimizers of both."""
     torch.manual_seed(0)
     apart = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 2))
     together = copy.deepcopy(apart)
-    return apart, together, AdamW(apart, 1e-2, 0.1), AdamW(together, 1e-2, 0.1)
+    return apart, together, make(apart), make(together)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: AdamW(model, 1e-2, 0.1),
+        lambda model: Lion(model, 1e-2, 0.1),
+        lambda model: torch.optim.Adam(model.parameters(), 1e-2, weight_decay=0.1, fused=True),
+    ],
+)
+def test_a_step_of_an_optimizer_is_a_kernel(make):
+    apart, together, one, other = two(make)
+    kernel = Repeated(lambda state: (other.step(),), after=1)
+    for step in range(5):
+        for mine, parameter in zip(together.parameters(), apart.parameters(), strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            mine.grad = parameter.grad.clone() if mine.grad is None else mine.grad.copy_(parameter.grad)
+        one.step()
+        kernel()
+    assert kernel.reason is None
+    assert step + 1 == kernel.calls
+    eps = torch.finfo(torch.float32).eps
+    for mine, parameter in zip(together.parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter, rtol=16 * eps, atol=16 * eps)
+        for name, value in one.state[parameter].items():
+            torch.testing.assert_close(other.state[mine][name], value, rtol=16 * eps, atol=16 * eps)
 
 
 def test_flat_parameters_learn_as_they_do_apart():

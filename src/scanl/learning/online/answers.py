@@ -142,9 +142,10 @@ class AnswerNumbers(Answering):
     def target(self, truth: Values, frame: Frame) -> Tensor:
         last = None if frame.last is None else np.array(frame.last)
         z = self.innovation.update(truth, np.array(frame.base), last)
-        self.scaling.update(truth)
+        if self.feedback:
+            self.scaling.update(truth)
         self.last = truth
-        return torch.from_numpy(z).float().view(1, 1, -1)
+        return as_tensor(z)
 
     def none(self) -> Tensor:
         return torch.full((1, 1, self.count), torch.nan)
@@ -156,7 +157,8 @@ class AnswerNumbers(Answering):
         return frame.last if frame.last is None or self.count > 1 else frame.last[0]
 
     def error(self, truth: Values, answer: Answer) -> float:
-        return float(np.abs(truth - answer).mean())
+        pairs = self.pairs(truth, answer)
+        return sum(abs(target - number) for target, number in pairs) / len(pairs)
 
     def state_dict(self) -> dict[str, Any]:
         last = None if self.last is None else self.last.tolist()

@@ -38,7 +38,7 @@ class Bank:
         """
         outputs = [learner.answer(x) for learner in self.learners]
         for i, output in enumerate(outputs):
-            if not math.isfinite(output.sum().item()):
+            if not all(map(math.isfinite, output.flatten().tolist())):
                 self._retire(i, DivergenceError("the outputs are not finite; try a smaller rate"))
         return outputs
 

@@ -22,7 +22,7 @@ class Learner:
     """A model with the state of the pass that answers, and the learner of the pass that learns behind it.
 
     block: samples of an update, which makes one step of the optimizer.   clip: largest norm of the gradient.
-    compile_after: answers, and updates, after which each becomes a kernel; None: never.
+    compile_after: answers, updates and steps of the optimizer, after which each becomes a kernel; None: never.
     Between two steps both passes use the same parameters. A pass is never run again over old samples when the
     parameters have changed: that is what makes the memory constant.
     """
@@ -47,16 +47,23 @@ class Learner:
         self.flat: Flat | None = None  # from the first update, while the same parameters have gradients in all
         self.apart: dict[nn.Parameter, Tensor] | None = None  # gradients, once other parameters have them
         self.learning: list[nn.Parameter] = []  # those that have gradients in the last update
+        self._compared = self.learning  # with those of the first update
         self._answer, self._update = Repeated(self._run, compile_after), Repeated(self._gradients, compile_after)
+        after = None if compile_after is None else max(compile_after, 1)  # the first step makes the optimizer's state
+        self._step = Repeated(self._optimize, after, self._constants)
 
     @property
     def reasons(self) -> list[str]:
         """Why answers or updates are no kernels; empty if they are, or will be."""
-        return [step.reason for step in (self._answer, self._update) if step.reason is not None]
+        return [repeated.reason for repeated in self._repeated if repeated.reason is not None]
+
+    @property
+    def _repeated(self) -> list[Repeated]:
+        return [self._answer, self._update, self._step]
 
     def answer(self, x: Tensor) -> Tensor:
         """Read one step (1, 1, C), keep the state, and return the outputs (1, 1, O)."""
-        outputs, self.state = self._answer(x, self.state)
+        outputs, self.state = self._answer(x, state=self.state)
         return outputs
 
     def peek(self, x: Tensor) -> Tensor:
@@ -101,7 +108,8 @@ class Learner:
         """Let the optimizer have each parameter by itself: in each update others may have gradients."""
         if self.flat is not None:
             self.flat.undo()
-        self.flat, self.apart, self._update.reason = None, gradients, CHANGE
+        self.flat, self.apart = None, gradients
+        self._update.reason = self._step.reason = CHANGE
 
     def _switch(self, *, training: bool) -> None:
         """Switch dropout and noise on or off. For a model that is read step by step, `Module.train` takes too long."""
@@ -120,33 +128,44 @@ class Learner:
             return
         x, target = self.samples[0] if self.block == 1 else map(_joined, zip(*self.samples, strict=True))
         targets, self.samples, self.targets = self.targets, [], 0
-        loss, total, self.carried = self._update(x, target, self.carried)
+        loss, total, self.carried = self._update(x, target, state=self.carried)
         if not targets:
             return
         norm = total.item()
         if not math.isfinite(norm):
             raise DivergenceError(f"the loss is {loss.item():g} and the gradient's norm {norm:g}; try a smaller rate")
-        if self.flat is not None and self.flat.used != set(self.learning):
-            self._separate(self.flat.gradients)
+        if self.flat is not None and self.learning is not self._compared:
+            self._compared = self.learning  # a kernel leaves it as it is
+            if self.flat.used != set(self.learning):
+                self._separate(self.flat.gradients)
         if self.apart is not None:
             for parameter in self.parameters:
                 parameter.grad = None
             for parameter in self.learning:
                 parameter.grad = self.apart[parameter]
+        self._step()
+
+    @torch.no_grad()
+    def _optimize(self, _: None) -> tuple[None]:
         self.optimizer.step()
+        return (None,)
+
+    def _constants(self) -> list[list[Any]]:
+        """Return the options of the optimizer's groups."""
+        return [[value for name, value in group.items() if name != "params"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that another learner of the same form needs to go on to the bit."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "state": dict(leaves(self.state)),
-            "carried": dict(leaves(self.carried)),
+            "state": {path: leaf.clone() for path, leaf in leaves(self.state)},
+            "carried": {path: leaf.clone() for path, leaf in leaves(self.carried)},
             "samples": [list(pair) for pair in self.samples],
             "targets": self.targets,
             "used": None if self.flat is None else [parameter in self.flat.used for parameter in self.parameters],
             "apart": self.apart is not None,
-            "calls": [self._answer.calls, self._update.calls],
+            "calls": [repeated.calls for repeated in self._repeated],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -165,7 +184,9 @@ class Learner:
             raise CheckpointError(f"the learner of the checkpoint is of another form: {error}") from error
         self.samples = [(x.clone(), target.clone()) for x, target in state["samples"]]
         self.targets = state["targets"]
-        self._answer.calls, self._update.calls = state["calls"]
+        for repeated, calls in zip(self._repeated, state["calls"], strict=True):
+            repeated.calls = calls
+        self._step.kernels = {}  # they have the addresses of the optimizer's state before
 
 
 def _joined(parts: Any) -> Tensor:

@@ -35,14 +35,13 @@ class Scaling:
         self.count += known
         weight = known / np.minimum(np.maximum(self.count, 1), self.span)
         off = np.where(known, x - self.mean, 0.0)
-        self.mean += weight * off
-        self.variance = (1 - weight) * (self.variance + weight * off * off)
+        change = weight * off
+        self.mean += change
+        self.variance = (1 - weight) * (self.variance + change * off)
 
     def scaled(self, x: Values) -> Values:
         """Return (x - m) / sqrt(v), cut at `LARGEST`; 0 where all numbers so far were equal."""
-        deviation = np.sqrt(self.variance)
-        scaled = (x - self.mean) / np.where(deviation > 0, deviation, np.inf)
-        return np.clip(scaled, -LARGEST, LARGEST)
+        return _clipped(_ratio(x - self.mean, np.sqrt(self.variance)), -LARGEST, LARGEST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as lists of numbers."""
@@ -73,8 +72,7 @@ class Innovation:
         """Return the base of an answer (width,). last: the last truth, None before any."""
         if last is None or not self.pairs:
             return self.mean.copy() if last is None else last.copy()
-        rho = np.clip(self.covariance / np.where(self.last_variance > 0, self.last_variance, np.inf), 0, 1)
-        return self.mean + rho * (last - self.last_mean)
+        return self.mean + _clipped(_ratio(self.covariance, self.last_variance), 0, 1) * (last - self.last_mean)
 
     @property
     def scale(self) -> Values:
@@ -99,7 +97,7 @@ class Innovation:
         residual = y - base
         among = 1 / min(self.count - 1, self.span)
         self.square = (1 - among) * self.square + among * residual * residual
-        return np.clip(residual / np.where(self.square > 0, self.scale, np.inf), -LARGEST, LARGEST)
+        return _clipped(_ratio(residual, self.scale), -LARGEST, LARGEST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as lists of numbers."""
@@ -113,3 +111,13 @@ class Innovation:
         """Go on from statistics of `state_dict`."""
         for name, value in state.items():
             setattr(self, name, np.array(value) if isinstance(value, list) else value)
+
+
+def _ratio(x: Values, scale: Values) -> Values:
+    """Return x / scale; 0 where the scale is 0."""
+    return x / np.where(scale > 0, scale, np.inf)
+
+
+def _clipped(x: Values, least: float, most: float) -> Values:
+    """Return `np.clip` of x. For a few numbers its checks take longer than it."""
+    return np.minimum(np.maximum(x, least), most)

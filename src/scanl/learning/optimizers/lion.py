@@ -43,11 +43,12 @@ class Lion(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = state["momentum"]
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 direction = torch.lerp(parameter.grad, momentum, keep)
                 # The sign of each part of a complex number, as if it were two real ones.
                 sign = torch.view_as_real(direction).sign() if direction.is_complex() else direction.sign()
                 change = torch.view_as_complex(sign) if direction.is_complex() else sign
-                parameter.add_(change, alpha=-group["lr"])
-                momentum.lerp_(parameter.grad, 1 - smooth)
+                # Kernels of a recorded step write to memory by a copy.
+                kept = parameter * (1 - group["lr"] * group["weight_decay"])
+                parameter.copy_(kept.add(change, alpha=-group["lr"]))
+                momentum.copy_(momentum.lerp(parameter.grad, 1 - smooth))
         return loss

@@ -25,7 +25,7 @@ from numba.core.registry import cpu_target
 from scanl.ops._cpu._cache import MachineCode, source_digest
 from scanl.ops._cpu._helper import compiling
 from scanl.ops._cpu._slots import Slots, SlotsType
-from scanl.ops._cpu._team import run
+from scanl.ops._cpu._team import Alone, run
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -69,6 +69,11 @@ class Kernel:
         """Run the kernel for operands of the dtype. packed: from `pack`.   work: about how many numbers it touches."""
         call, address = self._calls.get(dtype) or self._compile(dtype)
         run(call, address, packed, units, work)
+
+    def alone(self, dtype: torch.dtype, packed: list[int]) -> Alone:
+        """Return the kernel for one unit, which keeps its numbers. packed: as in `run`."""
+        call, _ = self._calls.get(dtype) or self._compile(dtype)
+        return Alone(call, packed)
 
 
 def kernel(numbers: str, *, rows: str = "") -> Callable[[Callable[[Any], None]], Kernel]:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -87,6 +87,24 @@ def run(call: Callable, address: int, packed: list[int], units: int, work: int) 
         call(arguments)
     else:
         _start(call, address, arguments, workers)
+
+
+class Alone:
+    """A kernel of one unit on the calling thread, whose numbers stay from call to call: `alone[at] = number` sets one.
+
+    A kernel that takes microseconds takes as long to be given its numbers. One thread may call it at a time.
+    """
+
+    def __init__(self, call: Callable, packed: Sequence[int]) -> None:
+        self._call, self._counter = call, ctypes.c_int64(0)
+        self._arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(self._counter), 1, *packed)
+
+    def __setitem__(self, at: int, number: int) -> None:
+        self._arguments[at + 2] = number
+
+    def __call__(self) -> None:
+        self._counter.value = 0
+        self._call(self._arguments)
 
 
 _forked = False

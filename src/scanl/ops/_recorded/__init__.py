@@ -5,5 +5,6 @@ hundreds of calls. Here the function runs once without numbers. What it computes
 strides, and the rest becomes the source of one kernel.
 """
 
+from scanl.ops._recorded.bound import Bound as Bound
 from scanl.ops._recorded.recorded import Recorded as Recorded
 from scanl.ops._recorded.recorded import Unsupported as Unsupported

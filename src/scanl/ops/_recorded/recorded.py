@@ -43,6 +43,9 @@ def _decompositions() -> dict[Any, Any]:
     table |= {
         aten.var_mean.correction: _var_mean,
         aten.var.correction: lambda *args, **kwargs: _var_mean(*args, **kwargs)[0],
+        aten._foreach_add_.Scalar: _foreach_add_,
+        aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
+        aten._fused_adamw_.default: functools.partial(_fused_adam_, decoupled=True),
     }
     # Views that are computed when they are read
     return {**table, aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
@@ -56,6 +59,47 @@ def _var_mean(
     count = prod(x.shape[axis] for axis in axes) - (1 if correction is None else correction)
     variance = ((x - mean) * (x - mean)).sum(axes, keepdim=keepdim) / count
     return variance, mean if keepdim else x.mean(axes)
+
+
+def _foreach_add_(tensors: Sequence[Tensor], number: float) -> None:
+    for tensor in tensors:
+        tensor.copy_(tensor + number)
+
+
+def _fused_adam_(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    largest: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Make a step of Adam, or of AdamW if the weight decay is decoupled, as torch's operation does."""
+    if amsgrad or maximize or grad_scale is not None or found_inf is not None:
+        raise Unsupported("a fused step of Adam with options")
+    for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
+        count = step.double()
+        root = (1 - beta2**count).sqrt()
+        rate, least = (lr / (1 - beta1**count) * root).to(mean.dtype), (eps * root).to(mean.dtype)
+        value = parameter * (1 - lr * weight_decay) if decoupled and weight_decay else parameter
+        if weight_decay and not decoupled:
+            gradient = gradient + weight_decay * parameter
+        first = mean + (1 - beta1) * (gradient - mean)
+        second = beta2 * square + (1 - beta2) * gradient * gradient
+        mean.copy_(first)
+        square.copy_(second)
+        parameter.copy_(value - rate * (first / (second.sqrt() + least)))
 
 
 class Recorded:
@@ -100,12 +144,13 @@ class Recorded:
         self.inputs = inputs
         self.scratch = self.loops.allocate()
         self._stored = any(dtype in STORED for _, dtype in self.results)
-        self._starts = [tensor.storage_offset() * tensor.itemsize for tensor in self.captured.values()]
+        self.starts = [tensor.storage_offset() * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
         self._row = self._numbers_of_a_row()
 
     @functools.cached_property
-    def _kernel(self) -> Any:
+    def kernel(self) -> Any:
+        """The kernel, which is compiled when it first runs."""
         return load("recorded", self.loops.source(self.kinds, self.rows, self._row)).run
 
     def _numbers_of_a_row(self) -> dict[str, int]:
@@ -136,6 +181,9 @@ class Recorded:
             raise Unsupported(
                 f"its operations depend on the numbers, or cannot be recorded: {str(error).splitlines()[0]}"
             ) from error
+        for node in reversed(module.graph.nodes):  # an optimizer tells the profiler when it begins and ends
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "profiler":
+                module.graph.erase_node(node)
         module.graph.eliminate_dead_code(lambda node: _writes(node) or node.is_impure())
         if len(module.graph.nodes) > MOST:
             raise Unsupported(f"it has {len(module.graph.nodes)} operations, expected at most {MOST}")
@@ -247,16 +295,20 @@ class Recorded:
 
     # --- calls
 
+    def memory(self, units: int = 1) -> list[Tensor]:
+        """Return scratch memory for so many units."""
+        return [
+            torch.empty(self.scratch[kind] * units, dtype=dtype)
+            for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
+        ]
+
     def __call__(self, *operands: Tensor) -> Any:
         """Return what the function returns of these operands."""
         units, lead = 1, ()
         if self.rows:
             lead = (operands[0].shape[0],)
             units = -(-lead[0] // self.rows)
-        tensors: list[Tensor] = [
-            torch.empty(self.scratch[kind] * units, dtype=dtype)
-            for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
-        ]
+        tensors = self.memory(units)
         for operand, (shape, dtype) in zip(operands, self.inputs, strict=True):
             expected = (*lead, *shape[1:]) if self.rows else shape
             if operand.shape != expected or operand.dtype != dtype:
@@ -272,13 +324,11 @@ class Recorded:
             for shape, dtype in self.results
         ]
         packed = [tensor.data_ptr() for tensor in tensors]
-        packed += [
-            tensor.data_ptr() - start for tensor, start in zip(self.captured.values(), self._starts, strict=True)
-        ]
+        packed += [tensor.data_ptr() - start for tensor, start in zip(self.captured.values(), self.starts, strict=True)]
         packed += [tensor.data_ptr() for tensor in results]
         if self.rows:
             packed += lead
-        self._kernel.run(torch.float32, packed, units, self._work * units)
+        self.kernel.run(torch.float32, packed, units, self._work * units)
         if self._stored:
             results = [result.to(dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
         return self._built(iter(results))

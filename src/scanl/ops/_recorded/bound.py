@@ -1,0 +1,81 @@
+"""A recorded function some of whose operands and results stay where they are from call to call."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ShapeError
+from scanl.ops._recorded.recorded import STORED, Recorded
+
+
+class Bound:
+    """A recorded function that reads its last operands and writes its last results in memory that is known beforehand.
+
+    A kernel of few numbers takes microseconds, and so does each tensor that Python makes or checks for it. Here that is
+    done once, for all but the first operands and results, which are as those of `Recorded`.
+
+    operands, results: contiguous, of the shapes and dtypes of the last ones.   One thread may call it at a time.
+    """
+
+    def __init__(self, recorded: Recorded, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        read, written, scratch = _stored(operands), _stored(results), recorded.memory()
+        self._inputs = recorded.inputs[: len(recorded.inputs) - len(operands)]
+        outputs = recorded.results[: len(recorded.results) - len(results)]
+        self._outputs = [(shape, STORED.get(dtype, dtype)) for shape, dtype in outputs]
+        self._dtypes = [(at, dtype) for at, (_, dtype) in enumerate(outputs) if dtype in STORED]
+        self._reading = [pair for pair in read if pair[0] is not pair[1]]
+        self._writing = [pair for pair in written if pair[0] is not pair[1]]
+        self._captured, self._starts = list(recorded.captured.values()), recorded.starts
+        self._pointers = [tensor.data_ptr() for tensor in self._captured]
+        self._kept = scratch, read, written  # the kernel has their addresses alone
+        first = [tensor.data_ptr() for tensor in scratch] + [0] * len(self._inputs) + _addresses(read)
+        self._at = len(scratch), len(first), len(first) + len(self._captured)
+        last = [0] * len(outputs) + _addresses(written)
+        self._kernel = recorded.kernel.alone(torch.float32, [*first, *self._places(), *last])
+
+    def _places(self) -> list[int]:
+        """Return the addresses of the tensors that are no operands."""
+        return [pointer - start for pointer, start in zip(self._pointers, self._starts, strict=True)]
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """Return the first results for these first operands."""
+        kernel, operands = self._kernel, []
+        first_input, first_captured, first_output = self._at
+        pointers = [tensor.data_ptr() for tensor in self._captured]
+        if pointers != self._pointers:
+            self._pointers = pointers
+            for at, address in enumerate(self._places(), first_captured):
+                kernel[at] = address
+        for operand, (shape, dtype) in zip(inputs, self._inputs, strict=True):
+            if operand.shape != shape or operand.dtype != dtype:
+                raise ShapeError(
+                    f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
+                    f"{tuple(shape)} because of the example"
+                )
+            operand = operand.to(STORED[dtype]) if dtype in STORED else operand
+            operands.append(operand.contiguous().resolve_conj())  # kept until the kernel has run
+            kernel[first_input + len(operands) - 1] = operands[-1].data_ptr()
+        for tensor, stored in self._reading:
+            stored.copy_(tensor)
+        results = [torch.empty(shape, dtype=dtype) for shape, dtype in self._outputs]
+        for at, result in enumerate(results, first_output):
+            kernel[at] = result.data_ptr()
+        kernel()
+        for tensor, stored in self._writing:
+            tensor.copy_(stored)
+        for at, dtype in self._dtypes:
+            results[at] = results[at].to(dtype)
+        return results
+
+
+def _addresses(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
+    return [stored.data_ptr() for _, stored in pairs]
+
+
+def _stored(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return each tensor and what a kernel has in its place: itself, or floating numbers for whole ones and truths."""
+    return [
+        (tensor, torch.empty_like(tensor, dtype=STORED[tensor.dtype]) if tensor.dtype in STORED else tensor)
+        for tensor in tensors
+    ]
