@@ -7,6 +7,8 @@ the Jacobian of the block, elementwise, times what it was, plus the derivative w
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
@@ -206,8 +208,8 @@ def _after(
         row = []
         for influence, target, entry in zip(before, targets, inner, strict=True):
             axes = (1,) * (target.value.ndim - jacobian[0].ndim + 1)
-            sums = sum(jacobian[k].reshape(-1, *axes, *jacobian[k].shape[1:]) * influence[:, k] for k in range(states))
-            row.append(sums if entry is None else sums + _within(target, entry))
+            terms = [jacobian[k].reshape(-1, *axes, *jacobian[k].shape[1:]) * influence[:, k] for k in range(states)]
+            row.append(reduce(add, terms if entry is None else [*terms, _within(target, entry)]))
         after.append(row)
     return tuple(torch.stack(parts, 1) if states > 1 else parts[0][:, None] for parts in zip(*after, strict=True))
 
@@ -287,8 +289,9 @@ class _Carried(torch.autograd.Function):
 def _gradient(influence: Tensor, cotangents: Sequence[Tensor], real: bool) -> Tensor:
     """Return Σ over rows and numbers of δ conj(M)."""
     axes = (1,) * (influence.ndim - 1 - cotangents[0].ndim)
-    total: Any = 0
+    terms = []
     for k, delta in enumerate(cotangents):
         delta = _without_denormals(delta).reshape(len(delta), *axes, *delta.shape[1:])
-        total = total + (delta * influence[:, k].conj()).sum(0)
+        terms.append((delta * influence[:, k].conj()).sum(0))
+    total = reduce(add, terms)
     return total.real if real and total.is_complex() else total

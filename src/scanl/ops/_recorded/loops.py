@@ -80,7 +80,10 @@ class Loops:
                 local[id(memory)] = f"t{number_}"
         body = _Body([statement.out for statement in statements if id(statement.out.memory) not in local])
         body.local = local
-        sizes, steps = merged(statements[0].out.shape, *(_wide(view, statements[0].out.shape) for view in views))
+        shape = statements[0].out.shape
+        wide = [_wide(view, shape) for view in views]
+        order = _outer_first(wide)
+        sizes, steps = merged([shape[axis] for axis in order], *([one[axis] for axis in order] for one in wide))
         names = [f"i{axis}" for axis in range(len(sizes))]
         lines: list[str] = []
         pairs = iter(zip(views, steps, strict=True))
@@ -150,6 +153,7 @@ class Loops:
             self.reduce(out.part(1), source.part(1), axes, kind)
             return
         outer = [axis for axis in range(len(source.shape)) if axis not in axes]
+        axes = [axes[at] for at in _outer_first([[source.strides[axis] for axis in axes]])]
         sizes, (reading, target) = merged(
             [source.shape[axis] for axis in outer], [source.strides[axis] for axis in outer], out.strides
         )
@@ -384,6 +388,11 @@ def _wide(view: Value, shape: Sequence[int]) -> list[int]:
     """Return the strides of a view for a shape that has the same sizes, besides axes of size 1."""
     strides = iter(stride for size, stride in zip(view.shape, view.strides, strict=True) if size != 1)
     return [0 if size == 1 else next(strides) for size in shape]
+
+
+def _outer_first(strides: Sequence[Sequence[int]]) -> list[int]:
+    """Return the axes in the order of loops that go through memory in the smallest steps. strides: of each view."""
+    return sorted(range(len(strides[0])), key=lambda axis: -sum(abs(one[axis]) for one in strides))
 
 
 def _first(pair: tuple[Value, Sequence[int]], names: Sequence[str]) -> tuple[Value, Sequence[str], Sequence[int]]:
