@@ -7,7 +7,7 @@ lru, columnar: `scanl learn -` reads numbers from a pipe and predicts the next o
 and the processor's time of a sample. Compiling is in the first.
 
 deep_river: the rolling LSTM of deep-river with the same width, which goes back 10 steps, and learners of ours, in one
-process by turns: the processor's time of a sample, prediction and update. It needs `pip install deep-river`.
+process by turns: the time of a sample, prediction and update, of the processor and by the clock. It needs `pip install deep-river`.
 
 --original: a clone of https://github.com/NicolasZucchet/Online-learning-LR-dependencies, the authors' program of online
 LRU, and `pip install jax flax optax`. Its training step takes turns with the others: one layer of the same width, one
@@ -132,11 +132,12 @@ def beside(results: Results, options: argparse.Namespace) -> None:
     }
     authors = None if options.original is None else original(options.original, width)
     values = numbers(10**6)
-    took: dict[str, list[float]] = {name: [] for name in ("deep_river", *CASES, *(["original"] if authors else []))}
+    programs = "deep_river", *CASES, *(["original"] if authors else [])
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for turn in range(1 + (2 if options.quick else options.rounds)):
         for name in took:
             pairs = zip(values[turn * TURN :][:TURN], values[turn * TURN + 1 :][:TURN], strict=True)
-            begin = time.process_time()
+            clock, processor = time.perf_counter(), time.process_time()
             for now, following in pairs:
                 if name == "original" and authors is not None:
                     authors(now, following)
@@ -146,10 +147,12 @@ def beside(results: Results, options: argparse.Namespace) -> None:
                 else:
                     loops[name].answer([now])
                     loops[name].learn(following)
-            took[name].append(1e3 * (time.process_time() - begin) / TURN)
+            used = time.process_time() - processor, time.perf_counter() - clock
+            took[name].append((1e3 * used[0] / TURN, 1e3 * used[1] / TURN))
     for name, times in took.items():
         # The first turn compiles.
-        results.add(name="deep_river", width=width, learner=name, processor_ms=float(np.median(times[1:])))
+        used, clock = np.median(times[1:], axis=0).tolist()
+        results.add(name="deep_river", width=width, learner=name, processor_ms=used, clock_ms=clock)
 
 
 def main() -> None:
