@@ -136,6 +136,7 @@ def example(cls: type[Entry]) -> str:
 
 OWN = {  # sources that read the user's own files, which are named in their place
     "folders": "letters --question classify --sequence-length 64",
+    "shards": "'web/*.jsonl.gz'",
     "signals": "songs --question generate --sequence-length 8000",
     "table": "co2.csv --question forecast --horizon 12",
     "text": "book.txt",

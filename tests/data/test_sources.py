@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import published
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import IGNORED, Corpus, Exam, Folders, OwnSignals, Source, Table, Text, register, sources
+from scanl.data import IGNORED, Corpus, Exam, Folders, OwnSignals, ShardedText, Source, Table, Text, register, sources
 from scanl.data.base import Entry, padded, present
 from scanl.data.batch import Batch, Columns, Outcomes
 from scanl.data.files import folders
@@ -98,6 +98,10 @@ def opened(name: str) -> Source:
         for number in range(12):
             Recording(8000, 0).write(range(5 * number, 100), root / f"{number}.wav")
         return OwnSignals(seed=0, data=[str(root)], sequence_length=20)
+    if name == "shards":
+        lines = [f'{{"text": "{number:>{number}}"}}\n' for number in range(1, 200)]
+        (path := Path(os.environ["SCANL_DATA"]) / "own.jsonl").write_text("".join(lines))
+        return ShardedText([str(path)], sequence_length=20)
     source = config_of(name).open_source()
     if isinstance(source, Text):
         data = (np.arange(3000) % 251).astype(np.uint8)
@@ -112,6 +116,7 @@ def test_every_task_is_a_source():
     assert set(sources.names()) == {
         "table",
         "folders",
+        "shards",
         "signals",
         "text",
         "mackey_glass",

@@ -8,6 +8,7 @@ from pathlib import Path
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, Played, Source
 from scanl.data.folders import Folders
+from scanl.data.shards.listing import absolute
 from scanl.data.table import Table
 from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
@@ -40,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     if args.count is not None and args.count < 1:
         raise ConfigError(f"eval: count is {args.count}, expected at least 1")
     digest = folder.stored()[1].get("corpus")
-    paths = [str(Path(path).resolve()) for path in args.data] or config.source.data
+    paths = [absolute(path) for path in args.data] or config.source.data
     moved, config.source.data = paths != config.source.data, paths
     source = learnt = config.open_source() if moved else folder.source
     if digest == _digest(source, moved):

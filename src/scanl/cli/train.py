@@ -13,6 +13,7 @@ from scanl.cli.parser import Parser
 from scanl.cli.tasks import task_help
 from scanl.data import sources
 from scanl.data.series_source import SeriesSource
+from scanl.data.shards.listing import absolute
 from scanl.errors import ConfigError, DivergenceError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
@@ -110,7 +111,7 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
         start_from(config.run.init, ready.model)
     _ = ready.trainer  # importing Lightning takes seconds, so the checks that do not need it come first
     if config.entry.name in OWN:
-        config.source.data = [str(Path(path).resolve()) for path in config.source.data]
+        config.source.data = [absolute(path) for path in config.source.data]
     if resumed is None:
         folder.create(config)
     return ready

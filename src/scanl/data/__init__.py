@@ -32,6 +32,9 @@ from scanl.data.photographs import ImageNetPatches as ImageNetPatches
 from scanl.data.pile import PileDocuments as PileDocuments
 from scanl.data.questions import Question as Question
 from scanl.data.recordings import ArchiveProblem as ArchiveProblem
+from scanl.data.sharded_text import ShardedText as ShardedText
+from scanl.data.shards.dataset import ShardLoader as ShardLoader
+from scanl.data.shards.dataset import Shards as Shards
 from scanl.data.table import Table as Table
 from scanl.data.text import Streams as Streams
 from scanl.data.text import Text as Text

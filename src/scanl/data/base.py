@@ -160,6 +160,22 @@ class SignalSource(ABC):
         """How files are read and written."""
 
 
+class Packed(ABC):
+    """A source that packs documents into rows as it reads them, and holds few of them in memory.
+
+    A batch is a function of the step all the same. A position only says where a row lies, so that no document before it
+    is read again. It depends neither on the number of processes nor on the rows of one.
+    """
+
+    @abstractmethod
+    def position(self, rows: int) -> Mapping[str, int]:
+        """Return the position of a row, which is counted over all steps and processes."""
+
+    @abstractmethod
+    def resume(self, position: Mapping[str, int]) -> None:
+        """Read on from a position when a batch behind it is needed."""
+
+
 class Played(ABC):
     """A source whose answers are actions in a game."""
 

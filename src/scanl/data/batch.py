@@ -37,7 +37,8 @@ class Batch(NamedTuple):
 
     inputs: tokens (N, T), features (N, T, C) or `Columns`.   targets: as the question says.   mask: (N, T) bool, True
     at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of the steps, and
-    for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.
+    for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.   starts: (N, T)
+    bool, True where another sequence of a row begins, at which the state is reset; None: a row is one sequence.
 
     Features and numbers are float32 if the source has standardised them, and float64 if the model does that.
     """
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
     targets: Any
     mask: Any = None
     timespans: Any = None
+    starts: Any = None
 
     @property
     def length(self) -> int:
@@ -91,8 +93,8 @@ class Batch(NamedTuple):
             inputs = Columns(cut(inputs.target), cut(inputs.past), inputs.static, cut(inputs.future))
         else:
             inputs = cut(inputs)
-        mask, timespans = (None if array is None else cut(array) for array in (self.mask, self.timespans))
-        return Batch(inputs, cut(self.targets) if targets else self.targets, mask, timespans)
+        others = (None if array is None else cut(array) for array in (self.mask, self.timespans, self.starts))
+        return Batch(inputs, cut(self.targets) if targets else self.targets, *others)
 
 
 def _mapped(f: Callable[[Any], Any], value: Any) -> Any:

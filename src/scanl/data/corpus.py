@@ -64,7 +64,7 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
     if not 0 < held_out <= 1:
         raise DataError(f"corpus: held_out is {held_out}, expected above 0 and at most 1")
     texts = _texts(paths)
-    aside = {name for name in texts if _fraction(name) < held_out}
+    aside = {name for name in texts if fraction(name) < held_out}
     if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
         train = [text for name, text in texts.items() if name not in aside]
         return Corpus(_join(train), _join([texts[name] for name in texts if name in aside]))
@@ -129,7 +129,8 @@ def _read(path: Path, size: int = -1) -> bytes:
         ) from error
 
 
-def _fraction(name: str) -> float:
+def fraction(name: str) -> float:
+    """Return a number from 0 to below 1 that depends on a name alone: what is below `held_out` is held out."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 1000 / 1000
 
 

@@ -14,7 +14,17 @@ PARTS = (
     "state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks", "epoch", "global_step", "metrics", "best",
     "scanl",
 )  # fmt: skip
-OWN_PARTS = ("config", "corpus", "rows", "plan", "seconds", "loss_sum", "loss_count", "carried")  # keys in "scanl"
+OWN_PARTS = (
+    "config",
+    "corpus",
+    "rows",
+    "plan",
+    "seconds",
+    "loss_sum",
+    "loss_count",
+    "carried",
+    "position",
+)  # keys in "scanl"
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:

@@ -10,9 +10,10 @@ import torch
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.configured import above, at_least, below, check, check_options, one_of, options
-from scanl.data import Folders, OwnSignals, Question, Source, Table, Text, sources
+from scanl.data import Folders, OwnSignals, Question, ShardedText, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.columns import KINDS, ending
+from scanl.data.shards.listing import is_sharded
 from scanl.data.table import ASKS
 from scanl.errors import ConfigError, ScanlError
 from scanl.learning.algorithms import algorithms
@@ -23,7 +24,12 @@ from scanl.models import Stack
 from scanl.models.heads import HEADS
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
-OWN = (Text.name, Table.name, *(source.name for source in OF_FOLDERS.values()))  # sources of the user's own files
+OWN = (
+    Text.name,
+    Table.name,
+    ShardedText.name,
+    *(source.name for source in OF_FOLDERS.values()),
+)  # sources of the user's own files
 
 
 DEFAULTS = {"dim": 256, "depth": 4}  # of arguments of `Stack` that have none
@@ -80,7 +86,8 @@ class SourceConfig:
     data: Annotated[
         list[str],
         "name of a task or a data set (`scanl tasks` and `scanl data` list them), or files and folders, read as bytes; "
-        "with --question a table, or a folder of files; none: Python's library",
+        "files, folders, globs and URLs of Parquet, JSON lines or tar, read as documents; with --question a table, or "
+        "a folder of files; none: Python's library",
     ] = field(default_factory=list)
     data_options: Annotated[dict[str, Any], "options of the task or data set"] = field(default_factory=dict)
     question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: {', '.join(OF_FOLDERS)}"] = None
@@ -201,6 +208,8 @@ class TrainConfig(Configuration):
                 return sources.get(name)
             if question in OF_FOLDERS and ending(Path(words[0])) not in KINDS:
                 return OF_FOLDERS[question]
+        if question is None and any(map(is_sharded, words)):
+            return ShardedText
         for word in words:
             if Path(word).name == word and not Path(word).suffix and not Path(word).exists():
                 near = difflib.get_close_matches(word, [name for name in sources.names() if name not in OWN], 1, 0.5)

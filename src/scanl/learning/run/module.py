@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from scanl.data.base import Source
+from scanl.data.base import Packed, Source
 from scanl.data.batch import Batch
-from scanl.errors import CheckpointError, DivergenceError
+from scanl.errors import CheckpointError, ConfigError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import algorithms
@@ -38,6 +38,11 @@ class Learning(pl.LightningModule):
         self.source = source
         make = algorithms.get(config.training.algorithm)
         self.algorithm = make(answerer(source.question).objective, **config.training.algorithm_options)
+        if isinstance(source, Packed) and not self.algorithm.resets:
+            raise ConfigError(
+                f"train: algorithm is {config.training.algorithm}, expected bptt, in one segment, because the rows of "
+                f"{source.name} are packed from several documents"
+            )
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
@@ -67,6 +72,11 @@ class Learning(pl.LightningModule):
     def batches(self) -> int:
         """Number of batches read so far, in all steps."""
         return self.global_step * self.config.training.accumulate + self.read
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that all processes have read so far."""
+        return self.batches * self.config.source.batch_size * self.trainer.world_size
 
     @property
     def stepped(self) -> bool:
@@ -129,6 +139,7 @@ class Learning(pl.LightningModule):
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             "carried": carried,
+            "position": dict(self.source.position(self.rows)) if isinstance(self.source, Packed) else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -142,6 +153,8 @@ class Learning(pl.LightningModule):
         self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
         self.restored = stored["carried"] or None
+        if isinstance(self.source, Packed):
+            self.source.resume(stored["position"])
 
     def sum(self, *numbers: float) -> list[float]:
         """Sum each number over the processes."""

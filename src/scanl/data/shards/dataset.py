@@ -1,0 +1,198 @@
+"""Shards for a training loop of one's own: a dataset of torch, and a loader that keeps its position with workers."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, default_convert, get_worker_info
+
+from scanl.data.shards.listing import listed
+from scanl.data.shards.reader import Cursor, Reader
+from scanl.errors import ConfigError, DataError
+
+Position = dict[str, int]  # as `Shards.state_dict` returns it
+
+
+class Shards(IterableDataset[Any]):
+    """The rows of many files, in one order that the numbers of ranks and of workers do not change.
+
+    A row is a dictionary of its columns. The items, rows or lists of rows, are numbered in the order of the rows; of n
+    ranks with w workers each, worker k of rank r gives the items r + n k, r + n (k + w), ... So each rank gets every
+    n-th item, and the workers of a rank share its work. Each of them reads all rows and decodes its own.
+
+    The position is a number of rows, and a cursor, a few integers that say where to read on. Neither depends on ranks,
+    workers or `batch_size`: a position of one rank is right for any number of them. It holds after each item of a loop
+    in one process. With workers, `ShardLoader` keeps it.
+
+    Args:
+        paths: files, folders, globs and URLs that fsspec opens, all of one form: Parquet, JSON lines, lines of text,
+            WebDataset's tar; but for Parquet also packed (.gz, .xz, .bz2, .zst). Those of a folder or a glob are in
+            the order of their names.
+        columns: the columns of a row; None for all.
+        batch_size: rows of an item, which is then a list; None for items that are single rows.
+        seed: of the order of the shards, another in each epoch, and of the order in a window; None: as they are listed.
+        window: number of rows that follow one another and are shuffled. A process holds them in memory, and reads them
+            again when it resumes.
+        repeat: go on with the next epoch. Otherwise an iteration ends with an epoch, and the next one reads the next.
+        rank, world: number of this process, and of all.
+
+    Raises ConfigError for a wrong option, and DataError for shards that are missing, damaged or cut short.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        window: int = 1,
+        repeat: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("window", window), ("world", world)):
+            if value is not None and value < 1:
+                raise ConfigError(f"shards: {name} is {value}, expected at least 1")
+        if window > 1 and seed is None:
+            raise ConfigError(f"shards: window is {window}, expected 1 because seed is None")
+        if not 0 <= rank < world:
+            raise ConfigError(f"shards: rank is {rank}, expected 0 to {world - 1} because world is {world}")
+        self.paths, self.columns, self.seed, self.window = paths, columns, seed, window
+        self.batch_size, self.repeat, self.rank, self.world = batch_size, repeat, rank, world
+        self._position: Position = {"rows": 0, "behind": 0, **Cursor()._asdict()}
+
+    @cached_property
+    def reader(self) -> Reader:
+        """The rows; the shards are listed on first use."""
+        shards, form = listed(self.paths)
+        return Reader(shards, form, self.columns, self.seed, self.window)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item, position in self.positioned():
+            self._position = position
+            if item is not None:
+                yield item
+
+    def positioned(self) -> Iterator[tuple[Any, Position]]:
+        """Yield the items of this process or worker, each with the position behind it in the order of all.
+
+        At the end of an epoch, if `repeat` is False, the item is None and the position is the beginning of the next.
+        """
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        readers, turn = self.world * workers, worker * self.world + self.rank
+        size = self.batch_size or 1
+        start, behind = self._position["rows"], self._position["behind"]
+        cursor = Cursor(*(self._position[name] for name in Cursor._fields))
+        pairs = self.reader.endless(cursor) if self.repeat else self.reader.rows(cursor)
+        rows: list[Any] = []
+        skip, number, count = behind, 0, 0  # rows before the position; items, and rows of this iteration
+
+        def position(rows_read: int) -> Position:
+            # The other ranks have read their items of this round too.
+            rounds = start + (number - self.rank + self.world) * size
+            return {"rows": rounds, "behind": max(0, rounds - rows_read), **cursor._asdict()}
+
+        for row, cursor in pairs:  # noqa: B007  # `position` reads the cursor
+            if skip:
+                skip -= 1
+                continue
+            count += 1
+            if number % readers == turn:
+                rows.append(row.record())
+            if count % size:
+                continue
+            if rows:
+                yield rows if self.batch_size else rows[0], position(start + count)
+            rows, number = [], number + 1
+        if rows:
+            yield rows, {"rows": start + count, "behind": 0, **cursor._asdict()}
+        yield None, {"rows": start + count, "behind": 0, **Cursor(cursor.epoch + 1)._asdict()}
+
+    def state_dict(self) -> Position:
+        """Return the position behind the last item: how many rows all ranks have read, and where to read on.
+
+        Raises ConfigError in a worker, which knows the position of its own items alone.
+        """
+        if get_worker_info() is not None:
+            raise ConfigError("shards: the position is that of a worker, expected the one of all: use ShardLoader")
+        return dict(self._position)
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Set the position, as `state_dict` returned it; the next iteration begins there.
+
+        Raises ConfigError for another mapping.
+        """
+        if state_dict.keys() != self._position.keys():
+            expected = ", ".join(self._position)
+            raise ConfigError(f"shards: state_dict has {', '.join(map(str, state_dict))}, expected {expected}")
+        self._position = dict(state_dict)
+
+
+class ShardLoader(DataLoader[Any]):
+    """A DataLoader of `Shards` that knows the position with any number of workers, and resumes with another.
+
+    Args:
+        dataset: the shards; its items are the batches.
+        collate_fn: makes a batch of an item, in the worker; None: numbers and arrays become tensors.
+        ahead: how many batches the consumer has fetched beside those that it has worked on. Lightning fetches one
+            batch ahead, so for its trainer it is 1.
+        options: of DataLoader: `num_workers`, `pin_memory`, ...
+    """
+
+    def __init__(
+        self, dataset: Shards, *, collate_fn: Callable[[Any], Any] | None = None, ahead: int = 0, **options: Any
+    ) -> None:
+        for name in ("batch_size", "shuffle", "sampler", "batch_sampler"):
+            if name in options:
+                raise ConfigError(f"shards: {name} is an option of the loader, expected an option of Shards")
+        if ahead < 0:
+            raise ConfigError(f"shards: ahead is {ahead}, expected at least 0")
+        super().__init__(_Positioned(dataset), batch_size=None, collate_fn=_Items(collate_fn), **options)
+        self.shards, self.ahead = dataset, ahead
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        positions = [self.shards.state_dict()]
+        for item, position in super().__iter__():
+            if isinstance(item, DataError):
+                raise item
+            positions = [*positions, position][-self.ahead - 2 :]
+            if item is None:  # each worker ends with one
+                continue
+            self.shards.load_state_dict(positions[max(0, len(positions) - 1 - self.ahead)])
+            yield item
+        self.shards.load_state_dict(positions[-1])
+
+    def state_dict(self) -> Position:
+        """Return the position behind the last batch that the consumer has worked on; see `Shards.state_dict`."""
+        return self.shards.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Set the position; see `Shards.load_state_dict`."""
+        self.shards.load_state_dict(state_dict)
+
+
+class _Positioned(IterableDataset[Any]):
+    """The items of shards with their positions. An error is the last item, so it reaches the loader as it is."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+
+    def __iter__(self) -> Iterator[tuple[Any, Position]]:
+        try:
+            yield from self.shards.positioned()
+        except DataError as error:
+            yield error, {}
+
+
+class _Items:
+    """Makes a batch of each item, and leaves its position as it is."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any] | None) -> None:
+        self.collate_fn = default_convert if collate_fn is None else collate_fn
+
+    def __call__(self, pair: tuple[Any, Position]) -> tuple[Any, Position]:
+        item, position = pair
+        return (item if item is None or isinstance(item, DataError) else self.collate_fn(item)), position
