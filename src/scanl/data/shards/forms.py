@@ -166,6 +166,8 @@ class Tar(Form):
                 record = {"__key__": key, **record, kind.lower(): content.read()}
             if record:
                 yield partial(_chosen, record, columns), offset + archive.offset
+        while file.read(2**20):  # a packed file has its checksum behind the archive
+            pass
 
 
 class _Strict(tarfile.TarInfo):
