@@ -173,9 +173,9 @@ class ShardedText(Source, Packed):
         return row
 
     def _packed(self, mark: Mark) -> Iterator[PackedRow]:
-        rows, before, skipped = mark
+        rows, cursor, skipped = mark
         pieces, begins, count = list[bytes](), list[int](), 0
-        for row, behind in self.reader.endless(before):
+        for row, behind in self.reader.endless(cursor):
             text = b"" if self._is_held_out(row) else self._text(row)
             begin, skipped = skipped, 0
             while begin < len(text):
@@ -187,10 +187,10 @@ class ShardedText(Source, Packed):
                     rows += 1
                     ended = begin == len(text)
                     pieces.append(SEPARATOR if ended else text[begin : begin + 1])
-                    end = Mark(rows, behind) if ended else Mark(rows, before, begin)
+                    end = Mark(rows, behind) if ended else Mark(rows, cursor, begin)
                     yield PackedRow(b"".join(pieces), begins, end)
                     pieces, begins, count = [], [], 0
-            before = behind
+            cursor = behind
 
     def _is_held_out(self, row: Row) -> bool:
         return fraction(f"{row.shard.name}/{row.number}") < self.held_out
@@ -236,7 +236,7 @@ class ShardedText(Source, Packed):
 
 
 def _batches(texts: Iterator[bytes]) -> Iterator[Batch]:
-    """Yield documents between zero bytes as rows of batches, those of about the same length together."""
+    """Yield documents between zero bytes as rows of batches. The rows of a batch are about equally long."""
     while group := sorted(islice(texts, SORTED), key=len):
         rows: list[bytes] = []
         for text in group:

@@ -27,8 +27,8 @@ class Shards(IterableDataset[Any]):
 
     Args:
         paths: files, folders, globs and URLs that fsspec opens, all of one form: Parquet, JSON lines, lines of text,
-            WebDataset's tar; but for Parquet also packed (.gz, .xz, .bz2, .zst). Those of a folder or a glob are in
-            the order of their names.
+            WebDataset's tar. All but Parquet may be packed (.gz, .xz, .bz2, .zst). A folder or a glob stands for its
+            files in the order of their names.
         columns: the columns of a row; None for all.
         batch_size: rows of an item, which is then a list; None for items that are single rows.
         seed: of the order of the shards, another in each epoch, and of the order in a window; None: as they are listed.
@@ -193,6 +193,6 @@ class _Items:
     def __init__(self, collate_fn: Callable[[Any], Any] | None) -> None:
         self.collate_fn = default_convert if collate_fn is None else collate_fn
 
-    def __call__(self, pair: tuple[Any, Position]) -> tuple[Any, Position]:
+    def __call__(self, pair: Any) -> tuple[Any, Position]:
         item, position = pair
         return (item if item is None or isinstance(item, DataError) else self.collate_fn(item)), position

@@ -152,7 +152,7 @@ class Tar(Form):
         record: Record = {}
         with tarfile.open(fileobj=file, mode="r|", tarinfo=_Strict) as archive:
             while (member := archive.next()) is not None:
-                archive.members = []  # tarfile keeps all of them
+                vars(archive)["members"] = []  # tarfile keeps all of them
                 folder, _, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
                 if not member.isfile() or not stem or stem.startswith("__"):

@@ -27,16 +27,16 @@ class Shard(NamedTuple):
 
 
 def listed(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[list[Shard], Form]:
-    """Return the shards that paths stand for, and their form. Those of a folder or a glob are in the order of names.
+    """Return the shards that paths stand for, and their form.
 
-    A path is a file, a folder (with the folders in it), a glob, or a URL of one of these that fsspec opens. Files of a
-    folder whose endings are no shard's, and hidden ones, are left out.
+    A path is a file, a folder (with the folders in it), a glob, or a URL of one of these that fsspec opens. A folder or
+    a glob stands for its files in the order of their names, without hidden ones and such with other endings.
     Raises DataError where there is none, or two forms.
     """
     words = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     sizes: dict[str, int | None] = {}
-    for word in map(os.fspath, words):
-        sizes.update(_files(word))
+    for word in words:
+        sizes.update(_files(os.fspath(word)))
     if not sizes:
         raise DataError(f"shards: data is {words}, expected one path or more")
     forms = {form_of(path): path for path in reversed(sizes)}

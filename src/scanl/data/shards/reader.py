@@ -92,15 +92,15 @@ class Reader:
 
     def endless(self, cursor: Cursor) -> Iterator[tuple[Row, Cursor]]:
         """Yield the rows of one epoch after another. Raises DataError where the shards have no row."""
-        whole = not any(cursor[1:])
+        complete = not any(cursor[1:])  # the epoch from its first row
         while True:
-            empty = whole
+            empty = complete
             for pair in self.rows(cursor):
                 empty = False
                 yield pair
             if empty:
                 raise DataError(f"shards: {self.shards[0].path} and all other shards have no row, expected one or more")
-            cursor, whole = Cursor(cursor.epoch + 1), True
+            cursor, complete = Cursor(cursor.epoch + 1), True
 
     def _order(self, count: int, *seed: int) -> NDArray[np.int64]:
         return np.random.default_rng((self.seed or 0, *seed)).permutation(count)
