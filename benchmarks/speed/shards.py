@@ -1,11 +1,15 @@
-"""How fast a process reads shards, and what it reads again when it resumes; beside `datasets` where it is installed.
+"""How fast a process reads shards, and what becomes of its position; beside `datasets` and torchdata, if installed.
 
     python benchmarks/speed/shards.py [FORM ...]
 
-Ten shards have 200 MB of documents of 4,000 bytes each, as they lie unpacked. A reader stops after 85 % of the
-documents, in the middle of the ninth shard, and another one resumes from its position. `read_again` is what it reads
-from files until it has its first document, as a share of a shard; Linux counts it. Each program reads the one column
-of the documents, without shuffling. Seconds are those of the processor.
+Ten shards have 50 MB of documents of 4,000 bytes each. A reader stops after 85 % of the documents, in the middle of
+the ninth shard, and another one resumes from its position. Of a row:
+
+megabytes_per_second: of documents, by the processor's time.   read_again: what is read from files until the first
+document is there, as a share of a shard; Linux counts it.   exact: whether the rest is the same.
+lost, twice: of the same with shuffling, documents that are never read, and that are read again; the window or buffer
+has 500 documents.   same_order: whether two workers give the order of none.   other_workers: of a position saved with
+two workers and resumed with one: exact, inexact, or the error.
 """
 
 import gzip
@@ -18,7 +22,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +30,13 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
-from scanl.data import Shards
+from scanl.data import ShardLoader, Shards
 
-SHARDS, LENGTH, BYTES = 10, 4000, 200_000_000
-ENDINGS = {"parquet": "parquet", "jsonl": "jsonl", "jsonl.gz": "jsonl.gz", "tar": "tar"}
+SHARDS, LENGTH, BYTES, WINDOW, BATCH = 10, 4000, 50_000_000, 500, 8
+FORMS = ("parquet", "jsonl", "jsonl.gz", "tar")
 BUILDERS = {"parquet": "parquet", "jsonl": "json", "jsonl.gz": "json", "tar": "webdataset"}  # of `datasets`
 
-Rows = tuple[Iterator[Any], Callable[[], Any]]  # an iterator, and what returns its position
+Rows = tuple[Any, Callable[[], Any]]  # an iterable of documents or of batches, and what returns its position
 
 
 def content(form: str, texts: list[str]) -> bytes:
@@ -65,21 +69,51 @@ def write(folder: Path, form: str, total: int) -> int:
     return SHARDS * count
 
 
-def of_scanl(folder: Path, form: str, position: Any) -> Rows:
-    shards = Shards(folder, columns=["txt" if form == "tar" else "text"])
-    if position is not None:
-        shards.load_state_dict(position)
-    return iter(shards), shards.state_dict
+class Scanl:
+    """`Shards` and its loader."""
+
+    def rows(
+        self, folder: Path, form: str, position: Any = None, shuffled: bool = False, batch: int | None = None
+    ) -> Any:
+        order = {"seed": 0, "window": WINDOW} if shuffled else {}
+        shards = Shards(folder, columns=[column(form)], batch_size=batch, **order)
+        if position is not None:
+            shards.load_state_dict(position)
+        return shards
+
+    def loader(self, folder: Path, form: str, workers: int) -> Any:
+        return ShardLoader(self.rows(folder, form, batch_size=BATCH), num_workers=workers)
 
 
-def of_datasets(folder: Path, form: str, position: Any) -> Rows:
-    from datasets import load_dataset
+class Datasets:
+    """`datasets` as a stream, and torchdata's loader."""
 
-    files = sorted(map(str, folder.iterdir()))
-    rows: Any = load_dataset(BUILDERS[form], data_files=files, split="train", streaming=True)
-    if position is not None:
-        rows.load_state_dict(position)
-    return iter(rows), rows.state_dict
+    def rows(self, folder: Path, form: str, position: Any = None, *, shuffled: bool = False) -> Any:
+        from datasets import load_dataset
+
+        files = sorted(map(str, folder.iterdir()))
+        rows: Any = load_dataset(BUILDERS[form], data_files=files, split="train", streaming=True)
+        rows = rows.select_columns([column(form)])
+        rows = rows.shuffle(seed=0, buffer_size=WINDOW) if shuffled else rows
+        if position is not None:
+            rows.load_state_dict(position)
+        return rows
+
+    def loader(self, folder: Path, form: str, workers: int) -> Any:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(self.rows(folder, form), batch_size=BATCH, num_workers=workers, collate_fn=list)
+
+
+def column(form: str) -> str:
+    return "txt" if form == "tar" else "text"
+
+
+def names(rows: Any, form: str) -> Iterator[Any]:
+    """Yield the beginning of each document, which no other has; of batches one after another."""
+    for row in rows:
+        for document in row if isinstance(row, list) else [row]:
+            yield document[column(form)][:40]
 
 
 def characters_read() -> int:
@@ -87,38 +121,67 @@ def characters_read() -> int:
     return int(Path("/proc/self/io").read_text(encoding="ascii").splitlines()[0].split()[1])
 
 
+def speed(program: Any, folder: Path, form: str, count: int) -> dict[str, Any]:
+    """Measure reading and resuming in order."""
+    stop, size = round(0.85 * count), sum(path.stat().st_size for path in folder.iterdir()) / SHARDS
+    rows, begin = program.rows(folder, form), time.process_time()
+    stream = iter(rows)
+    assert sum(1 for _ in islice(stream, stop)) == stop
+    seconds = time.process_time() - begin
+    position = rows.state_dict()
+    rest = list(names(stream, form))
+    stream = iter(program.rows(folder, form, position))
+    characters = characters_read()
+    first = next(stream)
+    again = characters_read() - characters
+    exact = [*names([first], form), *names(stream, form)] == rest
+    megabytes = stop * LENGTH / 1e6
+    return {"megabytes_per_second": megabytes / seconds, "read_again": again / size, "exact": exact}
+
+
+def shuffled(program: Any, folder: Path, form: str, count: int) -> dict[str, Any]:
+    """Count the documents that a shuffled reader loses when it resumes, and those that it reads twice."""
+    rows = program.rows(folder, form, shuffled=True)
+    stream = names(rows, form)
+    first = set(islice(stream, round(0.85 * count)))
+    position, rest = rows.state_dict(), set(stream)
+    resumed = set(names(program.rows(folder, form, position, shuffled=True), form))
+    return {"lost": len(rest - resumed), "twice": len(first & resumed)}
+
+
+def with_workers(program: Any, folder: Path, form: str, count: int) -> dict[str, Any]:
+    """Compare two workers with none, and resume with another number of them."""
+    alone = list(names(program.rows(folder, form), form))
+    loader = program.loader(folder, form, 2)
+    batches = iter(loader)
+    first = list(names(islice(batches, count // BATCH // 2), form))
+    position = loader.state_dict()
+    rest = list(names(batches, form))
+    other = program.loader(folder, form, 1)
+    try:
+        other.load_state_dict(position)
+        outcome = "exact" if list(names(other, form)) == rest else "inexact"
+    except Exception as error:
+        outcome = type(error).__name__
+    return {"same_order": first + rest == alone, "other_workers": outcome}
+
+
 def main() -> None:
-    options = parse(parser(__doc__, ENDINGS))
+    options = parse(parser(__doc__, FORMS))
     results = Results("shards", options)
-    total = BYTES // 100 if options.quick else BYTES
-    programs = {"scanl": of_scanl}
+    programs: dict[str, Any] = {"scanl": Scanl()}
     if importlib.util.find_spec("datasets") is not None:
         os.environ["HF_HUB_OFFLINE"] = "1"
-        programs["datasets"] = of_datasets
-    for form in options.names:
-        if all(results.timed(form=form, program=program) for program in programs):
+        programs["datasets"] = Datasets()
+    for form, (name, program) in product(options.names, programs.items()):
+        if results.timed(form=form, program=name):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            count = write(Path(folder), form, total)
-            size = sum(path.stat().st_size for path in Path(folder).iterdir()) / SHARDS
-            stop = round(0.85 * count)
-            for program, open_ in programs.items():
-                if results.timed(form=form, program=program):
-                    continue
-                rows, position = open_(Path(folder), form, None)
-                begin = time.process_time()
-                assert sum(1 for _ in islice(rows, stop)) == stop
-                seconds = time.process_time() - begin
-                at = position()
-                rows, _ = open_(Path(folder), form, at)
-                begin, characters = time.process_time(), characters_read()
-                next(rows)
-                resumed, again = time.process_time() - begin, characters_read() - characters
-                exact = sum(1 for _ in rows) == count - stop - 1
-                results.add(
-                    form=form, program=program, documents=count, megabytes_per_second=stop * LENGTH / 1e6 / seconds,
-                    first_document=resumed, read_again=again / size, exact=exact,
-                )  # fmt: skip
+            count = write(Path(folder), form, BYTES // 25 if options.quick else BYTES)
+            row: dict[str, Any] = {}
+            for measured in (speed, shuffled, with_workers):
+                row |= measured(program, Path(folder), form, count)
+        results.add(form=form, program=name, documents=count, **row)
 
 
 if __name__ == "__main__":
