@@ -2,7 +2,7 @@
 
     python benchmarks/speed/shards.py [FORM ...]
 
-Ten shards have 50 MB of documents of 4,000 bytes each. A reader stops after 85 % of the documents, in the middle of
+Ten shards have 20 MB of documents of 4,000 bytes each. A reader stops after 85 % of the documents, in the middle of
 the ninth shard, and another one resumes from its position. Of a row:
 
 megabytes_per_second: of documents, by the processor's time.   read_again: what is read from files until the first
@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 from scanl.data import ShardLoader, Shards
 
-SHARDS, LENGTH, BYTES, WINDOW, BATCH = 10, 4000, 50_000_000, 500, 8
+SHARDS, LENGTH, BYTES, WINDOW, BATCH = 10, 4000, 20_000_000, 500, 8
 FORMS = ("parquet", "jsonl", "jsonl.gz", "tar")
 BUILDERS = {"parquet": "parquet", "jsonl": "json", "jsonl.gz": "json", "tar": "webdataset"}  # of `datasets`
 
@@ -72,11 +72,9 @@ def write(folder: Path, form: str, total: int) -> int:
 class Scanl:
     """`Shards` and its loader."""
 
-    def rows(
-        self, folder: Path, form: str, position: Any = None, shuffled: bool = False, batch: int | None = None
-    ) -> Any:
-        order = {"seed": 0, "window": WINDOW} if shuffled else {}
-        shards = Shards(folder, columns=[column(form)], batch_size=batch, **order)
+    def rows(self, folder: Path, form: str, position: Any = None, *, shuffled: bool = False, **options: Any) -> Any:
+        options |= {"seed": 0, "window": WINDOW} if shuffled else {}
+        shards = Shards(folder, columns=[column(form)], **options)
         if position is not None:
             shards.load_state_dict(position)
         return shards
@@ -177,7 +175,7 @@ def main() -> None:
         if results.timed(form=form, program=name):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            count = write(Path(folder), form, BYTES // 25 if options.quick else BYTES)
+            count = write(Path(folder), form, BYTES // 10 if options.quick else BYTES)
             row: dict[str, Any] = {}
             for measured in (speed, shuffled, with_workers):
                 row |= measured(program, Path(folder), form, count)

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import tarfile
 from contextlib import closing, contextmanager
 from itertools import chain, islice, pairwise
@@ -260,6 +261,18 @@ def test_a_shard_cut_in_half_is_one_line_that_names_it(tmp_path, kind):
     assert texts_of(Shards(tmp_path / "a", columns=column(kind))) == TEXTS
 
 
+def test_memory_is_that_of_a_row_group(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = [np.random.default_rng(number).bytes(10_000).hex() for number in range(120)]
+    pq.write_table(pa.table({"text": texts, "other": texts}), tmp_path / "a.parquet", row_group_size=6)
+    before = pa.total_allocated_bytes()
+    peak = 0
+    for row in Shards(tmp_path / "a.parquet", columns=["text"], seed=0, window=4):
+        assert len(row["text"]) == 20_000
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert 6 * 20_000 <= peak < 6 * 6 * 20_000  # of twenty row groups: two in a window, as Arrow allots them
+
+
 def test_what_paths_stand_for(tmp_path, monkeypatch):
     folder = write(tmp_path / "a")
     (folder / "README.md").write_text("about")
@@ -483,9 +496,6 @@ def test_a_run_resumes_with_the_same_bits(tmp_path, capfd, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learning, "training_step", interrupted)
         assert main([*command, "--out", "cut"]) == 130
-    first = []
-    opened = reader.opened
-    monkeypatch.setattr(reader, "opened", lambda path: first.append(path) or opened(path))
     assert main(["train", "--resume", "cut"]) == 0
     torch.set_num_threads(before)
     weights, others = (load_file(f"{name}/model.safetensors") for name in ("whole", "cut"))
@@ -497,6 +507,10 @@ def test_a_run_resumes_with_the_same_bits(tmp_path, capfd, monkeypatch):
     (tmp_path / "a" / "03.jsonl.gz").write_bytes(gzip.compress(b'{"text": "another"}\n'))
     assert main(["eval", "cut"]) == 2
     assert "the data of the run, or its split, has changed since training" in capfd.readouterr().err
+    (tmp_path / "a" / "03.jsonl.gz").write_bytes((tmp_path / "a" / "04.jsonl.gz").read_bytes()[:50])
+    assert main(command) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.match(r"scanl: shards: .*a/03.jsonl.gz is damaged or cut short at row 0: Compressed file ended", line)
 
 
 def test_algorithms_that_cannot_reset_a_state_are_refused(tmp_path, monkeypatch):

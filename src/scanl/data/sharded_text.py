@@ -163,9 +163,9 @@ class ShardedText(Source, Packed):
         if self._mark.rows != rows:
             self._mark = self._nearest(rows)
             self._rows = self._packed(self._mark)
-        while self._mark.rows < rows:
-            self._next()
-        self._marks.append(self._mark)
+            while self._mark.rows < rows:
+                self._next()
+            self._marks.append(self._mark)
 
     def _next(self) -> PackedRow:
         row = next(self._rows)
