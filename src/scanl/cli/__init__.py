@@ -19,6 +19,7 @@ COMMANDS = {  # name: (module and function, what it does)
     "predict": ("predict:run", "write a run's classes, labels or numbers for a table or for files"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
     "export": ("export:run", "write a run's model as an ONNX file, as C, or as a package of torch"),
+    "quantize": ("quantize:run", "write a model with weights of 8 or 4 bits, which it reads faster"),
     "inspect": ("inspect:run", "tables and pictures of what a layer, or each layer of a run, remembers"),
     "list": ("layers:list_layers", "print every layer"),
     "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),

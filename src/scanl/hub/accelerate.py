@@ -12,7 +12,7 @@ from scanl import ops
 from scanl.errors import ConfigError
 from scanl.hub import call, forwards, patches
 from scanl.hub.patches import Patch
-from scanl.layers.adapters import check_read
+from scanl.layers.adapters import READS, check_read
 
 OLDEST = 5, 23  # oldest version of transformers: older caches do not keep every state
 _MODELS, _TORCH = "transformers.models.", "torch.nn.modules.rnn"
@@ -92,7 +92,7 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
             reason = _unable(module, patch)
             if not reason:
                 module.__dict__["_scanl_layer"] = _number(name)
-                module.__dict__["_scanl_reads"] = _kinds(module, patch)
+                module.__dict__[READS] = _kinds(module, patch)
                 forwards.replace(module, _run(functools.partial(_forward, patch), exact))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
@@ -109,7 +109,7 @@ def restore(model: nn.Module) -> None:
     """Undo `accelerate`. Every module then gives exactly the original results."""
     for module in filter(forwards.replaced, model.modules()):
         module.__dict__.pop("_scanl_layer", None)
-        module.__dict__.pop("_scanl_reads", None)
+        module.__dict__.pop(READS, None)
         forwards.restore(module)
 
 
@@ -214,7 +214,7 @@ def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
     if on_cuda and _has_kernels(type(module), patch):
         return original(*args, **kwargs)
-    _check_reads(module, module.__dict__["_scanl_reads"])
+    _check_reads(module, module.__dict__[READS])
     return patch.forward(module, *args, **kwargs)
 
 

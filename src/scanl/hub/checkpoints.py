@@ -16,10 +16,13 @@ from scanl.hub import formats, originals
 from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
 from scanl.layers import Layer
+from scanl.layers.parts.quantized import prepare, quantized_paths
 from scanl.models import LanguageModel
+from scanl.ops.fused.quantized_linear import Packed
 
 CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # files of the tokenizer and of the generation options
 ASIDE = ("training", "expand", "round_up_to_multiple_of")  # the last two are sizes, which shapes of weights tell
+QUANTIZATION, METHOD = "quantization_config", "scanl"  # the entry of config.json for whole numbers, and whose they are
 NOT_CARRIED = ("config.json", "model.safetensors.index.json")
 
 
@@ -42,9 +45,11 @@ def load(
     Raises CheckpointError for weights that are missing, damaged or left over, and for options that scanl does not have.
     """
     source = locate(path_or_id, revision)
+    quantized: dict[str, Any] = {}
     weights = None if source.is_dir() else Weights(source, described_by="the shape of the others")
     if weights is None:
         config, described_by = read_config(source)
+        config, quantized = _without_quantization(config, described_by)
         layout = _layout_of(config, described_by)
     else:
         described_by, layout = source, _layout_of_file(weights)
@@ -58,17 +63,26 @@ def load(
                 source = locate(path_or_id, revision, layout.pickled)
             weights = Weights(source, layout.pickled, described_by.name)
         entry = layout.depth_entry
+        sizes = {name: size for name, size in sizes.items() if name.removesuffix(".weight") not in quantized}
         weights.check_sizes(sizes, layout.begin_of_blocks(), options[entry], entry)
         model = layout.build(arguments)
+        prepare(model, {ours: quantized[path] for ours, path in _modules(layout, model).items() if path in quantized})
     except ConfigError as error:
         raise CheckpointError(f"{who}: {error}") from error
     names = {name: layout.their_name(name) for name in model.state_dict()}
     turns = {name: layout.turn(name) for name in names}
-    tied = {layout.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
+    tied = {}
+    if model.head is None and "embedding.weight" in names:
+        tied[layout.their_name("head.weight")] = names["embedding.weight"]
     shapes = {names[name]: turns[name].shape(tuple(value.shape)) for name, value in model.state_dict().items()}
-    weights.check(shapes, {**dict.fromkeys(layout.ignored), **tied})
+    whole = {names[name] for name, value in model.state_dict().items() if value.dtype == torch.int8}
+    weights.check(shapes, {**dict.fromkeys(layout.ignored), **tied}, whole)
     tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
-    tensors = {name: turns[name].tensor(weights.read(stored, dtype, device)) for name, stored in names.items()}
+    kept = {f"{path}.{part}" for path in quantized_paths(model) for part in Packed._fields}
+    tensors = {
+        name: turns[name].tensor(weights.read(stored, None if name in kept else dtype, device))
+        for name, stored in names.items()
+    }
     model.load_state_dict(tensors, assign=True)
     for name, parameter in model.named_parameters():
         vars(parameter).update(tags[name])
@@ -91,8 +105,11 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
         if _format_of(config, described_by) is not fmt:
             source = config["model_type"]
             raise CheckpointError(f"save: {like} is a {source}, expected a {fmt.name} because of the model")
-    for key in ("torch_dtype", "transformers_version"):
+    for key in ("torch_dtype", "transformers_version", QUANTIZATION):
         config.pop(key, None)
+    if paths := quantized_paths(model):
+        theirs = {fmt.their_name(f"{path}.weight").removesuffix(".weight"): bits for path, bits in paths.items()}
+        config[QUANTIZATION] = {"quant_method": METHOD, "modules": theirs}
     config |= {"architectures": [fmt.architecture], "model_type": fmt.name, **entries}
     config["dtype"] = str(model.embedding.weight.dtype).removeprefix("torch.")
     tensors = {fmt.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
@@ -103,6 +120,23 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
                     shutil.copyfile(source, folder / source.name)
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _without_quantization(config: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options without what `save` wrote of whole numbers, and their bits by the paths of modules there."""
+    about = config.get(QUANTIZATION)
+    if not isinstance(about, dict) or about.get("quant_method") != METHOD:
+        return config, {}
+    bits = about.get("modules")
+    if not isinstance(bits, dict):
+        raise CheckpointError(f"checkpoint: {path}: {QUANTIZATION} has modules {bits!r}, expected bits by paths")
+    return {key: value for key, value in config.items() if key != QUANTIZATION}, bits
+
+
+def _modules(layout: type[formats.Layout], model: LanguageModel) -> dict[str, str]:
+    """Return the stored paths of the modules that have a weight, by ours."""
+    ours = [name for name in model.state_dict() if name.endswith(".weight")]
+    return {name.removesuffix(".weight"): layout.their_name(name).removesuffix(".weight") for name in ours}
 
 
 def _format_of(config: Mapping[str, Any], path: Path, others: str = "") -> type[formats.Format]:
@@ -139,6 +173,7 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
             try:
                 entries = fmt.entries(model)
                 again = fmt.build(fmt.arguments(fmt.read(entries, "save")))
+                prepare(again, quantized_paths(model))
             except ConfigError as error:
                 raise CheckpointError(f"save: {error}") from error
             if _parts(again) != _parts(model):

@@ -16,6 +16,7 @@ ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NUMBERED = "model_[0-9]*.safetensors"  # the files of xlstm where there are several, without an index
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+WHOLE = {"I8": torch.int8}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -123,15 +124,18 @@ class Weights:
                 f"of {entry} in {self._because}"
             )
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str | None]) -> None:
+    def check(
+        self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str | None], whole: Set[str] = frozenset()
+    ) -> None:
         """Raise CheckpointError unless the weights have the names and shapes in `expected`.
 
         spare: names that may exist too, each with the name of a weight that must have the same numbers; None for any.
+        whole: names of weights that are whole numbers of 8 bits.
         """
         names = self._files.keys()
         self._all_there(missing=expected.keys() - names, over=names - expected.keys() - spare.keys())
         for name, shape in expected.items():
-            self._check_shape(name, shape)
+            self._check_shape(name, shape, WHOLE if name in whole else DTYPES)
         for name, same in spare.items():
             if same is not None and name in self._files and not torch.equal(self.read(name), self.read(same)):
                 raise CheckpointError(
@@ -149,14 +153,14 @@ class Weights:
                 f"expected the weights that {self._because} describes"
             )
 
-    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+    def _check_shape(self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, torch.dtype] = DTYPES) -> None:
         path, file = self._files[name]
         if file.shape(name) != shape:
             shapes = f"{file.shape(name)}, expected {shape} because of {self._because}"
             raise CheckpointError(f"checkpoint: {path}: {name} has shape {shapes}")
-        if file.dtype(name) not in DTYPES:
+        if file.dtype(name) not in dtypes:
             raise CheckpointError(
-                f"checkpoint: {path}: {name} is {file.dtype(name)}, expected one of {', '.join(DTYPES)}"
+                f"checkpoint: {path}: {name} is {file.dtype(name)}, expected one of {', '.join(dtypes)}"
             )
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:

@@ -7,6 +7,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from scanl.errors import ConfigError
 
+READS = "_scanl_reads"  # attribute of a module that reads weights and is no layer: the classes of its modules, by path
 WEIGHT_HOOKS = (prune.BasePruningMethod, WeightNorm, SpectralNorm)  # before a call they set the weight, and no more
 
 
@@ -22,12 +23,13 @@ def check_read(who: str, reader: nn.Module, path: str, kind: type[nn.Module]) ->
         module = module._modules.get(name)
         if module is None:
             return
-        if _has_hooks(module):
+        if has_hooks(module):
             _run_hooks(who, path, module)
     _check_forward(who, path, module, kind)
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of the module runs hooks."""
     pre_hooks, hooks = module._forward_pre_hooks, module._forward_hooks
     return bool(pre_hooks or hooks or module._backward_pre_hooks or module._backward_hooks)
 
@@ -50,7 +52,7 @@ def _check_forward(who: str, path: str, module: nn.Module, kind: type[nn.Module]
         for name, child in module._modules.items():
             if child is not None:
                 inner = f"{path}.{name}"
-                if _has_hooks(child):
+                if has_hooks(child):
                     _run_hooks(who, inner, child)
                 _check_forward(who, inner, child, kind)
     elif forward is not kind.forward:

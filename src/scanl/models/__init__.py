@@ -35,6 +35,8 @@ from scanl.models.mega import megalodon as megalodon
 from scanl.models.policy import Policy as Policy
 from scanl.models.presets import presets as presets
 from scanl.models.ptncn import PTNCN as PTNCN
+from scanl.models.quantized import QuantizedReport as QuantizedReport
+from scanl.models.quantized import quantize as quantize
 from scanl.models.random_filters import RandomFilters as RandomFilters
 from scanl.models.regressor import SequenceRegressor as SequenceRegressor
 from scanl.models.s4nd import S4ND as S4ND

@@ -6,12 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers.packing import pack, turned, unpack
-from scanl.models.embedding import check_tokens, embedded
+from scanl.models.embedding import check_tokens, embedded, read_out
 from scanl.models.language_model import LanguageModel
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, Stack
@@ -136,7 +135,7 @@ class StrandModel(Saved):
     def forward(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Map tokens (B, T) to logits (B, T, V). mask: (B, T) bool, True at valid tokens; elsewhere logits are 0."""
         hidden = self._strands(tokens, mask)
-        logits = [F.linear(strand, self.embedding.weight) for strand in hidden]
+        logits = [read_out(self.embedding, strand) for strand in hidden]
         total = logits[0]
         if self.both_strands:
             total = total + logits[1][..., complements(self.vocab_size).to(total.device)]

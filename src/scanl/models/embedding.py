@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.errors import ShapeError
+from scanl.layers.parts.quantized import QuantizedEmbedding
 
 
 def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
@@ -41,3 +43,11 @@ def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
     except IndexError as error:
         size, odd = embedding.num_embeddings, tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
         raise ShapeError(f"{who}: token {int(odd[0])} is out of range, expected 0 to {size - 1} of {size}") from error
+
+
+def read_out(embedding: nn.Module, hidden: Tensor) -> Tensor:
+    """Return the logits that the rows of an embedding give: the linear map by its matrix."""
+    if isinstance(embedding, QuantizedEmbedding):
+        return embedding.read_out(hidden)
+    assert isinstance(embedding, nn.Embedding)
+    return F.linear(hidden, embedding.weight)

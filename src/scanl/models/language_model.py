@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.configured import above, at_least
 from scanl.errors import ConfigError, ShapeError
@@ -15,7 +14,7 @@ from scanl.layers.state import Device, DType, State
 from scanl.models.compiled_step import PAYS, CompiledStep
 from scanl.models.cursor import Cursor, as_text, continued
 from scanl.models.drafts import Draft, ModelDraft
-from scanl.models.embedding import check_step, check_tensor, check_tokens, embedded
+from scanl.models.embedding import check_step, check_tensor, check_tokens, embedded, read_out
 from scanl.models.generation import Generation
 from scanl.models.inputs import Tokens
 from scanl.models.sampling import Choice, as_generator, as_limit, check_options
@@ -244,5 +243,5 @@ class LanguageModel(Saved):
         return self._read_out(hidden[:, 0]), after
 
     def _read_out(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        logits = read_out(self.embedding, hidden) if self.head is None else self.head(hidden)
         return logits if self.logit_cap is None else soft_cap(logits, self.logit_cap).to(logits.dtype)

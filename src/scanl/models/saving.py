@@ -16,7 +16,9 @@ from scanl.layers.base import Layer
 from scanl.layers.designation import import_class, layer_class
 from scanl.layers.designation import recorded as layer_name
 from scanl.layers.module import Module
+from scanl.layers.parts.quantized import prepare, quantized_paths
 
+QUANTIZED = "quantized"  # in the header: the bits of the weights that are whole numbers, by the paths of their modules
 WEIGHTS = "model.safetensors"
 
 
@@ -79,6 +81,7 @@ class Saved(Part, Module, metaclass=Configured):
             raise CheckpointError(f"load: {file} holds {name or 'no model of scanl'}, expected {cls.__name__}; {hint}")
         try:
             model = kind(**restored(about["config"]))
+            prepare(model, about.get(QUANTIZED))
         except (ConfigError, TypeError) as error:
             raise CheckpointError(f"load: {file} has a configuration that cannot be made: {error}") from error
         try:
@@ -92,6 +95,8 @@ class Saved(Part, Module, metaclass=Configured):
 def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) -> None:
     """Write one file with the weights, the class, its configuration and the metadata in `more`."""
     about = recorded(model)
+    if paths := quantized_paths(model):
+        about[QUANTIZED] = paths
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     try:
         save_tensors(tensors, path, {**about, **(more or {})})

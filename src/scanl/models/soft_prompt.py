@@ -31,7 +31,7 @@ class SoftPrompt(Module):
         if count < 1:
             raise ConfigError(f"soft prompt: count is {count}, expected at least 1")
         rows = torch.randint(model.vocab_size, (count,), device=model.embedding.weight.device)
-        self.vectors = nn.Parameter(model.embedding.weight.detach()[rows].clone())
+        self.vectors = nn.Parameter(model.embedding(rows).detach())
 
     def forward(self, model: LanguageModel, batch_size: int) -> State:
         """Return the model's state after the prompt, for a batch."""

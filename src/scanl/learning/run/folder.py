@@ -18,10 +18,11 @@ from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import locked, written_whole
 from scanl.layers.designation import label
+from scanl.layers.parts.quantized import prepare
 from scanl.learning.questions import Model
 from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.config import OWN, TrainConfig, build_model, layer_names
-from scanl.models.saving import save_model
+from scanl.models.saving import QUANTIZED, save_model
 
 
 class RunFolder:
@@ -112,8 +113,9 @@ class RunFolder:
 
         question: of the run's data, where they lie elsewhere now; None to read them.
         """
-        config, (tensors, _) = self.config(), self.stored()
+        config, (tensors, about) = self.config(), self.stored()
         model = build_model(config, self.source.question if question is None else question)
+        prepare(model, about.get(QUANTIZED))
         file = self.weights if self.weights.exists() else self.checkpoint
         check_tensors(file, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
         model.load_state_dict(tensors)

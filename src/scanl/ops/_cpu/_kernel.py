@@ -65,6 +65,10 @@ class Kernel:
         self._calls[dtype] = _FUNCTION(address), address
         return self._calls[dtype]
 
+    def address(self, dtype: torch.dtype) -> int:
+        """Return the address of the machine code for operands of the dtype, which other kernels may call."""
+        return (self._calls.get(dtype) or self._compile(dtype))[1]
+
     def run(self, dtype: torch.dtype, packed: list[int], units: int, work: int) -> None:
         """Run the kernel for operands of the dtype. packed: from `pack`.   work: about how many numbers it touches."""
         call, address = self._calls.get(dtype) or self._compile(dtype)

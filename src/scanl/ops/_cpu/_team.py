@@ -82,7 +82,7 @@ def run(call: Callable, address: int, packed: list[int], units: int, work: int) 
     """Run a kernel, which gets the counter's address, `units`, then the packed numbers."""
     counter = ctypes.c_int64(0)
     arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(counter), units, *packed)
-    workers = 1 if work < SMALL or _forked else min(torch.get_num_threads(), units)
+    workers = 1 if work < SMALL else min(threads(), units)
     if workers == 1:
         call(arguments)
     else:
@@ -110,6 +110,11 @@ class Alone:
 _forked = False
 
 
+def threads() -> int:
+    """Return on how many threads a kernel may run."""
+    return 1 if _forked else torch.get_num_threads()
+
+
 def _after_fork() -> None:
     global _forked
     _forked = True
@@ -120,7 +125,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _start(call: Callable, address: int, packed: ctypes.Array, workers: int) -> None:
-    parallel = _openmp()
+    parallel = openmp()
     if parallel is not None:
         parallel(address, ctypes.addressof(packed), workers, 0)
         return
@@ -131,7 +136,7 @@ def _start(call: Callable, address: int, packed: ctypes.Array, workers: int) -> 
 
 
 @functools.cache
-def _openmp():
+def openmp():
     """Return GOMP_parallel(function, data, threads, flags) of the runtime that torch is linked with, or None."""
     for library in pathlib.Path(torch._C.__file__).parent.joinpath("lib").glob("libtorch_cpu.*"):
         try:

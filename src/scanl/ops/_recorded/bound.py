@@ -29,8 +29,9 @@ class Bound:
         self._captured, self._starts = list(recorded.captured.values()), recorded.starts
         self._pointers = [tensor.data_ptr() for tensor in self._captured]
         self._kept = scratch, read, written  # the kernel has their addresses alone
-        first = [tensor.data_ptr() for tensor in scratch] + [0] * len(self._inputs) + _addresses(read)
-        self._at = len(scratch), len(first), len(first) + len(self._captured)
+        first = [recorded.team(1), *(tensor.data_ptr() for tensor in scratch)]
+        inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(read)
+        self._at = inputs, len(first), len(first) + len(self._captured)
         last = [0] * len(outputs) + _addresses(written)
         self._kernel = recorded.kernel.alone(torch.float32, [*first, *self._places(), *last])
 

@@ -7,6 +7,7 @@ the same text are one function.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from scanl.ops._recorded.values import Memory, Operand, Unsupported, Value, merged, number, place
@@ -18,18 +19,19 @@ import math
 import numpy as np
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._in_team import address, times, times_quantized
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._logarithm import expm1, log, log1p
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import at, pointer, separate
-from scanl.ops._cpu._rows_by_weight import multiply
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._slots import units
 
 erf, cos, sin, sqrt, atan2 = math.erf, math.cos, math.sin, math.sqrt, math.atan2
 inf, nan = math.inf, math.nan
 '''
-LARGE = 1 << 10  # numbers of a weight: a product by it is a call of `multiply`
+LARGE = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
+CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
 MOST = 12  # elementwise loops that become one
 FLAGS = '{"error_model": "numpy", "fastmath": {"contract", "nsz"}}'
 SUMS = '{"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}'  # many partial sums, in vectors
@@ -42,6 +44,8 @@ class Loops:
         self.functions: dict[str, str] = {}  # names by text
         self.calls: list[tuple[Any, list[Value]]] = []  # the function, and what it gets pointers to
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
+        self.called = set[int]()  # numbers of the kernels that it calls, as `_in_team.py` has them
+        self._team = Value(Memory("team", 2 + len(CALLS), "int64"), 0, (2 + len(CALLS),), (1,), "real")
         self._together: list[_Statement] = []  # elementwise loops that become one
 
     def elementwise(self, out: Value, args: Sequence[Operand], expressions: Sequence[str]) -> None:
@@ -203,11 +207,9 @@ class Loops:
             )
             return
         if b.strides[-2] == 1 and k * m >= LARGE and _adjacent(out, a) and not any(size > 1 for size in groups):
-            body = _Body([out])
-            body.views += [a, b]
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
             pairs = ", ".join(f"p{at}, {row}" for at, row in enumerate(rows))
-            self._add(body, [f"multiply({pairs}, {n}, {m}, {k})"], SUMS)
+            self._call_kernel("times", [out, a, b], f"{pairs}, {n}, {m}, {k}")
             if bias is not None:
                 self.elementwise(out, [out, bias], ["{0} + {1}"])
             return
@@ -240,6 +242,34 @@ class Loops:
         for axis, size in zip(reversed(axes), reversed(groups), strict=True):
             lines = [f"for {axis} in range({size}):", *(f"    {line}" for line in lines)]
         self._add(body, lines, SUMS)
+
+    def quantized(
+        self, out: Value, x: Value, packed: Value, scale: Value, groups: Value | None, bias: Value | None
+    ) -> None:
+        """Add out = x Wᵀ + bias, for x (M, K); W as `ops.fused.quantized_linear` has it."""
+        x, bias = self._rowwise(x), None if bias is None else self._rowwise(bias)
+        views = [out, x, packed, scale, *(view for view in (groups, bias) if view is not None)]
+        optional = [0 if view is None else f"address(p{views.index(view)})" for view in (groups, bias)]
+        rows = f"p0, {out.strides[0]}, p1, {x.strides[0]}, p2, p3, {optional[0]}, {optional[1]}"
+        self._call_kernel("times_quantized", views, f"{rows}, {x.shape[0]}, {out.shape[1]}, {x.shape[1]}")
+
+    def _rowwise(self, value: Value) -> Value:
+        """Return a value whose rows have adjacent numbers: itself, or a copy."""
+        if value.strides[-1] == 1:
+            return value
+        strides = [1]
+        for size in reversed(value.shape[1:]):
+            strides.insert(0, strides[0] * size)
+        copied = Value(Memory("", prod(value.shape), value.memory.kind), 0, value.shape, tuple(strides), "real")
+        self.copy(copied, value)
+        return copied
+
+    def _call_kernel(self, name: str, views: Sequence[Value], arguments: str) -> None:
+        """Add a call of another kernel, which several threads may run. The first view is written."""
+        body = _Body([views[0]])
+        body.views += [*views[1:], self._team]
+        self.called.add(CALLS.index(name))
+        self._add(body, [f"{name}(p{len(views)}, {arguments})"], FLAGS)
 
     def _add(self, body: "_Body", lines: Sequence[str], flags: str) -> None:
         self._flush()

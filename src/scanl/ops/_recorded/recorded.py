@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -28,6 +28,7 @@ STORED = {  # as what kernels have them
 }  # fmt: skip
 KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.uint8: "float32",
          torch.int64: "float64"}  # fmt: skip
+READ = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
 aten = torch.ops.aten
 
 
@@ -120,7 +121,7 @@ class Recorded:
         self.loops = Loops()
         self.rows = examples[0].shape[0] if by_rows else 0
         self.captured: dict[str, Tensor] = {}
-        self.kinds: dict[str, str] = {"scratch32": "float32", "scratch64": "float64"}
+        self.kinds: dict[str, str] = {"team": "int64", "scratch32": "float32", "scratch64": "float64"}
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
         self._values: dict[fx.Node, Any] = {}
         self._built: Callable[[Iterator[Any]], Any]  # makes a result of tensors
@@ -143,6 +144,7 @@ class Recorded:
                 self._outputs(node.args[0])
         self.inputs = inputs
         self.scratch = self.loops.allocate()
+        self._called = frozenset(self.loops.called)
         self._stored = any(dtype in STORED for _, dtype in self.results)
         self.starts = [tensor.storage_offset() * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
@@ -152,6 +154,14 @@ class Recorded:
     def kernel(self) -> Any:
         """The kernel, which is compiled when it first runs."""
         return load("recorded", self.loops.source(self.kinds, self.rows, self._row)).run
+
+    def team(self, units: int) -> int:
+        """Return the address of what the kernel calls others by."""
+        if not self._called:
+            return 0
+        from scanl.ops._cpu._in_team import team
+
+        return team(units, self._called)
 
     def _numbers_of_a_row(self) -> dict[str, int]:
         """Return how many numbers a row has in each memory that has rows, and in the scratch memory of a unit."""
@@ -191,19 +201,19 @@ class Recorded:
 
     # --- values
 
-    def _kind(self, tensor: Tensor) -> str:
+    def _kind(self, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> str:
         """Return the kind of memory that has a tensor."""
         dtype = torch.view_as_real(tensor).dtype if tensor.is_complex() else tensor.dtype
-        if dtype not in KINDS or tensor.device.type != "cpu":
+        if dtype not in kinds or tensor.device.type != "cpu":
             raise Unsupported(f"a tensor of {tensor.dtype} on {tensor.device}")
-        return KINDS[dtype]
+        return kinds[dtype]
 
-    def _outside(self, name: str, tensor: Tensor) -> Value:
+    def _outside(self, name: str, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> Value:
         """Return the value of a tensor whose memory the kernel gets."""
         memory = self._memories.get(tensor.untyped_storage()._cdata)
         if memory is None:
             numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
-            self.kinds[name] = self._kind(tensor)
+            self.kinds[name] = self._kind(tensor, kinds)
             memory = self._memory(tensor, Memory(name, numbers, self.kinds[name]))
         return _view(tensor, memory)
 
@@ -214,7 +224,7 @@ class Recorded:
                 raise Unsupported(f"a tensor of {tensor.dtype} that is no operand")
             tensor = tensor.to(STORED[tensor.dtype])
         name = f"a{len(self.captured)}"
-        value = self._outside(name, self._mode.from_tensor(tensor))
+        value = self._outside(name, self._mode.from_tensor(tensor), READ)
         if value.memory.name == name:
             self.captured[name] = tensor
         return value
@@ -323,7 +333,8 @@ class Recorded:
             empty((*lead, *shape[1:]) if self.rows else shape, STORED.get(dtype, dtype))
             for shape, dtype in self.results
         ]
-        packed = [tensor.data_ptr() for tensor in tensors]
+        packed = [self.team(units)]
+        packed += [tensor.data_ptr() for tensor in tensors]
         packed += [tensor.data_ptr() - start for tensor, start in zip(self.captured.values(), self.starts, strict=True)]
         packed += [tensor.data_ptr() for tensor in results]
         if self.rows:

@@ -1,0 +1,49 @@
+"""`scanl quantize RUN|FOLDER OUT`: the same model with weights of whole numbers of 8 or 4 bits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scanl.cli.parser import Parser
+from scanl.errors import CheckpointError, ConfigError
+from scanl.learning import RunFolder
+from scanl.layers.parts.quantized import BITS
+from scanl.models import Saved, quantize
+
+HELP = """what is read and written:
+  a run         OUT is a run too, for generate, eval, serve and bench-decode; it cannot be trained
+  a folder of `save`, or a checkpoint of transformers
+                OUT is another, which `load` reads, and `scanl serve`
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the folder, and print what became of the weights."""
+    parser = Parser("quantize", "Write a model with weights of whole numbers, which it reads faster.", epilog=HELP)
+    parser.add_argument("path", type=str, metavar="RUN|FOLDER", help="run, or folder of a model")
+    parser.add_argument("out", type=str, metavar="OUT", help="folder to write")
+    parser.add_argument("--weights", type=str, default="int8", help=f"whole numbers: {', '.join(BITS)}")
+    args = parser.parse(argv)
+    path, out = Path(args.path), Path(args.out)
+    if not path.is_dir():
+        raise CheckpointError(f"quantize: {path} is not a folder, expected a run or the folder of a model")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"quantize: out is {out}, which is not empty, expected a new folder")
+    if (path / "config.json").is_file():
+        from scanl.hub.checkpoints import load, save
+
+        model = load(path)
+        report = quantize(model, args.weights)
+        save(model, out, like=path)
+    elif (path / "config.yaml").is_file():
+        folder, copy = RunFolder.open(path), RunFolder(out)
+        model, digest = folder.load_model(), folder.stored()[1].get("corpus")
+        report = quantize(model, args.weights)
+        out.mkdir(parents=True, exist_ok=True)
+        copy.write_text(copy.config_file, folder.config_file.read_text(encoding="utf-8"))
+        copy.save_model(model, digest)
+    else:
+        model = Saved.load(path)
+        report = quantize(model, args.weights)
+        model.save(out)
+    print(f"{out}: {report}")
+    return 0
