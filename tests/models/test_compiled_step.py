@@ -15,7 +15,7 @@ import scanl
 from scanl import ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import index, leaves
-from scanl.models import LanguageModel, Stack, Streams
+from scanl.models import LanguageModel, Stack, Streams, quantize
 from scanl.models.compiled_step import CompiledStep
 from scanl.ops._recorded import loops, recorded
 
@@ -48,13 +48,27 @@ def pointer(address: int, dtype: type) -> Pointer:
     return Pointer(np.ctypeslib.as_array(ctypes.cast(address, numbers), (1 << 24,)))
 
 
-def multiply(
-    out: Pointer, out_row: int, x: Pointer, x_row: int, w: Pointer, w_row: int, rows: int, columns: int, terms: int
+def times(
+    team: Pointer, out: Pointer, out_row: int, x: Pointer, x_row: int, w: Pointer, w_row: int, *sizes: int
 ) -> None:
+    rows, columns, terms = sizes
     for row in range(rows):
         left = x.numbers[x.first + row * x_row :][:terms]
         for column in range(columns):
             out[row * out_row + column] = left @ w.numbers[w.first + column * w_row :][:terms]
+
+
+def times_quantized(
+    team: Pointer, y: Pointer, y_row: int, x: Pointer, x_row: int, w: Pointer, scale: Pointer, *sizes: int
+) -> None:
+    groups, bias, rows, columns, terms = sizes
+    assert not groups
+    assert not bias
+    wide = Pointer(w.numbers[w.first :][: columns * terms].astype(np.float32))
+    times(team, y, y_row, x, x_row, wide, terms, rows, columns, terms)
+    for row in range(rows):
+        for column in range(columns):
+            y[row * y_row + column] *= scale[column]
 
 
 class Kernel:
@@ -69,7 +83,7 @@ class Kernel:
 def as_python(name: str, text: str) -> SimpleNamespace:
     """Return the kernel of a source without numba."""
     scope: dict[str, Any] = {
-        "np": np, "pointer": pointer, "multiply": multiply, "separate": lambda: None,
+        "np": np, "pointer": pointer, "times": times, "times_quantized": times_quantized, "separate": lambda: None,
         "at": lambda first, count: Pointer(first.numbers, first.first + count),
         "units": lambda slots: range(slots.units), "helper": lambda **flags: lambda function: function,
         "kernel": lambda names: lambda function: Kernel(function, names),
@@ -84,6 +98,7 @@ def as_python(name: str, text: str) -> SimpleNamespace:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "load", as_python)
+    monkeypatch.setattr(recorded.Recorded, "_team", lambda kernel, units: 0)
 
 
 @pytest.fixture(autouse=True)
@@ -208,6 +223,20 @@ def test_the_ordinary_step_runs_where_the_compiled_one_cannot() -> None:
     assert model.explain() == "compiled: can run\nordinary: can run"
     assert model.bfloat16().explain().startswith("compiled: weight is torch.bfloat16 (takes float32 and float64)\n")
     assert step(token, None)[0].dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("plain")
+def test_whole_numbers_are_read_where_they_lie() -> None:
+    """Also those of a model that is quantized after its step was compiled."""
+    torch.manual_seed(0)
+    model = LanguageModel(70, Stack(64, 1, "gru", channel_mixer="none"), tie_embeddings=True).eval()
+    step, token = model.compile_step(), torch.tensor([3])
+    before = step(token, None)[0]
+    quantize(model)
+    assert step.reason is None
+    assert not torch.equal(step(token, None)[0], before)
+    check_equal(model, step, 1)
+    assert step.reason is None
 
 
 @pytest.mark.usefixtures("plain")
