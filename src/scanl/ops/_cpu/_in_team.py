@@ -30,7 +30,6 @@ from scanl.ops._cpu.quantized_linear import ROWS, division
 
 THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last
 LARGE = 1 << 17  # numbers of a weight: with fewer, to start threads takes longer than they save
-WIDTH = 96  # columns of a unit, a multiple of the columns of a tile
 _ADDRESS, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(32)
 
 
@@ -82,12 +81,12 @@ def _run(team, number, slots, count, work):
         _call(team[FIRST + number], begin)
 
 
-@kernel("out out_row x x_row w w_row rows columns terms")
+@kernel("out out_row x x_row w w_row rows columns terms width")
 def product(slots):
-    out, x, w = (pointer(slots.out, np.float32), pointer(slots.x, np.float32), pointer(slots.w, np.float32))
-    for unit in units(slots):
-        first = unit * WIDTH
-        columns = min(WIDTH, slots.columns - first)
+    out, x, w = pointer(slots.out, np.float32), pointer(slots.x, np.float32), pointer(slots.w, np.float32)
+    for unit in units(slots):  # a unit is `width` columns; the last may begin early, where too few are left for a tile
+        first = min(unit * slots.width, max(0, slots.columns - 6))
+        columns = min(slots.width, slots.columns - first)
         w_first = at(w, first * slots.w_row)
         multiply(at(out, first), slots.out_row, x, slots.x_row, w_first, slots.w_row, slots.rows, columns, slots.terms)
 
@@ -95,10 +94,11 @@ def product(slots):
 @helper()
 def times(team, out, out_row, x, x_row, w, w_row, rows, columns, terms):
     """Compute out = x wᵀ, as `multiply` of _rows_by_weight.py does."""
-    slots = np.empty(12, np.int64)  # as `product` has them
+    width, blocks = division(columns, team[THREADS])
+    slots = np.empty(13, np.int64)  # as `product` has them
     slots[2], slots[3], slots[4], slots[5], slots[6] = address(out), out_row, address(x), x_row, address(w)
-    slots[7], slots[8], slots[9], slots[10] = w_row, rows, columns, terms
-    _run(team, 0, slots, (columns + WIDTH - 1) // WIDTH, columns * terms)
+    slots[7], slots[8], slots[9], slots[10], slots[11] = w_row, rows, columns, terms, width
+    _run(team, 0, slots, blocks, columns * terms)
 
 
 @helper()

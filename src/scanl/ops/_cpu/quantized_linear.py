@@ -4,7 +4,9 @@ A row of x becomes whole numbers too, of 16 bits for a weight of 8 and of 13 for
 numbers have no rounding, so neither their order nor the other rows, the tile or the thread change a bit of a result.
 
 A vector of 16 products is one instruction on most processors, which also adds neighbors. A row alone takes four rows of
-the weight at a time; of several rows, tiles of four by two keep eight sums in registers.
+the weight at a time; of several rows, tiles of four by two keep eight sums in registers. The rows of the weight that a
+tile takes are far apart: each of a few streams through memory is in order, which processors read ahead. Four rows next
+to one another were seen to come from memory at a third of the rate.
 """
 
 # pyright: reportCallIssue=false
@@ -28,15 +30,16 @@ from scanl.ops._cpu._team import scratch
 
 LANES = 16  # whole numbers of a vector
 GROUP = 2 * LANES  # terms of a group of a weight of 4 bits: one byte for each pair of terms LANES apart
-TERMS = 16 * GROUP  # terms whose sum fits 32 bits
-MOST = 32767  # largest whole number of x beside 8 bits: 127 · 32767 · TERMS < 2³¹
+TERMS = 128 * GROUP  # terms of which a lane of 32 bits has the sum of an eighth
+MOST = 32767  # largest whole number of x beside 8 bits: 127 · 32767 · TERMS / 8 < 2³¹
 MOST_BY_GROUPS = 4095  # the same beside 4 bits: a number is at most 8 · 127
 ROWS = 16  # rows of a unit: they stay in the first-level cache
 NARROW = 64  # columns of a unit, at least
 _SIZE = ir.IntType(64)
 _BYTES, _SHORTS, _PRODUCTS = (ir.VectorType(ir.IntType(bits), LANES) for bits in (8, 16, 32))
 _SUMS = ir.VectorType(ir.IntType(32), LANES // 2)
-_ADD_UP = f"llvm.vector.reduce.add.v{LANES // 2}i32"
+_TOTALS = ir.VectorType(_SIZE, LANES // 2)
+_ADD_UP = f"llvm.vector.reduce.add.v{LANES // 2}i64"
 
 
 def _tile(count: int, wide: int, grouped: bool) -> Any:
@@ -106,10 +109,10 @@ def _tile(count: int, wide: int, grouped: bool) -> Any:
                 total.add_incoming(ir.Constant(_SUMS, [0] * (LANES // 2)), entry)
                 total.add_incoming(later, loop)
             builder.position_at_end(done)
-            add_up = get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), [_SUMS]), _ADD_UP)
+            add_up = get_or_insert_function(builder.module, ir.FunctionType(_SIZE, [_TOTALS]), _ADD_UP)
             for number, total in enumerate(new):
                 address = builder.gep(totals, [_SIZE(number)])
-                added = builder.sext(builder.call(add_up, [total]), _SIZE)
+                added = builder.call(add_up, [builder.sext(total, _TOTALS)])
                 builder.store(builder.add(builder.load(address), added), address)
             return context.get_dummy_value()
 
@@ -146,14 +149,18 @@ def _as_whole(out, first, x, bits, most):
 
 
 @helper()
-def _add_products(totals, count, x, x_at, terms, w, column, group, grouped):
-    """Write the products of a tile to the totals: of four rows and two columns, or of one and four."""
+def _add_products(totals, count, x, x_at, terms, w, column, apart, group, grouped):
+    """Write the products of a tile to the totals: of four rows and two columns, or of one and four.
+
+    apart: the distance of the columns.
+    """
     fill(totals, 0, totals.size, 0)
-    w_row, group_row = terms // 2 if grouped else terms, terms // GROUP
+    row, groups = terms // 2 if grouped else terms, terms // GROUP
+    w_row, group_row = apart * row, apart * groups
     for first in range(0, terms, TERMS):
         end = min(TERMS, terms - first)
-        w_at = column * w_row + (first // 2 if grouped else first)
-        group_at = column * group_row + first // GROUP
+        w_at = column * row + (first // 2 if grouped else first)
+        group_at = column * groups + first // GROUP
         if grouped and count == 4:
             _four_by_groups(totals, x, x_at + first, terms, w, w_at, w_row, group, group_at, group_row, end)
         elif grouped:
@@ -197,18 +204,20 @@ def product(slots):
                 x, bits = part(slots.x, at, terms, np.float32), part(slots.x, at, terms, np.int32)
                 factors[r] = _as_whole(whole, r * terms, x, bits, most)
             ready = first
+        half, quarter = (end - begin) // 2, (end - begin) // 4
         for r in range(0, count - count % 4, 4):
-            for j in range(begin, end, 2):
-                column = min(j, end - 2)  # the last tile overlaps the one before it
-                _add_products(totals, 4, whole, r * terms, terms, w, column, group, grouped)
+            for j in range(half + (end - begin) % 2):
+                column, apart = (begin + j, half) if j < half else (end - 2, 1)
+                _add_products(totals, 4, whole, r * terms, terms, w, column, apart, group, grouped)
                 for i in range(8):
-                    _write(slots, first + r + i // 2, column + i % 2, totals[i], factors[r + i // 2], scale)
+                    at = first + r + i // 2
+                    _write(slots, at, column + i % 2 * apart, totals[i], factors[r + i // 2], scale)
         for r in range(count - count % 4, count):
-            for j in range(begin, end, 4):
-                column = min(j, end - 4)
-                _add_products(totals, 1, whole, r * terms, terms, w, column, group, grouped)
+            for j in range(quarter + ((end - begin) % 4 > 0)):
+                column, apart = (begin + j, quarter) if j < quarter else (end - 4, 1)
+                _add_products(totals, 1, whole, r * terms, terms, w, column, apart, group, grouped)
                 for i in range(4):
-                    _write(slots, first + r, column + i, totals[i], factors[r], scale)
+                    _write(slots, first + r, column + i * apart, totals[i], factors[r], scale)
 
 
 def multiply(
