@@ -224,12 +224,12 @@ def multiply(
     x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, groups: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return x Wᵀ + bias for x (M, K), float32; W is as in `scanl.ops.fused.quantized_linear`. All are contiguous."""
-    (rows, terms), columns = x.shape, len(packed)
+    (rows, terms), columns = x.shape, packed.shape[0]
     y = empty((rows, columns), x.dtype)
     width, blocks = division.py_func(columns, torch.get_num_threads())
     slots = product.pack(
         x=x, x_row=terms, packed=packed, scale=scale, groups=groups, bias=bias, y=y, y_row=columns,
         rows=rows, columns=columns, terms=terms, width=width, blocks=blocks,
     )  # fmt: skip
-    product.run(x.dtype, slots, -(-rows // ROWS) * blocks, packed.numel())
+    product.run(x.dtype, slots, -(-rows // ROWS) * blocks, rows * columns * terms)
     return y

@@ -113,13 +113,16 @@ def quantized_linear(
         )
     traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     run = _operator if traced and not torch.compiler.is_exporting() else _multiply
-    return run(x.reshape(-1, x.shape[-1]), packed, scale, groups, bias).view(*x.shape[:-1], len(packed))
+    *lead, terms = x.shape  # this runs for every map and token
+    if len(lead) == 1:
+        return run(x, packed, scale, groups, bias)
+    return run(x.reshape(-1, terms), packed, scale, groups, bias).view(*lead, packed.shape[0])
 
 
 def _multiply(x: Tensor, packed: Tensor, scale: Tensor, groups: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + bias for x (M, K)."""
     rows = contiguous(x.float())
-    fits = x.dtype in _KERNEL and len(packed) >= LEAST and scale.dtype == torch.float32 and x.numel() > 0
+    fits = x.dtype in _KERNEL and packed.shape[0] >= LEAST and scale.dtype == torch.float32 and x.numel() > 0
     if not (fits and supported(rows)):
         y = F.linear(x, unpacked(packed, scale, groups).to(x.dtype))
         return y if bias is None else y + bias
