@@ -88,21 +88,21 @@ def add(results: Results, key: Mapping[str, Any], times: Mapping[str, float], si
 
 def layers(results: Results, options: argparse.Namespace) -> None:
     for width in (64,) if options.quick else WIDTHS:
-        for name, depth in LAYERS.items() if not options.quick else [("gru", 1)]:
+        for name, depth in LAYERS.items():
             key = {"what": "layers", "name": name, "width": width, "depth": depth}
             if results.timed(**key):
                 continue
             torch.manual_seed(0)
             model = LanguageModel(256, Stack(width, depth, name)).eval().requires_grad_(False)
-            models = {"float32": model}
-            for kind in WEIGHTS[1:]:
-                models[kind] = copy.deepcopy(model)
-                quantize(models[kind], kind)
+            models = {kind: copy.deepcopy(model) for kind in WEIGHTS}
+            for kind, each in models.items():
+                if kind != "float32":
+                    quantize(each, kind)
             with torch.inference_mode():
                 calls = {who: stepping(each) for who, each in models.items()}
                 sizes = {who: weight_bytes(each, each.embedding, False) for who, each in models.items()}
                 calls |= {f"copy {who}": copying(size) for who, size in sizes.items()}
-                add(results, key, least(calls, options.rounds), sizes, "float32")
+                add(results, key, least(calls, options.rounds), sizes, WEIGHTS[0])
 
 
 def mamba(results: Results, options: argparse.Namespace) -> None:

@@ -122,12 +122,12 @@ def quantized_linear(
 def _multiply(x: Tensor, packed: Tensor, scale: Tensor, groups: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + bias for x (M, K)."""
     rows = contiguous(x.float())
-    fits = x.dtype in _KERNEL and packed.shape[0] >= LEAST and scale.dtype == torch.float32 and x.numel() > 0
+    fits = x.dtype in _KERNEL and packed.shape[0] >= LEAST and x.numel() > 0
     if not (fits and supported(rows)):
         y = F.linear(x, unpacked(packed, scale, groups).to(x.dtype))
         return y if bias is None else y + bias
     added = None if bias is None else contiguous(bias.float())
-    return kernels("quantized_linear").multiply(rows, packed, scale, groups, added).to(x.dtype)
+    return kernels("quantized_linear").multiply(rows, packed, scale.float(), groups, added).to(x.dtype)
 
 
 _operator = torch.library.custom_op(
