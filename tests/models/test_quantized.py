@@ -15,8 +15,6 @@ from scanl.layers.parts.quantized import QuantizedEmbedding, QuantizedLinear
 from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack, quantize
 
-COVERS = ["cli/quantize"]
-
 
 @pytest.fixture(autouse=True)
 def _quickly() -> Iterator[None]:

@@ -22,6 +22,7 @@ from scanl.learning.run.config import OPTIONS, OWN, check_resumable
 from scanl.learning.run.configuration import add_options
 from scanl.learning.run.run import Run
 from scanl.models import presets
+from scanl.models.saving import QUANTIZED
 
 # Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
 OF_THE_LOOP = {
@@ -169,6 +170,10 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
         return TrainConfig.parsed(args), None
     folder = RunFolder.open(args.resume)
     config = folder.config()
+    if folder.weights.exists() and folder.stored()[1].get(QUANTIZED):
+        raise ConfigError(
+            f"train: {args.resume} has weights of whole numbers, which are not trained; go on with the float run"
+        )
     if config.head.start:
         raise ConfigError(
             f"train: {args.resume} is complete: its forecaster was chosen by backtests; to choose again, leave out "
