@@ -7,9 +7,9 @@ mamba-130m: the shape of that model with random weights: the compiled step of `h
 transformers, and llama.cpp where llama-cpp-python and gguf are installed, in turns. bits: the score of a run on text,
 such as `make demo` trains, on its held-out text.
 
-weights: bytes that a token reads: all parameters and buffers, of an embedding that is no read-out one row. copy: `copy_`
-of as many bytes. A time is the least of many calls, which take turns with the others'; with one thread in seconds of the
-processor, with more by the clock. The rows are in benchmarks/results/quantized.csv.
+weights: bytes of all parameters and buffers that a token reads; of an embedding that is no map to the logits it reads a
+row. copy: `copy_` of as many bytes. A time is the least of many calls, which take turns with the others', in seconds of
+the processor with one thread, by the clock with more. The rows are in benchmarks/results/quantized.csv.
 """
 
 import argparse
@@ -76,7 +76,9 @@ def stepping(model: LanguageModel) -> Callable[[], object]:
     return lambda: step(token, state)
 
 
-def add(results: Results, key: Mapping[str, Any], times: Mapping[str, float], sizes: Mapping[str, int], base: str) -> None:
+def add(
+    results: Results, key: Mapping[str, Any], times: Mapping[str, float], sizes: Mapping[str, int], base: str
+) -> None:
     """Add a row for each program. speed: the time of the program `base` over its own."""
     for who in sizes:
         seconds = times[who]

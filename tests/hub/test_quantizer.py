@@ -31,7 +31,7 @@ def test_folders_keep_whole_numbers(tie: bool, tmp_path: Path) -> None:
         report = hub.quantize(model, "int4")
         logits = model(TOKENS).logits
         assert (logits - expected).norm() <= 0.3 * expected.norm()
-        assert "backbone.layers.0.mixer.dt_proj" in report.left  # the patch reads its weight
+        assert "backbone.layers.0.mixer.dt_proj" in report.unquantized  # the patch reads its weight
         assert report.maps.get("backbone.embeddings") == (8 if tie else None)
         generated = model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
         model.save_pretrained(tmp_path)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.errors import CheckpointError, ConfigError
-from scanl.learning import RunFolder
 from scanl.layers.parts.quantized import BITS
+from scanl.learning import RunFolder
 from scanl.models import Saved, quantize
 
 HELP = """what is read and written:

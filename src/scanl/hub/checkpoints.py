@@ -75,12 +75,12 @@ def load(
     if model.head is None and "embedding.weight" in names:
         tied[layout.their_name("head.weight")] = names["embedding.weight"]
     shapes = {names[name]: turns[name].shape(tuple(value.shape)) for name, value in model.state_dict().items()}
-    whole = {names[name] for name, value in model.state_dict().items() if value.dtype == torch.int8}
-    weights.check(shapes, {**dict.fromkeys(layout.ignored), **tied}, whole)
+    integers = {names[name] for name, value in model.state_dict().items() if value.dtype == torch.int8}
+    weights.check(shapes, {**dict.fromkeys(layout.ignored), **tied}, integers)
     tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
-    kept = {f"{path}.{part}" for path in quantized_paths(model) for part in Packed._fields}
+    exempt = {f"{path}.{field}" for path in quantized_paths(model) for field in Packed._fields}
     tensors = {
-        name: turns[name].tensor(weights.read(stored, None if name in kept else dtype, device))
+        name: turns[name].tensor(weights.read(stored, None if name in exempt else dtype, device))
         for name, stored in names.items()
     }
     model.load_state_dict(tensors, assign=True)
@@ -108,8 +108,8 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
     for key in ("torch_dtype", "transformers_version", QUANTIZATION):
         config.pop(key, None)
     if paths := quantized_paths(model):
-        theirs = {fmt.their_name(f"{path}.weight").removesuffix(".weight"): bits for path, bits in paths.items()}
-        config[QUANTIZATION] = {"quant_method": METHOD, "modules": theirs}
+        bits_by_path = {fmt.their_name(f"{path}.weight").removesuffix(".weight"): bits for path, bits in paths.items()}
+        config[QUANTIZATION] = {"quant_method": METHOD, "modules": bits_by_path}
     config |= {"architectures": [fmt.architecture], "model_type": fmt.name, **entries}
     config["dtype"] = str(model.embedding.weight.dtype).removeprefix("torch.")
     tensors = {fmt.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

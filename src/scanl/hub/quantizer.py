@@ -1,4 +1,4 @@
-"""Folders of transformers with weights of whole numbers: `save_pretrained` writes them, `from_pretrained` reads them."""
+"""Weights of whole numbers in folders of transformers, which `save_pretrained` writes and `from_pretrained` reads."""
 
 import functools
 from collections.abc import Mapping
@@ -77,8 +77,8 @@ def _share(model: Any) -> None:
     if isinstance(embedding, Quantized) and isinstance(head, Quantized) and model.config.tie_word_embeddings:
         for name in Packed._fields:
             head.register_buffer(name, getattr(embedding, name), persistent=False)
-    tied = model.all_tied_weights_keys.items()
-    model.all_tied_weights_keys = {a: b for a, b in tied if not {_module(a), _module(b)} & quantized_paths(model).keys()}
+    names, paths = model.all_tied_weights_keys.items(), quantized_paths(model).keys()
+    model.all_tied_weights_keys = {a: b for a, b in names if paths.isdisjoint((_module(a), _module(b)))}
 
 
 def _module(name: str) -> str:

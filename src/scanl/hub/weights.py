@@ -16,7 +16,7 @@ ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NUMBERED = "model_[0-9]*.safetensors"  # the files of xlstm where there are several, without an index
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-WHOLE = {"I8": torch.int8}
+INTEGERS = {"I8": torch.int8}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -125,17 +125,17 @@ class Weights:
             )
 
     def check(
-        self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str | None], whole: Set[str] = frozenset()
+        self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str | None], integers: Set[str] = frozenset()
     ) -> None:
         """Raise CheckpointError unless the weights have the names and shapes in `expected`.
 
         spare: names that may exist too, each with the name of a weight that must have the same numbers; None for any.
-        whole: names of weights that are whole numbers of 8 bits.
+        integers: names of weights that are whole numbers of 8 bits.
         """
         names = self._files.keys()
         self._all_there(missing=expected.keys() - names, over=names - expected.keys() - spare.keys())
         for name, shape in expected.items():
-            self._check_shape(name, shape, WHOLE if name in whole else DTYPES)
+            self._check_shape(name, shape, INTEGERS if name in integers else DTYPES)
         for name, same in spare.items():
             if same is not None and name in self._files and not torch.equal(self.read(name), self.read(same)):
                 raise CheckpointError(

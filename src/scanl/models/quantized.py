@@ -19,19 +19,20 @@ LARGE = 1 << 20  # numbers of an embedding that is no map to the logits too: a s
 class QuantizedReport(NamedTuple):
     """What `quantize` did. maps: paths of the modules whose weights are whole numbers now, with their bits.
 
-    left: paths of linear maps and embeddings that stay float.   before, after: bytes of all parameters and buffers.
+    unquantized: paths of linear maps and embeddings that stay float.   float_bytes, bytes: of all parameters and
+    buffers, of the float model and now.
     """
 
     maps: dict[str, int]
-    left: tuple[str, ...]
-    before: int
-    after: int
+    unquantized: tuple[str, ...]
+    float_bytes: int
+    bytes: int
 
     def __str__(self) -> str:
         counts = {bits: list(self.maps.values()).count(bits) for bits in sorted(set(self.maps.values()))}
         weights = " and ".join(f"{count} weights of {bits} bits" for bits, count in counts.items()) or "no weight"
-        sizes = f"{self.before / 1e6:,.1f} MB before, {self.after / 1e6:,.1f} MB now"
-        return f"{weights}, {len(self.left)} left as they are: {sizes}"
+        sizes = f"{self.float_bytes / 1e6:,.1f} MB before, {self.bytes / 1e6:,.1f} MB now"
+        return f"{weights}, {len(self.unquantized)} left as they are: {sizes}"
 
 
 def quantize(model: nn.Module, weights: str = "int8") -> QuantizedReport:
@@ -61,10 +62,10 @@ def quantize(model: nn.Module, weights: str = "int8") -> QuantizedReport:
             f"with {LEAST:,} numbers and rows of a multiple of 32"
         )
     maps = {path for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    before = _bytes(model)
+    float_bytes = _bytes(model)
     turn(model, chosen, pack)
     model.eval()
-    return QuantizedReport(chosen, tuple(sorted(maps - chosen.keys())), before, _bytes(model))
+    return QuantizedReport(chosen, tuple(sorted(maps - chosen.keys())), float_bytes, _bytes(model))
 
 
 def _chosen(model: nn.Module, bits: int) -> dict[str, int]:

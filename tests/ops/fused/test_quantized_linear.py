@@ -1,4 +1,4 @@
-"""Products by whole numbers: against products by the float weight that they stand for, and the same bits in any company."""
+"""Products by whole numbers: against products by the weight that they stand for, and the same bits in any company."""
 
 import pytest
 import torch

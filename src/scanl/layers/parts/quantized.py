@@ -85,14 +85,14 @@ def turn(model: nn.Module, paths: Mapping[str, int], numbers: Callable[[Tensor, 
     for path, bits in paths.items():
         module = modules[path]
         assert isinstance(module, nn.Linear | nn.Embedding)
-        weight, own = module.weight, id(module.weight) not in known
-        if own:
+        weight, is_first = module.weight, id(module.weight) not in known
+        if is_first:
             known[id(weight)] = weight, numbers(weight, bits)
         del module._parameters["weight"]
         module.__class__ = QuantizedLinear if isinstance(module, nn.Linear) else QuantizedEmbedding
         vars(module).update(bits=bits, shape=weight.shape, dtype=weight.dtype)
         for name, value in known[id(weight)][1]._asdict().items():
-            module.register_buffer(name, value, persistent=own)
+            module.register_buffer(name, value, persistent=is_first)
     model.requires_grad_(False)
 
 

@@ -119,7 +119,7 @@ KERNELS = (product, quantized_linear.product)  # by their numbers
 @functools.cache
 def _teams(workers: int, used: frozenset[int]) -> np.ndarray:
     start = openmp()
-    addresses = [made.address(torch.float32) if n in used else 0 for n, made in enumerate(KERNELS)]
+    addresses = [callee.address(torch.float32) if n in used else 0 for n, callee in enumerate(KERNELS)]
     if start is None:
         return np.array([1, 0, *addresses])
     return np.array([workers, ctypes.cast(start, ctypes.c_void_p).value, *addresses])

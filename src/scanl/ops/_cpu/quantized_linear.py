@@ -128,8 +128,8 @@ _four_by_groups, _one_by_groups = _tile(4, 2, True), _tile(1, 4, True)
 
 
 @helper(error_model="numpy")
-def _as_whole(out, first, x, bits, most):
-    """Write x as whole numbers of at most `most`; return the factor that makes x of them, NaN if x is not finite.
+def _as_whole(out, first, x, bits, limit):
+    """Write x as whole numbers of at most `limit`; return the factor that makes x of them, NaN if x is not finite.
 
     bits: the same memory as whole numbers, which are in the order of the absolute values but for the sign.
     """
@@ -137,7 +137,7 @@ def _as_whole(out, first, x, bits, most):
     for k in range(x.size):
         largest = max(largest, np.int32(bits[k] & np.int32(0x7FFFFFFF)))
     peak = np.int32(largest).view(np.float32)
-    by = np.float32(most) / peak
+    by = np.float32(limit) / peak
     if not peak < np.inf:
         return np.float32(np.nan)
     if not by < np.inf:  # all are 0, or next to it
@@ -145,7 +145,7 @@ def _as_whole(out, first, x, bits, most):
         return np.float32(0)
     for k in range(x.size):
         out[first + k] = np.int16(np.rint(x[k] * by))
-    return peak / np.float32(most)
+    return peak / np.float32(limit)
 
 
 @helper()
@@ -192,8 +192,8 @@ def product(slots):
     rows, columns, terms, grouped = slots.rows, slots.columns, slots.terms, slots.groups != 0
     w = part(slots.packed, 0, columns * (terms // 2 if grouped else terms), np.int8)
     group = part(slots.groups, 0, columns * (terms // GROUP) if grouped else 0, np.int8)
-    scale, most = part(slots.scale, 0, columns, np.float32), MOST_BY_GROUPS if grouped else MOST
-    whole, factors = scratch(min(rows, ROWS) * terms, np.int16), scratch(ROWS, np.float32)
+    scale, limit = part(slots.scale, 0, columns, np.float32), MOST_BY_GROUPS if grouped else MOST
+    numbers, factors = scratch(min(rows, ROWS) * terms, np.int16), scratch(ROWS, np.float32)
     totals, ready = scratch(8, np.int64), -1
     for unit in units(slots):  # a unit is some rows and `width` columns
         first, begin = unit // slots.blocks * ROWS, unit % slots.blocks * slots.width
@@ -202,20 +202,20 @@ def product(slots):
             for r in range(count):
                 at = (first + r) * slots.x_row
                 x, bits = part(slots.x, at, terms, np.float32), part(slots.x, at, terms, np.int32)
-                factors[r] = _as_whole(whole, r * terms, x, bits, most)
+                factors[r] = _as_whole(numbers, r * terms, x, bits, limit)
             ready = first
         half, quarter = (end - begin) // 2, (end - begin) // 4
         for r in range(0, count - count % 4, 4):
             for j in range(half + (end - begin) % 2):
                 column, apart = (begin + j, half) if j < half else (end - 2, 1)
-                _add_products(totals, 4, whole, r * terms, terms, w, column, apart, group, grouped)
+                _add_products(totals, 4, numbers, r * terms, terms, w, column, apart, group, grouped)
                 for i in range(8):
                     at = first + r + i // 2
                     _write(slots, at, column + i % 2 * apart, totals[i], factors[r + i // 2], scale)
         for r in range(count - count % 4, count):
             for j in range(quarter + ((end - begin) % 4 > 0)):
                 column, apart = (begin + j, quarter) if j < quarter else (end - 4, 1)
-                _add_products(totals, 1, whole, r * terms, terms, w, column, apart, group, grouped)
+                _add_products(totals, 1, numbers, r * terms, terms, w, column, apart, group, grouped)
                 for i in range(4):
                     _write(slots, first + r, column + i * apart, totals[i], factors[r], scale)
 

@@ -206,7 +206,8 @@ class Loops:
                 ["{0} * {1}" + ("" if bias is None else " + {2}")],
             )
             return
-        if b.strides[-2] == 1 and k * m >= LARGE and m >= 6 and _adjacent(out, a) and not any(size > 1 for size in groups):
+        one = not any(size > 1 for size in groups) and _adjacent(out, a)
+        if one and b.strides[-2] == 1 and k * m >= LARGE and m >= 6:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
             pairs = ", ".join(f"p{at}, {row}" for at, row in enumerate(rows))
             self._call_kernel("times", [out, a, b], f"{pairs}, {n}, {m}, {k}")

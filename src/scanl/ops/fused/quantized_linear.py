@@ -5,9 +5,10 @@ r"""A linear map whose weight is whole numbers of 8 or 4 bits.
 With 8 bits g is 1 and s_n is the largest absolute value of row n over 127. With 4 bits each group of 32 terms has a
 factor g of its own, a whole number too, so that the sum has whole numbers alone besides x.
 
-Source: Dettmers et al., "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale", arXiv:2208.07339, section 2;
-Dettmers et al., "QLoRA", arXiv:2305.14314, section 3 (factors of groups that are quantized too). Differs: x keeps 16
-bits beside a weight of 8, and 13 beside one of 4; factors of groups are whole numbers.
+Source: Dettmers et al., "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale", arXiv:2208.07339, section
+2; Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv:2305.14314, section 3 (factors of groups that
+are quantized too). Differs: x keeps 16 bits beside a weight of 8, and 13 beside one of 4; factors of groups are whole
+numbers.
 """
 
 from typing import NamedTuple
@@ -66,12 +67,12 @@ def _piece(weight: Tensor, bits: int) -> Packed:
     for shrunk in SHRUNK:  # a smaller step clips the largest number, and is finer for the others
         tried = (shrunk * step / _divisor(scale)[:, None]).round().clamp(1, 127)
         width = tried * scale[:, None]
-        whole = (terms / _divisor(width)[..., None]).round().clamp(-8, 7)
-        error = (whole * width[..., None] - terms).square().sum(2)
+        rounded = (terms / _divisor(width)[..., None]).round().clamp(-8, 7)
+        error = (rounded * width[..., None] - terms).square().sum(2)
         better = error < best
         best = torch.where(better, error, best)
         groups = torch.where(better, tried, groups)
-        numbers = torch.where(better[..., None], whole, numbers)
+        numbers = torch.where(better[..., None], rounded, numbers)
     lower, upper = (numbers + 8).to(torch.uint8).chunk(2, 2)
     return Packed((lower | upper << 4).flatten(1).view(torch.int8), scale, groups.to(torch.int8))
 
