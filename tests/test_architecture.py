@@ -17,7 +17,7 @@ BELOW: dict[str, set[str]] = {
     "models": {"common", "ops", "layers"},
     "data": {"common"},
     "tasks": {"common", "data"},
-    "learning": {"common", "ops", "layers", "models", "data", "tasks"},
+    "learning": {"common", "ops", "layers", "models", "data", "tasks", "parallel"},
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
     "export": {"common", "ops", "layers", "models"},

@@ -32,6 +32,10 @@ class CheckpointError(ScanlError, RuntimeError):
     """A run folder, checkpoint or state file is missing or damaged, or belongs to another model."""
 
 
+class ProcessError(ScanlError, RuntimeError):
+    """A process of a run has ended, or cannot be reached."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the message for an unknown name. It suggests the nearest known name, or lists all when none is near."""
     known = list(known)

@@ -1,8 +1,10 @@
 """One of several processes that divide a sequence, `python process.py RANK SIZE STORE WHAT ...`: 0 if all is right."""
 
+import copy
 import os
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,6 +127,36 @@ def refused():
             scan(op, x, x if op is ops.linear_scan else torch.zeros(width, width, dtype=x.dtype))
 
 
+def sharded():
+    """A model whose weights are divided among the ranks learns as one that each has, and other numbers of ranks read
+    its checkpoint."""
+    from scanl.learning.run.checkpoint import OWN_PARTS, PARTS
+    from scanl.learning.run.shards import read_shards, write_shards
+    from scanl.learning.run.sharing import shard, undivided_tensor
+
+    torch.manual_seed(2)
+    model = LanguageModel(16, Stack(8, 3, ("rwkv7", "gru"))).double()
+    divided, mesh = copy.deepcopy(model), DeviceMesh("cpu", list(range(SIZE)))
+    shard(divided, mesh)
+    tokens, targets = torch.randint(16, (2, SIZE, 7))
+    for each, rows in ((model, slice(None)), (divided, slice(RANK, RANK + 1))):
+        optimizer = torch.optim.AdamW(each.parameters())
+        for _ in range(2):
+            logits, _ = each(tokens[rows])
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    path, expected = Path(sys.argv[3]).with_name("checkpoint.ckpt"), model.state_dict()
+    own = {"scanl": dict.fromkeys(OWN_PARTS, 0), "state_dict": divided.state_dict()}
+    write_shards({**dict.fromkeys(PARTS, 0), **own, "optimizer_states": [optimizer.state_dict()]}, path)
+    two = DeviceMesh("cpu", [0, 1])
+    for fewer in (None, two) if RANK < 2 else (None,):
+        found = read_shards(path, fewer)
+        for name, value in found["state_dict"].items():
+            close(undivided_tensor(value), expected[name], name)
+        assert found["optimizer_states"][0]["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
 def lost():
     """A rank that dies: the others raise an error soon."""
     if RANK < SIZE - 1:
@@ -137,5 +169,5 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"file://{sys.argv[3]}", timeout=timedelta(seconds=30), rank=RANK, world_size=SIZE)
     for what in sys.argv[4:]:
-        {work.__name__: work for work in (every_op, hybrid, counted, refused, lost)}[what]()
+        {work.__name__: work for work in (every_op, hybrid, counted, refused, sharded, lost)}[what]()
     dist.destroy_process_group()

@@ -14,11 +14,12 @@ from scanl.cli.tasks import task_help
 from scanl.data import sources
 from scanl.data.series_source import SeriesSource
 from scanl.data.shards.listing import absolute
-from scanl.errors import ConfigError, DivergenceError
+from scanl.errors import ConfigError, DivergenceError, ScanlError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model, answerer
-from scanl.learning.run.config import OPTIONS, OWN, check_resumable
+from scanl.learning.run import torchrun
+from scanl.learning.run.config import OPTIONS, OWN, check_resumable, rows_in_a_step
 from scanl.learning.run.configuration import add_options
 from scanl.learning.run.run import Run
 from scanl.models import presets
@@ -26,9 +27,9 @@ from scanl.models.saving import QUANTIZED
 
 # Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
 OF_THE_LOOP = {
-    "steps", "recursive", "algorithm", "algorithm_options", "carry_state", "init", "devices", "strategy", "accelerator",
-    "precision", "until", "patience", "eval_every", "log_every", "save_seconds", "tensorboard", "accumulate",
-    "optimizer", "warmup", "clip", "clip_value", "weight_decay", "split",
+    "steps", "recursive", "algorithm", "algorithm_options", "carry_state", "init", "devices", "strategy",
+    "sequence_parallel", "recompute", "accelerator", "precision", "until", "patience", "eval_every", "log_every",
+    "save_seconds", "tensorboard", "accumulate", "optimizer", "warmup", "clip", "clip_value", "weight_decay", "split",
 }  # fmt: skip
 
 RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
@@ -45,10 +46,27 @@ SIMILAR = {
 
 def run(argv: Sequence[str]) -> int:
     """Train, or resume with `--resume RUN`. Return exit code 130 when a signal ended the run."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return _join()
+    if torchrun.started():
+        if torchrun.rank() > 0:
+            return _join(torchrun.told())
+        try:
+            return _begin(argv)
+        except ScanlError as error:
+            torchrun.tell(error=str(error))
+            raise
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return _begin(argv)
+    if RUN not in os.environ:
+        raise ConfigError("train: started by another launcher; start it with torchrun, or once, with --devices N")
+    return _join(os.environ[RUN])
+
+
+def _begin(argv: Sequence[str]) -> int:
+    """Train as the only process, or the first one."""
     config, resumed = parse(argv)
     if resumed is None and chosen_by_backtests(config, fixed := options_of_line(argv, config)):
+        if torchrun.started():
+            raise ConfigError("train: torchrun has started it, expected one process, as backtests choose a forecaster")
         return choose_and_save(config, fixed)
     ready = prepare(config, resumed)
     if not start(ready):
@@ -146,6 +164,8 @@ def start(ready: Run) -> bool:
         folder.write_text(folder.config_file, config.to_yaml())  # the number of devices may have changed
         print(f"run folder {folder.path}: {_describe(ready)}", file=sys.stderr, flush=True)
         os.environ[RUN] = str(folder.path.resolve())
+        if torchrun.started():
+            torchrun.tell(folder=os.environ[RUN])
         outcome = train(ready, steps)
     if outcome.interrupted:
         print(
@@ -167,7 +187,7 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
     """Return the configuration, and the folder of the run to resume, if any."""
     args = _parser(TrainConfig()).parse(argv)
     if args.resume is None:
-        return TrainConfig.parsed(args), None
+        return by_launcher(TrainConfig.parsed(args), argv), None
     folder = RunFolder.open(args.resume)
     config = folder.config()
     if folder.weights.exists() and folder.stored()[1].get(QUANTIZED):
@@ -179,25 +199,39 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
             f"train: {args.resume} is complete: its forecaster was chosen by backtests; to choose again, leave out "
             "--resume"
         )
-    changed = TrainConfig.parsed(_parser(config).parse(argv))
+    changed = by_launcher(TrainConfig.parsed(_parser(config).parse(argv)), argv)
     check_resumable(config, changed)
     return changed, folder
 
 
-def _join() -> int:
-    """Train as a further process of a distributed run.
+def by_launcher(config: TrainConfig, argv: Sequence[str]) -> TrainConfig:
+    """Return the configuration with torchrun's number of processes, if it is the launcher.
+
+    Raises ConfigError if the command line has another number.
+    """
+    if not torchrun.started():
+        return config
+    processes = torchrun.processes()
+    if "devices" in options_of_line(argv, config) and config.run.devices != processes:
+        raise ConfigError(
+            f"train: devices is {config.run.devices}, expected {processes} because torchrun has started as many "
+            "processes; leave the option out"
+        )
+    return config.changed({"devices": processes})
+
+
+def _join(path: str) -> int:
+    """Train as a further process of a distributed run, whose folder the first one has made.
 
     If the run diverges, all processes stop and the first one reports it. This process then exits with code 0, because
     lightning would otherwise kill the first one.
     """
     from scanl.learning.run.train import planned, train
 
-    if RUN not in os.environ:
-        raise ConfigError("train: started by another launcher; start it once, with --strategy ddp --devices N")
-    folder = RunFolder.open(os.environ[RUN])
+    folder = RunFolder.open(path)
     ready = Run(folder.config(), folder)
     with suppress(DivergenceError):
-        train(ready, planned(ready))
+        train(ready, planned(ready, joined=True))
     return 0
 
 
@@ -219,7 +253,7 @@ def _describe(ready: Run) -> str:
     parameters = sum(p.numel() for p in ready.model.parameters())
     steps, minutes = config.training.steps, config.training.minutes
     length = f"{steps:,} steps" if steps is not None else f"{minutes:g} minutes"
-    sequences = config.source.batch_size * config.run.devices * config.training.accumulate
+    sequences = rows_in_a_step(config) * config.training.accumulate
     return f"{config.stack.layer}, {parameters:,} parameters, {length} of {sequences} {ready.source}"
 
 

@@ -77,6 +77,30 @@ class _Again:
         _OPEN.reset(self._tokens.pop())
 
 
-def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return `context_fn` of `torch.utils.checkpoint`: what runs again computes the losses again, as it must."""
-    return nullcontext(), nullcontext() if collecting() is None else _Again()
+class _BuffersUnchanged:
+    """A context around another that restores a module's buffers when it has run again; it can be entered often."""
+
+    def __init__(self, module: nn.Module, inner: AbstractContextManager[Any]) -> None:
+        self._module, self._inner = module, inner
+        self._before: list[list[tuple[Tensor, Tensor]]] = []
+
+    def __enter__(self) -> None:
+        self._inner.__enter__()
+        self._before.append([(buffer, buffer.clone()) for buffer in self._module.buffers()])
+
+    def __exit__(self, *error: object) -> None:
+        with torch.no_grad():
+            for buffer, values in self._before.pop():
+                buffer.copy_(values)
+        self._inner.__exit__(None, None, None)
+
+
+def checkpoint_contexts(
+    module: nn.Module | None = None,
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return `context_fn` of `torch.utils.checkpoint`: what runs again computes the losses again, as it must.
+
+    module: what runs, if its buffers may change when it does; they are changed once.
+    """
+    again = nullcontext() if collecting() is None else _Again()
+    return nullcontext(), again if module is None else _BuffersUnchanged(module, again)

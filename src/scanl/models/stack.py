@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from scanl.configured import WORDS, Configured, at_least
 from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.layers import auxiliary
 from scanl.layers.base import Layer, widen
 from scanl.layers.designation import Designation, label, layer_class, make_layer
 from scanl.layers.module import Module
@@ -75,6 +78,9 @@ class Stack(Backbone):
     The initial weights of projections into the residual stream are divided by the square root of the number of such
     projections in the stack, so that the stream's variance does not grow with depth. Layers whose authors publish
     another scale (`residual_by_depth`) use that scale. State: one BlockState for each block.
+
+    recompute: an attribute, False at first. If it is True, a forward pass with gradients keeps only what enters each
+    block, and the backward pass runs the block again (Chen et al., arXiv:1604.06174). The numbers are the same.
     """
 
     name: ClassVar[str] = "stack"  # in messages
@@ -132,6 +138,7 @@ class Stack(Backbone):
         self.norm_kind, self.norm_eps = norm, norm_eps
         self.norm = self.make_norm()
         self.residual_in_float32 = residual_in_float32
+        self.recompute = False
         self._scale_residual_writers()
 
     def mixers(self) -> list[Layer]:
@@ -185,8 +192,10 @@ class Stack(Backbone):
         self._check_state(state)
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
+        again = self.recompute and torch.is_grad_enabled()
         for index, (block, previous) in enumerate(zip(self._blocks(), state or [None] * len(self.blocks), strict=True)):
-            x, after = block(x, previous, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
+            run = partial(_checkpointed, block) if again else block
+            x, after = run(x, previous, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
             x = x if after_block is None else after_block(index, x)
             states.append(after)
         return x, tuple(states)
@@ -206,6 +215,19 @@ class Stack(Backbone):
             f"stack: state is {shown}, expected None or the state that this stack returned, a BlockState for each of "
             f"its {blocks} blocks"
         )
+
+
+def _checkpointed(
+    block: Block, x: Tensor, state: BlockState | None, *, memo: dict[str, Tensor], **others: Any
+) -> tuple[Tensor, BlockState]:
+    """Call a block of which the backward pass needs only what enters it, because it runs the block again."""
+    first, entering = iter([memo]), dict(memo)
+
+    def run(x: Tensor, state: BlockState | None) -> tuple[Tensor, BlockState]:
+        return block(x, state, memo=next(first, dict(entering)), **others)
+
+    contexts = partial(auxiliary.checkpoint_contexts, block)
+    return checkpoint(run, x, state, use_reentrant=False, context_fn=contexts)  # pyright: ignore[reportReturnType]
 
 
 def check_causal(who: str, stack: Backbone) -> None:

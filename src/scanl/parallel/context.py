@@ -1,8 +1,9 @@
 """Sequence (context) parallelism: a model whose processes each read a stretch of the sequence."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -149,6 +150,23 @@ def _from_states(
         return Op._call(op, **{**operands, op.state: state}, **options, **call)
 
 
+class _Thread(threading.local):
+    undivided = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """A context in which the models of this thread read whole sequences, as if no other process read the rest."""
+    outer, _thread.undivided = _thread.undivided, True
+    try:
+        yield
+    finally:
+        _thread.undivided = outer
+
+
 class ContextParallel(ParallelStyle):
     """Let each process of a mesh read a stretch of the sequence.
 
@@ -207,6 +225,8 @@ class _Division:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
         """Before a call of the module: the ranks compare what they are about to do."""
+        if _thread.undivided:
+            return
         if others.get("mask") is not None:
             raise ConfigError("mask: it is given, expected none, as the stretches of the ranks are one sequence")
         x = args[0]
@@ -224,7 +244,8 @@ class _ByOps:
 
     def before(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
         self.open.append(ExitStack())
-        self.open[-1].enter_context(divided_by(partial(division.run, self.division.ranks, self.division.anchor)))
+        if not _thread.undivided:
+            self.open[-1].enter_context(divided_by(partial(division.run, self.division.ranks, self.division.anchor)))
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
         self.open.pop().close()
@@ -238,7 +259,9 @@ class _InTurn:
 
     def before(
         self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if _thread.undivided:
+            return None
         assert isinstance(layer, Layer)
         x, state = args[0], args[1] if len(args) > 1 else others.get("state")
         packed = others.get("cu_seqlens")
@@ -251,6 +274,7 @@ class _InTurn:
     def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> Any:
         if output is None:  # the call failed, perhaps before the state had come
             self.entering.clear()
+        if output is None or _thread.undivided:
             return None
         entering = self.entering.pop()
         y, state = output

@@ -8,6 +8,12 @@ from torch import Tensor
 from scanl.errors import ShapeError
 
 
+def bounds(steps: int, rank: int, size: int) -> tuple[int, int]:
+    """Return where the stretch of a rank begins and ends: all are as equal as can be, the longer ones first."""
+    begin = rank * (steps // size) + min(rank, steps % size)
+    return begin, begin + steps // size + (rank < steps % size)
+
+
 def stretch(x: Tensor, rank: int, size: int, *, lengths: Sequence[int] | None = None, dim: int = 1) -> Tensor:
     """Return the stretch of rank `rank` of `size`, a view.
 
@@ -15,7 +21,8 @@ def stretch(x: Tensor, rank: int, size: int, *, lengths: Sequence[int] | None = 
     Raises ShapeError if the lengths do not add up to the steps of x.
     """
     steps = x.shape[dim]
-    lengths = [steps // size + (at < steps % size) for at in range(size)] if lengths is None else lengths
+    if lengths is None:
+        lengths = [end - begin for begin, end in (bounds(steps, at, size) for at in range(size))]
     if len(lengths) != size or sum(lengths) != steps:
         raise ShapeError(f"lengths: {list(lengths)}, expected {size} numbers whose sum is the {steps} steps of x")
     return x.narrow(dim, sum(lengths[:rank]), lengths[rank])

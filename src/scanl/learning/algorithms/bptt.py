@@ -1,11 +1,9 @@
 """Backpropagation through time."""
 
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from scanl.configured import at_least
@@ -75,30 +73,9 @@ class BPTT(Algorithm):
             return loss, detach(state)
 
         def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:
-            def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-                forward, again = auxiliary.checkpoint_contexts()
-                return forward, _BuffersUnchanged(model, again)
-
+            contexts = partial(auxiliary.checkpoint_contexts, model)
             return checkpoint(partial(model, **others), x, state, use_reentrant=False, context_fn=contexts)
 
         size = -(-batch.length // self.segments)
         loss, state = self.loss(InPieces("bptt", model, size, run), batch, learner)
         return loss, detach(state)
-
-
-class _BuffersUnchanged:
-    """A context around another that restores the buffers when a segment has run again; it can be entered often."""
-
-    def __init__(self, model: nn.Module, inner: AbstractContextManager[Any]) -> None:
-        self._model, self._inner = model, inner
-        self._before: list[list[tuple[Tensor, Tensor]]] = []
-
-    def __enter__(self) -> None:
-        self._inner.__enter__()
-        self._before.append([(buffer, buffer.clone()) for buffer in self._model.buffers()])
-
-    def __exit__(self, *error: object) -> None:
-        with torch.no_grad():
-            for buffer, values in self._before.pop():
-                buffer.copy_(values)
-        self._inner.__exit__(None, None, None)

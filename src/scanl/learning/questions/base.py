@@ -1,7 +1,9 @@
 """What learning does for a question, and the registry of questions by their classes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -141,8 +143,25 @@ def answerer(question: Question) -> Answerer[Any]:
     return registry[type(question)](question)
 
 
+_COUNTS: ContextVar[list[Tensor] | None] = ContextVar("scanl.counts", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[list[Tensor]]:
+    """A context whose list gets the number of losses of each `mean` in it."""
+    counts: list[Tensor] = []
+    token = _COUNTS.set(counts)
+    try:
+        yield counts
+    finally:
+        _COUNTS.reset(token)
+
+
 def mean(losses: Tensor, count: Tensor) -> Tensor:
     """Return the sum of losses over their number, or 0 for none."""
+    counts = None if torch.compiler.is_compiling() else _COUNTS.get()
+    if counts is not None:
+        counts.append(count)
     return losses.sum() / count.clamp(min=1)
 
 

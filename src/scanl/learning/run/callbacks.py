@@ -18,10 +18,13 @@ from scanl.files import writing
 from scanl.learning.evaluation import measure
 from scanl.learning.questions import Model
 from scanl.learning.report import Report
-from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
+from scanl.learning.run.checkpoint import write_checkpoint
 from scanl.learning.run.folder import RunFolder
 from scanl.learning.run.metrics import Progress, Written, as_csv
 from scanl.learning.run.module import Learning
+from scanl.learning.run.shards import read_shards
+from scanl.learning.run.sharing import own
+from scanl.parallel.context import undivided
 
 # SIGHUP comes when the terminal closes; Windows has none.
 HANG_UP = tuple(number for number in signal.Signals if number.name == "SIGHUP")
@@ -41,7 +44,7 @@ class AtomicCheckpointIO(CheckpointIO):
         write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_checkpoint(Path(path))
+        return read_shards(Path(path))
 
     def remove_checkpoint(self, path: Any) -> None:
         path.unlink()
@@ -92,12 +95,13 @@ class Keeper(pl.Callback):
             return
         self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.plan.steps
         if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.plan.steps:
-            for name, parameter in pl_module.model.named_parameters():
-                if not parameter.isfinite().all():
-                    raise DivergenceError(
-                        f"train: {name} is not finite after step {trainer.global_step}; "
-                        "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
-                    )
+            parameters = pl_module.model.named_parameters()
+            bad = next((name for name, parameter in parameters if not own(parameter).isfinite().all()), None)
+            if any(pl_module.sum(bad is not None)):
+                raise DivergenceError(
+                    f"train: {bad or 'a weight of another process'} is not finite after step {trainer.global_step}; "
+                    "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
+                )
             trainer.save_checkpoint(self.folder.checkpoint)
             self._saved = time.monotonic()
         trainer.should_stop = self.interrupted
@@ -158,7 +162,10 @@ class Best:
 
 
 class Recorder(pl.Callback):
-    """Write metrics.csv, measure, end the run early, and show progress. Only the first process writes and measures."""
+    """Write metrics.csv, measure, end the run early, and show progress.
+
+    Only the first process writes. It measures alone too, unless each process has only a shard of the model.
+    """
 
     def __init__(self, folder: RunFolder, report: Report) -> None:
         self.folder, self.report = folder, report
@@ -228,11 +235,12 @@ class Recorder(pl.Callback):
         self._since = time.monotonic()
 
     def _measure(self, trainer: pl.Trainer, learning: Learning) -> None:
-        """Measure on the first process. Tell all processes whether the run ends here or has diverged."""
+        """Measure whole sequences. Tell all processes whether the run ends here or has diverged."""
         step, patience = trainer.global_step, learning.config.run.patience
         source, until, failed = learning.source, learning.config.run.until, False
-        if trainer.is_global_zero:
-            self.measured = measure(learning.model, source, source.unseen(step))
+        if trainer.is_global_zero or learning.sharded:
+            with undivided():
+                self.measured = measure(learning.model, source, source.unseen(step))
             failed = not math.isfinite(self.measured)
             if until is not None and not self.report.better(until, self.measured):
                 self.ended = "until"

@@ -32,6 +32,7 @@ OWN = (
 )  # sources of the user's own files
 
 
+FSDP = "fsdp"  # the strategy that divides the model; it is torch's second FSDP, not lightning's of that name
 DEFAULTS = {"dim": 256, "depth": 4}  # of arguments of `Stack` that have none
 
 
@@ -138,6 +139,9 @@ class TrainingConfig:
     accumulate: Annotated[
         int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
     ] = 1
+    recompute: Annotated[bool, "keep only what enters each block in memory; the backward pass runs the block again"] = (
+        False
+    )
     algorithm: Annotated[
         str, "how the gradient is computed: a registered algorithm, such as bptt; docs/algorithms.md lists them"
     ] = "bptt"
@@ -170,8 +174,11 @@ class RunConfig:
     save_seconds: Annotated[float, at_least(0), "seconds between two checkpoints"] = 30.0
     tensorboard: Annotated[bool, "write the metrics for TensorBoard too, into the run folder"] = False
     accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
-    devices: Annotated[int, at_least(1), "number of processes or devices"] = 1
-    strategy: Annotated[str, "lightning's: auto, ddp, ..."] = "auto"
+    devices: Annotated[int, at_least(1), "number of processes or devices; under torchrun, all that it has started"] = 1
+    strategy: Annotated[
+        str, "of several: ddp, each has the model; fsdp, each has a shard of it; or another of lightning's"
+    ] = "auto"
+    sequence_parallel: Annotated[int, at_least(1), "number of processes that divide each sequence"] = 1
     precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = "32-true"
 
 
@@ -196,8 +203,30 @@ class TrainConfig(Configuration):
         check_options(self.training.algorithm, chosen, self.training.algorithm_options)
         if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
+        self._check_sharing()
         if self.training.steps == 0 and not self.head.start:
             raise ConfigError("train: steps is 0, expected at least 1 because start is none")
+
+    def _check_sharing(self) -> None:
+        """Raise ConfigError for options that do not fit several processes."""
+        run, algorithm = self.run, self.training.algorithm
+        if run.devices % run.sequence_parallel:
+            raise ConfigError(
+                f"train: devices is {run.devices}, expected a multiple of {run.sequence_parallel} because of "
+                "sequence_parallel"
+            )
+        whole = {"strategy": run.strategy} if run.strategy == FSDP else {}
+        whole |= {"sequence_parallel": run.sequence_parallel} if run.sequence_parallel > 1 else {}
+        for name, value in whole.items():
+            if algorithm != "bptt" or self.training.algorithm_options.get("segments", 1) != 1:
+                raise ConfigError(
+                    f"train: algorithm is {algorithm} with options {self.training.algorithm_options}, expected bptt in "
+                    f"one segment because {name} is {value}"
+                )
+        if run.sequence_parallel > 1 and self.source.carry_state:
+            raise ConfigError(
+                f"train: carry_state is True, expected False because sequence_parallel is {run.sequence_parallel}"
+            )
 
     @property
     def entry(self) -> type[Entry]:
@@ -276,6 +305,11 @@ def seeded_model(config: TrainConfig, question: Question) -> Model:
     return build_model(config, question)
 
 
+def rows_in_a_step(config: TrainConfig) -> int:
+    """Return the number of sequences in a batch of all processes."""
+    return config.source.batch_size * config.run.devices // config.run.sequence_parallel
+
+
 def check_resumable(
     config: TrainConfig, wanted: TrainConfig, where: str = "the run to resume; leave the option out"
 ) -> None:
@@ -283,11 +317,15 @@ def check_resumable(
 
     The path of the data may differ. where: origin of `config` for the message, and what to do.
     """
-    free = {"data", "devices", "batch_size", "strategy", "accelerator", "save_seconds", "out", "tensorboard"}
+    free = {
+        "data", "devices", "batch_size", "strategy", "sequence_parallel", "recompute", "accelerator", "save_seconds",
+        "out", "tensorboard",
+    }  # fmt: skip
     stored, now = config.options(), wanted.options()
     pairs = {name: (stored[name], now[name]) for name in OPTIONS if name not in free}
     pairs["data"] = config.entry.name, wanted.entry.name
-    pairs["batch_size * devices"] = tuple(o["batch_size"] * o["devices"] for o in (stored, now))
+    divided = " / sequence_parallel" * (stored["sequence_parallel"] > 1 or now["sequence_parallel"] > 1)
+    pairs[f"batch_size * devices{divided}"] = rows_in_a_step(config), rows_in_a_step(wanted)
     for name, (old, new) in pairs.items():
         if old != new:
             expected = "none" if old is None else old

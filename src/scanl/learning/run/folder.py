@@ -3,7 +3,8 @@ model's output: sample.txt for text, forecast.png for a forecast, classes.png fo
 by backtests has backtests.csv instead of metrics.csv and loss.png.
 
 Every file is written under a temporary name and then renamed, so it is either complete or missing. The weights and the
-checkpoint contain digests of their bytes.
+checkpoint contain digests of their bytes. A run whose processes divide the model has a folder of shards beside its
+checkpoint, which names it.
 """
 
 from contextlib import AbstractContextManager
@@ -20,7 +21,6 @@ from scanl.files import locked, written_whole
 from scanl.layers.designation import label
 from scanl.layers.parts.quantized import prepare
 from scanl.learning.questions import Model
-from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.config import OWN, TrainConfig, build_model, layer_names
 from scanl.models.saving import QUANTIZED, save_model
 
@@ -130,7 +130,9 @@ class RunFolder:
             return load_tensors(self.weights, "run")
         if not self.checkpoint.exists():
             raise CheckpointError(f"run: {self.path} has no weights yet; train it: scanl train --resume {self.path}")
-        checkpoint = read_checkpoint(self.checkpoint)
+        from scanl.learning.run.shards import read_shards
+
+        checkpoint = read_shards(self.checkpoint)
         tensors = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
         return tensors, checkpoint["scanl"]
 

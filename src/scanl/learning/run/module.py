@@ -1,5 +1,6 @@
 """Training as a Lightning module: batches, the algorithm's updates, the optimizer, and what a checkpoint saves."""
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,8 +18,15 @@ from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
-from scanl.learning.run.config import TrainConfig
+from scanl.learning.questions.base import counted
+from scanl.learning.run.config import TrainConfig, rows_in_a_step
 from scanl.learning.run.plan import UNKNOWN, Plan, rate
+from scanl.learning.run.sharing import own, shard, share_sequences, undivided_tensor
+from scanl.learning.run.strategy import Sharded
+from scanl.models import Stack
+from scanl.parallel.context import meet
+from scanl.parallel.ranks import Group
+from scanl.parallel.stretches import bounds
 
 
 class Learning(pl.LightningModule):
@@ -29,6 +37,7 @@ class Learning(pl.LightningModule):
 
     Between the forward and the backward pass the processes agree on four things: whether to stop, whether to save, the
     number of steps, and whether to give up because a loss is not finite. The callbacks read the result from `agreed`.
+    They also exchange their losses: what is learnt is the mean over all answers of the batch, wherever they are.
     """
 
     def __init__(self, model: Model, config: TrainConfig, source: Source) -> None:
@@ -52,6 +61,31 @@ class Learning(pl.LightningModule):
         self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
         self.tokens = 0  # read by this process since then
         self.read = 0  # batches of the present step
+
+    def configure_model(self) -> None:
+        run, strategy = self.config.run, self.trainer.strategy
+        for stack in self.model.modules():
+            if isinstance(stack, Stack):
+                stack.recompute = self.config.training.recompute
+        if self.trainer.world_size > 1:
+            mesh = (self.trainer.world_size // run.sequence_parallel, run.sequence_parallel)
+            digest = hashlib.sha256(self.config.to_yaml().encode()).hexdigest()
+            meet(Group(), False, strategy.root_device, mesh=mesh, configuration=digest)
+        if run.sequence_parallel > 1:
+            device = strategy.root_device.type
+            share_sequences(self.model, device, self.trainer.world_size, run.sequence_parallel)
+        if isinstance(strategy, Sharded):
+            shard(self.model, strategy.mesh)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process has only a shard of the model."""
+        return isinstance(self.trainer.strategy, Sharded)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the model cannot run in one process as it is now."""
+        return self.sharded or self.config.run.sequence_parallel > 1
 
     def train_dataloader(self) -> "Batches":
         return Batches(self)
@@ -84,21 +118,24 @@ class Learning(pl.LightningModule):
         return self.read == self.config.training.accumulate
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, learner = self._update(batch)
-        value = loss.item()
+        with counted() as counts:
+            loss, learner = self._update(batch)
+        value, count = loss.item(), float(sum(counts)) if counts else batch.size
         finite = math.isfinite(value)
-        stop, save, steps, failed, total = self.sum(*self.wishes.values(), not finite, value)
+        stop, save, steps, failed, total, answers = self.sum(*self.wishes.values(), not finite, count * value, count)
         self.agreed = {"stop": stop > 0, "save": save > 0}
+        mean = total / max(answers, 1)
         if failed:
-            self._give_up(f"loss is {total}", "of another process" if finite else self._first_not_finite(batch))
+            where = self._first_not_finite(batch)
+            self._give_up(f"loss is {mean}", "of another process" if finite else where)
         if steps:
             self.plan = self.plan.revised(self.global_step, int(steps))
-        self.loss_sum += total / self.trainer.world_size
+        self.loss_sum += mean
         self.tokens += batch.size * batch.length
         self.loss_count += 1
         self.learner = learner
         self.read += 1
-        return loss
+        return loss * (count * self.trainer.world_size / max(answers, 1))  # the processes' gradients are averaged
 
     def _update(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make an update of the algorithm. Unless a batch goes on where the last one ended, it begins sequences."""
@@ -113,10 +150,12 @@ class Learning(pl.LightningModule):
     ) -> None:
         if self.config.training.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.training.clip_value)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip)
+        norm = undivided_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip))
         if not norm.isfinite():
-            bad = (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
-            self._give_up(f"the gradient's norm is {norm.item()}", next(bad, "none alone, but all together"))
+            gradients = {name: own(leaf.grad) for name, leaf in self.model.named_parameters() if leaf.grad is not None}
+            bad = (name for name, gradient in gradients.items() if not gradient.isfinite().all())
+            alone = "none alone, but all together" + " or one of another process" * self.sharded
+            self._give_up(f"the gradient's norm is {norm.item()}", next(bad, alone))
 
     def configure_optimizers(self) -> Any:
         chosen = self.config.training
@@ -133,7 +172,7 @@ class Learning(pl.LightningModule):
         checkpoint["scanl"] = {
             "config": asdict(self.config),
             "corpus": self.source.digest(),
-            "rows": self.config.source.batch_size * self.trainer.world_size,
+            "rows": rows_in_a_step(self.config),
             "plan": asdict(self.plan),
             "seconds": self.seconds,
             "loss_sum": self.loss_sum,
@@ -144,7 +183,7 @@ class Learning(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint["scanl"]
-        rows = self.config.source.batch_size * self.trainer.world_size
+        rows = rows_in_a_step(self.config)
         if stored["rows"] != rows:
             raise CheckpointError(
                 f"train: batch_size * devices is {rows}, expected {stored['rows']} because of the checkpoint; "
@@ -201,14 +240,21 @@ class Learning(pl.LightningModule):
 
 
 class Batches:
-    """Endless batches, from the first of the current step on. Iteration begins only after a checkpoint is restored."""
+    """Endless batches, from the first of the current step on. Iteration begins only after a checkpoint is restored.
+
+    The processes in a row of the mesh read the same rows of a batch, each its stretch of them.
+    """
 
     def __init__(self, learning: Learning) -> None:
         self.learning = learning
 
     def __iter__(self) -> Iterator[Batch]:
         learning, step = self.learning, self.learning.batches
-        size, rank, world = learning.config.source.batch_size, learning.global_rank, learning.trainer.world_size
+        size, stretches = learning.config.source.batch_size, learning.config.run.sequence_parallel
+        (rank, stretch), world = divmod(learning.global_rank, stretches), learning.trainer.world_size // stretches
         while True:
-            yield learning.source.batch(step, size, rank, world).tensors()
+            batch = learning.source.batch(step, size, rank, world)
+            if stretches > 1:
+                batch = batch.steps(*bounds(batch.length, stretch, stretches), targets=True)
+            yield batch.tensors()
             step += 1

@@ -3,6 +3,8 @@
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from scanl.data.questions import NextToken
+from scanl.errors import ConfigError
 from scanl.learning.report import Report
 from scanl.learning.run.config import TrainConfig, fitting_precision, seeded_model
 from scanl.learning.run.folder import RunFolder
@@ -29,6 +31,11 @@ class Run:
         self.config, self.folder = config, folder
         self.source = config.open_source()
         self.model = seeded_model(config, self.source.question)
+        if config.run.sequence_parallel > 1 and not isinstance(self.source.question, NextToken):
+            raise ConfigError(
+                f"train: sequence_parallel is {config.run.sequence_parallel}, expected 1 because {config.entry.name} "
+                "asks for other answers than the next token"
+            )
         self.source.check()
         self.report = Report.of(self.source)
         self.report.check_reachable(config.run.until, config.entry.name)

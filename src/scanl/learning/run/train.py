@@ -4,15 +4,19 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
-from scanl.errors import CheckpointError
+import torch.distributed as dist
+
+from scanl.errors import CheckpointError, ProcessError, ScanlError
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run.checkpoint import read_checkpoint
-from scanl.learning.run.config import TrainConfig, check_resumable
+from scanl.learning.run.config import TrainConfig, build_model, check_resumable
 from scanl.learning.run.folder import check_tensors
 from scanl.learning.run.metrics import Written, read_metrics
 from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_loss_curve
 from scanl.learning.run.run import Run
+from scanl.learning.run.shards import check_shards
+from scanl.learning.run.sharing import undivided_tensor
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Outcome:
 def train(run: Run, steps: int | None = None) -> Outcome:
     """Train as the run's configuration says, and write the results. The caller holds the lock of the folder.
 
-    steps: the result of `planned`, to resume from the folder's checkpoint; None to begin.
+    steps: the result of `planned`, to resume from the folder's checkpoint; None to begin. Afterwards the run's model is
+    whole, in every process. Raises ProcessError when another process of the run has ended.
     """
     config, folder, source, model, trainer = run.config, run.folder, run.source, run.model, run.trainer
     assert folder is not None
@@ -47,9 +52,20 @@ def train(run: Run, steps: int | None = None) -> Outcome:
             trainer.fit(learning, ckpt_path=folder.checkpoint if steps else None)
         except SystemExit as error:  # Lightning raises it on Ctrl-C while it starts, and on a second Ctrl-C
             raise KeyboardInterrupt from error
-    model, best = model.cpu(), recorder.best
-    if best.weights:
-        model.load_state_dict(best.weights)
+        except RuntimeError as error:
+            if isinstance(error, ScanlError) or not _by_processes(error):
+                raise
+            raise ProcessError(
+                f"train: another process of the run has ended, or does not answer: {str(error).splitlines()[0]}; "
+                f"go on with: scanl train --resume {folder.path}"
+            ) from error
+    best = recorder.best
+    if best.weights or learning.shared:
+        weights = {name: undivided_tensor(value).cpu() for name, value in (best.weights or model.state_dict()).items()}
+        if learning.shared:
+            run.model = model = build_model(config, source.question)
+        model.load_state_dict(weights)
+    model = model.cpu()
     best_step = best.step if best.weights else None
     outcome = Outcome(model, trainer.global_step, keeper.interrupted, recorder.ended, best_step)
     if trainer.is_global_zero:
@@ -62,16 +78,24 @@ def train(run: Run, steps: int | None = None) -> Outcome:
     return outcome
 
 
-def planned(run: Run) -> int | None:
+def _by_processes(error: RuntimeError) -> bool:
+    """Return whether an error is of the connections between processes. gloo raises its own as plain RuntimeError."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def planned(run: Run, *, joined: bool = False) -> int | None:
     """Return the total number of steps in the checkpoint of the run's folder, None without one.
 
-    Raises CheckpointError for a checkpoint of another model or other data, ConfigError for another configuration.
+    Raises CheckpointError for a damaged checkpoint, or one of another model or other data, and ConfigError for another
+    configuration. Only the first process reads all shards to find damage.
     """
     folder = run.folder
     assert folder is not None
     if not folder.checkpoint.exists():
         return None
     stored = read_checkpoint(folder.checkpoint)
+    if not joined:
+        check_shards(stored, folder.checkpoint)
     stored_config = TrainConfig.from_values(stored["scanl"]["config"], folder.checkpoint)
     check_resumable(
         stored_config, run.config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run"

@@ -10,8 +10,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from scanl.errors import ConfigError
 from scanl.learning.run.callbacks import AtomicCheckpointIO
-from scanl.learning.run.config import TrainConfig
+from scanl.learning.run.config import FSDP, TrainConfig
 from scanl.learning.run.folder import RunFolder
+from scanl.learning.run.strategy import Sharded
+from scanl.learning.run.torchrun import machines
 
 
 def make_trainer(
@@ -31,10 +33,12 @@ def make_trainer(
     try:
         at = "" if folder is None else folder.path
         logger = TensorBoardLogger(at, name="tensorboard", version="") if config.run.tensorboard else False
+        sharded, nodes = config.run.strategy == FSDP, machines()
         return pl.Trainer(
             accelerator=config.run.accelerator,
-            devices=config.run.devices,
-            strategy=config.run.strategy,
+            devices=config.run.devices // nodes,
+            num_nodes=nodes,
+            strategy=Sharded(config.run.devices, 1) if sharded else config.run.strategy,
             precision=config.run.precision,  # pyright: ignore[reportArgumentType]
             max_steps=steps,
             accumulate_grad_batches=config.training.accumulate,
