@@ -135,7 +135,8 @@ def sharded():
     from scanl.learning.run.sharing import shard, undivided_tensor
 
     torch.manual_seed(2)
-    model = LanguageModel(16, Stack(8, 3, ("rwkv7", "gru"))).double()
+    stack = Stack(8, 3, ("rwkv7", "mingru"), layer_options={"rwkv7": {"head_dim": 4}})
+    model = LanguageModel(16, stack).double()
     divided, mesh = copy.deepcopy(model), DeviceMesh("cpu", list(range(SIZE)))
     shard(divided, mesh)
     tokens, targets = torch.randint(16, (2, SIZE, 7))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ConfigError, ShapeError
@@ -89,7 +90,10 @@ class Divided(torch.autograd.Function):
         ctx.effect, ctx.ranks, ctx.carry, ctx.rows, ctx.kind = effect, ranks, carry, rows, state.dtype
         needed = [v is not None and need for v, need in zip(values, ctx.needs_input_grad[6:], strict=True)]
         leaves = [v.detach() if v is not None else None for v in values]
-        with torch.set_grad_enabled(any(ctx.needs_input_grad)):  # the backward pass goes through this graph twice
+        # The backward pass goes through this graph twice. Activation checkpointing would run a block again each time, so
+        # its hooks get nothing of this graph.
+        kept = saved_tensors_hooks(_itself, _itself)
+        with kept, torch.set_grad_enabled(any(ctx.needs_input_grad)):
             learned = [entering.requires_grad_(torch.is_grad_enabled())]
             learned += [v.requires_grad_() for v, need in zip(leaves, needed, strict=True) if v is not None and need]
             y, last = Op._call(op, **dict(zip(names, leaves, strict=True)), **{op.state: entering}, **more)
@@ -119,6 +123,10 @@ class Divided(torch.autograd.Function):
         further = iter(d_leaves)
         d_values = [next(further) if need else None for need in ctx.needed]
         return None, None, None, None, None, d_state.to(ctx.kind), *d_values
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _through(effect: Effect, summary: Summary, state: Tensor, rows: int, rank: int) -> tuple[Tensor, Tensor]:

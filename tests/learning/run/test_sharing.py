@@ -22,9 +22,12 @@ from scanl.learning.run.shards import check_shards, read_shards, write_shards
 from scanl.learning.run.sharing import placed, shard, undivided_tensor
 from scanl.models import LanguageModel, Stack
 
+# The states that a block returns may be views, and nobody writes into them.
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+
 COVERS = ["learning/run/shards", "learning/run/strategy", "learning/run/torchrun"]
 
-FEW = ("attention", "gla", "gru", "hyena", "mamba2", "rwkv7")
+FEW = ("gru", "hgrn2", "mingru", "rwkv7")
 EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in layers.names()]
 
 
@@ -67,7 +70,8 @@ def test_every_optimizer_takes_shards(name, mesh):
     whole = Stack(12, 1, "mingru")
     divided = copy.deepcopy(whole)
     shard(divided, mesh)
-    results = [learned(model, OPTIMIZERS[name](model, 0.01, 0.1), torch.randn(2, 9, 12)) for model in (whole, divided)]
+    x = torch.randn(2, 9, 12)
+    results = [learned(model, OPTIMIZERS[name](model, 0.01, 0.1), x) for model in (whole, divided)]
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.learning.questions import Model
 from scanl.models import Stack
 from scanl.models.block import Block
@@ -31,8 +32,14 @@ def share_sequences(model: Model, device: str, processes: int, sequences: int) -
 
 
 def shard(model: Model, mesh: DeviceMesh) -> None:
-    """Divide the parameters of a model among all processes, block by block (`fully_shard`)."""
-    blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
+    """Divide the parameters of a model among all processes, block by block (`fully_shard`).
+
+    A stack whose layers read the weights of others is divided as one, since the weights of a block are there only while
+    it runs.
+    """
+    stacks = [stack for stack in model.modules() if isinstance(stack, Stack)]
+    alone = [stack for stack in stacks if not any(isinstance(layer, LowerBounded) for layer in stack.mixers())]
+    blocks = [block for stack in alone for block in stack.blocks]
     for block in blocks:
         fully_shard(block, mesh=mesh)
         # FSDP's hook copies dicts, and a block writes into `memo`.

@@ -48,6 +48,8 @@ def train(run: Run, steps: int | None = None) -> Outcome:
     with warnings.catch_warnings():
         # Lightning 2.6 calls torch's tree functions in a way that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+        # The states that a block returns may be views, and nobody writes into them.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         try:
             trainer.fit(learning, ckpt_path=folder.checkpoint if steps else None)
         except SystemExit as error:  # Lightning raises it on Ctrl-C while it starts, and on a second Ctrl-C
