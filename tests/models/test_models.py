@@ -1,5 +1,6 @@
 """Language models and classifiers over every layer; sampling against distributions worked out by hand."""
 
+import copy
 import gc
 import itertools
 import math
@@ -721,6 +722,24 @@ def test_dropout_is_of_training_alone(make):
     for wrong in (-0.1, 1.0):
         with pytest.raises(ConfigError, match=f"block: dropout is {wrong}, expected at least 0 and below 1"):
             Stack(8, 1, dropout=wrong)
+
+
+@pytest.mark.cells_by_loop
+def test_blocks_that_run_again_change_no_number():
+    """Not what one layer hands on to the others, nor running statistics, nor dropout; and fewer numbers are kept."""
+    options = {"rwkv7": {"head_dim": 4}}
+    model = LanguageModel(5, Stack(8, 3, ("rwkv7", "ligru"), layer_options=options, dropout=0.5))
+    again, results = copy.deepcopy(model), []
+    again.stack.recompute = True
+    for each in (model, again):
+        kept: list[int] = []
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (kept.append(t.numel()), t)[1], lambda t: t):
+            y, _ = each(torch.tensor([[1, 2, 3, 4, 0, 1]]))
+        y.square().sum().backward()
+        results.append(({n: p.grad for n, p in each.named_parameters()}, dict(each.named_buffers()), sum(kept)))
+    torch.testing.assert_close(results[1][:2], results[0][:2], rtol=0, atol=0)
+    assert results[1][2] < results[0][2] / 2
 
 
 class _Ones(Layer):

@@ -12,7 +12,7 @@ from scanl import layers
 from scanl.errors import ConfigError
 from scanl.models import Features, SequenceClassifier, Stack
 from scanl.parallel import by_ops, stretch
-from scanl.parallel.context import divide
+from scanl.parallel.context import divide, undivided
 from threads_as_ranks import on_ranks
 
 COVERS = ["parallel/ranks", "parallel/cost"]
@@ -54,6 +54,45 @@ def test_a_layer_over_ranks_equals_the_layer(name):
     for weight, gradient in expected.items():
         found = sum(gradients[weight] for _, gradients in results if weight in gradients)
         torch.testing.assert_close(found, gradient, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.cells_by_loop
+def test_blocks_that_run_again_equal_the_stack():
+    """Once each, however many divided ops a block has."""
+    stack = Stack(12, 2, ("gated_deltanet", "gru")).double()
+    x, dy = torch.randn(2, 9, 12, dtype=torch.float64), torch.randn(2, 9, 12, dtype=torch.float64)
+    y, expected = trained(copy.deepcopy(stack), x, dy)
+    runs = []
+
+    def work(ranks):
+        own = divide(copy.deepcopy(stack), ranks)
+        own.recompute = True
+        for block in own.blocks:
+            block.register_forward_pre_hook(lambda *_: runs.append(ranks.rank))
+        cut = [stretch(tensor, ranks.rank, 3, lengths=LENGTHS) for tensor in (x, dy)]
+        return trained(own, *cut)
+
+    results = on_ranks(3, work)
+    assert sorted(runs) == [0] * 4 + [1] * 4 + [2] * 4
+    torch.testing.assert_close(torch.cat([part for part, _ in results], 1), y, rtol=1e-9, atol=1e-9)
+    for weight, gradient in expected.items():
+        found = sum(gradients[weight] for _, gradients in results)
+        torch.testing.assert_close(found, gradient, rtol=1e-8, atol=1e-8)
+
+
+def test_undivided_models_read_whole_sequences():
+    stack = Stack(12, 2, ("mingru", "gru")).double()
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    y, _ = stack(x)
+
+    def work(ranks):
+        own = divide(copy.deepcopy(stack), ranks)
+        if ranks.rank == 0:  # alone, as the other says nothing
+            with undivided():
+                return own(x)[0]
+        return None
+
+    torch.testing.assert_close(on_ranks(2, work)[0], y, rtol=1e-12, atol=1e-12)
 
 
 def test_layers_that_remember_by_ops_need_not_wait():

@@ -3,6 +3,7 @@ import torch
 
 from scanl.errors import ShapeError
 from scanl.parallel import stretch, stretch_offsets
+from scanl.parallel.stretches import bounds
 
 
 def test_stretches_are_the_whole_in_their_order():
@@ -10,6 +11,7 @@ def test_stretches_are_the_whole_in_their_order():
     for lengths in (None, [4, 0, 7]):
         assert torch.equal(torch.cat([stretch(x, rank, 3, lengths=lengths) for rank in range(3)], 1), x)
     assert [stretch(x, rank, 3).shape[1] for rank in range(3)] == [4, 4, 3]
+    assert [bounds(11, rank, 3) for rank in range(3)] == [(0, 4), (4, 8), (8, 11)]
 
 
 @pytest.mark.parametrize("lengths", [[5, 5], [4, 4, 4]])
