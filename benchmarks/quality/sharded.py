@@ -5,7 +5,8 @@
 
 alone: one process, with which the others are compared.   forms: how several processes share the run.   torchrun: the
 same, started by torchrun.   killed: two processes with a shard of the model each get SIGKILL at a random moment, and as
-many as the row says go on.   lost: one process of several gets SIGKILL; how long the others run, and what they say.
+many as the row says go on.   lost: one process of several gets SIGKILL; how long the others run, and how many say that
+another process has ended.   other: one of two processes has another version of scanl, and both say so.
 
 `difference` is the largest of (loss - that of one process) / loss / step, in units of float32's epsilon. A batch that
 is summed in several parts is rounded in another way, and the steps that follow enlarge what that makes, so at most 64
@@ -28,7 +29,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 
-LAYER, STEPS, ROWS = "gated_deltanet", 40, 8
+LAYER, STEPS, ROWS = "gated_deltanet", 24, 8
 TEXT = Path(__file__).parents[2] / "CONTRIBUTING.md"
 FORMS = {  # name: the options
     "ddp": "--strategy ddp --devices 2",
@@ -46,6 +47,14 @@ RESUMED = {  # processes that go on: their options
 }
 LOST = ("ddp", "fsdp", "fsdp x stretches")
 BOUND = 64
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+OTHER = """
+import os, sys
+import scanl
+scanl.__version__ += "+other" * int(os.environ["RANK"])
+from scanl.cli import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
 
 
 def rows_each(words: str) -> str:
@@ -76,11 +85,19 @@ def done(words: list[str]) -> None:
     assert process.returncode == 0, said
 
 
+def wait_for_rows(folder: Path, process: "subprocess.Popen[str]", rows: int) -> None:
+    """Wait until a run has written a checkpoint, and the rows of some steps."""
+    metrics = folder / "metrics.csv"
+    while not (metrics.exists() and metrics.read_text().count("\n") > rows):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
 def losses(folder: Path) -> list[float]:
     """Return the loss of every step."""
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["step"]) for row in rows] == list(range(1, len(rows) + 1))
+    assert [int(row["step"]) for row in rows] == list(range(1, len(rows) + 1)), rows
     return [float(row["loss"]) for row in rows]
 
 
@@ -93,7 +110,7 @@ def difference(folder: Path, alone: Path) -> float:
 
 
 def forms(results: Results, options: argparse.Namespace, scratch: Path, alone: Path, steps: int) -> None:
-    for name, words in FORMS.items():
+    for name, words in list(FORMS.items())[: 2 if options.quick else None]:
         if not results.has(part="forms", form=name):
             folder = scratch / name.replace(" ", "_")
             done(command(f"{fresh(folder, steps)} {words} {rows_each(words)}"))
@@ -103,27 +120,25 @@ def forms(results: Results, options: argparse.Namespace, scratch: Path, alone: P
 def torchrun(results: Results, options: argparse.Namespace, scratch: Path, alone: Path, steps: int) -> None:
     if results.has(part="torchrun"):
         return
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     folder = scratch / "torchrun"
-    done(command(f"{fresh(folder, steps)} --strategy fsdp --batch-size {ROWS // 2}", launcher))
+    done(command(f"{fresh(folder, steps)} --strategy fsdp --batch-size {ROWS // 2}", (sys.executable, *TORCHRUN)))
     results.add(part="torchrun", form="fsdp", difference=difference(folder, alone))
 
 
 def killed(results: Results, options: argparse.Namespace, scratch: Path, alone: Path, steps: int) -> None:
     draw = random.Random(0)
     for number, words in RESUMED.items():
-        for attempt in range(1 if options.quick else 4):
+        for attempt in range(1 if options.quick else 2):
             if results.has(part="killed", resumed=number, attempt=attempt):
                 continue
             folder = scratch / f"killed-{number}-{attempt}"
             first = FORMS["fsdp"]
             process = begun(command(f"{fresh(folder, steps)} {first} {rows_each(first)} --save-seconds 0"))
-            while not (folder / "checkpoint.ckpt").exists() and process.poll() is None:
-                time.sleep(0.01)
-            time.sleep(draw.uniform(0, 2))
+            wait_for_rows(folder, process, draw.randrange(steps - 1))
+            time.sleep(draw.uniform(0, 0.2))
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            step = len(losses(folder)) if (folder / "metrics.csv").exists() else 0
+            step = len(losses(folder))
             done(command(f"--resume {folder} {words} {rows_each(words)} --save-seconds 30"))
             found = difference(folder, alone)
             results.add(part="killed", resumed=number, attempt=attempt, killed_after=step, difference=found)
@@ -136,9 +151,7 @@ def lost(results: Results, options: argparse.Namespace, scratch: Path, alone: Pa
         folder = scratch / f"lost-{name.replace(' ', '_')}"
         words = FORMS[name]
         process = begun(command(f"{fresh(folder, 100_000)} {words} {rows_each(words)}"))
-        while not (folder / "metrics.csv").exists() or (folder / "metrics.csv").read_text().count("\n") < 3:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.1)
+        wait_for_rows(folder, process, 2)
         ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
         os.kill(int(ranks[0]), signal.SIGKILL)
         begin = time.monotonic()
@@ -152,7 +165,20 @@ def lost(results: Results, options: argparse.Namespace, scratch: Path, alone: Pa
         )
 
 
-PARTS = {"forms": forms, "torchrun": torchrun, "killed": killed, "lost": lost}
+def other(results: Results, options: argparse.Namespace, scratch: Path, alone: Path, steps: int) -> None:
+    if results.has(part="other"):
+        return
+    begin = time.monotonic()
+    words = f"{fresh(scratch / 'other', steps)} --batch-size {ROWS // 2}"
+    process = begun([sys.executable, *TORCHRUN, "--no-python", sys.executable, "-c", OTHER, *words.split()])
+    said = process.communicate(timeout=600)[1].splitlines()
+    errors = [line for line in said if line.startswith("scanl: parallel: rank 1 has another version of scanl")]
+    assert process.returncode
+    assert len(errors) == 2, said
+    results.add(part="other", processes=2, seconds=time.monotonic() - begin, errors=len(errors))
+
+
+PARTS = {"forms": forms, "torchrun": torchrun, "killed": killed, "lost": lost, "other": other}
 
 
 def main() -> None:

@@ -329,6 +329,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "ops": "tests/benchmarks/test_benchmarks.py",
     "originals": "tests/benchmarks/test_originals.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
+    "sharded": "tests/benchmarks/test_sharded.py",
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
 }

@@ -90,8 +90,8 @@ class Divided(torch.autograd.Function):
         ctx.effect, ctx.ranks, ctx.carry, ctx.rows, ctx.kind = effect, ranks, carry, rows, state.dtype
         needed = [v is not None and need for v, need in zip(values, ctx.needs_input_grad[6:], strict=True)]
         leaves = [v.detach() if v is not None else None for v in values]
-        # The backward pass goes through this graph twice. Activation checkpointing would run a block again each time, so
-        # its hooks get nothing of this graph.
+        # The backward pass goes through this graph twice. Activation checkpointing would run the block again each time,
+        # so its hooks get nothing of this graph.
         kept = saved_tensors_hooks(_itself, _itself)
         with kept, torch.set_grad_enabled(any(ctx.needs_input_grad)):
             learned = [entering.requires_grad_(torch.is_grad_enabled())]

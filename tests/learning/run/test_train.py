@@ -265,6 +265,30 @@ def test_two_processes_learn_as_one_with_the_doubled_batch(begun, whole, text, t
     assert RunFolder.open(folder).config().run.devices == 2
 
 
+@pytest.fixture
+def alone_in_a_group():
+    """Ends the group of processes, of which there is one, and takes back what Lightning says of it to others."""
+    before = dict(os.environ)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+
+
+def test_a_divided_model_learns_as_the_whole_one_which_goes_on(whole, text, tmp_path, alone_in_a_group):
+    alone, extra = whole
+    if not extra:
+        pytest.skip("one of the two orders is enough here")
+    folder = tmp_path / "run"
+    interrupted(text, folder, [*extra, "--strategy", "fsdp"])
+    assert read_checkpoint(folder / "checkpoint.ckpt")["state_dict"]["model.head.weight"].is_meta
+    assert LanguageModel.load(folder)(torch.zeros(1, 1, dtype=torch.int64))[0].isfinite().all()
+    assert main(["train", "--resume", str(folder), "--strategy", "auto"]) == 0
+    for step, loss in losses(alone).items():
+        assert losses(folder)[step] == pytest.approx(loss, rel=1e-5)
+
+
 def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
     """With a learning rate of nothing, the losses are those of the untrained model reading each stream on."""
     folder = tmp_path / "run"
