@@ -126,22 +126,19 @@ def torchrun(results: Results, options: argparse.Namespace, scratch: Path, alone
 
 
 def killed(results: Results, options: argparse.Namespace, scratch: Path, alone: Path, steps: int) -> None:
-    draw = random.Random(0)
+    draw = random.Random()
     for number, words in RESUMED.items():
-        for attempt in range(1 if options.quick else 2):
-            if results.has(part="killed", resumed=number, attempt=attempt):
-                continue
-            folder = scratch / f"killed-{number}-{attempt}"
-            first = FORMS["fsdp"]
-            process = begun(command(f"{fresh(folder, steps)} {first} {rows_each(first)} --save-seconds 0"))
-            wait_for_rows(folder, process, draw.randrange(steps - 1))
-            time.sleep(draw.uniform(0, 0.2))
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            step = len(losses(folder))
-            done(command(f"--resume {folder} {words} {rows_each(words)} --save-seconds 30"))
-            found = difference(folder, alone)
-            results.add(part="killed", resumed=number, attempt=attempt, killed_after=step, difference=found)
+        if results.has(part="killed", resumed=number):
+            continue
+        folder, first = scratch / f"killed-{number}", FORMS["fsdp"]
+        process = begun(command(f"{fresh(folder, steps)} {first} {rows_each(first)} --save-seconds 0"))
+        wait_for_rows(folder, process, draw.randrange(steps - 1))
+        time.sleep(draw.uniform(0, 0.2))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        step = len(losses(folder))
+        done(command(f"--resume {folder} {words} {rows_each(words)} --save-seconds 30"))
+        results.add(part="killed", resumed=number, killed_after=step, difference=difference(folder, alone))
 
 
 def lost(results: Results, options: argparse.Namespace, scratch: Path, alone: Path, steps: int) -> None:

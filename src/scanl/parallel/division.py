@@ -92,8 +92,8 @@ class Divided(torch.autograd.Function):
         leaves = [v.detach() if v is not None else None for v in values]
         # The backward pass goes through this graph twice. Activation checkpointing would run the block again each time,
         # so its hooks get nothing of this graph.
-        kept = saved_tensors_hooks(_itself, _itself)
-        with kept, torch.set_grad_enabled(any(ctx.needs_input_grad)):
+        no_hooks = saved_tensors_hooks(_itself, _itself)
+        with no_hooks, torch.set_grad_enabled(any(ctx.needs_input_grad)):
             learned = [entering.requires_grad_(torch.is_grad_enabled())]
             learned += [v.requires_grad_() for v, need in zip(leaves, needed, strict=True) if v is not None and need]
             y, last = Op._call(op, **dict(zip(names, leaves, strict=True)), **{op.state: entering}, **more)

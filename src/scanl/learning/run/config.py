@@ -215,9 +215,9 @@ class TrainConfig(Configuration):
                 f"train: devices is {run.devices}, expected a multiple of {run.sequence_parallel} because of "
                 "sequence_parallel"
             )
-        whole = {"strategy": run.strategy} if run.strategy == FSDP else {}
-        whole |= {"sequence_parallel": run.sequence_parallel} if run.sequence_parallel > 1 else {}
-        for name, value in whole.items():
+        reasons = {"strategy": run.strategy} if run.strategy == FSDP else {}
+        reasons |= {"sequence_parallel": run.sequence_parallel} if run.sequence_parallel > 1 else {}
+        for name, value in reasons.items():
             if algorithm != "bptt" or self.training.algorithm_options.get("segments", 1) != 1:
                 raise ConfigError(
                     f"train: algorithm is {algorithm} with options {self.training.algorithm_options}, expected bptt in "

@@ -17,7 +17,10 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import empty as empty_shards
@@ -37,13 +40,13 @@ def write_shards(checkpoint: dict[str, Any], path: Path) -> None:
     divided = {key: leaf for key, leaf in _leaves(checkpoint).items() if isinstance(leaf, DTensor)}
     folder = _agreed(_unused(path.parent) if dist.get_rank() == 0 else None)
     try:
-        dcp.save(divided, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except dcp.CheckpointException as error:
+        save(divided, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error
     digests = _digests(folder)
     if dist.get_rank() == 0:
-        rest = _mapped(lambda _, leaf: _without_numbers(leaf) if isinstance(leaf, DTensor) else leaf, checkpoint)
-        write_checkpoint({**rest, "shards": {"folder": folder.name, "digests": digests}}, path)
+        emptied = _mapped(lambda _, leaf: _without_numbers(leaf) if isinstance(leaf, DTensor) else leaf, checkpoint)
+        write_checkpoint({**emptied, "shards": {"folder": folder.name, "digests": digests}}, path)
         for other in path.parent.glob(f"{STEM}*"):
             if other != folder:
                 shutil.rmtree(other)
@@ -69,8 +72,8 @@ def read_shards(path: Path, mesh: DeviceMesh | None = None) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads for itself
-            dcp.load(rooms, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
-    except (dcp.CheckpointException, OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+            load(rooms, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except (CheckpointException, OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"checkpoint: {folder} cannot be read: {' '.join(str(error).split())}") from error
     return _mapped(lambda key, leaf: rooms.get(key, leaf), checkpoint)
 
@@ -110,9 +113,9 @@ def _agreed(path: Path | None) -> Path:
 def _digests(folder: Path) -> dict[str, str]:
     """Return the digest of each file by its name. The processes divide the work."""
     files = sorted(folder.iterdir())[dist.get_rank() :: dist.get_world_size()]
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, {file.name: _digest(file) for file in files})
-    return {name: digest for part in parts for name, digest in part.items()}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, {file.name: _digest(file) for file in files})
+    return {name: digest for digests in every for name, digest in digests.items()}
 
 
 def _digest(path: Path) -> str:

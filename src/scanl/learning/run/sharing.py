@@ -77,4 +77,6 @@ def undivided_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor. All processes call this for one that is divided."""
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.to(tensor.device_mesh.device_type).full_tensor()
+    here = tensor.to(tensor.device_mesh.device_type)
+    assert isinstance(here, DTensor)
+    return here.full_tensor()

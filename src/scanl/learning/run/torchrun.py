@@ -5,6 +5,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from scanl.errors import ConfigError
 
@@ -27,7 +28,7 @@ def machines() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among those of all machines."""
+    """Return the number of this process, counted over all machines."""
     return int(os.environ["RANK"])
 
 
@@ -47,9 +48,9 @@ def told() -> str:
     return message["folder"]
 
 
-def _store() -> dist.TCPStore:
+def _store() -> TCPStore:
     """Return a connection to the store by which torchrun's processes find each other."""
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=WAIT)
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=WAIT)
 
 
 def _key() -> str:

@@ -81,7 +81,7 @@ def train(run: Run, steps: int | None = None) -> Outcome:
 
 
 def _by_processes(error: RuntimeError) -> bool:
-    """Return whether an error is of the connections between processes. gloo raises its own as plain RuntimeError."""
+    """Return whether an error says that processes lost each other. gloo raises a plain RuntimeError."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
