@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -72,6 +73,20 @@ def test_every_optimizer_takes_shards(name, mesh):
     shard(divided, mesh)
     x = torch.randn(2, 9, 12)
     results = [learned(model, OPTIMIZERS[name](model, 0.01, 0.1), x) for model in (whole, divided)]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_shards_are_clipped(mesh):
+    whole = Stack(12, 1, "mingru")
+    divided, results = copy.deepcopy(whole), []
+    shard(divided, mesh)
+    x = torch.randn(2, 9, 12)
+    for model in (whole, divided):
+        model(x)[0].square().sum().backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.1)
+        norm = undivided_tensor(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        results.append((norm, {n: undivided_tensor(weight.grad) for n, weight in model.named_parameters()}))
+    assert results[0][0] > 0.1
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
