@@ -33,8 +33,8 @@ from scanl.parallel.cost import Link, forward_seconds, received
 from scanl.parallel.division import state_before
 
 LAYERS = ("gla", "mamba", "gated_deltanet", "mingru")
-# glibc's malloc gives tensors above 32 MiB back to the system, and keeps smaller ones: the whole sequence has the former,
-# and its quarters the latter. With this threshold in bytes all are given back, so that the peaks are those of tensors.
+# glibc's malloc gives tensors above 32 MiB back to the system, and keeps smaller ones. A whole sequence has the former,
+# its quarters the latter. With this threshold in bytes all are given back, so that the peaks are those of tensors.
 os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
 SIZES = (64, 256, 1024)  # thousands of bytes of a state
 DIM = 64

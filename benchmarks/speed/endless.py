@@ -7,7 +7,8 @@ lru, columnar: `scanl learn -` reads numbers from a pipe and predicts the next o
 and the processor's time of a sample. Compiling is in the first.
 
 deep_river: the rolling LSTM of deep-river with the same width, which goes back 10 steps, and learners of ours, in one
-process by turns: the time of a sample, prediction and update, of the processor and by the clock. It needs `pip install deep-river`.
+process by turns: the time of a sample, prediction and update, of the processor and by the clock. It needs
+`pip install deep-river`.
 
 --original: a clone of https://github.com/NicolasZucchet/Online-learning-LR-dependencies, the authors' program of online
 LRU, and `pip install jax flax optax`. Its training step takes turns with the others: one layer of the same width, one

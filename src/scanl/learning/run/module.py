@@ -52,6 +52,11 @@ class Learning(pl.LightningModule):
                 f"train: algorithm is {config.training.algorithm}, expected bptt, in one segment, because the rows of "
                 f"{source.name} are packed from several documents"
             )
+        if isinstance(source, Packed) and config.run.sequence_parallel > 1:
+            raise ConfigError(
+                f"train: sequence_parallel is {config.run.sequence_parallel}, expected 1, because the rows of "
+                f"{source.name} are packed from several documents; leave the option out"
+            )
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
@@ -110,7 +115,7 @@ class Learning(pl.LightningModule):
     @property
     def rows(self) -> int:
         """Number of rows that all processes have read so far."""
-        return self.batches * self.config.source.batch_size * self.trainer.world_size
+        return self.batches * rows_in_a_step(self.config)
 
     @property
     def stepped(self) -> bool:
