@@ -98,7 +98,7 @@ def as_python(name: str, text: str) -> SimpleNamespace:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "load", as_python)
-    monkeypatch.setattr(recorded.Recorded, "_team", lambda kernel, units: 0)
+    monkeypatch.setattr(recorded.Recorded, "team", lambda kernel, units: 0)
 
 
 @pytest.fixture(autouse=True)
