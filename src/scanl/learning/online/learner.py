@@ -47,7 +47,7 @@ class Learner:
         self.flat: Flat | None = None  # from the first update, while the same parameters have gradients in all
         self.apart: dict[nn.Parameter, Tensor] | None = None  # gradients, once other parameters have them
         self.learning: list[nn.Parameter] = []  # those that have gradients in the last update
-        self._compared = self.learning  # with those of the first update
+        self._compared = self.learning  # with the first update's
         self._answer, self._update = Repeated(self._run, compile_after), Repeated(self._gradients, compile_after)
         after = None if compile_after is None else max(compile_after, 1)  # the first step makes the optimizer's state
         self._step = Repeated(self._optimize, after, self._constants)

@@ -63,7 +63,7 @@ class _Carrying:
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], state: State) -> None:
         self._states = [map_leaves(torch.empty_like, state) for _ in range(2)]
-        places = [[leaf for _, leaf in leaves(each)] for each in self._states]
+        places = [[leaf for _, leaf in leaves(room)] for room in self._states]
         count, size = len(inputs), len(places[0])
 
         def flat(*operands: Tensor) -> Any:

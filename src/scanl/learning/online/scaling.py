@@ -118,6 +118,6 @@ def _ratio(x: Values, scale: Values) -> Values:
     return x / np.where(scale > 0, scale, np.inf)
 
 
-def _clipped(x: Values, least: float, most: float) -> Values:
+def _clipped(x: Values, low: float, high: float) -> Values:
     """Return `np.clip` of x. For a few numbers its checks take longer than it."""
-    return np.minimum(np.maximum(x, least), most)
+    return np.minimum(np.maximum(x, low), high)

@@ -48,7 +48,7 @@ class Lion(torch.optim.Optimizer):
                 sign = torch.view_as_real(direction).sign() if direction.is_complex() else direction.sign()
                 change = torch.view_as_complex(sign) if direction.is_complex() else sign
                 # Kernels of a recorded step write to memory by a copy.
-                kept = parameter * (1 - group["lr"] * group["weight_decay"])
-                parameter.copy_(kept.add(change, alpha=-group["lr"]))
+                decayed = parameter * (1 - group["lr"] * group["weight_decay"])
+                parameter.copy_(decayed.add(change, alpha=-group["lr"]))
                 momentum.copy_(momentum.lerp(parameter.grad, 1 - smooth))
         return loss

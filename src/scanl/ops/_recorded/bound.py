@@ -13,26 +13,26 @@ class Bound:
     """A recorded function that reads its last operands and writes its last results in memory that is known beforehand.
 
     A kernel of few numbers takes microseconds, and so does each tensor that Python makes or checks for it. Here that is
-    done once, for all but the first operands and results, which are as those of `Recorded`.
+    done once, for all but the first operands and results, which a call gets and makes as `Recorded` does.
 
     operands, results: contiguous, of the shapes and dtypes of the last ones.   One thread may call it at a time.
     """
 
     def __init__(self, recorded: Recorded, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        read, written, scratch = _stored(operands), _stored(results), recorded.memory()
+        before, after, scratch = _stored(operands), _stored(results), recorded.memory()
         self._inputs = recorded.inputs[: len(recorded.inputs) - len(operands)]
         outputs = recorded.results[: len(recorded.results) - len(results)]
         self._outputs = [(shape, STORED.get(dtype, dtype)) for shape, dtype in outputs]
         self._dtypes = [(at, dtype) for at, (_, dtype) in enumerate(outputs) if dtype in STORED]
-        self._reading = [pair for pair in read if pair[0] is not pair[1]]
-        self._writing = [pair for pair in written if pair[0] is not pair[1]]
+        self._reading = [pair for pair in before if pair[0] is not pair[1]]
+        self._writing = [pair for pair in after if pair[0] is not pair[1]]
         self._captured, self._starts = list(recorded.captured.values()), recorded.starts
         self._pointers = [tensor.data_ptr() for tensor in self._captured]
-        self._kept = scratch, read, written  # the kernel has their addresses alone
+        self._kept = scratch, before, after  # the kernel has their addresses alone
         first = [recorded.team(1), *(tensor.data_ptr() for tensor in scratch)]
-        inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(read)
+        inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(before)
         self._at = inputs, len(first), len(first) + len(self._captured)
-        last = [0] * len(outputs) + _addresses(written)
+        last = [0] * len(outputs) + _addresses(after)
         self._kernel = recorded.kernel.alone(torch.float32, [*first, *self._places(), *last])
 
     def _places(self) -> list[int]:

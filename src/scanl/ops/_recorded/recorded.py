@@ -146,7 +146,7 @@ class Recorded:
         self.scratch = self.loops.allocate()
         self._called = frozenset(self.loops.called)
         self._stored = any(dtype in STORED for _, dtype in self.results)
-        self.starts = [tensor.storage_offset() * tensor.itemsize for tensor in self.captured.values()]
+        self.starts = [int(tensor.storage_offset()) * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
         self._row = self._numbers_of_a_row()
 
@@ -306,7 +306,7 @@ class Recorded:
     # --- calls
 
     def memory(self, units: int = 1) -> list[Tensor]:
-        """Return scratch memory for so many units."""
+        """Return scratch memory for a number of units."""
         return [
             torch.empty(self.scratch[kind] * units, dtype=dtype)
             for kind, dtype in (("float32", torch.float32), ("float64", torch.float64))
