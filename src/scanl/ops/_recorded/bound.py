@@ -19,20 +19,20 @@ class Bound:
     """
 
     def __init__(self, recorded: Recorded, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        before, after, scratch = _stored(operands), _stored(results), recorded.memory()
+        sources, targets, scratch = _stored(operands), _stored(results), recorded.memory()
         self._inputs = recorded.inputs[: len(recorded.inputs) - len(operands)]
         outputs = recorded.results[: len(recorded.results) - len(results)]
         self._outputs = [(shape, STORED.get(dtype, dtype)) for shape, dtype in outputs]
         self._dtypes = [(at, dtype) for at, (_, dtype) in enumerate(outputs) if dtype in STORED]
-        self._reading = [pair for pair in before if pair[0] is not pair[1]]
-        self._writing = [pair for pair in after if pair[0] is not pair[1]]
+        self._reading = [pair for pair in sources if pair[0] is not pair[1]]
+        self._writing = [pair for pair in targets if pair[0] is not pair[1]]
         self._captured, self._starts = list(recorded.captured.values()), recorded.starts
         self._pointers = [tensor.data_ptr() for tensor in self._captured]
-        self._kept = scratch, before, after  # the kernel has their addresses alone
+        self._kept = scratch, sources, targets  # the kernel has their addresses alone
         first = [recorded.team(1), *(tensor.data_ptr() for tensor in scratch)]
-        inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(before)
+        inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(sources)
         self._at = inputs, len(first), len(first) + len(self._captured)
-        last = [0] * len(outputs) + _addresses(after)
+        last = [0] * len(outputs) + _addresses(targets)
         self._kernel = recorded.kernel.alone(torch.float32, [*first, *self._places(), *last])
 
     def _places(self) -> list[int]:
