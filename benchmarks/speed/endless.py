@@ -58,8 +58,10 @@ def process(pid: int) -> tuple[float, float]:
 def endless(results: Results, options: argparse.Namespace, layer: str) -> None:
     samples = 2 * PARTS if options.quick else options.samples
     key = {"name": layer, "samples": samples, "width": options.width}
-    if results.timed(**key):
+    if results.timed(**key, part=PARTS):
         return
+    known = results.of(**key)  # of a run that did not end, or with --again
+    results.rows = [row for row in results.rows if row not in known]
     command = [
         sys.executable, "-m", "scanl.cli", "learn", "-", "--layer", layer, "--dim", str(options.width), "--algorithm",
         CASES[layer], "--horizon", "1",
@@ -113,9 +115,11 @@ def original(clone: Path, width: int) -> Callable[[float, float], Any]:
 def beside(results: Results, options: argparse.Namespace) -> None:
     from deep_river.regression import RollingRegressor  # pyright: ignore[reportMissingImports]
 
-    if results.timed(name="deep_river", width=options.width):
-        return
     width = options.width
+    if results.timed(name="deep_river", width=width):
+        return
+    known = results.of(name="deep_river", width=width)
+    results.rows = [row for row in results.rows if row not in known]
 
     class Rolling(torch.nn.Module):
         def __init__(self, n_features: int) -> None:

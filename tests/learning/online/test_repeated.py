@@ -189,6 +189,14 @@ def test_parameters_that_cease_to_learn_stay_and_others_begin(compile_after):
     )
 
 
+def test_a_step_of_another_optimizer_is_no_kernel():
+    loop = loop_of(1, optimizer="muon")
+    (learner,) = loop.bank.learners
+    assert learner.reasons == ["a step of Muon"]
+    (never,) = loop_of(None, optimizer="muon").bank.learners
+    assert never.reasons == []
+
+
 def test_the_reason_is_told():
     stack = StackConfig(layer="lru", dim=4, depth=1, channel_mixer="none", dropout=0.5)
     kind = AnswerNumbers(1, 10_000, feedback=True)

@@ -10,7 +10,7 @@ from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.state import State, leaves, map_leaves
 from scanl.learning.algorithms import Algorithm
-from scanl.learning.online.flat import Flat
+from scanl.learning.online.flat import ELEMENTWISE, Flat
 from scanl.learning.online.repeated import Repeated
 from scanl.learning.questions import Model
 
@@ -22,7 +22,8 @@ class Learner:
     """A model with the state of the pass that answers, and the learner of the pass that learns behind it.
 
     block: samples of an update, which makes one step of the optimizer.   clip: largest norm of the gradient.
-    compile_after: answers, updates and steps of the optimizer, after which each becomes a kernel; None: never.
+    compile_after: answers, updates and steps of the optimizer, after which each becomes a kernel; None: never. The
+    kernel of a step calls no hooks of the optimizer.
     Between two steps both passes use the same parameters. A pass is never run again over old samples when the
     parameters have changed: that is what makes the memory constant.
     """
@@ -51,11 +52,13 @@ class Learner:
         self._answer, self._update = Repeated(self._run, compile_after), Repeated(self._gradients, compile_after)
         after = None if compile_after is None else max(compile_after, 1)  # the first step makes the optimizer's state
         self._step = Repeated(self._optimize, after, self._constants)
+        if not isinstance(optimizer, ELEMENTWISE):  # its state may have numbers that Python changes
+            self._step.reason = f"a step of {type(optimizer).__name__}"
 
     @property
     def reasons(self) -> list[str]:
-        """Why answers or updates are no kernels; empty if they are, or will be."""
-        return [repeated.reason for repeated in self._repeated if repeated.reason is not None]
+        """Why answers, updates or steps are no kernels; empty if they are, or will be."""
+        return [repeated.reason for repeated in self._repeated if repeated.after is not None and repeated.reason]
 
     @property
     def _repeated(self) -> list[Repeated]:
