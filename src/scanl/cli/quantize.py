@@ -36,11 +36,11 @@ def run(argv: Sequence[str]) -> int:
         save(model, out, like=path)
     elif (path / "config.yaml").is_file():
         folder, copy = RunFolder.open(path), RunFolder(out)
-        model, digest = folder.load_model(), folder.stored()[1].get("corpus")
+        model, about = folder.load_model(), folder.stored()[1]
         report = quantize(model, args.weights)
         out.mkdir(parents=True, exist_ok=True)
         copy.write_text(copy.config_file, folder.config_file.read_text(encoding="utf-8"))
-        copy.save_model(model, digest)
+        copy.save_model(model, about["corpus"])
     else:
         model = Saved.load(path)
         report = quantize(model, args.weights)

@@ -46,21 +46,24 @@ def enable_quantized() -> tuple[Any, Any]:
 
     @register_quantizer(METHOD)
     class WholeNumbers(HfQuantizer):
-        is_trainable = False
+        @property
+        def is_trainable(self) -> bool:
+            return False
 
-        def is_serializable(self) -> bool:
+        def is_serializable(self) -> Any:
             return True
 
-        def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
             prepare(model, self.quantization_config.modules)  # pyright: ignore[reportAttributeAccessIssue]
             for module in model.modules():
                 if any(isinstance(child, Quantized) for child in module.children()):
                     module._is_hf_initialized = True  # transformers would initialise weights of the children
             _share(model)
 
-        def _process_model_after_weight_loading(self, model: Any, **_: Any) -> None:
+        def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
             model.requires_grad_(False)
             _share(model)
+            return model
 
     return WholeNumbersConfig, WholeNumbers
 

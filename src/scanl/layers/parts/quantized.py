@@ -68,7 +68,8 @@ class QuantizedEmbedding(Quantized):
 def fits(module: nn.Module) -> bool:
     """Return whether `turn` can quantize a module: one whose class and forward are torch's own."""
     return (
-        type(module) in (nn.Linear, nn.Embedding)
+        isinstance(module, nn.Linear | nn.Embedding)
+        and type(module) in (nn.Linear, nn.Embedding)
         and module.weight.shape[1] % GROUP == 0
         and "forward" not in vars(module)
         and not has_hooks(module)
@@ -89,7 +90,8 @@ def turn(model: nn.Module, paths: Mapping[str, int], numbers: Callable[[Tensor, 
         if is_first:
             known[id(weight)] = weight, numbers(weight, bits)
         del module._parameters["weight"]
-        module.__class__ = QuantizedLinear if isinstance(module, nn.Linear) else QuantizedEmbedding
+        kind: Any = QuantizedLinear if isinstance(module, nn.Linear) else QuantizedEmbedding
+        module.__class__ = kind
         vars(module).update(bits=bits, shape=weight.shape, dtype=weight.dtype)
         for name, value in known[id(weight)][1]._asdict().items():
             module.register_buffer(name, value, persistent=is_first)
