@@ -47,7 +47,7 @@ def enable_quantized() -> tuple[Any, Any]:
     @register_quantizer(METHOD)
     class WholeNumbers(HfQuantizer):
         @property
-        def is_trainable(self) -> bool:
+        def is_trainable(self) -> Any:
             return False
 
         def is_serializable(self) -> Any:

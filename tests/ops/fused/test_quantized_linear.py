@@ -67,7 +67,7 @@ def test_a_row_has_the_same_bits_in_any_company(bits: int) -> None:
             assert torch.equal(quantized_linear(x[first : first + rows], *weight, bias), y[first : first + rows])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [pytest.param(8, marks=pytest.mark.long), 4])  # a kernel takes seconds to compile
 def test_a_recorded_function_has_the_same_bits(bits: int) -> None:
     weight, bias = draw(320, 512, bits)
     large, _ = draw(512, 320, bits)
@@ -81,6 +81,12 @@ def test_a_recorded_function_has_the_same_bits(bits: int) -> None:
         torch.set_num_threads(threads)
         for rows in (1, 5):
             assert torch.equal(kernel(x[:rows]), function(x[:rows]))
+
+
+@pytest.mark.long
+def test_rows_of_strided_numbers_are_copied() -> None:
+    weight, _ = draw(8, 64, 8)
+    x = torch.randn(5, 64)
     strided = Recorded(lambda x: quantized_linear(x.T, *weight), x.T.contiguous())
     assert torch.equal(strided(x.T.contiguous()), quantized_linear(x, *weight))
 
