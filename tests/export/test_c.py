@@ -12,7 +12,7 @@ from torch import nn
 from scanl.errors import ConfigError
 from scanl.export import write_c
 from scanl.layers import build
-from scanl.models import Features, LanguageModel, SequenceClassifier, Stack
+from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
 from tests.ops._recorded.test_recorded import complex_, real
 
 COVERS = ["export/c_loops"]
@@ -93,4 +93,8 @@ def test_refusals(tmp_path):
             write_c(model, tmp_path / path, **more)
     with pytest.raises(ConfigError, match="example is None for a Functions, expected an input"):
         write_c(Functions(), tmp_path / "cell.c")
+    small = build("gla", 64)
+    quantize(small)
+    with pytest.raises(ConfigError, match="export: the model has weights of whole numbers, which have no form in C"):
+        write_c(small, tmp_path / "cell.c")
     assert not list(tmp_path.iterdir())

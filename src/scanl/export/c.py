@@ -11,6 +11,7 @@ from scanl.errors import ConfigError
 from scanl.export.c_loops import Function, helper, real
 from scanl.export.flat import Flat, check_path, one_step
 from scanl.files import written_whole
+from scanl.layers.parts.quantized import quantized_paths
 from scanl.ops._recorded import Recorded, Unsupported
 
 REALS = {"float32": "float", "float64": "double"}
@@ -38,6 +39,10 @@ def write_c(
     name = file.stem if name is None else name
     if not (name.isidentifier() and name.isascii()):
         raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
+    if quantized_paths(model):
+        raise ConfigError(
+            "export: the model has weights of whole numbers, which have no form in C; export the float one"
+        )
     flat = Flat(model, example)
     try:
         with torch.no_grad():
@@ -51,7 +56,7 @@ def write_c(
 
 def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
     """Yield the parts of the file."""
-    loops, kinds = step.loops, {pointer: REALS[kind] for pointer, kind in step.kinds.items()}
+    loops, kinds = step.loops, {pointer: REALS[kind] for pointer, kind in step.kinds.items() if kind in REALS}
     fields = {leaf.name.replace(".", "_"): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
     sizes = [max(1, leaf.start.numel()) for leaf in flat.leaves]
     tokens = not flat.example.is_floating_point()
@@ -91,6 +96,8 @@ def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
     for loop, views in loops.calls:
         places = []
         for memory, offset in ((view.memory, view.offset + view.memory.offset) for view in views):
+            if memory.kind not in REALS:  # the other threads
+                continue
             place = memories.get(memory.name, memory.name)
             places.append(f"{place} + {offset}" if offset else place)
         calls.append(f"    {_name(loop)}({', '.join(places)});")

@@ -23,7 +23,8 @@ for (int row = 0; row < {rows}; row++) {{
         }}
         {y}[row * {y_row} + column] = sum;
     }}
-}}"""  # what the kernel `multiply` computes
+}}"""  # what `times` computes
+TEAM = "00"  # the type of the pointer to the other threads, which C has not
 
 
 def real(value: float, kind: str) -> str:
@@ -47,17 +48,18 @@ class Function:
         match = re.search(r"# (\d+)", text)
         assert match, "the types of the pointers follow the arguments"
         types = re.findall("..", match[1])
-        self.kind, self._suffix = REALS[max(types)]
+        self.kind, self._suffix = REALS[max(types)]  # TEAM is the least
         self.helpers: set[tuple[str, str]] = set()
         written = {
             node.value.id
             for node in ast.walk(definition)
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
         }
-        written |= {ast.unparse(call.args[0]) for node in ast.walk(definition) if (call := _product(node)) is not None}
+        written |= {ast.unparse(call.args[1]) for node in ast.walk(definition) if (call := _product(node)) is not None}
         pointers = [
             f"{REALS[of][0]} *restrict {arg.arg}" if arg.arg in written else f"const {REALS[of][0]} *{arg.arg}"
             for arg, of in zip(definition.args.args, types, strict=True)
+            if of != TEAM
         ]
         body = "\n".join(self._block(definition.body[1:], set(), "    "))  # the first line is for numba alone
         self.text = f"static void {name}({', '.join(pointers)})\n{{\n{body}\n}}"
@@ -76,7 +78,7 @@ class Function:
                 continue
             if (call := _product(statement)) is not None:
                 names = ("y", "y_row", "x", "x_row", "w", "w_row", "rows", "columns", "terms")
-                values = dict(zip(names, map(self._of, call.args), strict=True))
+                values = dict(zip(names, map(self._of, call.args[1:]), strict=True))
                 yield from (indent + line for line in PRODUCT.format(kind=self.kind, **values).splitlines())
                 continue
             assert isinstance(statement, ast.Assign | ast.AugAssign)
@@ -122,7 +124,7 @@ class Function:
 
 def _product(node: ast.AST) -> ast.Call | None:
     """Return the call if the node is one of the kernel that multiplies rows by a weight."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "multiply":
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "times":
         return node.value
     return None
 

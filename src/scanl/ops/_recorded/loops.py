@@ -31,6 +31,7 @@ erf, cos, sin, sqrt, atan2 = math.erf, math.cos, math.sin, math.sqrt, math.atan2
 inf, nan = math.inf, math.nan
 '''
 LARGE = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
+CODES = {"float32": "32", "float64": "64", "int8": "08", "int64": "00"}  # of the kinds of memory, in the sources
 CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
 MOST = 12  # elementwise loops that become one
 FLAGS = '{"error_model": "numpy", "fastmath": {"contract", "nsz"}}'
@@ -294,7 +295,7 @@ class Loops:
         kind = "float64" if any(value.memory.kind == "float64" for value in body.views) else "float32"
         head = [f"    {name} = np.{kind}({constant})" for constant, name in named.items()]
         pointers = [f"p{at}" for at in range(len(body.views))]
-        types = "".join(value.memory.kind[-2:] for value in body.views)
+        types = "".join(CODES[value.memory.kind] for value in body.views)
         source = "\n".join([f"({', '.join(pointers)}):  # {types}", "    separate()", *head, text, ""])
         return self.functions.setdefault(f"@helper(**{flags})\ndef NAME{source}", f"_loop{len(self.functions)}")
 
