@@ -72,6 +72,7 @@ def fits(module: nn.Module) -> bool:
         and type(module) in (nn.Linear, nn.Embedding)
         and module.weight.shape[1] % GROUP == 0
         and "forward" not in vars(module)
+        and not (isinstance(module, nn.Embedding) and module.max_norm is not None)  # which changes the weight in a call
         and not has_hooks(module)
     )
 
