@@ -128,8 +128,8 @@ def refused():
 
 
 def sharded():
-    """A model whose weights are divided among the ranks learns as one that each has, and other numbers of ranks read
-    its checkpoint."""
+    """A model whose weights are divided among the ranks learns as one that each has. One rank alone, and two ranks, go
+    on from its checkpoint."""
     from scanl.learning.run.checkpoint import OWN_PARTS, PARTS
     from scanl.learning.run.shards import read_shards, write_shards
     from scanl.learning.run.sharing import shard, undivided_tensor
@@ -137,25 +137,37 @@ def sharded():
     torch.manual_seed(2)
     stack = Stack(8, 3, ("rwkv7", "mingru"), layer_options={"rwkv7": {"head_dim": 4}})
     model = LanguageModel(16, stack).double()
-    divided, mesh = copy.deepcopy(model), DeviceMesh("cpu", list(range(SIZE)))
-    shard(divided, mesh)
-    tokens, targets = torch.randint(16, (2, SIZE, 7))
-    for each, rows in ((model, slice(None)), (divided, slice(RANK, RANK + 1))):
-        optimizer = torch.optim.AdamW(each.parameters())
-        for _ in range(2):
-            logits, _ = each(tokens[rows])
+    divided, alone, by_two = (copy.deepcopy(model) for _ in range(3))
+    tokens, targets = torch.randint(16, (2, 2 * SIZE, 7))
+    mesh, two = DeviceMesh("cpu", list(range(SIZE))), DeviceMesh("cpu", [0, 1])
+
+    def learn(model, optimizer, steps, rank=0, size=1):
+        rows = slice(2 * SIZE // size * rank, 2 * SIZE // size * (rank + 1))
+        for _ in range(steps):
+            logits, _ = model(tokens[rows])
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
-    path, expected = Path(sys.argv[3]).with_name("checkpoint.ckpt"), model.state_dict()
-    own = {"scanl": dict.fromkeys(OWN_PARTS, 0), "state_dict": divided.state_dict()}
-    write_shards({**dict.fromkeys(PARTS, 0), **own, "optimizer_states": [optimizer.state_dict()]}, path)
-    two = DeviceMesh("cpu", [0, 1])
-    for fewer in (None, two) if RANK < 2 else (None,):
-        found = read_shards(path, fewer)
-        for name, value in found["state_dict"].items():
-            close(undivided_tensor(value), expected[name], name)
-        assert found["optimizer_states"][0]["state"].keys() == optimizer.state_dict()["state"].keys()
+
+    def compare(found):
+        for name, value in found.state_dict().items():
+            close(undivided_tensor(value), model.state_dict()[name], name)
+
+    optimizer, whole = (torch.optim.AdamW(each.parameters()) for each in (shard(divided, mesh), model))
+    learn(divided, optimizer, 2, RANK, SIZE)
+    learn(model, whole, 2)
+    compare(divided)
+    path, states = Path(sys.argv[3]).with_name("checkpoint.ckpt"), [optimizer.state_dict()]
+    other = {**dict.fromkeys(PARTS, 0), "scanl": dict.fromkeys(OWN_PARTS, 0)}
+    write_shards({**other, "state_dict": divided.state_dict(), "optimizer_states": states}, path)
+    learn(model, whole, 1)
+    for each, axis in ((alone, None), (by_two, two)) if RANK < 2 else ((alone, None),):
+        found = read_shards(path, axis)
+        optimizer = torch.optim.AdamW((each if axis is None else shard(each, axis)).parameters())
+        each.load_state_dict(found["state_dict"])
+        optimizer.load_state_dict(found["optimizer_states"][0])
+        learn(each, optimizer, 1, *((0, 1) if axis is None else (RANK, 2)))
+        compare(each)
 
 
 def lost():

@@ -31,8 +31,8 @@ def share_sequences(model: Model, device: str, processes: int, sequences: int) -
     divide(model, Group(mesh.get_group("sequence")))
 
 
-def shard(model: Model, mesh: DeviceMesh) -> None:
-    """Divide the parameters of a model among all processes, block by block (`fully_shard`).
+def shard(model: Model, mesh: DeviceMesh) -> Model:
+    """Divide the parameters of a model among the processes of a mesh, block by block (`fully_shard`). Return the model.
 
     A stack whose layers read the weights of others is divided as one, since the weights of a block are there only while
     it runs.
@@ -50,6 +50,7 @@ def shard(model: Model, mesh: DeviceMesh) -> None:
         for name in CALLED:
             if callable(getattr(module, name, None)):
                 register_fsdp_forward_method(module, name)
+    return model
 
 
 class _Hidden:
