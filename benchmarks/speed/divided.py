@@ -3,23 +3,30 @@
     python benchmarks/speed/divided.py [memory] [exchange]
 
 memory: the peak memory of each process that trains two blocks on a sequence of 2^17 steps, beyond its libraries, alone
-and on four ranks. exchange: the time of the exchanges of `linear_attention` at three sizes of a state, beside what
-`scanl.parallel.cost` predicts from the latency and the bandwidth that two other messages show.
+and on four ranks. exchange: the time of the exchanges of `linear_attention` at three sizes of a state, on two and on
+four ranks, beside what `scanl.parallel.cost` predicts. The latency, the bandwidth and how many messages pass side by
+side come from messages of four other sizes in the same run, one alone and one of each rank; so does the speed at which
+pairs are joined. All take turns, and medians count. It fails if a prediction is off by more than 30 %.
 """
 
 import argparse
+import itertools
 import os
 import resource
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -27,6 +34,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 from scanl.models import Stack
 from scanl.ops import linear_attention
+from scanl.ops._frame.summary import Effect
 from scanl.parallel import ContextParallel
 from scanl.parallel.context import Group
 from scanl.parallel.cost import Link, forward_seconds, received
@@ -36,8 +44,12 @@ LAYERS = ("gla", "mamba", "gated_deltanet", "mingru")
 # glibc's malloc gives tensors above 32 MiB back to the system, and keeps smaller ones. A whole sequence has the former,
 # its quarters the latter. With this threshold in bytes all are given back, so that the peaks are those of tensors.
 os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-SIZES = (64, 256, 1024)  # thousands of bytes of a state
+SIZES = (64, 256, 1024)  # KiB of a state
+FITTED = (16, 128, 512, 2048)  # KiB of the messages from which the link is fitted
+SETTLED = 0.003  # seconds after which all processes have heard when to start
 DIM = 64
+
+Took = dict[tuple[str, int], float]  # seconds, by what was timed and its KiB
 
 
 def joined(rank: int, size: int, store: str) -> None:
@@ -104,57 +116,78 @@ def memory(results: Results, options: argparse.Namespace) -> None:
         )
 
 
-def exchanged(rank: int, size: int, store: str, kilobytes: int, rounds: int, found: "mp.SimpleQueue") -> None:  # type: ignore[type-arg]
-    """Times of the exchanges of `linear_attention` and of two messages between neighbours."""
+def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQueue[Took]") -> None:
+    """Puts the times of all that is timed into `found`, in turns: messages, joins of two pairs, and whole exchanges."""
     joined(rank, size, store)
     ranks, effect = Group(), linear_attention.effect
     assert effect is not None
-    state = torch.rand(1, kilobytes * 250 // (64 * 64) or 1, 64, 64)
-    carry = torch.rand_like(state)
-
-    def timed(work) -> float:  # type: ignore[no-untyped-def]
-        taken = []
-        for _ in range(rounds):
-            dist.barrier()
-            begin = time.perf_counter()
-            work()
-            dist.barrier()
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken)
-
-    nothing = timed(lambda: None)
-    small, large = torch.zeros(1), torch.zeros(4 * 2**20)
-    messages = [timed(lambda: ranks.exchange(t, rank + 1, rank - 1, t)) - nothing for t in (small, large)]  # noqa: B023
-    whole = timed(lambda: state_before(effect, ranks, carry, state)) - nothing
-    if rank == 0:
-        found.put((messages, whole, state.nbytes, carry.nbytes))
+    calls: dict[tuple[str, int], Callable[[], object]] = {("nothing", 0): lambda: None}
+    for kilobytes in FITTED:
+        state = states(kilobytes)
+        ends = (size - 1 if rank == 0 else -1, 0 if rank == size - 1 else -1)
+        calls["all", kilobytes] = partial(ranks.exchange, state, rank + 1, rank - 1, state)
+        calls["one", kilobytes] = partial(ranks.exchange, state, *ends, state)
+        calls["join", kilobytes] = partial(joined_pairs, effect, state)
+    for kilobytes in SIZES:
+        calls["exchange", kilobytes] = partial(state_before, effect, ranks, states(kilobytes), states(kilobytes))
+    taken = torch.zeros(rounds, len(calls), dtype=torch.float64)
+    for turn, (at, call) in itertools.product(range(rounds), enumerate(calls.values())):
+        start = torch.tensor(time.perf_counter() + SETTLED, dtype=torch.float64)
+        dist.broadcast(start, 0)  # the processes of a machine have one clock
+        time.sleep(max(0.0, start.item() - time.perf_counter()))
+        call()
+        taken[turn, at] = time.perf_counter() - start
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    seconds = taken.median(0).values
+    found.put(dict(zip(calls, (seconds - seconds[0]).tolist(), strict=True)))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def states(kilobytes: int) -> Tensor:
+    return torch.rand(1, kilobytes * 1024 // (4 * 32 * 32), 32, 32)
+
+
+def joined_pairs(effect: Effect, state: Tensor) -> None:
+    effect.follow(state, state)
+    effect.after(state, state, state)
+
+
+def fitted(took: Took, size: int) -> tuple[Link, float]:
+    """Return the link, and the bytes of a pair that a rank joins in a second, from what is no exchange of summaries."""
+
+    def line(what: str) -> tuple[float, float]:
+        """Return seconds a byte, and seconds, of the line of least relative errors."""
+        seconds = [took[what, kilobytes] for kilobytes in FITTED]
+        slope, start = np.polyfit([1024 * kilobytes for kilobytes in FITTED], seconds, 1, w=1 / np.array(seconds))
+        return slope, start
+
+    (crowded, latency), (alone, _) = line("all"), line("one")
+    lanes = (size - 1) * min(1.0, alone / crowded)
+    joins = statistics.median(2 * 1024 * kilobytes / took["join", kilobytes] for kilobytes in FITTED)
+    return Link(max(latency, 0.0), 1 / alone, lanes), joins
+
+
 def exchange(results: Results, options: argparse.Namespace) -> None:
+    rounds, missed = 3 if options.quick else 200, []
     for size in (2, 4):
-        for kilobytes in SIZES[: 1 if options.quick else None]:
-            if results.has(part="exchange", ranks=size, kilobytes=kilobytes):
-                continue
-            context = mp.get_context("spawn")
-            found = context.SimpleQueue()
-            with tempfile.TemporaryDirectory() as scratch:
-                given = (size, os.path.join(scratch, "store"), kilobytes, 3 if options.quick else 30, found)
-                processes = [context.Process(target=exchanged, args=(rank, *given)) for rank in range(size)]
-                for process in processes:
-                    process.start()
-                (small, large), whole, state, carry = found.get()
-                for process in processes:
-                    process.join()
-            link = Link(latency=small, bandwidth=4 * 4 * 2**20 / max(large - small, 1e-9))
-            predicted = forward_seconds(size, link, state=state, carry=carry)
-            about = {
-                "latency": link.latency,
-                "bandwidth": link.bandwidth,
-                "bytes": received(size - 1, size, state=state, carry=carry),
-            }
-            results.add(part="exchange", ranks=size, kilobytes=kilobytes, seconds=whole, predicted=predicted, **about)
+        if results.has(part="exchange", ranks=size):
+            continue
+        took, *_ = on_processes(size, exchanged, rounds)  # all have the same
+        link, joins = fitted(took, size)
+        for kilobytes in SIZES:
+            state = 1024 * kilobytes
+            seconds = took["exchange", kilobytes]
+            predicted = forward_seconds(size, link, state=state, carry=state, join=2 * state / joins)
+            results.add(
+                part="exchange", ranks=size, kilobytes=kilobytes, seconds=seconds, predicted=predicted,
+                ratio=predicted / seconds, latency=link.latency, bandwidth=link.bandwidth, lanes=link.lanes,
+                joins=joins, bytes=received(size - 1, size, state=state, carry=state), rounds=rounds,
+            )  # fmt: skip
+            if not 1 / 1.3 <= predicted / seconds <= 1.3:
+                missed.append(f"{size} ranks, {kilobytes} KiB")
+    if missed and not options.quick:
+        sys.exit(f"divided: predictions are off by more than 30 % for {'; '.join(missed)}")
 
 
 PARTS = {"memory": memory, "exchange": exchange}

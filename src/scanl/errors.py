@@ -36,6 +36,10 @@ class ProcessError(ScanlError, RuntimeError):
     """A process of a run has ended, or cannot be reached."""
 
 
+class RankError(ScanlError, RuntimeError):
+    """A process that divides a sequence with others has ended, or does not answer."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the message for an unknown name. It suggests the nearest known name, or lists all when none is near."""
     known = list(known)

@@ -379,6 +379,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.long_attention": ("rmt", {}, "torch"),
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.sessions": ("drafts", {}, "torch"),
+    "speed.forms": ("", {"GPUS": (8, 32)}, "torch"),
     "speed.shards": ("jsonl", {}, "torch"),
     "speed.stages": ("", {}, "numba"),
     "speed.stream": ("--layers lru", {}, "torch"),

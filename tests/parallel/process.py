@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from scanl import ops
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, RankError
 from scanl.models import LanguageModel, Stack
-from scanl.parallel import ContextParallel, scan, stretch, stretch_offsets
-from scanl.parallel.ranks import received_bytes
+from scanl.parallel import ContextParallel, context, scan, stretch, stretch_offsets
+from scanl.parallel.ranks import Group, received_bytes
 
 RANK, SIZE = int(sys.argv[1]), int(sys.argv[2])
 LENGTHS = {2: [5, 8], 3: [4, 7, 2], 4: [3, 6, 1, 3]}[SIZE]
@@ -170,11 +171,30 @@ def sharded():
         compare(each)
 
 
-def lost():
-    """A rank that dies: the others raise an error soon."""
-    if RANK < SIZE - 1:
-        with pytest.raises(RuntimeError):
+def another_version():
+    with pytest.MonkeyPatch.context() as patched:
+        if RANK == SIZE - 1:
+            patched.setattr(context, "__version__", "0.0.0")
+        with pytest.raises(ConfigError, match=f"rank {SIZE - 1} has another version of scanl than rank 0"):
             scan(ops.linear_scan, torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
+
+
+def lost():
+    """Ranks that do not come, that end, and that end in an exchange: the others raise an error soon, and name them."""
+    x, last, two = torch.zeros(1, 2, 3), SIZE - 1, [dist.new_group([0, 1]), dist.new_group([0, 1])][RANK > 1 :]
+    late = dist.new_group(list(range(SIZE)))
+    if RANK < last:
+        with pytest.raises(RankError, match=rf"rank {last} has not come within 1 seconds, expected all {SIZE} ranks"):
+            scan(ops.linear_scan, x, x, group=late, timeout=timedelta(seconds=1))
+        with pytest.raises(RankError, match=rf"rank {last} has ended, or has lost its connection"):
+            scan(ops.linear_scan, x, x)
+    if RANK == 0:
+        Group.exchange = lambda *_: os._exit(0)
+    if RANK < 2:
+        with pytest.raises(RankError, match="rank 1 has lost rank 0 in an exchange"):
+            scan(ops.linear_scan, x, x, group=two[0])
+    if RANK == last:
+        time.sleep(3)
     os._exit(0)
 
 
@@ -182,5 +202,5 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"file://{sys.argv[3]}", timeout=timedelta(seconds=30), rank=RANK, world_size=SIZE)
     for what in sys.argv[4:]:
-        {work.__name__: work for work in (every_op, hybrid, counted, refused, sharded, lost)}[what]()
+        {work.__name__: work for work in (every_op, hybrid, counted, refused, sharded, another_version, lost)}[what]()
     dist.destroy_process_group()

@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -23,13 +24,17 @@ from scanl.ops._frame.divider import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops.offsets import sequences
 from scanl.parallel import division
-from scanl.parallel.ranks import Group, Ranks
+from scanl.parallel.ranks import TIMEOUT, Group, Ranks
 
 CALL = ("reverse", "cu_seqlens", "backend")  # what every op takes
 
 
 def scan(
-    op: Op[..., Any], *operands: Tensor | None, group: ProcessGroup | None = None, **more: Any
+    op: Op[..., Any],
+    *operands: Tensor | None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta = TIMEOUT,
+    **more: Any,
 ) -> tuple[Tensor, Any]:
     r"""Run an op over a sequence that is divided among processes: each has a stretch, and returns the outputs there.
 
@@ -41,8 +46,9 @@ def scan(
     works rank by rank.
 
     op: one of `scanl.ops`.   operands, more: as in a call of the op, of this rank's stretch.   group: the processes in
-    the order of their stretches; None: all. The initial state enters at rank 0, and other ranks give none. Returns y of
-    the stretch and the state after it; that of the last rank is the last state.
+    the order of their stretches; None: all.   timeout: how long a rank waits for another. The initial state enters at
+    rank 0, and other ranks give none. Returns y of the stretch and the state after it; that of the last rank is the
+    last state.
 
     With cu_seqlens the first sequence of a rank is the one that goes on from the rank before, which may be empty; so
     rank 0 has all its sequences from their beginning (`stretch_offsets`). The state then has a row for each sequence of
@@ -180,13 +186,24 @@ class ContextParallel(ParallelStyle):
     A layer that remembers by ops alone works on all ranks at once. The state of another layer goes from rank to rank,
     and each rank waits for the one before. `scanl.parallel.by_ops` says which.
 
-    Raises ConfigError for a model that is not causal or of another kind, and in a call if the ranks do not fit.
+    timeout: how long a rank waits for another at the beginning of a call, and in an exchange. Give more if a rank
+    compiles, saves or evaluates alone meanwhile. A rank whose layer works in turn waits as long as the group does.
+
+    Raises ConfigError for a model that is not causal or of another kind, for a mesh whose processes are not in their
+    order, and in a call if the ranks do not fit; RankError in a call on all ranks if one has ended or does not come.
     """
+
+    def __init__(self, *, timeout: timedelta = TIMEOUT) -> None:
+        super().__init__()
+        self.timeout = timeout
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if device_mesh.ndim != 1:
             raise ConfigError(f"device_mesh: it has {device_mesh.ndim} axes, expected one, such as mesh['cp']")
-        return divide(module, Group(device_mesh.get_group()))
+        processes = device_mesh.mesh.tolist()
+        if processes != sorted(processes):
+            raise ConfigError(f"device_mesh: its processes are {processes}, expected them in rising order")
+        return divide(module, Group(device_mesh.get_group(), timeout=self.timeout))
 
 
 def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
@@ -267,7 +284,7 @@ class _InTurn:
         packed = others.get("cu_seqlens")
         if state is None:
             state = layer.init_state(sequences(x, packed))
-        state = division.received(self.division.ranks, self.division.anchor, state, packed is not None)
+        state = division.received(self.division.ranks.in_turn(), self.division.anchor, state, packed is not None)
         self.entering.append(state)
         return (x, state), {name: value for name, value in others.items() if name != "state"}
 
@@ -279,4 +296,4 @@ class _InTurn:
         entering = self.entering.pop()
         y, state = output
         packed = others.get("cu_seqlens") is not None
-        return division.sent(self.division.ranks, division.tied(y, entering), state, packed), state
+        return division.sent(self.division.ranks.in_turn(), division.tied(y, entering), state, packed), state

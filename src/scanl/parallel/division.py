@@ -105,6 +105,7 @@ class Divided(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (y, last, leaves), ranks, rows, ctx.inside = ctx.inside, ctx.ranks, ctx.rows, None
         if ctx.effect.scaled:  # what a gradient becomes on its way depends on the states
+            ranks = ranks.in_turn()
             later = ranks.exchange(None, -1, ranks.rank + 1, last[-rows:])
         else:
             (d_entering,) = torch.autograd.grad(
@@ -178,6 +179,7 @@ def in_turn(
     ranks: Ranks, anchor: Tensor, stretch: Callable[[Any], tuple[Tensor, Any]], state: Any, packed: bool
 ) -> tuple[Tensor, Any]:
     """Return what `stretch(state)` returns, where the state is that of the rank before."""
+    ranks = ranks.in_turn()
     entering = received(ranks, anchor, state, packed)
     y, last = stretch(entering)
     return sent(ranks, tied(y, entering), last, packed), last
