@@ -10,8 +10,8 @@ pairs are joined. All take turns, and medians count. It fails if a prediction is
 """
 
 import argparse
-import itertools
 import os
+import random
 import resource
 import statistics
 import sys
@@ -38,7 +38,7 @@ from scanl.ops._frame.summary import Effect
 from scanl.parallel import ContextParallel
 from scanl.parallel.context import Group
 from scanl.parallel.cost import Link, forward_seconds, received
-from scanl.parallel.division import state_before
+from scanl.parallel.exchanges import state_before
 
 LAYERS = ("gla", "mamba", "gated_deltanet", "mingru")
 # glibc's malloc gives tensors above 32 MiB back to the system, and keeps smaller ones. A whole sequence has the former,
@@ -47,6 +47,7 @@ os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
 SIZES = (64, 256, 1024)  # KiB of a state
 FITTED = (16, 128, 512, 2048)  # KiB of the messages from which the link is fitted
 SETTLED = 0.003  # seconds after which all processes have heard when to start
+LATE = 0.0003  # seconds that a process may begin later, as others have the processor
 DIM = 64
 
 Took = dict[tuple[str, int], float]  # seconds, by what was timed and its KiB
@@ -130,18 +131,32 @@ def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQu
         calls["join", kilobytes] = partial(joined_pairs, effect, state)
     for kilobytes in SIZES:
         calls["exchange", kilobytes] = partial(state_before, effect, ranks, states(kilobytes), states(kilobytes))
-    taken = torch.zeros(rounds, len(calls), dtype=torch.float64)
-    for turn, (at, call) in itertools.product(range(rounds), enumerate(calls.values())):
-        start = torch.tensor(time.perf_counter() + SETTLED, dtype=torch.float64)
-        dist.broadcast(start, 0)  # the processes of a machine have one clock
-        time.sleep(max(0.0, start.item() - time.perf_counter()))
-        call()
-        taken[turn, at] = time.perf_counter() - start
+    order, turns = random.Random(0), range(rounds)
+    taken = torch.full((rounds, len(calls), 2), torch.inf, dtype=torch.float64)
+    for turn in turns:
+        for at in order.sample(range(len(calls)), len(calls)):
+            taken[turn, at] = torch.tensor(timed(list(calls.values())[at]))
     dist.all_reduce(taken, dist.ReduceOp.MAX)
-    seconds = taken.median(0).values
-    found.put(dict(zip(calls, (seconds - seconds[0]).tolist(), strict=True)))
+    found.put({key: quick(taken[:, at]) for at, key in enumerate(calls)})
     dist.barrier()
     dist.destroy_process_group()
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds by which this rank was late, and those until it was done, both from a start of all ranks."""
+    dist.barrier()
+    start = torch.tensor(time.perf_counter() + SETTLED, dtype=torch.float64)
+    dist.broadcast(start, 0)  # the processes of a machine have one clock
+    time.sleep(max(0.0, start.item() - time.perf_counter()))
+    late = time.perf_counter() - start.item()
+    call()
+    return late, time.perf_counter() - start.item()
+
+
+def quick(taken: Tensor) -> float:
+    """Return the seconds of a quiet turn: the lower quartile of those that all ranks began in time."""
+    in_time = taken[taken[:, 0] < LATE, 1]
+    return float(in_time.quantile(0.25))
 
 
 def states(kilobytes: int) -> Tensor:

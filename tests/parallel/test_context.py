@@ -10,12 +10,13 @@ import torch
 
 from scanl import layers
 from scanl.errors import ConfigError
+from scanl.layers.state import leaves, map_leaves
 from scanl.models import Features, SequenceClassifier, Stack
-from scanl.parallel import by_ops, stretch
+from scanl.parallel import by_ops, stretch, stretch_offsets
 from scanl.parallel.context import divide, undivided
 from threads_as_ranks import on_ranks
 
-COVERS = ["parallel/ranks", "parallel/cost"]
+COVERS = ["parallel/counters", "parallel/ranks", "parallel/cost"]
 
 CAUSAL = [name for name in layers.names() if not layers.get(name).bidirectional]
 LENGTHS = [3, 4, 2]
@@ -99,7 +100,42 @@ def test_layers_that_remember_by_ops_need_not_wait():
     assert all(
         by_ops(made(name)) for name in ("gla", "gated_deltanet", "mamba", "mamba2", "rwkv6", "s5", "mingru", "lru")
     )
-    assert not any(by_ops(made(name)) for name in ("attention", "window_attention", "hawk", "local_rnn"))
+    assert all(by_ops(made(name)) for name in ("attention", "window_attention", "hawk", "retnet"))  # these count steps
+    assert not any(by_ops(made(name)) for name in ("local_rnn", "transformer_xl", "block_recurrent"))
+
+
+@pytest.mark.parametrize("name", ["window_attention", "hawk", "retnet"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_state_that_counts_steps_goes_on(name, packed):
+    """The ranks read the second half of a sequence, or of three packed ones, of which the last begins within it."""
+    layer = made(name)
+    x, dy = torch.randn(1 if packed else 2, 9, 12, dtype=torch.float64), torch.randn(1, 9, 12, dtype=torch.float64)
+    offsets = torch.tensor([0, 4, 6, 9]) if packed else None
+    _, state = layer(torch.randn(3 if packed else 2, 5, 12, dtype=torch.float64))
+    state = map_leaves(torch.Tensor.detach, state)
+    whole = map_leaves(lambda leaf: leaf.clone().requires_grad_(leaf.is_floating_point()), state)
+    y, last = layer(x, whole, cu_seqlens=offsets)
+    (y * dy).sum().backward()
+
+    def work(ranks):
+        start = sum(LENGTHS[: ranks.rank])
+        own = stretch_offsets(offsets, start, start + LENGTHS[ranks.rank]) if packed else None
+        rows = {0: [0], 1: [0, 1, 2], 2: [2]}[ranks.rank] if packed else [0, 1]  # of the sequences with steps here
+        mine = map_leaves(lambda leaf: leaf[rows].clone().requires_grad_(leaf.is_floating_point()), state)
+        cut = [stretch(tensor, ranks.rank, 3, lengths=LENGTHS) for tensor in (x, dy)]
+        part, after = divide(copy.deepcopy(layer), ranks)(
+            cut[0], mine if packed or ranks.rank == 0 else None, cu_seqlens=own
+        )
+        (part * cut[1]).sum().backward()
+        return part.detach(), after, mine
+
+    results = on_ranks(3, work)
+    torch.testing.assert_close(torch.cat([part for part, *_ in results], 1), y, rtol=1e-9, atol=1e-9)
+    for (_, leaf), (_, expected) in zip(leaves(results[-1][1]), leaves(last), strict=True):
+        torch.testing.assert_close(leaf[-1:], expected[-1:], rtol=1e-9, atol=1e-9)
+    for (_, leaf), (_, expected) in zip(leaves(results[0][2]), leaves(whole), strict=True):
+        if leaf.is_floating_point() and leaf.grad is not None:
+            torch.testing.assert_close(leaf.grad[:1], expected.grad[:1], rtol=1e-8, atol=1e-8)
 
 
 def test_a_model_that_no_rank_can_answer_is_refused():

@@ -16,6 +16,8 @@ from scanl.ops.registry import Cell
 from scanl.parallel import division, stretch_offsets
 from threads_as_ranks import on_ranks
 
+COVERS = ["parallel/exchanges", "parallel/halo"]
+
 scanl.layers.names()  # imports all layers, which registers their cells
 OPS = [op for op in ops.registry.every() if isinstance(op, ops.registry.Op)]
 LENGTHS = {2: (1,), 3: (2, 0), 5: (1, 1, 1, 1)}  # the first stretches of so many ranks; the last has the rest

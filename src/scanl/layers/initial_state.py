@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scanl.layers.state import Device, DType, State, loadable
 
@@ -29,6 +29,8 @@ class Axes:
     meaning: what it holds.   fill: its initial value, or one for each entry of the first axis.
     dtype: a floating or complex dtype is the narrowest that the tensor has; an integer dtype is the only one.
     when: an attribute of the layer; where it is None, False or 0, the state has () in place of the tensor.
+    after: for a tensor that depends on the number of steps alone, the function of it and of n that gives it n steps
+    later.
     """
 
     axes: str
@@ -36,6 +38,7 @@ class Axes:
     fill: float | tuple[float, ...] = 0.0
     dtype: torch.dtype = torch.float32
     when: str = ""
+    after: Callable[[Tensor, Tensor], Tensor] | None = None
     sizes: Callable[["Layer"], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +94,21 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
         return inner.init_state(batch_size, device=device, dtype=dtype)
     state: Any = form.form if isinstance(form, Fields) else form
     return state(*(initial(layer, component, batch_size, device, dtype) for _, component in fields(form)))
+
+
+def later(layer: "Layer", form: Form | None, state: State, steps: Tensor) -> State:
+    """Return the state whose tensors that depend on the number of steps alone are those `steps` later, (B,).
+
+    The others are None.
+    """
+    if isinstance(form, Axes) and form.after is not None and isinstance(state, Tensor):
+        return form.after(state, steps.view(-1, *[1] * (state.ndim - 1)))
+    if isinstance(form, Of) and not isinstance(inner := getattr(layer, form.attribute), nn.ModuleList):
+        return None if inner is None else later(inner, inner.state, state, steps)
+    if form is None or isinstance(form, Axes | Each | Of):
+        return None
+    parts = (later(layer, part, value, steps) for (_, part), value in zip(fields(form), state, strict=True))
+    return type(state)(*parts)
 
 
 DECLARED: dict[type[tuple[Any, ...]], list[tuple[str, Form]]] = {}  # what the fields of NamedTuples declare

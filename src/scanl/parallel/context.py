@@ -23,7 +23,8 @@ from scanl.models.stack import Stack
 from scanl.ops._frame.divider import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops.offsets import sequences
-from scanl.parallel import division
+from scanl.parallel import counters, division
+from scanl.parallel.exchanges import tied
 from scanl.parallel.ranks import TIMEOUT, Group, Ranks
 
 CALL = ("reverse", "cu_seqlens", "backend")  # what every op takes
@@ -55,9 +56,10 @@ def scan(
     the stretch, where that of the first is given on rank 0 alone. In reverse the last rank is the first.
 
     Raises ConfigError if the ranks do not fit each other, if a rank behind rank 0 is given a state without cu_seqlens,
-    or for cu_seqlens in reverse; ShapeError for a stretch without a sequence.
+    or for cu_seqlens in reverse; ShapeError for a stretch without a sequence; RankError for a rank that has ended or
+    does not come in time.
     """
-    ranks = Group(group)
+    ranks = Group(group, timeout=timeout)
     packed, first = more.get("cu_seqlens") is not None, ranks.size - 1 if more.get("reverse") else 0
     bound, options = op.bind(operands, {name: value for name, value in more.items() if name not in CALL})
     if ranks.rank != first and not packed and bound[op.state] is not None:
@@ -112,17 +114,35 @@ def by_ops(layer: Layer) -> bool:
             with torch.no_grad(), divided_by(partial(_noting, states)):
                 _, state = layer(x[:, :2])
             carried = {leaf.untyped_storage().data_ptr() for _, leaf in leaves(states)}
-            if any(leaf.untyped_storage().data_ptr() not in carried for _, leaf in leaves(state) if leaf.numel()):
+            start = layer.init_state(1)
+            counted = dict(leaves(counters.later(layer, start, 2)))
+            others = [leaf for path, leaf in leaves(state) if leaf.numel() and path not in counted]
+            if any(leaf.untyped_storage().data_ptr() not in carried for leaf in others):
                 return False
             y, expected = _gradients(layer, x[:, 2:], state)
             with divided_by(partial(_from_states, iter(states))):
-                z, gradients = _gradients(layer, x[:, 2:], None)
+                z, gradients = _gradients(layer, x[:, 2:], counters.replaced(start, counted) if counted else None)
     except _OtherOps:
         return False
     finally:
         layer.train(training)
     pairs = zip([z, *gradients], [y, *expected], strict=True)
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max())) for a, b in pairs)
+
+
+def _at_once(layer: Layer) -> bool:
+    """Return whether all ops of a layer run on all ranks at once. It is tried on two steps."""
+    ways: list[bool] = []
+
+    def note(op: Op[..., Any], operands: Any, options: Any, **call: Any) -> tuple[Tensor, Any]:
+        ways.append(division.at_once(op, operands, call))
+        with divided_by(None):
+            return Op._call(op, **operands, **options, **call)
+
+    weight = next(layer.parameters(), torch.empty(0))
+    with torch.no_grad(), divided_by(note):
+        layer(torch.zeros(1, 2, layer.dim, dtype=weight.dtype, device=weight.device))
+    return all(ways)
 
 
 def _gradients(layer: Layer, x: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
@@ -187,7 +207,7 @@ class ContextParallel(ParallelStyle):
     and each rank waits for the one before. `scanl.parallel.by_ops` says which.
 
     timeout: how long a rank waits for another at the beginning of a call, and in an exchange. Give more if a rank
-    compiles, saves or evaluates alone meanwhile. A rank whose layer works in turn waits as long as the group does.
+    compiles, saves or evaluates alone meanwhile. If a layer works in turn, all wait as long as the group.
 
     Raises ConfigError for a model that is not causal or of another kind, for a mesh whose processes are not in their
     order, and in a call if the ranks do not fit; RankError in a call on all ranks if one has ended or does not come.
@@ -215,10 +235,12 @@ def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
         )
     if both := [layer.name for layer in module.modules() if isinstance(layer, Layer) and layer.bidirectional]:
         raise ConfigError(f"module: {both[0]} reads both directions, expected causal layers")
-    division_ = _Division(module, ranks)
+    carried = {layer: by_ops(layer) for layer in _outermost(module)}
+    at_once = all(once and _at_once(layer) for layer, once in carried.items())
+    division_ = _Division(module, ranks if at_once else ranks.in_turn())
     module.register_forward_pre_hook(division_.begin, with_kwargs=True, prepend=True)
-    for layer in _outermost(module):
-        around = _ByOps(division_) if by_ops(layer) else _InTurn(division_)
+    for layer, once in carried.items():
+        around = _ByOps(division_) if once else _InTurn(division_)
         layer.register_forward_pre_hook(around.before, with_kwargs=True)
         layer.register_forward_hook(around.after, with_kwargs=True, always_call=True)
     return module
@@ -253,16 +275,28 @@ class _Division:
         self.anchor = meet(self.ranks, learned, x.device, packing=packed, **facts)
 
 
+def _call(args: tuple[Any, ...], others: dict[str, Any]) -> tuple[Tensor, Any, dict[str, Any]]:
+    """Return x and the state of a call, and its other arguments."""
+    state = args[1] if len(args) > 1 else others.get("state")
+    return args[0], state, {name: value for name, value in others.items() if name != "state"}
+
+
 class _ByOps:
     """Hooks on a layer whose ops are divided."""
 
     def __init__(self, division_: _Division) -> None:
         self.division, self.open = division_, list[ExitStack]()
 
-    def before(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+    def before(
+        self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        assert isinstance(layer, Layer)
+        x, state, others = _call(args, others)
         self.open.append(ExitStack())
         if not _thread.undivided:
+            state = counters.entering(self.division.ranks, layer, x, state, others.get("cu_seqlens"))
             self.open[-1].enter_context(divided_by(partial(division.run, self.division.ranks, self.division.anchor)))
+        return (x, state), others
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
         self.open.pop().close()
@@ -280,13 +314,13 @@ class _InTurn:
         if _thread.undivided:
             return None
         assert isinstance(layer, Layer)
-        x, state = args[0], args[1] if len(args) > 1 else others.get("state")
+        x, state, others = _call(args, others)
         packed = others.get("cu_seqlens")
         if state is None:
             state = layer.init_state(sequences(x, packed))
-        state = division.received(self.division.ranks.in_turn(), self.division.anchor, state, packed is not None)
+        state = division.received(self.division.ranks, self.division.anchor, state, packed is not None)
         self.entering.append(state)
-        return (x, state), {name: value for name, value in others.items() if name != "state"}
+        return (x, state), others
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> Any:
         if output is None:  # the call failed, perhaps before the state had come
@@ -296,4 +330,4 @@ class _InTurn:
         entering = self.entering.pop()
         y, state = output
         packed = others.get("cu_seqlens") is not None
-        return division.sent(self.division.ranks.in_turn(), division.tied(y, entering), state, packed), state
+        return division.sent(self.division.ranks, tied(y, entering), state, packed), state

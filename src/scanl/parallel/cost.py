@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from scanl.parallel.division import rounds
+from scanl.parallel.exchanges import rounds
 
 
 def received(rank: int, size: int, *, state: int, carry: int, backward: bool = False) -> int:

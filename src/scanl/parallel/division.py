@@ -20,24 +20,22 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.ops._frame.divider import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops._frame.summary import Effect, Summary
+from scanl.parallel import halo
+from scanl.parallel.exchanges import gradient_after, state_before, tied
 from scanl.parallel.ranks import Ranks
 
 AXES = 8  # that a state may have
 Call = Mapping[str, Any]  # options of an op, and the keywords that every op takes
 
 
-def rounds(size: int) -> list[int]:
-    """Return the distances over which pairs (A, b) are exchanged, after the first exchange with the neighbour."""
-    distances, reach = [], 1
-    while reach < size - 1:
-        distances.append(reach)
-        reach *= 2
-    return distances
-
-
 def affine(op: Op[..., Any], operands: Mapping[str, Any]) -> bool:
-    """Return whether the op is linear in its state with these operands, so that no rank waits for another."""
+    """Return whether the op is linear in its state with these operands."""
     return op.effect is not None and all(operands[name] is None for name in op.effect.unless)
+
+
+def at_once(op: Op[..., Any], operands: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    """Return whether all ranks run a call of the op at once, and none waits for the work of another."""
+    return halo.able(op, operands, call) or affine(op, operands)
 
 
 def run(
@@ -63,6 +61,8 @@ def run(
                 f"{op.name}: cu_seqlens has no sequence on rank {ranks.rank}, expected at least one: the first stretch "
                 "begins with a sequence, and each other with the one that goes on, which may be empty"
             )
+        if halo.able(op, operands, call):
+            return halo.attend(ranks, anchor, operands, options, **call)
         if affine(op, operands):
             return Divided.apply(op, ranks, tuple(others), more, anchor, state, *others.values())
         return in_turn(ranks, anchor, lambda s: Op._call(op, **others, **{op.state: s}, **more), state, packed)
@@ -138,43 +138,6 @@ def _through(effect: Effect, summary: Summary, state: Tensor, rows: int, rank: i
     return carry[-rows:], last[-rows:]
 
 
-def state_before(effect: Effect, ranks: Ranks, carry: Tensor, last: Tensor) -> Tensor | None:
-    """Return the state that the ranks before this one leave; None for rank 0."""
-    rank, size, distances = ranks.rank, ranks.size, rounds(ranks.size)
-    b = ranks.exchange(last, rank + 1, rank - 1, last)
-    a = ranks.exchange(carry, rank + 1, rank - 1, carry) if distances else None
-    for distance in distances:  # among the ranks from 1 on
-        to, source = (rank + distance, rank - distance) if rank > 0 else (size, -1)
-        source = source if source > 0 else -1
-        more_b, more_a = ranks.exchange(b, to, source, last), ranks.exchange(a, to, source, carry)
-        if more_b is not None and more_a is not None:
-            assert a is not None
-            assert b is not None
-            a, b = effect.follow(more_a, a), effect.after(a, b, more_b)
-    return b
-
-
-def gradient_after(effect: Effect, ranks: Ranks, carry: Tensor, d_entering: Tensor) -> Tensor | None:
-    """Return the gradient of the state that this rank leaves, from the ranks after it; None for the last rank."""
-    rank, size = ranks.rank, ranks.size
-    a, d = carry, d_entering
-    for distance in rounds(size):
-        to, source = (rank - distance, rank + distance) if rank > 0 else (-1, size)
-        to = to if to > 0 else -1
-        more_d, more_a = ranks.exchange(d, to, source, d), ranks.exchange(a, to, source, carry)
-        if more_d is not None and more_a is not None:
-            a, d = effect.follow(a, more_a), d + _pulled(effect, a, more_d)
-    return ranks.exchange(d, rank - 1, rank + 1, d)
-
-
-def _pulled(effect: Effect, carry: Tensor, gradient: Tensor) -> Tensor:
-    """Return A^T times the gradient of a state."""
-    with torch.enable_grad():
-        state = torch.zeros_like(gradient).requires_grad_()
-        (pulled,) = torch.autograd.grad(effect.after(carry, torch.zeros_like(gradient), state), state, gradient)
-    return pulled
-
-
 def in_turn(
     ranks: Ranks, anchor: Tensor, stretch: Callable[[Any], tuple[Tensor, Any]], state: Any, packed: bool
 ) -> tuple[Tensor, Any]:
@@ -183,27 +146,6 @@ def in_turn(
     entering = received(ranks, anchor, state, packed)
     y, last = stretch(entering)
     return sent(ranks, tied(y, entering), last, packed), last
-
-
-def tied(y: Tensor, state: Any) -> Tensor:
-    """Return y, whose gradient reaches `state` even where y does not depend on it: other ranks wait for that."""
-    first = next((leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor) and leaf.requires_grad), None)
-    return y if first is None else Tied.apply(y, first)
-
-
-class Tied(torch.autograd.Function):
-    """y; the gradient of the second tensor is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, other: Tensor) -> Tensor:
-        ctx.other = other.new_zeros(())
-        ctx.shape = other.shape
-        return y.view_as(y)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return d_y, ctx.other.expand(ctx.shape)
 
 
 def received(ranks: Ranks, anchor: Tensor, state: Any, packed: bool) -> Any:

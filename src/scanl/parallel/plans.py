@@ -60,7 +60,9 @@ class Machine:
 
     def collective(self, gpus: int) -> Link:
         """Return the link of a collective of all GPUs: between nodes it uses the links of all GPUs of a node."""
-        bandwidth = self.near.bandwidth if gpus <= self.node else min(self.near.bandwidth, self.node * self.far.bandwidth)
+        bandwidth = (
+            self.near.bandwidth if gpus <= self.node else min(self.near.bandwidth, self.node * self.far.bandwidth)
+        )
         return Link(self.link(gpus).latency, bandwidth)
 
 
@@ -161,7 +163,8 @@ def tensor(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | N
 
     None for more GPUs than heads.
 
-    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198, sec. 4.
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198,
+    sec. 4.
     """
     if gpus > model.heads:
         return None
@@ -192,8 +195,8 @@ def ring_attention(model: Model, machine: Machine, gpus: int, tokens: float) -> 
 def ulysses(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | None:
     r"""Return the cost of a softmax transformer of the same sizes, whose GPUs swap stretches for heads and back.
 
-    In each of three passes a layer sends q, k, v and y of T / G tokens to all others, :math:`8 D T (G - 1) / G^2` bytes.
-    None for more GPUs than heads.
+    In each of three passes a layer sends q, k, v and y of T / G tokens to all others, :math:`8 D T (G - 1) / G^2`
+    bytes. None for more GPUs than heads.
 
     Source: Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509, sec. 3.
     """

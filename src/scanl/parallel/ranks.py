@@ -43,15 +43,15 @@ class Ranks(Protocol):
         ...
 
     def in_turn(self) -> "Ranks":
-        """Return the same processes, each of which waits in an exchange while another works."""
+        """Return the same processes, each of which waits for others while they work."""
         ...
 
 
 class Group:
     """The ranks of a group of torch.distributed. backward: time runs from the last rank to the first.
 
-    timeout: how long a rank waits for another; None: as long as the group, for exchanges alone. Then it raises
-    RankError, as it does at once for a rank that has ended.
+    timeout: how long a rank waits for another.   patient: it waits as long as the group does. Then it raises RankError,
+    as it does at once for a rank that has ended.
     """
 
     def __init__(
@@ -92,25 +92,21 @@ class Group:
         assert group is not None
         _count.meetings[group.group_name] += 1
         notes = _Notes(group, _count.meetings[group.group_name])
-        begin = time.monotonic()
+        begin, pause = time.monotonic(), 2e-5
         try:
-            while not work.is_completed():
-                try:
-                    work.wait(NOTICE)  # with NCCL it returns at once
-                except RuntimeError:
-                    if work.is_completed():
-                        raise
+            while not work.is_completed():  # a wait with a time limit returns at once with NCCL
                 waited = timedelta(seconds=time.monotonic() - begin)
                 if waited >= NOTICE:
                     notes.write(dist.get_rank(group))
-                if waited >= self.timeout:
+                if waited >= self.timeout and not self.patient:
                     raise TimeoutError
-                time.sleep(0)
+                time.sleep(pause)
+                pause = min(1.5 * pause, 0.01)
             work.wait()
         except (RuntimeError, TimeoutError) as error:
             missing = sorted(map(self._place, notes.missing(dist.get_rank(group), self.size)))
             late = f"has not come within {self.timeout.total_seconds():g} seconds"
-            state = late if isinstance(error, TimeoutError) else "has ended, or has lost its connection"
+            state = late if isinstance(error, TimeoutError) else "has ended, or lost its connection"
             raise RankError(
                 f"parallel: {_ranks(missing)} {state}, expected all {self.size} ranks to begin call {notes.call}; rank "
                 f"{self.rank} has. Look at what it printed, or give a longer timeout if it had other work"
@@ -130,10 +126,10 @@ class Group:
             for work in dist.batch_isend_irecv(todo) if todo else ():
                 work.wait() if self.patient else work.wait(self.timeout)
         except RuntimeError as error:
+            limit = "the timeout of the group" if self.patient else f"{self.timeout.total_seconds():g} seconds"
             raise RankError(
-                f"parallel: rank {self.rank} has lost {_ranks(sorted(others))} in an exchange, expected an answer within "
-                f"{'the timeout of the group' if self.patient else f'{self.timeout.total_seconds():g} seconds'}: it has "
-                "ended, hangs, or waits itself for another. Look at what it printed"
+                f"parallel: rank {self.rank} has lost {_ranks(sorted(others))} in an exchange, expected an answer "
+                f"within {limit}: it has ended, hangs, or waits itself for another. Look at what it printed"
             ) from error
         if received is None or like is None:
             return None

@@ -27,7 +27,7 @@ class BlockRecurrentState(NamedTuple):
     slots: Annotated[Tensor, Axes("num_slots, dim", "state vectors")]
     keys: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "keys of the previous and the present block")]
     values: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 def distance_bias(weight: Tensor, distances: Tensor) -> Tensor:

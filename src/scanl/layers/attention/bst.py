@@ -28,7 +28,7 @@ class BSTState(NamedTuple):
     values: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "their values")]
     context_keys: Annotated[Tensor, Axes("num_contexts, num_heads, head_dim", "keys of the block's contexts")]
     context_values: Annotated[Tensor, Axes("num_contexts, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("bst")

@@ -21,7 +21,7 @@ class CompressiveState(NamedTuple):
 
     inputs: Annotated[Tensor, Axes("window + chunk_size, dim", "the last inputs, oldest first, after blank rows")]
     compressed: Annotated[Tensor, Axes("num_slots, dim", "compressed rows, oldest first, after blank rows")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("compressive_transformer")

@@ -20,7 +20,7 @@ class DiagAttentionState(NamedTuple):
 
     keys: Annotated[Tensor, Axes("window, num_heads, head_dim")]
     values: Annotated[Tensor, Axes("window, num_heads, head_dim")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("diag_attention")

@@ -20,7 +20,7 @@ class FLASHState(NamedTuple):
     values: Annotated[Tensor, Axes("reach, hidden_dim", "its values")]
     pending: Annotated[Tensor, Axes("z_dim, hidden_dim", "its sum of w_j v_j^T / C")]
     memory: Annotated[Tensor, Axes("z_dim, hidden_dim", "the sum of all full chunks, M / C")]
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("flash")

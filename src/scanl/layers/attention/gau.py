@@ -84,7 +84,7 @@ class GAUState(NamedTuple):
 
     keys: Annotated[Tensor, Axes("reach, z_dim", "keys of `max_length` steps")]
     values: Annotated[Tensor, Axes("reach, hidden_dim", "their values")]
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("gau")

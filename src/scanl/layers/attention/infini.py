@@ -23,7 +23,7 @@ class InfiniState(NamedTuple):
     norm: Annotated[Tensor, Axes("num_heads, head_dim", "z, the sum of features of keys")]
     keys: Annotated[Tensor, Axes("chunk_size, num_heads, head_dim", "keys of the present segment, not rotated")]
     values: Annotated[Tensor, Axes("chunk_size, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 LEAST = 1e-10  # denominator of a read; that of an empty memory is 0

@@ -26,7 +26,7 @@ class MultiState(NamedTuple):
             "rotated keys beside values of the tokens kept, oldest first, after blank rows",
         ),
     ]
-    position: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    position: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 BLOCK = 128  # steps; of a longer block the chosen rows cost more, of a shorter one the copies of the cache

@@ -26,7 +26,7 @@ class RANState(NamedTuple):
     perceived: Annotated[Tensor, Axes("dim", "the last window's result, before it became the cell")]
     keys: Annotated[Tensor, Axes("reach, num_heads, head_dim", "rotated keys of the present window")]
     values: Annotated[Tensor, Axes("reach, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
 
 
 def _glu(x: Tensor, linear: Map, gate: Map) -> Tensor:

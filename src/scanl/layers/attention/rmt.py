@@ -28,7 +28,7 @@ class MemoryTokens(NamedTuple):
         Tensor, Axes("depth, num_slots + chunk_size, num_heads, head_dim", "rotated keys of memory and segment")
     ]
     values: Annotated[Tensor, Axes("depth, num_slots + chunk_size, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("rmt")

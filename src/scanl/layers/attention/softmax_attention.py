@@ -26,7 +26,7 @@ def memory(keys: str, values: str, meaning: str) -> Fields:
         SegmentMemory,
         keys=Axes(f"reach, {keys}", meaning),
         values=Axes(f"reach, {values}"),
-        position=Axes("", "steps read", dtype=torch.int64),
+        position=Axes("", "steps read", dtype=torch.int64, after=torch.add),
     )
 
 

@@ -25,7 +25,7 @@ class BottleneckState(NamedTuple):
         Tensor, Axes("depth + 1, chunk_size, num_heads, head_dim", "keys of the fast stream's blocks, then of the slow")
     ]
     values: Annotated[Tensor, Axes("depth + 1, chunk_size, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 class CrossBlock(Module):

@@ -24,7 +24,7 @@ class TransformerXLState(NamedTuple):
     """State of `TransformerXL`."""
 
     inputs: Annotated[Tensor, Axes("reach, dim", "the last inputs, oldest first, after blank rows")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 Clamp = Annotated[int | None, at_least(0), "distances beyond it count as it; None for no such limit"]

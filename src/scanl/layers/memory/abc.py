@@ -21,7 +21,7 @@ class ABCState(NamedTuple):
     keys: Annotated[Tensor, Axes("num_heads, head_k_dim, num_slots", "Σ k_j e_jᵀ")]
     values: Annotated[Tensor, Axes("num_heads, num_slots, head_v_dim", "Σ e_j v_jᵀ")]
     weights: Annotated[Tensor, Axes("num_heads, num_slots", "Σ e_j")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("abc")

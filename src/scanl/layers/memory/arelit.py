@@ -17,7 +17,7 @@ class AReLiTState(NamedTuple):
     keys: Annotated[Tensor, Axes("rank, num_heads, eta * head_dim", "traces of keys")]
     values: Annotated[Tensor, Axes("rank, num_heads, head_dim", "traces of values")]
     normalizer: Annotated[Tensor, Axes("num_heads, eta * head_dim", "s")]
-    steps: Annotated[Tensor, Axes("1", "count of steps", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "count of steps", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("arelit")

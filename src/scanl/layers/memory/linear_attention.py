@@ -23,7 +23,7 @@ class LinearAttentionState(NamedTuple):
     recurrent: Annotated[
         Tensor, Axes("num_heads, feature_map.width, head_v_dim + normalize", "S; z is one more column with normalize")
     ]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="positional")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add, when="positional")]
 
 
 @registry.register("linear_attention")

@@ -24,7 +24,7 @@ class LevelsMemory(NamedTuple):
     """Memories of the levels, and how many steps they have read."""
 
     levels: Annotated[Tensor, Axes("*memory", "S of levels 1 to L - 1")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 class LevelsState(NamedTuple):

@@ -22,7 +22,7 @@ _ACTIVATIONS = {"elu": late(F, "elu"), "elu_plus_one": elu_plus_one}
 
 class NormAttentionState(NamedTuple):
     recurrent: Annotated[Tensor, Axes("num_heads, head_dim, head_dim", "S")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("norm_attention")

@@ -18,7 +18,9 @@ from scanl.ops.fused.rms_norm import rms_norm
 
 class RetNetState(NamedTuple):
     recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S")]
-    steps: Annotated[Tensor, Axes("1", "steps read, from which the rotation continues", dtype=torch.int64)]
+    steps: Annotated[
+        Tensor, Axes("1", "steps read, from which the rotation continues", dtype=torch.int64, after=torch.add)
+    ]
 
 
 @registry.register("retnet")

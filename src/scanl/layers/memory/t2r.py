@@ -19,7 +19,7 @@ from scanl.ops import normalized_linear_attention
 
 class T2RState(NamedTuple):
     recurrent: Annotated[Tensor, Axes("num_heads, num_features, head_dim + 1", "S, with z as one more column")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("t2r")

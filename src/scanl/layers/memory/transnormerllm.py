@@ -20,7 +20,7 @@ from scanl.ops import linear_attention
 
 class TransNormerState(NamedTuple):
     recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S; with positions keys have 2K channels")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="lrpe")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add, when="lrpe")]
 
 
 @registry.register("transnormerllm")

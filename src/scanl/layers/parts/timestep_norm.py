@@ -19,7 +19,7 @@ class TimestepNormState(NamedTuple):
     `rest` is what `sums` are less than the exact sums, for else the new steps of a long sequence would be rounded away.
     """
 
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
+    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
     sums: Annotated[Tensor, Axes("2, num_groups", "over the steps, of the mean and of the mean square of each group")]
     rest: Annotated[Tensor, Axes("2, num_groups", "the part of the sums that is rounded away")]
 

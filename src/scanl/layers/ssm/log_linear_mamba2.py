@@ -19,7 +19,7 @@ from scanl.ops import linear_attention
 class LogLinearMamba2State(NamedTuple):
     ssm: Annotated[Tensor, Axes("num_heads, levels - 1, state_dim, head_dim", "S of levels 1 to L - 1")]
     conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
-    position: Annotated[Tensor, Axes("1", "the steps read", dtype=torch.int64)]
+    position: Annotated[Tensor, Axes("1", "the steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("log_linear_mamba2")

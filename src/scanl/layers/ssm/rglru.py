@@ -38,9 +38,13 @@ class BlockDiagonalLinear(Module):
         return Drive(y, inputs, lambda: self.w.transpose(0, 1).flatten(1), lambda: self.b.flatten())
 
 
+def _fresh_after(fresh: Tensor, steps: Tensor) -> Tensor:
+    return fresh * (steps == 0)
+
+
 class RGLRUState(NamedTuple):
     recurrent: Annotated[Tensor, Axes("dim")]
-    fresh: Annotated[Tensor, Axes("1", "1 before the first step and 0 after it", fill=1.0)]
+    fresh: Annotated[Tensor, Axes("1", "1 before the first step and 0 after it", fill=1.0, after=_fresh_after)]
 
 
 @registry.register("rglru")
