@@ -7,6 +7,7 @@ here. The speed of the products and of the ops was measured on one GPU (benchmar
 of the sources below. The rows are in benchmarks/results/forms.csv, and docs/many_gpus.png shows them.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ from scanl.parallel.cost import Link
 from scanl.parallel.plans import Machine, Model, Step
 
 GPUS = tuple(2**n for n in range(3, 13))
-TOKENS = tuple(2**n for n in (20, 25, 30))
+TOKENS = tuple(2**n for n in range(20, 31, 2))
 RECURRENT: dict[str, Callable[..., Step | None]] = {
     "sequence, in rounds": plans.sequence,
     "sequence, all-gather": partial(plans.sequence, exchange="all-gather"),
@@ -86,8 +87,10 @@ def rows() -> list[Row]:
     """Return a row for each model, form, number of GPUs and of tokens that is possible."""
     gpus_, made = machine(), []
     for name, model in models().items():
-        for tokens, form, gpus in ((t, f, g) for t in TOKENS for f in RECURRENT | SOFTMAX for g in GPUS):
-            step = (RECURRENT | SOFTMAX)[form](model, gpus_, gpus, tokens)
+        first = name == "delta rule"  # the other shows what changes with a larger op
+        forms = RECURRENT | SOFTMAX if first else RECURRENT
+        for tokens, form, gpus in itertools.product(TOKENS if first else TOKENS[:1], forms, GPUS):
+            step = forms[form](model, gpus_, gpus, tokens)
             if step is None:
                 continue
             work = step.products + (step.ops if form in SOFTMAX else plans.alone(model, gpus_, tokens / gpus).ops)
@@ -105,23 +108,27 @@ def draw(results: Results) -> None:
     """Draw the share of its time that a GPU works for the model, and the seconds of a step, where memory holds it."""
 
     def lines(value: str, along: str, **key: object) -> dict[str, list[tuple[float, float]]]:
-        forms = RECURRENT | SOFTMAX
         points = {
-            form: [(int(row[along]), float(row[value])) for row in results.of(form=form, fits="yes", **key)]
-            for form in forms
+            form: [
+                (int(row[along]), float(row[value]))
+                for row in results.of(model="delta rule", form=form, fits="yes", **key)
+            ]
+            for form in RECURRENT | SOFTMAX
         }
         return {form: each for form, each in points.items() if each}
 
+    few, middle, most = TOKENS[0], TOKENS[len(TOKENS) // 3], GPUS[-1]
     panels = [
-        Panel(f"delta rule, 2^{tokens.bit_length() - 1} tokens", "GPUs", "efficiency",
-              lines("efficiency", "gpus", model="delta rule", tokens=tokens), "x")
-        for tokens in TOKENS
-    ]  # fmt: skip
-    panels.append(
-        Panel("delta rule, 2^20 tokens", "GPUs", "seconds of a step",
-              lines("seconds", "gpus", model="delta rule", tokens=TOKENS[0]), "xy")
-    )  # fmt: skip
+        Panel(f"{power(few)} tokens", "GPUs", "efficiency", lines("efficiency", "gpus", tokens=few), "x"),
+        Panel(f"{power(few)} tokens", "GPUs", "seconds of a step", lines("seconds", "gpus", tokens=few), "xy"),
+        Panel(f"{power(middle)} tokens", "GPUs", "efficiency", lines("efficiency", "gpus", tokens=middle), "x"),
+        Panel(f"{most:,} GPUs", "tokens", "efficiency", lines("efficiency", "tokens", gpus=most), "x"),
+    ]
     picture(results.pictures / "many_gpus.png", panels)
+
+
+def power(number: int) -> str:
+    return f"2^{number.bit_length() - 1}"
 
 
 def main() -> None:
