@@ -182,7 +182,7 @@ def lost():
     """Ranks that do not come, that end, and that end in an exchange: the others raise an error soon, and name them."""
     x, last, store = torch.zeros(1, 2, 3), SIZE - 1, dist.group.WORLD.get_group_store()
     two, late = dist.new_group([0, 1]), dist.new_group(list(range(SIZE)))
-    if RANK == last:
+    if last == RANK:
         store.wait([f"rank {rank} knows" for rank in range(last)], timedelta(minutes=2))
         os._exit(0)
     with pytest.raises(RankError, match=rf"rank {last} has not come within 1 seconds, expected all {SIZE} ranks"):

@@ -107,8 +107,8 @@ def later(layer: "Layer", form: Form | None, state: State, steps: Tensor) -> Sta
         return None if inner is None else later(inner, inner.state, state, steps)
     if form is None or isinstance(form, Axes | Each | Of):
         return None
-    parts = (later(layer, part, value, steps) for (_, part), value in zip(fields(form), state, strict=True))
-    return type(state)(*parts)
+    inside = (later(layer, declared, value, steps) for (_, declared), value in zip(fields(form), state, strict=True))
+    return type(state)(*inside)
 
 
 DECLARED: dict[type[tuple[Any, ...]], list[tuple[str, Form]]] = {}  # what the fields of NamedTuples declare

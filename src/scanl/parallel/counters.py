@@ -46,5 +46,5 @@ def entering(ranks: Ranks, layer: Layer, x: Tensor, state: Any, cu_seqlens: Tens
         last = replaced(last, dict(leaves(later(layer, last, count))))
     if ranks.rank == 0:
         return start
-    own, before = dict(leaves(start)), dict(leaves(last))
-    return replaced(start, {path: torch.cat([before[path], own[path][rows:]]) for path in paths})
+    first, all_rows = dict(leaves(last)), dict(leaves(start))
+    return replaced(start, {path: torch.cat([first[path], all_rows[path][rows:]]) for path in paths})

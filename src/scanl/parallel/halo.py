@@ -21,7 +21,7 @@ WINDOW = Window()
 
 
 def able(op: Op[..., Any], operands: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    """Whether `attend` runs this call. Padded or reversed attention works in turn."""
+    """Return whether `attend` runs this call. Padded or reversed attention works in turn."""
     return op is segment_attention and operands["mask"] is None and not call["reverse"]
 
 
@@ -37,12 +37,12 @@ def attend(
     begin = 0 if cu_seqlens is None else int(cu_seqlens[-2])
     tokens = torch.cat([k.flatten(2), v.flatten(2)], 2)[:, begin:]
     begins = ranks.rank == 0 or not goes_on
-    before = memory.position[-rows:] if begins else torch.zeros_like(memory.position[-rows:])
-    read = before + tokens.shape[1]
+    start = memory.position[-rows:] if begins else torch.zeros_like(memory.position[-rows:])
+    steps = start + tokens.shape[1]
     tail = torch.cat([_ordered(memory, rows, begins), tokens], 1)[:, -options["window"] :]
-    entering = Halo.apply(ranks, anchor, torch.full_like(read, tokens.shape[1] if goes_on else len(tail[0])), tail)
+    entering = Halo.apply(ranks, anchor, torch.full_like(steps, tokens.shape[1] if goes_on else tail.shape[1]), tail)
     assert isinstance(entering, Tensor)
-    position = _position(ranks, read, begins)
+    position = _position(ranks, steps, begins)
     if ranks.rank > 0:
         first = _ring(entering, position, memory)
         memory = SegmentMemory(*(torch.cat([a, b[rows:]]) for a, b in zip(first, memory, strict=True)))
@@ -50,11 +50,13 @@ def attend(
     return tied(y, entering), memory
 
 
-def _position(ranks: Ranks, read: Tensor, begins: bool) -> Tensor:
-    """Return the steps that the sequences which enter have read. read: by those that leave, on this rank if they begin
-    there, and else in its stretch."""
-    position = torch.zeros_like(read)
-    answers = ranks.everyone(torch.cat([read.new_tensor([begins]), read]))
+def _position(ranks: Ranks, steps: Tensor, begins: bool) -> Tensor:
+    """Return the position at which the sequences go on that enter, (rows,).
+
+    steps: that the sequences which leave have had, from their begin if it lies here, or else in this stretch.
+    """
+    position = torch.zeros_like(steps)
+    answers = ranks.everyone(torch.cat([steps.new_tensor([begins]), steps]))
     for answer in answers[: ranks.rank]:
         position = answer[1:] + (0 if answer[0] else position)
     return position
@@ -68,9 +70,9 @@ def _ordered(memory: SegmentMemory, rows: int, begins: bool) -> Tensor:
 
 def _ring(tokens: Tensor, position: Tensor, like: SegmentMemory) -> SegmentMemory:
     """Return the memory of the tokens, (rows, W, C), oldest first, of which the last has position - 1."""
-    forms = [part.shape[2:] for part in (like.keys, like.values)]
-    parts = _turned(tokens, -position).split([form.numel() for form in forms], 2)
-    return SegmentMemory(*(part.unflatten(2, form) for part, form in zip(parts, forms, strict=True)), position)
+    heads, channels = like.keys.shape[2:], like.values.shape[2:]
+    keys, values = _turned(tokens, -position).split([heads.numel(), channels.numel()], 2)
+    return SegmentMemory(keys.unflatten(2, heads), values.unflatten(2, channels), position)
 
 
 def _turned(tokens: Tensor, by: Tensor) -> Tensor:

@@ -41,9 +41,9 @@ class Model:
 class Machine:
     """GPUs in nodes, which a network connects.
 
-    flops: operations a second of a matrix product.   attention: those of causal softmax attention.   copy: bytes a
-    second that a GPU copies.   memory: bytes of a GPU.   node: GPUs of a node.   near, far: the link of a GPU inside of
-    its node, and to other nodes.
+    flops, attention: operations a second, of a matrix product and of causal softmax attention.   copy: bytes a second
+    that a GPU copies.   memory: bytes of a GPU.   node: GPUs of a node.   near, far: the link of a GPU inside of its
+    node, and to other nodes.
     """
 
     flops: float
@@ -55,7 +55,7 @@ class Machine:
     far: Link
 
     def link(self, gpus: int) -> Link:
-        """Return the link on which the slowest message between two of so many GPUs goes."""
+        """Return the slowest link between two of these GPUs, which are numbered by node."""
         return self.near if gpus <= self.node else self.far
 
     def collective(self, gpus: int) -> Link:
@@ -108,7 +108,7 @@ def sequence(model: Model, machine: Machine, gpus: int, tokens: float, *, exchan
     """
     if exchange not in EXCHANGES:
         raise ConfigError(f"exchange: it is {exchange!r}, expected one of {', '.join(EXCHANGES)}")
-    own = alone(model, machine, tokens / gpus)
+    share = alone(model, machine, tokens / gpus)
     ops = model.depth * tokens / gpus * (6 * model.op_forward + 2 * model.op_backward)
     pair = model.state + model.carry
     sizes = {"state": model.state, "carry": model.carry, "join": 3 * pair / machine.copy}  # two pairs in, one out
@@ -118,9 +118,9 @@ def sequence(model: Model, machine: Machine, gpus: int, tokens: float, *, exchan
     else:
         seconds = gathered_seconds(gpus, machine.collective(gpus), **sizes)
         bytes_ = (gpus - 1) * pair
-    weights, late = _sharded(model, machine, gpus, own.products + ops)
+    weights, late = _sharded(model, machine, gpus, share.products + ops)
     waiting = 3 * model.depth * seconds + late
-    return Step(own.products, ops, waiting, 3 * model.depth * bytes_ + weights, _memory(model, tokens, gpus))
+    return Step(share.products, ops, waiting, 3 * model.depth * bytes_ + weights, _memory(model, tokens, gpus))
 
 
 def _sharded(model: Model, machine: Machine, gpus: int, busy: float) -> tuple[float, float]:
@@ -145,12 +145,12 @@ def pipeline(model: Model, machine: Machine, gpus: int, tokens: float, *, chunk:
     if gpus > model.depth:
         return None
     chunks, layers = max(1.0, tokens / chunk), math.ceil(model.depth / gpus)
-    share = layers / model.depth
-    one = alone(model, machine, min(chunk, tokens) * share)
+    fraction = layers / model.depth
+    one = alone(model, machine, min(chunk, tokens) * fraction)
     message = HALF * model.width * min(chunk, tokens)
     slot = max(one.seconds, 2 * machine.link(gpus).message(message))
     waiting = (chunks + gpus - 1) * slot - chunks * one.seconds
-    memory = TRAINED * model.parameters * share + HALF * model.width * layers * tokens
+    memory = TRAINED * model.parameters * fraction + HALF * model.width * layers * tokens
     return Step(chunks * one.products, chunks * one.ops, waiting, 2 * chunks * message, memory)
 
 
@@ -168,10 +168,10 @@ def tensor(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | N
     """
     if gpus > model.heads:
         return None
-    own, link = alone(model, machine, tokens / gpus), machine.collective(gpus)
+    share, link = alone(model, machine, tokens / gpus), machine.collective(gpus)
     once = HALF * model.width * tokens * (gpus - 1) / gpus
     waiting = 12 * model.depth * (math.ceil(math.log2(gpus)) * link.latency + once / link.bandwidth)
-    return Step(own.products, own.ops, waiting, 12 * model.depth * once, _memory(model, tokens, gpus))
+    return Step(share.products, share.ops, waiting, 12 * model.depth * once, _memory(model, tokens, gpus))
 
 
 def ring_attention(model: Model, machine: Machine, gpus: int, tokens: float) -> Step:
@@ -183,13 +183,13 @@ def ring_attention(model: Model, machine: Machine, gpus: int, tokens: float) -> 
 
     Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, sec. 3.
     """
-    own, link = alone(model, machine, tokens / gpus), machine.link(gpus)
+    share, link = alone(model, machine, tokens / gpus), machine.link(gpus)
     attention = _attention(model, machine, gpus, tokens)
     block = 2 * HALF * model.width * tokens / gpus
     rounds_ = model.depth * (gpus - 1)
-    weights, late = _sharded(model, machine, gpus, own.products + attention)
+    weights, late = _sharded(model, machine, gpus, share.products + attention)
     waiting = late + rounds_ * max(0.0, 4 * link.message(block) - attention / (model.depth * gpus))
-    return Step(own.products, attention, waiting, 4 * rounds_ * block + weights, _memory(model, tokens, gpus))
+    return Step(share.products, attention, waiting, 4 * rounds_ * block + weights, _memory(model, tokens, gpus))
 
 
 def ulysses(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | None:
@@ -202,13 +202,13 @@ def ulysses(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | 
     """
     if gpus > model.heads:
         return None
-    own, link = alone(model, machine, tokens / gpus), machine.link(gpus)
+    share, link = alone(model, machine, tokens / gpus), machine.link(gpus)
     swapped = 4 * HALF * model.width * tokens / gpus * (gpus - 1) / gpus
     attention = _attention(model, machine, gpus, tokens)
-    weights, late = _sharded(model, machine, gpus, own.products + attention)
+    weights, late = _sharded(model, machine, gpus, share.products + attention)
     waiting = late + 3 * model.depth * (4 * link.latency + swapped / link.bandwidth)
     bytes_ = 3 * model.depth * swapped + weights
-    return Step(own.products, attention, waiting, bytes_, _memory(model, tokens, gpus))
+    return Step(share.products, attention, waiting, bytes_, _memory(model, tokens, gpus))
 
 
 def _attention(model: Model, machine: Machine, gpus: int, tokens: float) -> float:
