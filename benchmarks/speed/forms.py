@@ -110,7 +110,7 @@ def draw(results: Results) -> None:
     def lines(value: str, along: str, **key: object) -> dict[str, list[tuple[float, float]]]:
         points = {
             form: [
-                (int(row[along]), float(row[value]))
+                (float(row[along]), float(row[value]))
                 for row in results.of(model="delta rule", form=form, fits="yes", **key)
             ]
             for form in RECURRENT | SOFTMAX

@@ -277,8 +277,9 @@ class _Division:
 
 def _call(args: tuple[Any, ...], others: dict[str, Any]) -> tuple[Tensor, Any, dict[str, Any]]:
     """Return x and the state of a call, and its other arguments."""
-    state = args[1] if len(args) > 1 else others.get("state")
-    return args[0], state, {name: value for name, value in others.items() if name != "state"}
+    x, *further = args
+    state = further[0] if further else others.get("state")
+    return x, state, {name: value for name, value in others.items() if name != "state"}
 
 
 class _ByOps:
