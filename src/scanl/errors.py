@@ -33,11 +33,7 @@ class CheckpointError(ScanlError, RuntimeError):
 
 
 class ProcessError(ScanlError, RuntimeError):
-    """A process of a run has ended, or cannot be reached."""
-
-
-class RankError(ScanlError, RuntimeError):
-    """A process that divides a sequence with others has ended, or does not answer."""
+    """A process that works with others has ended, or does not answer."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

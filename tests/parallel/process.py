@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from scanl import ops
-from scanl.errors import ConfigError, RankError
+from scanl.errors import ConfigError, ProcessError
 from scanl.models import LanguageModel, Stack
 from scanl.parallel import ContextParallel, context, scan, stretch, stretch_offsets
 from scanl.parallel.ranks import Group, received_bytes
@@ -185,15 +185,15 @@ def lost():
     if last == RANK:
         store.wait([f"rank {rank} knows" for rank in range(last)], timedelta(minutes=2))
         os._exit(0)
-    with pytest.raises(RankError, match=rf"rank {last} has not come within 1 seconds, expected all {SIZE} ranks"):
+    with pytest.raises(ProcessError, match=rf"rank {last} has not come within 1 seconds, expected all {SIZE} ranks"):
         scan(ops.linear_scan, x, x, group=late, timeout=timedelta(seconds=1))
     store.set(f"rank {RANK} knows", "")
-    with pytest.raises(RankError, match=rf"rank {last} has ended, or lost its connection"):
+    with pytest.raises(ProcessError, match=rf"rank {last} has ended, or lost its connection"):
         scan(ops.linear_scan, x, x)
     if RANK == 0:
         Group.exchange = lambda *_: os._exit(0)
     if RANK < 2:
-        with pytest.raises(RankError, match="rank 1 has lost rank 0 in an exchange"):
+        with pytest.raises(ProcessError, match="rank 1 has lost rank 0 in an exchange"):
             scan(ops.linear_scan, x, x, group=two)
     os._exit(0)
 

@@ -56,7 +56,7 @@ def scan(
     the stretch, where that of the first is given on rank 0 alone. In reverse the last rank is the first.
 
     Raises ConfigError if the ranks do not fit each other, if a rank behind rank 0 is given a state without cu_seqlens,
-    or for cu_seqlens in reverse; ShapeError for a stretch without a sequence; RankError for a rank that has ended or
+    or for cu_seqlens in reverse; ShapeError for a stretch without a sequence; ProcessError for a rank that has ended or
     does not come in time.
     """
     ranks = Group(group, timeout=timeout)
@@ -210,7 +210,7 @@ class ContextParallel(ParallelStyle):
     compiles, saves or evaluates alone meanwhile. If a layer works in turn, all wait as long as the group.
 
     Raises ConfigError for a model that is not causal or of another kind, for a mesh whose processes are not in their
-    order, and in a call if the ranks do not fit; RankError in a call on all ranks if one has ended or does not come.
+    order, and in a call if the ranks do not fit; ProcessError in a call on all ranks if one has ended or does not come.
     """
 
     def __init__(self, *, timeout: timedelta = TIMEOUT) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from scanl.errors import ConfigError, RankError
+from scanl.errors import ConfigError, ProcessError
 
 TIMEOUT = timedelta(seconds=45)  # every rank has raised its error within a minute
 NOTICE = timedelta(seconds=0.5)  # of waiting, after which a rank notes where it is
@@ -50,8 +50,8 @@ class Ranks(Protocol):
 class Group:
     """The ranks of a group of torch.distributed. backward: time runs from the last rank to the first.
 
-    timeout: how long a rank waits for another.   patient: it waits as long as the group does. Then it raises RankError,
-    as it does at once for a rank that has ended.
+    timeout: how long a rank waits for another.   patient: it waits as long as the group does. Then it raises
+    ProcessError, as it does at once for a rank that has ended.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Group:
         return tensors[::-1] if self.backward else tensors
 
     def _meet(self, work: Work) -> None:
-        """Wait until all ranks have come. Raises RankError that says which have not."""
+        """Wait until all ranks have come. Raises ProcessError that says which have not."""
         group = self.group or dist.group.WORLD
         assert group is not None
         _count.meetings[group.group_name] += 1
@@ -107,7 +107,7 @@ class Group:
             missing = sorted(map(self._place, notes.missing(dist.get_rank(group), self.size)))
             late = f"has not come within {self.timeout.total_seconds():g} seconds"
             state = late if isinstance(error, TimeoutError) else "has ended, or lost its connection"
-            raise RankError(
+            raise ProcessError(
                 f"parallel: {_ranks(missing)} {state}, expected all {self.size} ranks to begin call {notes.call}; rank "
                 f"{self.rank} has. Look at what it printed, or give a longer timeout if it had other work"
             ) from error
@@ -127,7 +127,7 @@ class Group:
                 work.wait() if self.patient else work.wait(self.timeout)
         except RuntimeError as error:
             limit = "the timeout of the group" if self.patient else f"{self.timeout.total_seconds():g} seconds"
-            raise RankError(
+            raise ProcessError(
                 f"parallel: rank {self.rank} has lost {_ranks(sorted(others))} in an exchange, expected an answer "
                 f"within {limit}: it has ended, hangs, or waits itself for another. Look at what it printed"
             ) from error

@@ -55,7 +55,7 @@ def train(run: Run, steps: int | None = None) -> Outcome:
         except SystemExit as error:  # Lightning raises it on Ctrl-C while it starts, and on a second Ctrl-C
             raise KeyboardInterrupt from error
         except RuntimeError as error:
-            if isinstance(error, ScanlError) or not _by_processes(error):
+            if not _by_processes(error):
                 raise
             raise ProcessError(
                 f"train: another process of the run has ended, or does not answer: {str(error).splitlines()[0]}; "
@@ -82,6 +82,8 @@ def train(run: Run, steps: int | None = None) -> Outcome:
 
 def _by_processes(error: RuntimeError) -> bool:
     """Return whether an error says that processes lost each other. gloo raises a plain RuntimeError."""
+    if isinstance(error, ScanlError):
+        return isinstance(error, ProcessError)
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
