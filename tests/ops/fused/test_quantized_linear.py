@@ -50,9 +50,9 @@ def test_the_kernel_is_the_plain_form(rows: int, columns: int, terms: int, bits:
 
 def test_largest_numbers_do_not_overflow() -> None:
     for bits, largest in ((8, 127.0), (4, 7.0)):
-        weight = pack(largest * torch.ones(4, 2048), bits)
-        y = quantized_linear(torch.ones(4, 2048), *weight)
-        torch.testing.assert_close(y, torch.full((4, 4), 2048 * largest))
+        weight = pack(largest * torch.ones(4, 8192), bits)
+        y = quantized_linear(torch.ones(4, 8192), *weight)
+        torch.testing.assert_close(y, torch.full((4, 4), 8192 * largest))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
