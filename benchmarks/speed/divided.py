@@ -5,7 +5,7 @@
 memory: the peak memory of each process that trains two blocks on a sequence of 2^17 steps, beyond its libraries, alone
 and on four ranks. exchange: the time of the exchanges of `linear_attention` at three sizes of a state, on two and on
 four ranks, beside what `scanl.parallel.cost` predicts. The latency, the bandwidth and how many messages pass side by
-side come from messages of four other sizes in the same run, one alone and one of each rank; so does the speed at which
+side come from messages of three other sizes in the same run, one alone and one of each rank; so does the speed at which
 pairs are joined. All take turns, in a new order each time. The quickest turn counts, as other work on the machine only
 delays. It fails if a prediction is off by more than 30 %.
 """
@@ -45,9 +45,9 @@ LAYERS = ("gla", "mamba", "gated_deltanet", "mingru")
 # its quarters the latter. With this threshold in bytes all are given back, so that the peaks are those of tensors.
 os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
 SIZES = (64, 256, 1024)  # KiB of a state
-FITTED = (16, 128, 512, 2048)  # KiB of the messages from which the link is fitted
+FITTED = (32, 512, 2048)  # KiB of the messages from which the link is fitted
 SETTLED = 0.003  # seconds after which all processes have heard when to start
-LATE = 0.0003  # seconds that a process may begin later, as others have the processor
+TOGETHER = 0.0005  # seconds between the first and the last process that begin
 DIM = 64
 
 Took = dict[tuple[str, int], float]  # seconds, by what was timed and its KiB
@@ -122,7 +122,7 @@ def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQu
     joined(rank, size, store)
     ranks, effect = Group(), linear_attention.effect
     assert effect is not None
-    calls: dict[tuple[str, int], Callable[[], object]] = {("nothing", 0): lambda: None}
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
     for kilobytes in FITTED:
         state = states(kilobytes)
         ends = (size - 1 if rank == 0 else -1, 0 if rank == size - 1 else -1)
@@ -131,33 +131,36 @@ def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQu
         calls["join", kilobytes] = partial(joined_pairs, effect, state)
     for kilobytes in SIZES:
         calls["exchange", kilobytes] = partial(state_before, effect, ranks, states(kilobytes), states(kilobytes))
-    order, turns = random.Random(0), range(rounds)
-    taken = torch.full((rounds, len(calls), 2), torch.inf, dtype=torch.float64)
-    for turn in turns:
-        for at in order.sample(range(len(calls)), len(calls)):
-            taken[turn, at] = torch.tensor(timed(list(calls.values())[at]))
+    order, works = random.Random(0), list(calls.values())
+    taken = torch.empty(rounds, len(works), 3, dtype=torch.float64)
+    for turn in range(rounds):
+        for at in order.sample(range(len(works)), len(works)):
+            taken[turn, at] = torch.tensor(timed(works[at]))
     dist.all_reduce(taken, dist.ReduceOp.MAX)
-    nothing, *seconds = (quickest(each) for each in taken.unbind(1))
-    found.put(dict(zip(list(calls)[1:], (max(each - nothing, 1e-6) for each in seconds), strict=True)))
+    found.put(dict(zip(calls, map(quickest, taken.unbind(1)), strict=True)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds by which this rank was late, and those until it was done, both from a start of all ranks."""
+def timed(call: Callable[[], object]) -> tuple[float, float, float]:
+    """Return the seconds from a common start until this rank began, their negative, and those until it was done."""
     dist.barrier()
     start = torch.tensor(time.perf_counter() + SETTLED, dtype=torch.float64)
     dist.broadcast(start, 0)  # the processes of a machine have one clock
     time.sleep(max(0.0, start.item() - time.perf_counter()))
-    late = time.perf_counter() - start.item()
+    begin = time.perf_counter() - start.item()
     call()
-    return late, time.perf_counter() - start.item()
+    return begin, -begin, time.perf_counter() - start.item()
 
 
 def quickest(taken: Tensor) -> float:
-    """Return the seconds of the quickest turn of those that all ranks began in time: other work only delays."""
-    in_time = taken[taken[:, 0] < LATE]
-    return float((in_time if len(in_time) else taken)[:, 1].min())
+    """Return the seconds of the quickest turn, from the rank that began last until all are done.
+
+    taken: the largest of what `timed` returned, by turn. Only turns count that all ranks began together.
+    """
+    last, first, done = taken[:, 0], -taken[:, 1], taken[:, 2]
+    together = last - first < TOGETHER
+    return float((done - last)[together if together.any() else slice(None)].min())
 
 
 def states(kilobytes: int) -> Tensor:
@@ -189,20 +192,20 @@ def join_seconds(took: Took, kilobytes: int) -> float:
 
 
 def exchange(results: Results, options: argparse.Namespace) -> None:
-    rounds, missed = 3 if options.quick else 200, []
+    missed = []
     for size in (2, 4):
         if results.has(part="exchange", ranks=size):
             continue
-        took, *_ = on_processes(size, exchanged, rounds)  # all have the same
+        took, *_ = on_processes(size, exchanged, options.rounds)  # all have the same
         link = fitted(took, size)
-        for kilobytes in SIZES:
+        for kilobytes in SIZES[: 1 if options.quick else None]:
             state, join = 1024 * kilobytes, join_seconds(took, kilobytes)
             seconds = took["exchange", kilobytes]
             predicted = forward_seconds(size, link, state=state, carry=state, join=join)
             results.add(
                 part="exchange", ranks=size, kilobytes=kilobytes, seconds=seconds, predicted=predicted,
                 ratio=predicted / seconds, latency=link.latency, bandwidth=link.bandwidth, lanes=link.lanes,
-                join=join, bytes=received(size - 1, size, state=state, carry=state), rounds=rounds,
+                join=join, bytes=received(size - 1, size, state=state, carry=state), rounds=options.rounds,
             )  # fmt: skip
             if not 1 / 1.3 <= predicted / seconds <= 1.3:
                 missed.append(f"{size} ranks, {kilobytes} KiB")
@@ -214,7 +217,7 @@ PARTS = {"memory": memory, "exchange": exchange}
 
 
 def main() -> None:
-    options = parse(parser(__doc__, PARTS))
+    options = parse(parser(__doc__, PARTS, rounds=200))
     results = Results("divided", options)
     for name in options.names:
         PARTS[name](results, options)
