@@ -13,6 +13,7 @@ two workers and resumed with one: exact, inexact, or the error.
 """
 
 import gzip
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -21,7 +22,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def content(form: str, texts: list[str]) -> bytes:
         import pyarrow as pa
         from pyarrow import parquet
 
-        parquet.write_table(pa.table({"text": texts}), file, row_group_size=500)
+        parquet.write_table(pa.table({"text": texts}), file, row_group_size=len(texts) // 10)
         return file.getvalue()
     if form == "tar":
         with tarfile.open(fileobj=file, mode="w") as archive:
@@ -72,6 +73,8 @@ def write(folder: Path, form: str, total: int) -> int:
 class Scanl:
     """`Shards` and its loader."""
 
+    packages = ("pyarrow",)
+
     def rows(self, folder: Path, form: str, position: Any = None, *, shuffled: bool = False, **options: Any) -> Any:
         options |= {"seed": 0, "window": WINDOW} if shuffled else {}
         shards = Shards(folder, columns=[column(form)], **options)
@@ -85,6 +88,8 @@ class Scanl:
 
 class Datasets:
     """`datasets` as a stream, and torchdata's loader."""
+
+    packages = ("pyarrow", "datasets", "torchdata")
 
     def rows(self, folder: Path, form: str, position: Any = None, *, shuffled: bool = False) -> Any:
         from datasets import load_dataset
@@ -101,6 +106,10 @@ class Datasets:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         return StatefulDataLoader(self.rows(folder, form), batch_size=BATCH, num_workers=workers, collate_fn=list)
+
+
+def versions(packages: Sequence[str]) -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
 
 
 def column(form: str) -> str:
@@ -179,7 +188,7 @@ def main() -> None:
             row: dict[str, Any] = {}
             for measured in (speed, shuffled, with_workers):
                 row |= measured(program, Path(folder), form, count)
-        results.add(form=form, program=name, documents=count, **row)
+        results.add(form=form, program=name, documents=count, **row, note=versions(program.packages))
 
 
 if __name__ == "__main__":

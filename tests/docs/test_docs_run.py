@@ -380,7 +380,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.memories": ("rdn|linear attention, 4096 steps", {"LOOP": (1, 5, 8), "LONG": (1, 20, 2, 4)}, "torch"),
     "speed.sessions": ("drafts", {}, "torch"),
     "speed.forms": ("", {"GPUS": (8, 32)}, "torch"),
-    "speed.shards": ("jsonl", {}, "torch"),
+    "speed.shards": ("jsonl", {}, "pyarrow"),
     "speed.stages": ("", {}, "numba"),
     "speed.stream": ("--layers lru", {}, "torch"),
     "quality.adapting": ("gated_deltanet", {}, "peft"),
