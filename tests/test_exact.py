@@ -77,7 +77,7 @@ def in_company(layer, x, draw):
 @pytest.mark.parametrize("name", STREAMING)
 def test_bits_are_the_same_in_any_company(name, dtype):
     layer, draw = make(name, dtype), random.Random(name)
-    most = limit(make(name)) or math.inf  # steps of a sequence
+    most = (limit(make(name)) or math.inf) - 3  # steps of a sequence; those beside it in a batch have three more
     torch.manual_seed(1)
     with torch.no_grad(), scanl.exact():
         for number in range(DRAWS):
