@@ -5,9 +5,9 @@
 memory: the peak memory of each process that trains two blocks on a sequence of 2^17 steps, beyond its libraries, alone
 and on four ranks. exchange: the time of the exchanges of `linear_attention` at three sizes of a state, on two and on
 four ranks, beside what `scanl.parallel.cost` predicts. The latency, the bandwidth and how many messages pass side by
-side come from messages of three other sizes in the same run, one alone and one of each rank; so does the speed at which
-pairs are joined. All take turns, in a new order each time. The quickest turn counts, as other work on the machine only
-delays. It fails if a prediction is off by more than 30 %.
+side come from messages of three other sizes in the same run, one alone and one of each rank; the time to join two pairs
+comes from a rank that does nothing else. Messages and exchanges take turns, in a new order each time. The quickest turn
+counts, as other work on the machine only delays. It fails if a prediction is off by more than 30 %.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import resource
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -118,7 +119,7 @@ def memory(results: Results, options: argparse.Namespace) -> None:
 
 
 def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQueue[Took]") -> None:
-    """Puts the times of all that is timed into `found`, in turns: messages, joins of two pairs, and whole exchanges."""
+    """Puts the times of messages and whole exchanges, which take turns, and of joins of two pairs into `found`."""
     joined(rank, size, store)
     ranks, effect = Group(), linear_attention.effect
     assert effect is not None
@@ -128,7 +129,6 @@ def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQu
         ends = (size - 1 if rank == 0 else -1, 0 if rank == size - 1 else -1)
         calls["all", kilobytes] = partial(ranks.exchange, state, rank + 1, rank - 1, state)
         calls["one", kilobytes] = partial(ranks.exchange, state, *ends, state)
-        calls["join", kilobytes] = partial(joined_pairs, effect, state)
     for kilobytes in SIZES:
         calls["exchange", kilobytes] = partial(state_before, effect, ranks, states(kilobytes), states(kilobytes))
     order, works = random.Random(0), list(calls.values())
@@ -137,7 +137,11 @@ def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQu
         for at in order.sample(range(len(works)), len(works)):
             taken[turn, at] = torch.tensor(timed(works[at]))
     dist.all_reduce(taken, dist.ReduceOp.MAX)
-    found.put(dict(zip(calls, map(quickest, taken.unbind(1)), strict=True)))
+    took = dict(zip(calls, map(quickest, taken.unbind(1)), strict=True))
+    for kilobytes in FITTED:
+        join = partial(joined_pairs, effect, states(kilobytes))
+        took["join", kilobytes] = min(timeit.repeat(join, number=1, repeat=rounds))
+    found.put(took)
     dist.barrier()
     dist.destroy_process_group()
 
