@@ -186,7 +186,7 @@ def fitted(took: Took, size: int) -> Link:
         return slope, start
 
     (crowded, latency), (alone, _) = line("all"), line("one")
-    return Link(max(latency, 0.0), 1 / alone, lanes=(size - 1) * min(1.0, alone / crowded))
+    return Link(max(latency, 0.0), 1 / alone, lanes=min(max((size - 1) * alone / crowded, 1.0), size - 1))
 
 
 def join_seconds(took: Took, kilobytes: int) -> float:
