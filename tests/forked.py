@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import warnings
 from multiprocessing.process import BaseProcess
 
@@ -9,10 +10,11 @@ from scanl.cli import main
 
 
 def _run(words: tuple[str, ...]) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
-    raise SystemExit(main([*words]))
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        for descriptor in (1, 2):
+            os.dup2(nowhere.fileno(), descriptor)
+        sys.stdout = sys.stderr = nowhere  # pytest has put its own files there
+        raise SystemExit(main([*words]))
 
 
 def begun(*words: object) -> BaseProcess:

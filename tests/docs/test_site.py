@@ -43,7 +43,7 @@ from scanl.ops import registry
 
 EVERY = [*classes(), *map(channel_mixers.get, channel_mixers.names()), *map(presets.get, presets.names())]
 SOURCED = [*EVERY, *op_pages.public(), *map(learning.get, learning.names()), *map(inspecting.get, inspecting.names())]
-OWN = {"folders", "signals", "table", "text"}  # sources of the user's own data, which nobody has published
+OWN = {"folders", "shards", "signals", "table", "text"}  # sources of the user's own data, which nobody has published
 FOLDER = Path("made")
 
 
