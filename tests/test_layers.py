@@ -34,7 +34,7 @@ COVERS = [
     "layers/channel/mlp",
 ]
 
-pytestmark = [pytest.mark.early(3), pytest.mark.cells_by_loop("name", "streaming")]
+pytestmark = [pytest.mark.early(3), pytest.mark.cells_by_loop("name", "streaming", "every")]
 
 DIM = 12
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._cells.constant import holding
@@ -157,8 +158,8 @@ class Cell(Op[..., Any]):
             for now in zip(*steps, strict=True):
                 y, state = run(*now, state, **options)
                 ys.append(y)
-            if ys:
-                return torch.stack(ys, 1), state
+            if ys:  # a copy of the state: the backward pass may need the last step's, and callers may change this one
+                return torch.stack(ys, 1), pytree.tree_map_only(Tensor, Tensor.clone, state)
             sizes = self.sizes(dict(zip(self.names, [*operands, None], strict=True)), None)
             return operands[0].new_zeros(self.output_shape(sizes)) + operands[0].sum(), state  # in the graph
 
