@@ -114,6 +114,7 @@ def test_shards_are_read_whole_and_divided(checkpoint, mesh, tmp_path):
 def test_a_checkpoint_is_whole_or_the_one_before(checkpoint, tmp_path, monkeypatch):
     """A process that is killed before the last rename leaves a folder, which nothing names and the next one removes."""
     path, (weights, written) = tmp_path / "checkpoint.ckpt", checkpoint
+    (tmp_path / "shards-of mine").mkdir()
     write_shards(written, path)
     with monkeypatch.context() as patch:
         patch.setattr(shards, "write_checkpoint", lambda *_: 1 / 0)
@@ -121,12 +122,12 @@ def test_a_checkpoint_is_whole_or_the_one_before(checkpoint, tmp_path, monkeypat
             write_shards(
                 {**written, "state_dict": {name: value * 2 for name, value in written["state_dict"].items()}}, path
             )
-    assert len(list(tmp_path.glob("shards-*"))) == 2
+    assert len(list(tmp_path.glob("shards-[0-9]"))) == 2
     found = read_shards(path)
     check_shards(found, path)
     torch.testing.assert_close(found["state_dict"], weights, rtol=0, atol=0)
     write_shards(written, path)
-    assert [folder.name for folder in tmp_path.glob("shards-*")] == ["shards-3"]
+    assert {folder.name for folder in tmp_path.glob("shards-*")} == {"shards-3", "shards-of mine"}
 
 
 def test_damaged_shards_are_refused(checkpoint, tmp_path):

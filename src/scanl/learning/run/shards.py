@@ -47,7 +47,7 @@ def write_shards(checkpoint: dict[str, Any], path: Path) -> None:
     if dist.get_rank() == 0:
         emptied = _mapped(lambda _, leaf: _without_numbers(leaf) if isinstance(leaf, DTensor) else leaf, checkpoint)
         write_checkpoint({**emptied, "shards": {"folder": folder.name, "digests": digests}}, path)
-        for other in path.parent.glob(f"{STEM}*"):
+        for other in _folders(path.parent).values():
             if other != folder:
                 shutil.rmtree(other)
     dist.barrier()
@@ -95,10 +95,15 @@ def check_shards(checkpoint: dict[str, Any], path: Path) -> None:
             )
 
 
+def _folders(parent: Path) -> dict[int, Path]:
+    """Return the folders of shards by their numbers. A killed process may have left some; other names are not ours."""
+    named = {path.name.removeprefix(STEM): path for path in parent.glob(f"{STEM}*")}
+    return {int(number): path for number, path in named.items() if number.isdecimal()}
+
+
 def _unused(parent: Path) -> Path:
-    """Return the path of a folder with a number after all others; a killed process may have left some."""
-    numbers = [int(path.name.removeprefix(STEM)) for path in parent.glob(f"{STEM}*")]
-    return parent / f"{STEM}{max(numbers, default=0) + 1}"
+    """Return the path of a folder with a number after all others."""
+    return parent / f"{STEM}{max(_folders(parent), default=0) + 1}"
 
 
 def _agreed(path: Path | None) -> Path:
