@@ -20,8 +20,9 @@ from scanl.cli.train import parse
 from scanl.layers import get, names
 from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, build_model
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, PromptLookup
 from scanl.models.block import CHANNEL_MIXERS, NORMS
+from scanl.models.drafts import ModelDraft
 from scanl.models.saving import recorded
 
 COVERS = ["cli/data", "cli/demo", "cli/layers", "cli/ops", "cli/parser", "errors"]
@@ -118,7 +119,7 @@ def test_short_text_is_refused(tmp_path, capfd):
     assert not out.exists()
 
 
-def test_generate_streams_the_prompt_and_as_many_bytes(run, capfdbinary):
+def test_generate_streams_the_prompt_and_as_many_bytes(run, monkeypatch, capfdbinary):
     def generated(*options: str) -> bytes:
         assert main(["generate", str(run), "--prompt", "añ", "--bytes", "40", *options]) == 0
         return capfdbinary.readouterr().out
@@ -129,7 +130,12 @@ def test_generate_streams_the_prompt_and_as_many_bytes(run, capfdbinary):
     assert generated("--seed", "1") == first
     assert generated("--seed", "2") != first
     assert generated("--temperature", "0") == generated("--top_k", "1", "--seed", "5")
-    assert generated("--draft", "lookup", "--seed", "1") == generated("--draft", str(run), "--seed", "1") == first
+    for draft, proposing in (("lookup", PromptLookup), (str(run), ModelDraft)):
+        propose, calls = proposing.propose, []
+        counted = lambda *given, own=propose, calls=calls: (calls.append(given), own(*given))[1]  # noqa: E731
+        monkeypatch.setattr(proposing, "propose", counted)
+        assert generated("--draft", draft, "--seed", "1") == first
+        assert calls
 
 
 def test_generate_without_a_prompt_begins_a_file(run, capfdbinary):

@@ -247,8 +247,10 @@ def _out(folder: RunFolder, file: str | None, endings: Sequence[str]) -> Path:
 
 
 def _draft(draft: str | None, load: Callable[[str], object]) -> "PromptLookup | LanguageModel | None":
-    if draft is None or draft == "lookup":
-        return None if draft is None else PromptLookup()
+    if draft is None:
+        return None
+    if draft == "lookup":
+        return PromptLookup()
     model = load(draft)
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"generate: draft is {draft}, a {type(model).__name__}, expected lookup or a model of text")
