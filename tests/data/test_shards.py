@@ -27,6 +27,7 @@ from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 from scanl.learning.questions import answerer
 from scanl.learning.run.module import Learning
+from scanl.learning.run.run import Run
 from scanl.models import LanguageModel, Stack
 
 COVERS = ["data/sharded_text", "data/shards/*"]
@@ -519,8 +520,10 @@ def test_algorithms_that_cannot_reset_a_state_are_refused(tmp_path, monkeypatch)
     write(tmp_path / "a")
     config = TrainConfig.of(data=["a"], layer="lru", dim=8, depth=1, algorithm="tbptt")
     assert config.entry is ShardedText
-    model = LanguageModel(256, Stack(8, 1, "lru"))
     with pytest.raises(ConfigError, match="algorithm is tbptt, expected bptt, in one segment"):
-        Learning(model, config, config.open_source())
+        Run(config)
+    divided = TrainConfig.of(data=["a"], layer="lru", dim=8, depth=1, devices=2, sequence_parallel=2)
+    with pytest.raises(ConfigError, match="expected 1 because shards packs several documents into a row"):
+        Run(divided)
     (tmp_path / "plain.txt").write_text("text")
     assert TrainConfig.of(data=["plain.txt"]).entry is Text

@@ -49,11 +49,6 @@ class Algorithm(metaclass=Configured):
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
 
-    @property
-    def resets(self) -> bool:
-        """Whether an update can read a batch with `starts`, whose rows hold several sequences."""
-        return False
-
     def init(self, model: Model, batch_size: int) -> Any:
         """Return the learner before the first step of `batch_size` sequences, on the device of the model.
 

@@ -56,10 +56,6 @@ class BPTT(Algorithm):
         super().__init__(loss)
         self.segments = segments
 
-    @property
-    def resets(self) -> bool:
-        return self.segments == 1
-
     def init(self, model: Model, batch_size: int) -> State:
         return model.init_state(batch_size, device=next(model.parameters()).device)
 

@@ -218,7 +218,7 @@ class TrainConfig(Configuration):
         reasons = {"strategy": run.strategy} if run.strategy == FSDP else {}
         reasons |= {"sequence_parallel": run.sequence_parallel} if run.sequence_parallel > 1 else {}
         for name, value in reasons.items():
-            if algorithm != "bptt" or self.training.algorithm_options.get("segments", 1) != 1:
+            if not self.in_one_segment:
                 raise ConfigError(
                     f"train: algorithm is {algorithm} with options {self.training.algorithm_options}, expected bptt in "
                     f"one segment because {name} is {value}"
@@ -227,6 +227,12 @@ class TrainConfig(Configuration):
             raise ConfigError(
                 f"train: carry_state is True, expected False because sequence_parallel is {run.sequence_parallel}"
             )
+
+    @property
+    def in_one_segment(self) -> bool:
+        """Whether an update is one call of the model on whole sequences."""
+        training = self.training
+        return training.algorithm == "bptt" and training.algorithm_options.get("segments", 1) == 1
 
     @property
     def entry(self) -> type[Entry]:

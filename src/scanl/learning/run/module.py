@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scanl.data.base import Packed, Source
 from scanl.data.batch import Batch
-from scanl.errors import CheckpointError, ConfigError, DivergenceError
+from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import algorithms
@@ -21,7 +21,7 @@ from scanl.learning.questions import Model, answerer
 from scanl.learning.questions.base import counted
 from scanl.learning.run.config import TrainConfig, rows_in_a_step
 from scanl.learning.run.plan import UNKNOWN, Plan, rate
-from scanl.learning.run.sharing import own, shard, share_sequences, undivided_tensor
+from scanl.learning.run.sharing import PATIENCE, own, shard, share_sequences, undivided_tensor
 from scanl.learning.run.strategy import Sharded
 from scanl.models import Stack
 from scanl.parallel.context import meet
@@ -47,16 +47,6 @@ class Learning(pl.LightningModule):
         self.source = source
         make = algorithms.get(config.training.algorithm)
         self.algorithm = make(answerer(source.question).objective, **config.training.algorithm_options)
-        if isinstance(source, Packed) and not self.algorithm.resets:
-            raise ConfigError(
-                f"train: algorithm is {config.training.algorithm}, expected bptt, in one segment, because the rows of "
-                f"{source.name} are packed from several documents"
-            )
-        if isinstance(source, Packed) and config.run.sequence_parallel > 1:
-            raise ConfigError(
-                f"train: sequence_parallel is {config.run.sequence_parallel}, expected 1, because the rows of "
-                f"{source.name} are packed from several documents; leave the option out"
-            )
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
@@ -75,7 +65,7 @@ class Learning(pl.LightningModule):
         if self.trainer.world_size > 1:
             mesh = (self.trainer.world_size // run.sequence_parallel, run.sequence_parallel)
             digest = hashlib.sha256(self.config.to_yaml().encode()).hexdigest()
-            meet(Group(), False, strategy.root_device, mesh=mesh, configuration=digest)
+            meet(Group(timeout=PATIENCE), False, strategy.root_device, mesh=mesh, configuration=digest)
         if run.sequence_parallel > 1:
             device = strategy.root_device.type
             share_sequences(self.model, device, self.trainer.world_size, run.sequence_parallel)

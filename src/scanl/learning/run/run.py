@@ -3,6 +3,7 @@
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from scanl.data.base import Packed
 from scanl.data.questions import NextToken
 from scanl.errors import ConfigError
 from scanl.learning.report import Report
@@ -31,14 +32,25 @@ class Run:
         self.config, self.folder = config, folder
         self.source = config.open_source()
         self.model = seeded_model(config, self.source.question)
-        if config.run.sequence_parallel > 1 and not isinstance(self.source.question, NextToken):
-            raise ConfigError(
-                f"train: sequence_parallel is {config.run.sequence_parallel}, expected 1 because {config.entry.name} "
-                "asks for other answers than the next token"
-            )
+        self._check_fit()
         self.source.check()
         self.report = Report.of(self.source)
         self.report.check_reachable(config.run.until, config.entry.name)
+
+    def _check_fit(self) -> None:
+        """Raise ConfigError for options that do not fit the source."""
+        config, packed = self.config, isinstance(self.source, Packed)
+        if config.run.sequence_parallel > 1 and (packed or not isinstance(self.source.question, NextToken)):
+            why = "packs several documents into a row" if packed else "asks for other answers than the next token"
+            raise ConfigError(
+                f"train: sequence_parallel is {config.run.sequence_parallel}, expected 1 because {config.entry.name} "
+                f"{why}"
+            )
+        if packed and not config.in_one_segment:
+            raise ConfigError(
+                f"train: algorithm is {config.training.algorithm}, expected bptt, in one segment, because the rows of "
+                f"{config.entry.name} are packed from several documents"
+            )
 
     @cached_property
     def callbacks(self) -> "tuple[Recorder, Clock, Keeper]":
