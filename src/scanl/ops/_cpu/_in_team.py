@@ -23,7 +23,7 @@ from scanl.ops._cpu import quantized_linear
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._pointers import at, pointer
-from scanl.ops._cpu._rows_by_weight import multiply
+from scanl.ops._cpu._rows_by_weight import COLUMNS, multiply
 from scanl.ops._cpu._slots import units
 from scanl.ops._cpu._team import openmp, threads
 from scanl.ops._cpu.quantized_linear import ROWS, division
@@ -85,7 +85,7 @@ def _run(team, number, slots, count, work):
 def product(slots):
     out, x, w = pointer(slots.out, np.float32), pointer(slots.x, np.float32), pointer(slots.w, np.float32)
     for unit in units(slots):  # a unit is `width` columns; the last may begin early, where too few are left for a tile
-        first = min(unit * slots.width, max(0, slots.columns - 6))
+        first = min(unit * slots.width, max(0, slots.columns - COLUMNS))
         columns = min(slots.width, slots.columns - first)
         w_first = at(w, first * slots.w_row)
         multiply(at(out, first), slots.out_row, x, slots.x_row, w_first, slots.w_row, slots.rows, columns, slots.terms)

@@ -12,6 +12,7 @@ import numpy as np
 
 from scanl.ops._cpu._helper import helper
 
+COLUMNS = 6  # of a tile: rows of the weight, which has as many at least
 _SUMS = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}  # many partial sums, in vectors
 
 
@@ -63,11 +64,11 @@ def _one_by_six(out, at, apart, x, x_at, w, w_at, w_row, terms):
 def multiply(out, out_row, x, x_row, w, w_row, rows, columns, terms):
     """Compute out = x wᵀ for pointers to out (rows, columns), x (rows, terms) and w (columns, terms).
 
-    The numbers of a row are adjacent; `_row` is the stride of the rows. All are float32; `columns` is 6 or more.
+    The numbers of a row are adjacent; `_row` is the stride of the rows. All are float32; `columns` is COLUMNS or more.
     """
-    tiled, sixth = rows - rows % 4, columns // 6
-    for j in range(sixth + (columns % 6 > 0)):
-        first, apart = (j, sixth) if j < sixth else (columns - 6, 1)  # the last tile overlaps others
+    tiled, sixth = rows - rows % 4, columns // COLUMNS
+    for j in range(sixth + (columns % COLUMNS > 0)):
+        first, apart = (j, sixth) if j < sixth else (columns - COLUMNS, 1)  # the last tile overlaps others
         for i in range(0, tiled, 4):  # these rows of w stay in the first-level cache
             for column in (first, first + 3 * apart):
                 place, row = i * out_row + column, column * w_row
