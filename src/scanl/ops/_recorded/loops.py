@@ -31,7 +31,7 @@ erf, cos, sin, sqrt, atan2 = math.erf, math.cos, math.sin, math.sqrt, math.atan2
 inf, nan = math.inf, math.nan
 '''
 LARGE = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
-FEWEST = 6  # columns of such a weight: COLUMNS of _rows_by_weight.py, which imports numba
+FEWEST = 6  # its least columns: COLUMNS of _rows_by_weight.py, which imports numba
 CODES = {"float32": "32", "float64": "64", "int8": "08", "int64": "00"}  # of the kinds of memory, in the sources
 CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
 MOST = 12  # elementwise loops that become one
