@@ -1,13 +1,29 @@
 """Products of a few rows by a weight: tiles, what is left of them, units that threads share, and strides."""
 
+# pyright: reportCallIssue=false
+# numba passes the first argument of an intrinsic itself.
+
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from scanl.ops._cpu import _in_team, _rows_by_weight
+from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._pointers import pointer
+from scanl.ops._cpu._rows_by_weight import PANEL, panels_of, to_panels
+from scanl.ops._cpu._slots import units
+from scanl.ops._cpu._team import array
 from scanl.ops._recorded import Recorded, loops
+
+
+@kernel("panels x x_row rows terms")
+def turn(slots):
+    for _ in units(slots):
+        panels = array(slots.panels, panels_of(slots.rows) * PANEL * slots.terms, np.float32)
+        to_panels(panels, pointer(slots.x, np.float32), slots.x_row, slots.rows, slots.terms)
 
 
 def assert_product(y, x, w):
@@ -19,13 +35,15 @@ def assert_product(y, x, w):
 @pytest.mark.parametrize("columns", [6, 7, 11, 35, 100])
 def test_any_size_is_the_product(columns):
     """Rows lie apart, and what lies between them is not written."""
-    for rows, terms, width in itertools.product((1, 2, 3, 4, 5, 8, 13, 16), (1, 7, 8, 40), (columns, 8, 48)):
+    for rows, terms, width in itertools.product((1, 3, 4, 6, 9, 16, 17, 21, 25), (1, 7, 16, 150), (columns, 8, 48)):
         x, w = torch.randn(rows, terms + 3), torch.randn(columns, terms + 5)
         out = torch.full((rows, columns + 2), 9.0)
         units = -(-columns // width)
+        panels = torch.full((-(-rows // 16) * 16 * terms,), 9.0)
+        turn.run(torch.float32, turn.pack(panels=panels, x=x, x_row=terms + 3, rows=rows, terms=terms), 1, 1)
         slots = _in_team.product.pack(
-            out=out, out_row=columns + 2, x=x, x_row=terms + 3, w=w, w_row=terms + 5, rows=rows, columns=columns,
-            terms=terms, width=width,
+            out=out, out_row=columns + 2, x=x, x_row=terms + 3, panels=panels, w=w, w_row=terms + 5, rows=rows,
+            columns=columns, terms=terms, width=width,
         )  # fmt: skip
         _in_team.product.run(torch.float32, slots, units, rows * columns)
         assert (out[:, columns:] == 9).all()

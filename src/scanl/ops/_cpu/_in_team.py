@@ -22,25 +22,15 @@ from numba.extending import intrinsic
 from scanl.ops._cpu import quantized_linear
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
-from scanl.ops._cpu._pointers import at, pointer
-from scanl.ops._cpu._rows_by_weight import COLUMNS, multiply
+from scanl.ops._cpu._pointers import address, at, pointer
+from scanl.ops._cpu._rows_by_weight import COLUMNS, PANEL, multiply, panels_of, to_panels
 from scanl.ops._cpu._slots import units
-from scanl.ops._cpu._team import openmp, threads
+from scanl.ops._cpu._team import array, openmp, threads
 from scanl.ops._cpu.quantized_linear import ROWS, division
 
 THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last
 LARGE = 1 << 17  # numbers of a weight: with fewer, to start threads takes longer than they save
 _ADDRESS, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(32)
-
-
-@intrinsic
-def address(typingctx, pointer):
-    """Return the address in a pointer."""
-
-    def codegen(context, builder, signature, args):
-        return builder.ptrtoint(args[0], ir.IntType(64))
-
-    return types.int64(pointer), codegen
 
 
 @intrinsic
@@ -81,23 +71,31 @@ def _run(team, number, slots, count, work):
         _call(team[FIRST + number], begin)
 
 
-@kernel("out out_row x x_row w w_row rows columns terms width")
+@kernel("out out_row x x_row panels w w_row rows columns terms width")
 def product(slots):
     out, x, w = pointer(slots.out, np.float32), pointer(slots.x, np.float32), pointer(slots.w, np.float32)
+    panels = array(slots.panels, panels_of(slots.rows) * PANEL * slots.terms, np.float32)
     for unit in units(slots):  # a unit is `width` columns; the last may begin early, where too few are left for a tile
         first = min(unit * slots.width, max(0, slots.columns - COLUMNS))
         columns = min(slots.width, slots.columns - first)
         w_first = at(w, first * slots.w_row)
-        multiply(at(out, first), slots.out_row, x, slots.x_row, w_first, slots.w_row, slots.rows, columns, slots.terms)
+        target, rows, terms = at(out, first), slots.rows, slots.terms
+        multiply(target, slots.out_row, x, slots.x_row, panels, w_first, slots.w_row, rows, columns, terms)
 
 
 @helper()
 def times(team, out, out_row, x, x_row, w, w_row, rows, columns, terms):
     """Compute out = x wᵀ, as `multiply` of _rows_by_weight.py does."""
     width, blocks = division(columns, team[THREADS])
-    slots = np.empty(13, np.int64)  # as `product` has them
-    slots[2], slots[3], slots[4], slots[5], slots[6] = address(out), out_row, address(x), x_row, address(w)
-    slots[7], slots[8], slots[9], slots[10], slots[11] = w_row, rows, columns, terms, width
+    size = panels_of(rows) * PANEL * terms
+    memory = np.empty(24 + size // 2, np.int64)  # the slots, and the panels from a cache line on: of one life
+    slots, begin = memory[:14], memory.ctypes.data
+    line = begin + 14 * 8 + -(begin + 14 * 8) % 64
+    panels = array(line, size, np.float32)
+    to_panels(panels, x, x_row, rows, terms)
+    slots[2], slots[3], slots[4], slots[5], slots[6] = address(out), out_row, address(x), x_row, line
+    slots[7], slots[8], slots[9], slots[10] = address(w), w_row, rows, columns
+    slots[11], slots[12] = terms, width
     _run(team, 0, slots, blocks, columns * terms)
 
 

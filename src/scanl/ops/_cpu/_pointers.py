@@ -16,6 +16,16 @@ def pointer(typingctx, address, dtype):
 
 
 @intrinsic
+def address(typingctx, pointer):
+    """Return the address in a pointer."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(pointer), codegen
+
+
+@intrinsic
 def at(typingctx, first, count):
     """Return the pointer to the element that is `count` elements after the first."""
 

@@ -32,7 +32,7 @@ _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 
 
-def _tile(count: int, wide: int) -> Any:
+def tile(count: int, wide: int) -> Any:
     """Build an intrinsic: out[r, j] = keep out[r, j] + Σ_k h[r, k] w[k, j] for `count` rows, columns of `wide` vectors.
 
     k takes `terms` values (at least one). The arrays are flat; for each, the arguments give the index at which the tile
@@ -41,7 +41,7 @@ def _tile(count: int, wide: int) -> Any:
     """
 
     @intrinsic
-    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, w_next, terms, keep):
+    def product(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, w_next, terms, keep):
         bytes_each = out.dtype.bitwidth // 8
         lanes = BYTES // bytes_each
         vector = ir.VectorType(ir.FloatType() if out.dtype == types.float32 else ir.DoubleType(), lanes)
@@ -103,12 +103,12 @@ def _tile(count: int, wide: int) -> Any:
         of_h = (h, integer, integer, integer)
         return types.void(out, integer, integer, *of_h, w, integer, integer, integer, integer, out.dtype), codegen
 
-    return tile
+    return product
 
 
-_large, _narrow = _tile(ROWS, WIDE), _tile(ROWS, 1)
-_four, _two, _one = _tile(4, WIDE), _tile(2, 2 * WIDE), _tile(1, 4 * WIDE)
-_four_by_one, _one_by_one = _tile(4, 1), _tile(1, 1)
+_large, _narrow = tile(ROWS, WIDE), tile(ROWS, 1)
+_four, _two, _one = tile(4, WIDE), tile(2, 2 * WIDE), tile(1, 4 * WIDE)
+_four_by_one, _one_by_one = tile(4, 1), tile(1, 1)
 
 
 @helper(forceinline=True, fastmath={"contract", "nsz"})

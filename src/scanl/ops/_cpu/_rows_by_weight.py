@@ -1,8 +1,9 @@
 """Products of a few rows and the weight of a linear layer, which is read once.
 
-The time of a row is the time in which the weight comes from memory. With several rows, tiles of four rows and three
-columns keep twelve sums in registers, which do not wait for one another; a row alone takes six columns at a time. The
-columns of a tile are far apart, so that each of six streams through the weight is in order.
+The time of a row is the time in which the weight comes from memory. A row alone takes six columns at a time; tiles of
+four rows and three columns keep twelve sums in registers, which do not wait for one another. Many rows are turned
+first, into panels of sixteen: a vector then has a term of each row, so the sums of a tile need not be summed further.
+The columns of a tile are far apart, so that each of six streams through the weight is in order.
 """
 
 # pyright: reportCallIssue=false
@@ -11,8 +12,15 @@ columns of a tile are far apart, so that each of six streams through the weight 
 import numpy as np
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._pointers import address
+from scanl.ops._cpu._product import BYTES, NEXT, tile, transpose
+from scanl.ops._cpu._rows import fill
+from scanl.ops._cpu._team import array, scratch
 
 COLUMNS = 6  # of a tile: rows of the weight, which has as many at least
+TERMS = 128  # terms summed in registers, and then added: rounding errors of long sums stay small
+PANEL = BYTES // 4  # rows of a panel: the lanes of a vector of float32
+FEW = 9  # rows for which a panel takes less time than tiles of four, though its other rows are zero
 _SUMS = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}  # many partial sums, in vectors
 
 
@@ -60,16 +68,51 @@ def _one_by_six(out, at, apart, x, x_at, w, w_at, w_row, terms):
         out[at + column * apart] = y
 
 
+_six_by_panel = tile(COLUMNS, 1)  # a panel is its second factor, whose rows are the vectors
+
+
+@helper()
+def panels_of(rows):
+    """Return the number of panels for a number of rows."""
+    return (rows + PANEL - FEW) // PANEL
+
+
+@helper()
+def to_panels(panels, x, x_row, rows, terms):
+    """Turn rows of x into panels: panels (panels_of(rows), terms, PANEL), flat, of which missing rows are zero."""
+    source = array(address(x), rows * x_row, np.float32)
+    for panel in range(panels_of(rows)):
+        first, start = panel * PANEL, panel * PANEL * terms
+        count = min(PANEL, rows - first)
+        turned = terms - terms % PANEL if count == PANEL else 0
+        transpose(source, first * x_row, x_row, PANEL, turned, panels, start, PANEL)
+        for k in range(turned, terms):
+            for r in range(PANEL):
+                panels[start + k * PANEL + r] = x[(first + r) * x_row + k] if r < count else np.float32(0)
+
+
 @helper(**_SUMS)
-def multiply(out, out_row, x, x_row, w, w_row, rows, columns, terms):
+def multiply(out, out_row, x, x_row, panels, w, w_row, rows, columns, terms):
     """Compute out = x wᵀ for pointers to out (rows, columns), x (rows, terms) and w (columns, terms).
 
     The numbers of a row are adjacent; `_row` is the stride of the rows. All are float32; `columns` is COLUMNS or more.
+    panels: the array that `to_panels` makes of x.
     """
-    tiled, sixth = rows - rows % 4, columns // COLUMNS
+    turned, sixth = min(rows, panels_of(rows) * PANEL), columns // COLUMNS
+    tiled = rows - (rows - turned) % 4
+    weight, sums = array(address(w), columns * w_row, np.float32), scratch(COLUMNS * PANEL, np.float32)
     for j in range(sixth + (columns % COLUMNS > 0)):
         first, apart = (j, sixth) if j < sixth else (columns - COLUMNS, 1)  # the last tile overlaps others
-        for i in range(0, tiled, 4):  # these rows of w stay in the first-level cache
+        for i in range(0, turned, PANEL):  # these rows of w stay in the cache
+            fill(sums, 0, sums.size, 0)
+            for k in range(0, terms, TERMS):
+                a, b, count = first * w_row + k, i * terms + k * PANEL, min(TERMS, terms - k)
+                distance = apart * w_row
+                _six_by_panel(sums, 0, PANEL, weight, a, distance, NEXT, panels, b, PANEL, 0, count, np.float32(1))
+            for r in range(min(PANEL, rows - i)):
+                for c in range(COLUMNS):
+                    out[(i + r) * out_row + first + c * apart] = sums[c * PANEL + r]
+        for i in range(turned, tiled, 4):
             for column in (first, first + 3 * apart):
                 place, row = i * out_row + column, column * w_row
                 _four_by_three(out, place, out_row, apart, x, i * x_row, x_row, w, row, apart * w_row, terms)

@@ -48,7 +48,7 @@ class Loops:
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
         self.called = set[int]()  # numbers of the kernels that it calls, as `_in_team.py` has them
         self._team = Value(Memory("team", 2 + len(CALLS), "int64"), 0, (2 + len(CALLS),), (1,), "real")
-        self._together: list[_Statement] = []  # elementwise loops that become one
+        self._open: list[list[_Statement]] = []  # elementwise loops, in order: a list becomes one loop
 
     def elementwise(self, out: Value, args: Sequence[Operand], expressions: Sequence[str]) -> None:
         """Add a loop. expressions: of the real and the imaginary part; {0}, {1}, ... are the arguments.
@@ -56,18 +56,42 @@ class Loops:
         A complex argument n is {n.re} and {n.im} there, the truth of argument n {n:truth}; numbers are c(...).
         """
         known = [_constant(arg) for arg in args]
-        statement = _Statement(
-            out, [arg.expanded(out.shape) if isinstance(arg, Value) else arg for arg in known], expressions
+        self._place(
+            _Statement(out, [arg.expanded(out.shape) if isinstance(arg, Value) else arg for arg in known], expressions)
         )
-        if not (len(self._together) < MOST and all(statement.fits(other) for other in self._together)):
-            self._flush()
-        self._together.append(statement)
+
+    def _place(self, statement: "_Statement") -> None:
+        if not self._joins(statement):
+            self._open.append([statement])
+
+    def _joins(self, statement: "_Statement") -> bool:
+        """Let a loop become one with earlier ones, and return whether it does.
+
+        The loops between that it depends on then run before those, if they may, and the others after them.
+        """
+        for at, group in reversed(list(enumerate(self._open))):
+            if len(group) == MOST or not all(statement.fits(other) for other in group):
+                continue
+            needed: list[list[_Statement]] = []
+            others: list[list[_Statement]] = []
+            for loop in reversed(self._open[at + 1 :]):
+                depends = any(_depend(loop, later) for later in ([statement], *needed))
+                (needed if depends else others).insert(0, loop)
+            if not any(_depend(loop, group) for loop in needed):
+                self._open[at:] = [*needed, [*group, statement], *others]
+                return True
+        return False
+
+    def uses(self, memory: Memory) -> bool:
+        """Return whether a loop so far reads or writes a memory."""
+        waiting = [view for group in self._open for statement in group for view in statement.views]
+        return memory.last >= 0 or any(view.memory is memory for view in waiting)
 
     def _flush(self) -> None:
         """Put the loops that become one among the calls; `allocate` writes them, when all that reads them is known."""
-        statements, self._together = self._together, []
-        if statements:
-            self._call(statements, [view for statement in statements for view in statement.views])
+        groups, self._open = self._open, []
+        for group in groups:
+            self._call(group, [view for statement in group for view in statement.views])
 
     def _write_together(self, statements: Sequence["_Statement"], at: int) -> tuple[str, list[Value]]:
         """Write the loops that become one, which are call number `at`.
@@ -208,6 +232,8 @@ class Loops:
                 ["{0} * {1}" + ("" if bias is None else " + {2}")],
             )
             return
+        if n == 1 and b.strides[-1] == 1 and bias is None and self._sums_in_loop(out, a, b):
+            return
         one = not any(size > 1 for size in groups) and _adjacent(out, a)
         if one and b.strides[-2] == 1 and k * m >= LARGE and m >= FEWEST:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
@@ -245,6 +271,24 @@ class Loops:
         for axis, size in zip(reversed(axes), reversed(groups), strict=True):
             lines = [f"for {axis} in range({size}):", *(f"    {line}" for line in lines)]
         self._add(body, lines, SUMS)
+
+    def _sums_in_loop(self, out: Value, row: Value, matrix: Value) -> bool:
+        """Add the product of a row and a matrix to the loop that writes the matrix, and return whether there is one.
+
+        A matrix that is a state is then read and written once, where it would come from memory again for its product.
+        """
+        open_ = list(self._open)
+        if not any(statement.out.memory is matrix.memory for group in open_ for statement in group):
+            return False
+        *groups, _, terms = row.shape
+        column = row._replace(shape=(*groups, terms, 1), strides=(*row.strides[:-2], row.strides[-1], 0))
+        factors = [_constant(factor.expanded(matrix.shape)) for factor in (column, matrix)]
+        total = out.expanded(matrix.shape)
+        self.elementwise(out, [0.0], ["{0}"])
+        if self._joins(_Statement(total, [total, *factors], ["{0} + {1} * {2}"], sums=True)):
+            return True
+        self._open = open_
+        return False
 
     def quantized(
         self, out: Value, x: Value, packed: Value, scale: Value, groups: Value | None, bias: Value | None
@@ -367,11 +411,15 @@ class Loops:
 
 @dataclass
 class _Statement:
-    """An elementwise loop: the result, the arguments in its shape, and the expressions of its parts."""
+    """An elementwise loop: the result, the arguments in its shape, and the expressions of its parts.
+
+    sums: numbers of the result are sums over indices; they are known after the loop.
+    """
 
     out: Value
     args: list[Any]
     expressions: Sequence[str]
+    sums: bool = False
 
     @property
     def views(self) -> list[Value]:
@@ -381,8 +429,19 @@ class _Statement:
         """Whether it may run index by index with an earlier one: neither touches what the other writes elsewhere."""
         if _sizes(self.out) != _sizes(earlier.out):
             return False
+        for one, other in ((self, earlier), (earlier, self)):
+            if one.sums and any(view.memory is one.out.memory for view in other.views):
+                return False
         pairs = [(earlier.out, view) for view in self.views] + [(self.out, view) for view in earlier.views]
         return all(one.memory is not other.memory or _apart_or_same(one, other) for one, other in pairs)
+
+
+def _depend(some: Sequence[_Statement], others: Sequence[_Statement]) -> bool:
+    """Whether any of some loops writes what any of the others reads or writes, or reads what it writes."""
+    pairs = [(one, other) for one in some for other in others]
+    return any(
+        one.out.memory is view.memory for pair in pairs for one, other in (pair, pair[::-1]) for view in other.views
+    )
 
 
 def _same(one: Value, other: Value) -> bool:

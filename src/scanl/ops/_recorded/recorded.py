@@ -282,7 +282,7 @@ class Recorded:
     def _made_there(self, target: Value, source: Value) -> bool:
         """Let a value be made in the memory to which it would be copied; return whether that can be."""
         fresh = not source.memory.name and source.memory.fill is None and source.whole
-        unused = bool(target.memory.name) and target.memory.last < 0 and target.ordered
+        unused = bool(target.memory.name) and not self.loops.uses(target.memory) and target.ordered
         if fresh and unused and (source.form, source.memory.kind) == (target.form, target.memory.kind):
             source.memory.name, source.memory.offset = target.memory.name, target.offset
             return True
