@@ -1,58 +1,14 @@
 """The order of the loops of a kernel: programs that are drawn, with the loops run by Python, against torch."""
 
-import math
 import random
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from scanl.ops._recorded import Recorded
-from scanl.ops._recorded.loops import HEADER
-
-
-class Pointer:
-    """A pointer to an array."""
-
-    def __init__(self, numbers: np.ndarray, first: int = 0) -> None:
-        self.numbers, self.first = numbers, first
-
-    def __getitem__(self, at: int) -> Any:
-        return self.numbers[self.first + at]
-
-    def __setitem__(self, at: int, number: Any) -> None:
-        self.numbers[self.first + at] = number
-
-    def at(self, count: int) -> "Pointer":
-        return Pointer(self.numbers, self.first + count)
-
-
-class Slots:
-    """The arrays of a kernel, by the names of its slots."""
-
-
-def interpreted(recorded: Recorded, operands: list[Tensor]) -> list[Tensor]:
-    """Return the results of a kernel whose loops Python runs."""
-    slots: Any = Slots()
-    results = [torch.full(shape, math.nan) for shape, _ in recorded.results]
-    memory = {"team": torch.zeros(0)} | {f"scratch{bits}": torch.full((n,), math.nan) for bits, n in zip(
-        ("32", "64"), recorded.scratch.values(), strict=True)} | dict(recorded.captured)  # fmt: skip
-    memory |= {f"{letter}{at}": each for letter, tensors in (("x", operands), ("y", results))
-               for at, each in enumerate(tensors)}  # fmt: skip
-    for name, tensor in memory.items():
-        setattr(slots, name, tensor.numpy().reshape(-1))
-    scope: dict[str, Any] = {
-        "np": np, "sqrt": np.sqrt, "exp": np.exp, "tanh": np.tanh, "separate": lambda: None,
-        "units": lambda slots: range(1),
-        "helper": lambda **options: lambda function: function, "kernel": lambda names: lambda function: function,
-        "pointer": lambda numbers, kind: Pointer(numbers), "at": Pointer.at,
-    }  # fmt: skip
-    exec(recorded.loops.source(recorded.kinds).removeprefix(HEADER), scope)
-    scope["run"](slots)
-    return results
+import recorded_in_python
+from scanl.ops._recorded import Recorded, loops
 
 
 def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
@@ -66,7 +22,7 @@ def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
     buffer = torch.zeros(2, 3, 4)
 
     def function(row: Tensor, column: Tensor, matrix: Tensor, gate: Tensor) -> list[Tensor]:
-        shapes: dict[Any, list[Tensor]] = {
+        shapes: dict[str, list[Tensor]] = {
             "row": [row], "column": [column], "matrix": [matrix, matrix + buffer], "gate": [gate],
         }  # fmt: skip
         written: list[Tensor] = []
@@ -105,7 +61,9 @@ def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(32))
-def test_loops_that_become_one_compute_what_torch_does(seed: int) -> None:
+def test_loops_that_become_one_compute_what_torch_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_in_python.use(monkeypatch)
+    monkeypatch.setattr(loops, "WAITING", 32 if seed % 2 else 4)
     torch.manual_seed(seed)
     operands = [torch.randn(2, 3), torch.randn(2, 4), torch.randn(2, 3, 4), torch.rand(2, 1, 1)]
     function, buffer = draw(random.Random(seed))
@@ -113,12 +71,12 @@ def test_loops_that_become_one_compute_what_torch_does(seed: int) -> None:
     buffer.zero_()
     expected, after = [each.clone() for each in function(*operands)], buffer.clone()
     buffer.zero_()
-    for y, true in zip(interpreted(recorded, operands), expected, strict=True):
+    for y, true in zip(recorded(*operands), expected, strict=True):
         torch.testing.assert_close(y, true)
     torch.testing.assert_close(buffer, after)
 
 
-def test_the_product_of_a_state_is_summed_while_the_state_is_written() -> None:
+def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decay is computed after the product of key and value, in two loops of other sizes; both run before."""
 
     def step(state: Tensor, key: Tensor, value: Tensor, gate: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,8 +85,9 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written() -> None:
         return (query[:, None, :] @ state)[:, 0], state
 
     operands = [torch.randn(2, 16, 32), *(torch.randn(2, size) for size in (16, 32, 1, 16))]
+    recorded_in_python.use(monkeypatch)
     recorded = Recorded(step, *operands)
     assert sum(recorded.scratch.values()) < operands[0].numel()
     assert sum("p0[i0 * 512 + i1 * 32 + i2] = " in text for text in recorded.loops.functions) == 1
-    for y, true in zip(interpreted(recorded, operands), step(*operands), strict=True):
+    for y, true in zip(recorded(*operands), step(*operands), strict=True):
         torch.testing.assert_close(y, true)

@@ -30,7 +30,7 @@ def real(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
         c @ b, torch.bmm(c, c.mT), torch.cat([a, c[0]], 1), torch.stack([a, c[1]], 1), a[1], a[:, 1:3],
         a.T.reshape(2, 6), F.pad(a, (1, 2)), a.cumsum(1), a.softmax(-1), a.log_softmax(0), F.layer_norm(a, (4,)),
         (2 * a[:, :3]).T + 1, torch.zeros_like(a), torch.full((2, 2), 3.0), torch.arange(3.0) * a[:, 0],
-        c.flip(0, 2), torch.eye(4) + a[:1], 2.5**a, positive**a, F.elu(a),
+        c.flip(0, 2), torch.eye(4) + a[:1], 2.5**a, positive**a, F.elu(a), torch.exp2(a),
     ]  # fmt: skip
 
 

@@ -35,6 +35,7 @@ FEWEST = 6  # its least columns: COLUMNS of _rows_by_weight.py, which imports nu
 CODES = {"float32": "32", "float64": "64", "int8": "08", "int64": "00"}  # of the kinds of memory, in the sources
 CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
 MOST = 12  # elementwise loops that become one
+WAITING = 32  # calls that a later one may still be put among
 FLAGS = '{"error_model": "numpy", "fastmath": {"contract", "nsz"}}'
 SUMS = '{"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}'  # many partial sums, in vectors
 
@@ -48,7 +49,7 @@ class Loops:
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
         self.called = set[int]()  # numbers of the kernels that it calls, as `_in_team.py` has them
         self._team = Value(Memory("team", 2 + len(CALLS), "int64"), 0, (2 + len(CALLS),), (1,), "real")
-        self._open: list[list[_Statement]] = []  # elementwise loops, in order: a list becomes one loop
+        self._open: list[list[_Statement | _Other]] = []  # the last calls; elementwise loops of a list become one
 
     def elementwise(self, out: Value, args: Sequence[Operand], expressions: Sequence[str]) -> None:
         """Add a loop. expressions: of the real and the imaginary part; {0}, {1}, ... are the arguments.
@@ -62,36 +63,44 @@ class Loops:
 
     def _place(self, statement: "_Statement") -> None:
         if not self._joins(statement):
-            self._open.append([statement])
+            self._append(statement)
+
+    def _append(self, call: "_Statement | _Other") -> None:
+        self._open.append([call])
+        self._settle(max(0, len(self._open) - WAITING))
 
     def _joins(self, statement: "_Statement") -> bool:
         """Let a loop become one with earlier ones, and return whether it does.
 
-        The loops between that it depends on then run before those, if they may, and the others after them.
+        The calls between that it depends on then run before those, if they may, and the others after them.
         """
         for at, group in reversed(list(enumerate(self._open))):
             if len(group) == MOST or not all(statement.fits(other) for other in group):
                 continue
-            needed: list[list[_Statement]] = []
-            others: list[list[_Statement]] = []
-            for loop in reversed(self._open[at + 1 :]):
-                depends = any(_depend(loop, later) for later in ([statement], *needed))
-                (needed if depends else others).insert(0, loop)
-            if not any(_depend(loop, group) for loop in needed):
+            needed: list[list[_Statement | _Other]] = []
+            others: list[list[_Statement | _Other]] = []
+            for call in reversed(self._open[at + 1 :]):
+                depends = any(_depend(call, later) for later in ([statement], *needed))
+                (needed if depends else others).insert(0, call)
+            if not any(_depend(call, group) for call in needed):
                 self._open[at:] = [*needed, [*group, statement], *others]
                 return True
         return False
 
     def uses(self, memory: Memory) -> bool:
-        """Return whether a loop so far reads or writes a memory."""
-        waiting = [view for group in self._open for statement in group for view in statement.views]
+        """Return whether a call so far reads or writes a memory."""
+        waiting = [view for group in self._open for call in group for view in call.views]
         return memory.last >= 0 or any(view.memory is memory for view in waiting)
 
-    def _flush(self) -> None:
-        """Put the loops that become one among the calls; `allocate` writes them, when all that reads them is known."""
-        groups, self._open = self._open, []
+    def _settle(self, count: int) -> None:
+        """Put the first open ones among the calls; `allocate` writes loops, when all that reads them is known."""
+        groups, self._open = self._open[:count], self._open[count:]
         for group in groups:
-            self._call(group, [view for statement in group for view in statement.views])
+            views = [view for call in group for view in call.views]
+            for value in views:
+                value.memory.first = min(value.memory.first, len(self.calls))
+                value.memory.last = len(self.calls)
+            self.calls.append((group[0].function if isinstance(group[0], _Other) else group, views))
 
     def _write_together(self, statements: Sequence["_Statement"], at: int) -> tuple[str, list[Value]]:
         """Write the loops that become one, which are call number `at`.
@@ -277,17 +286,17 @@ class Loops:
 
         A matrix that is a state is then read and written once, where it would come from memory again for its product.
         """
-        open_ = list(self._open)
-        if not any(statement.out.memory is matrix.memory for group in open_ for statement in group):
+        waiting = self._open
+        if not any(matrix.memory in call.writes for group in waiting for call in group):
             return False
         *groups, _, terms = row.shape
         column = row._replace(shape=(*groups, terms, 1), strides=(*row.strides[:-2], row.strides[-1], 0))
         factors = [_constant(factor.expanded(matrix.shape)) for factor in (column, matrix)]
         total = out.expanded(matrix.shape)
-        self.elementwise(out, [0.0], ["{0}"])
+        self._open = [*waiting, [_Statement(out, [0.0], ["{0}"])]]
         if self._joins(_Statement(total, [total, *factors], ["{0} + {1} * {2}"], sums=True)):
             return True
-        self._open = open_
+        self._open = waiting
         return False
 
     def quantized(
@@ -319,17 +328,8 @@ class Loops:
         self._add(body, [f"{name}(p{len(views)}, {arguments})"], FLAGS)
 
     def _add(self, body: "_Body", lines: Sequence[str], flags: str) -> None:
-        self._flush()
-        self._write(body, lines, flags)
-
-    def _write(self, body: "_Body", lines: Sequence[str], flags: str) -> None:
-        self._call(self._function(body, lines, flags), body.views)
-
-    def _call(self, function: Any, views: list[Value]) -> None:
-        for value in views:
-            value.memory.first = min(value.memory.first, len(self.calls))
-            value.memory.last = len(self.calls)
-        self.calls.append((function, views))
+        writes = [view.memory for view in body.views[: body.written]]
+        self._append(_Other(self._function(body, lines, flags), body.views, writes))
 
     def _function(self, body: "_Body", lines: Sequence[str], flags: str) -> str:
         """Return the name of the function with these lines."""
@@ -351,7 +351,7 @@ class Loops:
 
         Return the numbers of each kind of scratch memory.
         """
-        self._flush()
+        self._settle(len(self._open))
         for at, (function, _) in enumerate(self.calls):
             if not isinstance(function, str):
                 self.calls[at] = self._write_together(function, at)
@@ -425,9 +425,13 @@ class _Statement:
     def views(self) -> list[Value]:
         return [self.out, *(arg for arg in self.args if isinstance(arg, Value))]
 
-    def fits(self, earlier: "_Statement") -> bool:
+    @property
+    def writes(self) -> list[Memory]:
+        return [self.out.memory]
+
+    def fits(self, earlier: "_Statement | _Other") -> bool:
         """Whether it may run index by index with an earlier one: neither touches what the other writes elsewhere."""
-        if _sizes(self.out) != _sizes(earlier.out):
+        if isinstance(earlier, _Other) or _sizes(self.out) != _sizes(earlier.out):
             return False
         for one, other in ((self, earlier), (earlier, self)):
             if one.sums and any(view.memory is one.out.memory for view in other.views):
@@ -436,11 +440,23 @@ class _Statement:
         return all(one.memory is not other.memory or _apart_or_same(one, other) for one, other in pairs)
 
 
-def _depend(some: Sequence[_Statement], others: Sequence[_Statement]) -> bool:
-    """Whether any of some loops writes what any of the others reads or writes, or reads what it writes."""
-    pairs = [(one, other) for one in some for other in others]
+@dataclass
+class _Other:
+    """Another call: the function, what it gets pointers to, and the memory that it writes."""
+
+    function: str
+    views: list[Value]
+    writes: list[Memory]
+
+
+def _depend(some: Sequence[_Statement | _Other], others: Sequence[_Statement | _Other]) -> bool:
+    """Whether any of some calls writes what any of the others reads or writes, or reads what it writes."""
     return any(
-        one.out.memory is view.memory for pair in pairs for one, other in (pair, pair[::-1]) for view in other.views
+        view.memory in one.writes
+        for a in some
+        for b in others
+        for one, other in ((a, b), (b, a))
+        for view in other.views
     )
 
 

@@ -25,6 +25,7 @@ MORE = {  # expressions that cells do not have
     "conj_physical": "{0}",
     "real": "{0}",
     "log2": "log({0}) * c(1.4426950408889634)",
+    "exp2": "exp({0} * c(0.6931471805599453))",
     "hardshrink": "(c(0.0) if abs({0}) <= {1} else {0})",
 }
 COMPLEX = {
