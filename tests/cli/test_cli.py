@@ -228,7 +228,7 @@ def test_layers_share_the_names_of_their_options():
 
 @pytest.mark.parametrize("name", names())
 def test_show(name, capfd):
-    assert main(["show", name]) == 0
+    assert main(["show", name, "--dim", "64"]) == 0
     shown = capfd.readouterr().out
     assert all(f"{option.name}: {option.meaning}." in " ".join(shown.split()) for option in options_of(name))
     for title in ("equation", "source", "options", "parameters", "state", "step", "op"):
