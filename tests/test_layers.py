@@ -179,9 +179,10 @@ def test_results_may_be_changed_in_place(every, which):
 
 def test_any_cut_equals_the_whole(streaming):
     layer, x, before = make(streaming), inputs(2, 7), None
-    for before in (None, some_state(layer, 2)):
+    for first, before in enumerate((None, some_state(layer, 2))):
         whole, last = layer(x, before)
-        for cut in range(8):
+        # By turns: both begin at each phase of a segment of three steps, and together at each of four.
+        for cut in range(8) if laws.ALL else range(first, 8, 2):
             left, state = layer(x[:, :cut], before)
             right, state = layer(x[:, cut:], state)
             torch.testing.assert_close(torch.cat([left, right], 1), whole)
@@ -307,16 +308,17 @@ def test_strided_and_expanded_input(name):
 def test_precision(streaming, dtype):
     """The error against float64 token by token is at most twice that of the whole sequence, and nothing is NaN."""
     layer = make(streaming, dtype)
-    x = inputs(3, 33, dtype=dtype)
+    x = inputs(3, 20, dtype=dtype)
     if _spikes(layer):  # a current that is rounded differently is another spike; sums of sixteenths are exact
         with torch.no_grad():
             for value in (x, *layer.parameters()):
                 value.copy_((4 * value).round() / 4)
     whole, last = layer(x)
     state, ys = layer.init_state(3), []
-    for t in range(33):
-        y, state = layer.step(x[:, t], state)
-        ys.append(y)
+    with torch.no_grad():
+        for t in range(20):
+            y, state = layer.step(x[:, t], state)
+            ys.append(y)
     exact, _ = make_like(layer, streaming)(x.double())
     assert whole.dtype == dtype
     tokens = torch.stack(ys, 1)
