@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import laws
 from scanl import layers, ops
 from scanl.cli import main
 from scanl.errors import ConfigError, ShapeError
@@ -132,7 +133,7 @@ def test_the_trainer_trains_in_mixed_precision(tmp_path):
 @pytest.mark.parametrize("name", REGISTERED)
 def test_the_meta_device_tells_shapes(name):
     """Built there, and run there whole, packed away from any value, onward and by a step."""
-    steps = 3 if stood_for(name) else 17  # a loop over the steps, or chunks
+    steps = 3 if stood_for(name) else 9  # a loop over the steps, or three segments of the samples
     with torch.device("meta"):
         layer = layers.build(name, DIM, **layers.get(name).sample)
         assert all(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers()))
@@ -175,7 +176,8 @@ def test_a_state_of_another_dtype_is_read_in_the_layer_s_own(name, own):
                 layer(x, other)
             continue
         cast = states.map_leaves(lambda leaf, like: leaf.to(like.dtype), other, state)
-        for steps in (0, 1, 20):
+        # Many steps with one that is wider than most layers and one that is narrower: a state is cast before any step.
+        for steps in (0, 1, 20) if laws.ALL or dtype in (torch.float64, torch.bfloat16) else (0, 1):
             expected, last = layer(x[:, :steps], cast)
             y, found = layer(x[:, :steps], other)
             torch.testing.assert_close(y, expected)
