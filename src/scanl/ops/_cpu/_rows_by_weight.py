@@ -91,6 +91,27 @@ def to_panels(panels, x, x_row, rows, terms):
                 panels[start + k * PANEL + r] = x[(first + r) * x_row + k] if r < count else np.float32(0)
 
 
+@helper()
+def _sum_up(sums, at, apart, panels, panel, w, w_at, w_row, terms):
+    """Write the products of a panel and six rows of w: sums (COLUMNS, PANEL), whose rows are `apart`."""
+    for c in range(COLUMNS):
+        fill(sums, at + c * apart, PANEL, 0)
+    for k in range(0, terms, TERMS):
+        a, b, count = w_at + k, panel * PANEL * terms + k * PANEL, min(TERMS, terms - k)
+        _six_by_panel(sums, at, apart, w, a, w_row, NEXT, panels, b, PANEL, 0, count, np.float32(1))
+
+
+@helper()
+def _write(out, out_row, first, columns, rows, sums, at):
+    """Write sums (columns, PANEL), of which `rows` are of rows of x, to these columns of out."""
+    if columns == PANEL and rows == PANEL:
+        transpose(sums, at, PANEL, PANEL, PANEL, out, first, out_row)
+    else:
+        for r in range(rows):
+            for c in range(columns):
+                out[first + r * out_row + c] = sums[at + c * PANEL + r]
+
+
 @helper(**_SUMS)
 def multiply(out, out_row, x, x_row, panels, w, w_row, rows, columns, terms):
     """Compute out = x wᵀ for pointers to out (rows, columns), x (rows, terms) and w (columns, terms).
@@ -98,23 +119,27 @@ def multiply(out, out_row, x, x_row, panels, w, w_row, rows, columns, terms):
     The numbers of a row are adjacent; `_row` is the stride of the rows. All are float32; `columns` is COLUMNS or more.
     panels: the array that `to_panels` makes of x.
     """
-    turned, sixth = min(rows, panels_of(rows) * PANEL), columns // COLUMNS
-    tiled = rows - (rows - turned) % 4
-    weight, sums = array(address(w), columns * w_row, np.float32), scratch(COLUMNS * PANEL, np.float32)
-    for j in range(sixth + (columns % COLUMNS > 0)):
-        first, apart = (j, sixth) if j < sixth else (columns - COLUMNS, 1)  # the last tile overlaps others
+    turned, sixth, square = min(rows, panels_of(rows) * PANEL), columns // COLUMNS, PANEL * PANEL
+    tiled, tiles = rows - (rows - turned) % 4, sixth + (columns % COLUMNS > 0)
+    target, weight = array(address(out), rows * out_row, np.float32), array(address(w), columns * w_row, np.float32)
+    sums = scratch(COLUMNS * square if turned else 0, np.float32)
+    for strip in range(0, tiles, PANEL):
         for i in range(0, turned, PANEL):  # these rows of w stay in the cache
-            fill(sums, 0, sums.size, 0)
-            for k in range(0, terms, TERMS):
-                a, b, count = first * w_row + k, i * terms + k * PANEL, min(TERMS, terms - k)
-                distance = apart * w_row
-                _six_by_panel(sums, 0, PANEL, weight, a, distance, NEXT, panels, b, PANEL, 0, count, np.float32(1))
-            for r in range(min(PANEL, rows - i)):
-                for c in range(COLUMNS):
-                    out[(i + r) * out_row + first + c * apart] = sums[c * PANEL + r]
-        for i in range(turned, tiled, 4):
-            for column in (first, first + 3 * apart):
-                place, row = i * out_row + column, column * w_row
-                _four_by_three(out, place, out_row, apart, x, i * x_row, x_row, w, row, apart * w_row, terms)
-        for i in range(tiled, rows):
-            _one_by_six(out, i * out_row + first, apart, x, i * x_row, w, first * w_row, apart * w_row, terms)
+            count, end = min(PANEL, rows - i), min(strip + PANEL, sixth)
+            for j in range(strip, end):
+                at = (j - strip) * PANEL
+                _sum_up(sums, at, square, panels, i // PANEL, weight, j * w_row, sixth * w_row, terms)
+            for c in range(COLUMNS):  # whole cache lines at a time
+                _write(target, out_row, i * out_row + strip + c * sixth, end - strip, count, sums, c * square)
+            if strip + PANEL >= tiles > sixth:
+                last = columns - COLUMNS  # this tile overlaps others
+                _sum_up(sums, 0, PANEL, panels, i // PANEL, weight, last * w_row, w_row, terms)
+                _write(target, out_row, i * out_row + last, COLUMNS, count, sums, 0)
+        for j in range(strip, min(strip + PANEL, tiles)):
+            first, apart = (j, sixth) if j < sixth else (columns - COLUMNS, 1)
+            for i in range(turned, tiled, 4):  # so do these, in the first-level cache
+                for column in (first, first + 3 * apart):
+                    place, row = i * out_row + column, column * w_row
+                    _four_by_three(out, place, out_row, apart, x, i * x_row, x_row, w, row, apart * w_row, terms)
+            for i in range(tiled, rows):
+                _one_by_six(out, i * out_row + first, apart, x, i * x_row, w, first * w_row, apart * w_row, terms)
