@@ -24,6 +24,7 @@ from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._logarithm import expm1, log, log1p
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import at, pointer, separate
+from scanl.ops._cpu._rows import plus
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._slots import units
 
@@ -192,6 +193,14 @@ class Loops:
             self.reduce(out.part(1), source.part(1), axes, kind)
             return
         outer = [axis for axis in range(len(source.shape)) if axis not in axes]
+        if kind in ("sum", "mean"):
+            steps = iter(out.strides)
+            strides = [0 if axis in axes else next(steps) for axis in range(len(source.shape))]
+            total = out._replace(shape=source.shape, strides=tuple(strides))
+            if self._sums_in_loop(out, total, [source], "plus({0}, {1})"):
+                if kind == "mean":
+                    self.elementwise(out, [out, float(prod(source.shape[axis] for axis in axes))], ["{0} / {1}"])
+                return
         axes = [axes[at] for at in _outer_first([[source.strides[axis] for axis in axes]])]
         sizes, (reading, target) = merged(
             [source.shape[axis] for axis in outer], [source.strides[axis] for axis in outer], out.strides
@@ -241,8 +250,10 @@ class Loops:
                 ["{0} * {1}" + ("" if bias is None else " + {2}")],
             )
             return
-        if n == 1 and b.strides[-1] == 1 and bias is None and self._sums_in_loop(out, a, b):
-            return
+        if n == 1 and b.strides[-1] == 1 and bias is None:
+            column = a._replace(shape=(*groups, k, 1), strides=(*a.strides[:-2], a.strides[-1], 0))
+            if self._sums_in_loop(out, out.expanded(b.shape), [column, b], "{0} + {1} * {2}"):
+                return
         one = not any(size > 1 for size in groups) and _adjacent(out, a)
         if one and b.strides[-2] == 1 and k * m >= LARGE and m >= FEWEST:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
@@ -281,20 +292,18 @@ class Loops:
             lines = [f"for {axis} in range({size}):", *(f"    {line}" for line in lines)]
         self._add(body, lines, SUMS)
 
-    def _sums_in_loop(self, out: Value, row: Value, matrix: Value) -> bool:
-        """Add the product of a row and a matrix to the loop that writes the matrix, and return whether there is one.
+    def _sums_in_loop(self, out: Value, total: Value, terms: Sequence[Value], expression: str) -> bool:
+        """Add a sum to the loop that writes the last of what is summed, and return whether there is one.
 
         A matrix that is a state is then read and written once, where it would come from memory again for its product.
+        total: the result in the shape of the loop.   expression: of the total so far, {0}, and what is summed.
         """
         waiting = self._open
-        if not any(matrix.memory in call.writes for group in waiting for call in group):
+        if not any(terms[-1].memory in call.writes for group in waiting for call in group):
             return False
-        *groups, _, terms = row.shape
-        column = row._replace(shape=(*groups, terms, 1), strides=(*row.strides[:-2], row.strides[-1], 0))
-        factors = [_constant(factor.expanded(matrix.shape)) for factor in (column, matrix)]
-        total = out.expanded(matrix.shape)
+        args = [total, *(_constant(term.expanded(total.shape)) for term in terms)]
         self._open = [*waiting, [_Statement(out, [0.0], ["{0}"])]]
-        if self._joins(_Statement(total, [total, *factors], ["{0} + {1} * {2}"], sums=True)):
+        if self._joins(_Statement(total, args, [expression], sums=True)):
             return True
         self._open = waiting
         return False
