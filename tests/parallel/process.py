@@ -178,6 +178,18 @@ def another_version():
             scan(ops.linear_scan, torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
 
 
+def another_mesh():
+    """A rank that takes another group than the others names those that do not come; the others go on."""
+    x, others = torch.zeros(1, 2, 3), list(range(SIZE - 1))
+    every, fewer = dist.new_group([*others, SIZE - 1]), dist.new_group(others)
+    if RANK in others:
+        scan(ops.linear_scan, x, x, group=fewer)
+        return
+    named = f"rank {' or '.join(map(str, others))} has not come within 1 seconds, expected all {SIZE} ranks"
+    with pytest.raises(ProcessError, match=named):
+        scan(ops.linear_scan, x, x, group=every, timeout=timedelta(seconds=1))
+
+
 def lost():
     """Ranks that do not come, that end, and that end in an exchange: the others raise an error soon, and name them."""
     x, last, store = torch.zeros(1, 2, 3), SIZE - 1, dist.group.WORLD.get_group_store()
@@ -192,7 +204,7 @@ def lost():
         scan(ops.linear_scan, x, x)
     if RANK == 0:
         Group.exchange = lambda *_: os._exit(0)
-    if RANK < 2:
+    if RANK < 2 < SIZE:
         with pytest.raises(ProcessError, match="rank 1 has lost rank 0 in an exchange"):
             scan(ops.linear_scan, x, x, group=two)
     os._exit(0)
@@ -202,5 +214,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"file://{sys.argv[3]}", timeout=timedelta(seconds=30), rank=RANK, world_size=SIZE)
     for what in sys.argv[4:]:
-        {work.__name__: work for work in (every_op, hybrid, counted, refused, sharded, another_version, lost)}[what]()
+        works = every_op, hybrid, counted, refused, sharded, another_version, another_mesh, lost
+        {work.__name__: work for work in works}[what]()
     dist.destroy_process_group()

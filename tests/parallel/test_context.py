@@ -150,7 +150,7 @@ def test_processes_equal_one(size, tmp_path):
     """By torch.distributed: ops, a hybrid on packed sequences, received bytes, what is refused, shards, lost ranks."""
     words = [sys.executable, str(Path(__file__).with_name("process.py"))]
     more = [str(size), str(tmp_path / "store"), "every_op", "hybrid", "counted", "refused", "sharded"]
-    more += ["another_version", "lost"]
+    more += ["another_version", "another_mesh", "lost"]
     ranks = [subprocess.Popen([*words, str(rank), *more], stderr=subprocess.PIPE, text=True) for rank in range(size)]
     said = [rank.communicate(timeout=200)[1] for rank in ranks]
     assert not any(rank.returncode for rank in ranks), said
