@@ -134,6 +134,19 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
+def _threads():
+    """A test that sets the number of threads, as benchmarks do, sets it for itself alone.
+
+    With more threads than its share of the cores a worker waits in every operation: all later tests take several times
+    as long.
+    """
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
 def _cells_by_their_loop(request):
     """Cells of marked tests run their loop: the kernels take seconds to compile, and laws of cells test them."""
     from scanl import ops
