@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import runpy
 import sys
 import warnings
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 from scanl.cli import main
@@ -17,9 +19,23 @@ def _run(words: tuple[str, ...]) -> None:
         raise SystemExit(main([*words]))
 
 
+def _script(path: object, words: tuple[str, ...]) -> None:
+    sys.argv = [str(path), *words]
+    runpy.run_path(str(path), run_name="__main__")
+
+
 def begun(*words: object) -> BaseProcess:
     """Begin `scanl WORDS`, silently."""
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(tuple(map(str, words)),))
+    return _start(_run, tuple(map(str, words)))
+
+
+def begun_script(path: object, *words: object) -> BaseProcess:
+    """Begin `python PATH WORDS`. What it says is that of the test."""
+    return _start(_script, path, tuple(map(str, words)))
+
+
+def _start(work: Callable[..., None], *arguments: object) -> BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
         process.start()

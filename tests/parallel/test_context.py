@@ -1,13 +1,12 @@
 """Layers and models over a sequence that ranks divide."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from forked import begun_script
 from scanl import layers
 from scanl.errors import ConfigError
 from scanl.layers.state import leaves, map_leaves
@@ -148,9 +147,9 @@ def test_a_model_that_no_rank_can_answer_is_refused():
 @pytest.mark.parametrize("size", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def test_processes_equal_one(size, tmp_path):
     """By torch.distributed: ops, a hybrid on packed sequences, received bytes, what is refused, shards, lost ranks."""
-    words = [sys.executable, str(Path(__file__).with_name("process.py"))]
-    more = [str(size), str(tmp_path / "store"), "every_op", "hybrid", "counted", "refused", "sharded"]
-    more += ["another_version", "another_mesh", "lost"]
-    ranks = [subprocess.Popen([*words, str(rank), *more], stderr=subprocess.PIPE, text=True) for rank in range(size)]
-    said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    assert not any(rank.returncode for rank in ranks), said
+    program, store = Path(__file__).with_name("process.py"), tmp_path / "store"
+    what = ("every_op", "hybrid", "counted", "refused", "sharded", "another_version", "another_mesh", "lost")
+    ranks = [begun_script(program, rank, size, store, *what) for rank in range(size)]
+    for rank in ranks:
+        rank.join(200)
+    assert [rank.exitcode for rank in ranks] == [0] * size
