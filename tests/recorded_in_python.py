@@ -72,7 +72,7 @@ def as_python(name: str, text: str) -> SimpleNamespace:
         "kernel": lambda names: lambda function: Kernel(function, names),
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "log_sigmoid": lambda x: -np.logaddexp(0, -x),
         "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "sqrt": np.sqrt,
-        "plus": np.add, "cos": np.cos, "sin": np.sin, "atan2": np.arctan2, "inf": np.inf, "nan": np.nan,
+        "cos": np.cos, "sin": np.sin, "atan2": np.arctan2, "inf": np.inf, "nan": np.nan,
     }  # fmt: skip
     exec(text.removeprefix(loops.HEADER), scope)
     return SimpleNamespace(run=scope["run"])

@@ -18,9 +18,3 @@ def move(source, first, count, target, to):
     """Copy `count` elements of `source`, from `first` on, to `target`, from `to` on."""
     for i in range(count):
         target[to + i] = source[first + i]
-
-
-@helper(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
-def plus(total, term):
-    """Add a term to a sum of which the compiler may choose the order."""
-    return total + term

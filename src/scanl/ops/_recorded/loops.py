@@ -24,7 +24,6 @@ from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._logarithm import expm1, log, log1p
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import at, pointer, separate
-from scanl.ops._cpu._rows import plus
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._slots import units
 
@@ -193,11 +192,12 @@ class Loops:
             self.reduce(out.part(1), source.part(1), axes, kind)
             return
         outer = [axis for axis in range(len(source.shape)) if axis not in axes]
-        if kind in ("sum", "mean"):
+        inner = [axis for axis in range(len(source.shape)) if source.shape[axis] > 1 and source.strides[axis] == 1]
+        if kind in ("sum", "mean") and inner and inner[0] not in axes:
             steps = iter(out.strides)
             strides = [0 if axis in axes else next(steps) for axis in range(len(source.shape))]
             total = out._replace(shape=source.shape, strides=tuple(strides))
-            if self._sums_in_loop(out, total, [source], "plus({0}, {1})"):
+            if self._sums_in_loop(out, total, [source], "{0} + {1}"):
                 if kind == "mean":
                     self.elementwise(out, [out, float(prod(source.shape[axis] for axis in axes))], ["{0} / {1}"])
                 return
@@ -296,6 +296,8 @@ class Loops:
         """Add a sum to the loop that writes the last of what is summed, and return whether there is one.
 
         A matrix that is a state is then read and written once, where it would come from memory again for its product.
+        Each number of the result is summed in order. Partial sums in vectors need a loop that writes nothing else: the
+        compiler lets addresses decide whether other loops run in vectors, and bits may not depend on addresses.
         total: the result in the shape of the loop.   expression: of the total so far, {0}, and what is summed.
         """
         waiting = self._open
