@@ -119,6 +119,7 @@ def test_a_stack_trains_under_autocast():
     assert all(slope.isfinite().all() for slope in slopes.values())
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_the_trainer_trains_in_mixed_precision(tmp_path):
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_bytes(b"a state, a transition and a readout. " * 200)

@@ -195,6 +195,7 @@ def test_a_forecaster_takes_a_class_of_the_users_own():
     assert forecast.isfinite().all()
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_the_command_line_trains_a_class_of_the_users_own(tmp_path, monkeypatch, capsys):
     module = """
         from scanl.layers.ssm.lru import LRU

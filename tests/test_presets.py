@@ -173,6 +173,7 @@ def test_a_whole_model_is_its_pattern_of_layers(model):
         LanguageModel(11, Stack(64, depth, model, layer_options={"lru": {}}))
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_presets_and_whole_models_train_by_name_from_the_command_line(tmp_path, capfd):
     (tmp_path / "text.txt").write_bytes(b"a state, a transition and a readout. " * 200)
     run = tmp_path / "run"

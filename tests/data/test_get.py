@@ -322,6 +322,7 @@ def test_a_data_set_is_trained_and_measured(root, tmp_path, capfd):
     assert "the data of the run, or its split, has changed since training" in refused(capfd, "eval", run)
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_bytes_are_trained_measured_and_generated(root, tmp_path, capfdbinary):
     published.written(root, "enwik8")
     run = str(tmp_path / "run")

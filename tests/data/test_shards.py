@@ -481,6 +481,7 @@ def test_rows_without_a_document_are_left_out(tmp_path):
     assert bytes(batch.inputs[0].astype(np.uint8)) in (b"\0abcd\xed\xa0\x80", b"\0\0abcd\xed\xa0")
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_a_run_resumes_with_the_same_bits(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", "jsonl.gz")
