@@ -25,13 +25,6 @@ DRAWS, LONGEST = 200 if laws.ALL else 1, 24  # draws of a layer, and steps of a 
 DTYPES = [torch.float32, torch.bfloat16] if laws.ALL else [torch.float32]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def assert_equal_bits(actual, expected):
     for (place, a), (_, b) in zip(states.leaves(actual), states.leaves(expected), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=lambda text, at=place: f"{at}: {text}")
