@@ -5,6 +5,9 @@ import importlib.util
 import os
 from pathlib import Path
 
+# Set before torch is imported: a test on two threads would spin for a core that the other worker has.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 if not torch.cuda.is_available():
