@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,11 +178,16 @@ def test_accumulated_batches_make_a_step(text, tmp_path, extra):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number, monkeypatch):
+def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number):
     alone, extra = whole
     folder = tmp_path / "run"
-    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # pytest may be started under nohup
-    interrupted(text, folder, extra, number)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may be started under nohup
+    try:
+        handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        interrupted(text, folder, extra, number)
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert "interrupted after step 10; saved. Go on with:" in capfd.readouterr().err
     assert list(losses(folder)) == list(range(1, 11))
     assert main(["train", "--resume", str(folder)]) == 0
@@ -221,6 +227,11 @@ def test_an_ignored_hang_up_stays_ignored(text, tmp_path):
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (tmp_path / "run" / "sample.txt").exists()
+
+
+def test_a_thread_that_gets_no_signals_trains(text, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(main, ["train", *options(text, tmp_path / "run", 2)]).result() == 0
 
 
 def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):

@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import stat
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -63,6 +64,13 @@ class Keeper(pl.Callback):
         self._handlers: dict[int, Any] = {}
         self._saved = time.monotonic()
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+            return
+        # Before Lightning sets handlers of its own, which it takes away before `teardown`
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, *HANG_UP)}
+        self._handlers = {number: handler for number, handler in handlers.items() if handler is not None}
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, Learning)
 
@@ -74,9 +82,9 @@ class Keeper(pl.Callback):
                 leave_closed_terminal()
 
         # Replace Lightning's handlers, which would exit without saving.
-        for number in (signal.SIGINT, signal.SIGTERM, *HANG_UP):
-            if number not in HANG_UP or signal.getsignal(number) != signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, ask_to_stop)
+        for number, handler in self._handlers.items():
+            if number not in HANG_UP or handler != signal.SIG_IGN:
+                signal.signal(number, ask_to_stop)
         if trainer.global_step == 0:
             trainer.save_checkpoint(self.folder.checkpoint)
 
@@ -109,7 +117,6 @@ class Keeper(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._handlers = {}
 
 
 class Clock(pl.Callback):
