@@ -50,8 +50,9 @@ def test_any_size_is_the_product(columns):
         assert_product(out[:, :columns], x[:, :terms], w[:, :terms])
 
 
-def test_threads_share_a_large_product():
-    weight, x, threads = torch.randn(518, 256), torch.randn(3, 256), torch.get_num_threads()
+@pytest.mark.parametrize("rows", [3, 21])
+def test_threads_share_a_large_product(rows):
+    weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
     assert weight.numel() >= _in_team.LARGE
     assert loops.FEWEST == _rows_by_weight.COLUMNS
     kernel = Recorded(lambda x: F.linear(x, weight), x)

@@ -19,11 +19,11 @@ import math
 import numpy as np
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._in_team import address, times, times_quantized
+from scanl.ops._cpu._in_team import times, times_quantized
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._logarithm import expm1, log, log1p
 from scanl.ops._cpu._math import exp
-from scanl.ops._cpu._pointers import at, pointer, separate
+from scanl.ops._cpu._pointers import address, at, pointer, separate
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._slots import units
 
@@ -57,11 +57,8 @@ class Loops:
         A complex argument n is {n.re} and {n.im} there, the truth of argument n {n:truth}; numbers are c(...).
         """
         known = [_constant(arg) for arg in args]
-        self._place(
-            _Statement(out, [arg.expanded(out.shape) if isinstance(arg, Value) else arg for arg in known], expressions)
-        )
-
-    def _place(self, statement: "_Statement") -> None:
+        args = [arg.expanded(out.shape) if isinstance(arg, Value) else arg for arg in known]
+        statement = _Statement(out, args, expressions)
         if not self._joins(statement):
             self._append(statement)
 
