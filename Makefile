@@ -36,7 +36,6 @@ lint: style types
 style: $(VENV)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python tests/words.py
 
 types: $(VENV)/dev
 	$(BIN)/pyright
