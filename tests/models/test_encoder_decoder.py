@@ -10,6 +10,7 @@ from torch import nn
 from by_hand import shaken, silu
 from scanl import models
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers import state as states
 from scanl.layers.parts.rotary import rotate
 from scanl.models import (
     AttentiveRecurrence,
@@ -24,6 +25,7 @@ from scanl.models import (
 from scanl.models.cross_attention import CrossAttention, side_by_side
 from scanl.models.transformer_encoder import SlotWriter
 from tests.layers.attention.test_rmt import rms_norm
+from tests.test_layers import assert_same
 
 COVERS = [
     "models/attentive_recurrence",
@@ -101,6 +103,38 @@ def test_steps_equal_the_whole_and_padding_changes_nothing(name, tmp_path):
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
     model.save(tmp_path)
     torch.testing.assert_close(EncoderDecoder.load(tmp_path).double()(source, target)[0], model(source, target)[0])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_padded_source_equals_itself_alone_and_one_of_no_steps_reads_nothing(name, side):
+    model, rows = shaken(MODELS[name]()), torch.tensor([6, 4, 0])[:, None]
+    source, target, steps = sources(model, 3, 6), torch.randint(V, (3, 5)), torch.arange(6)
+    mask = steps < rows if side == "right" else steps >= 6 - rows
+    before = states.detach(model(source, target)[1])
+    logits, after = model(source, target, before, mask=mask)
+    tokens, _ = model.generate(source, before, max_new_tokens=3, beams=2, mask=mask)
+    for i in range(3):
+        own, row = source[i : i + 1, mask[i]], slice(i, i + 1)
+        alone, last = model(own, target[row], states.index(before, row))
+        torch.testing.assert_close(logits[row], alone)
+        assert_same(states.index(after, row), last)
+        found = model.generate(own, states.index(before, row), max_new_tokens=3, beams=2)[0]
+        assert torch.equal(tokens[row, : found.shape[1]], found)
+    assert_same(last, states.index(before, row), rtol=0, atol=0)
+    changed = [attention(torch.ones(1, 2, 8), *(operand[2:] for operand in operands)) for attention, *operands in zip(
+        model.attentions, *model.encode(source, mask=mask)[0], strict=True)]  # fmt: skip
+    assert name == "arn" or not any(each.any() for each in changed)
+    grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()), allow_unused=True)
+    assert all(grad is None or grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_rows_have_no_tokens(name):
+    model = MODELS[name]()
+    tokens, state = model.generate(sources(model, 0, 4), max_new_tokens=3, beams=2)
+    assert tokens.shape == (0, 1)
+    assert model(sources(model, 0, 4), tokens, state)[0].shape == (0, 1, V)
 
 
 def test_a_token_of_the_decoder_sees_all_of_the_source_and_none_of_the_target_to_come():

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.layers.base import widen
 from scanl.layers.module import Module
@@ -51,7 +50,10 @@ def side_by_side(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def seen(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Return (B or 1, 1, S), which steps are seen: where the mask (B, S) is True, and always the first. None: all."""
+    """Return (B or 1, 1, S), which steps are seen: where the mask (B, S) is True. None, or a row without a step: all.
+
+    Padding is zeros, whose keys and values are 0. So a row without a step reads 0.
+    """
     if mask is None:
         return torch.ones(1, 1, 1, dtype=torch.bool, device=like.device)
-    return F.pad(mask[:, 1:], (1, 0), value=True)[:, None]
+    return (mask | ~mask.any(1, keepdim=True))[:, None]

@@ -180,7 +180,7 @@ class EncoderDecoder(Reader):
         first = beams * torch.arange(rows, device=device)[:, None]
         for _ in range(max_new_tokens):
             logits, past = self.decode(tokens[:, -1:], reading, past)
-            gain = logits[:, 0].float().log_softmax(-1).view(rows, beams, -1)
+            gain = logits[:, 0].float().log_softmax(-1).unflatten(0, (rows, beams))
             stay = torch.full_like(gain, -torch.inf)
             stay[..., end] = 0.0
             gain = torch.where(ended[..., None], stay, gain)
@@ -195,4 +195,4 @@ class EncoderDecoder(Reader):
             if ended.all():
                 break
         best = (total / length).argmax(1)
-        return tokens.view(rows, beams, -1)[torch.arange(rows, device=device), best, 1:], state
+        return tokens.unflatten(0, (rows, beams))[torch.arange(rows, device=device), best, 1:], state

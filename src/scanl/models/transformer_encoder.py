@@ -149,5 +149,8 @@ class TransformerEncoder(Backbone):
             h = block.fed(h)
         y = normed(self.norm, h)
         if self.write is not None:
-            slots = self.write(cast(Tensor, slots), y, mask)
+            before = cast(Tensor, slots)
+            slots = self.write(before, y, mask)
+            if mask is not None:  # an empty sequence writes nothing
+                slots = torch.where(mask.any(1)[:, None, None], slots, before.to(slots))
         return (y if mask is None else y[mask][None]), slots
