@@ -221,6 +221,22 @@ def test_a_gradient_that_does_not_converge_raises():
         s.sum().backward()
 
 
+@each
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_a_gradient_has_the_size_of_what_arrives(method, size):
+    w, x = _contraction(4, torch.float32), torch.randn(3, 4, requires_grad=True)
+    s, _ = fixed_point(lambda s, x: torch.tanh(s @ w) + x, x, method=method)
+    (expected,) = torch.autograd.grad(s.sum(), x, retain_graph=True)
+    (found,) = torch.autograd.grad(s, x, torch.full_like(s, size))
+    torch.testing.assert_close(found / size, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_whose_square_is_infinite_has_diverged():
+    x = torch.ones(1, 2, dtype=torch.float64)
+    with pytest.raises(ConvergenceError, match="the state diverged"):
+        fixed_point(lambda s, x: 1.5 * s + x, x, method="iteration", max_iterations=2000)
+
+
 def test_a_solution_of_zero_converges():
     for method in METHODS:
         s, convergence = fixed_point(

@@ -142,7 +142,8 @@ class _Solver:
             # The relative residual of a zero state is undefined. Below this size, 1e-14 in float32, use the floor.
             floor = torch.finfo(value.dtype).eps ** 2 * math.sqrt(value.shape[1])
             residual = torch.linalg.vector_norm(value - rows, dim=1, dtype=torch.float64) / size.clamp_min(floor)
-            worst = residual.max().item()
+            # Where the square of a state is infinite, the residual says nothing: the state has diverged.
+            worst = torch.where(size.isfinite(), residual, math.inf).max().item()
             if worst <= self.tolerance:
                 return FixedPoint(s, Convergence(iteration, worst, self.tolerance))
             if not math.isfinite(worst):
@@ -295,8 +296,19 @@ class _Implicit(torch.autograd.Function):
             options = {"retain_graph": True, "create_graph": create, "materialize_grads": True}
             return torch.autograd.grad(y, point, z, **options)[0]
 
-        z = _equilibrium(lambda z: transposed(z) + g, g.detach(), ctx.solver, orders=1).state
+        size = sizes(g)
+        unit = g / size
+        z = size * _equilibrium(lambda z: transposed(z) + unit, unit.detach(), ctx.solver, orders=1).state
         return z, None if point.is_leaf else -transposed(z), None, None
+
+
+def sizes(g: Tensor) -> Tensor:
+    """Return (B, 1, ...) the largest magnitude of each row of g; 1 for a row of zeros.
+
+    A gradient is solved for in this unit: the residual of a state near zero is relative to a floor.
+    """
+    size = g.detach().abs().reshape(len(g), -1).amax(1).view(-1, *(1,) * (g.ndim - 1))
+    return torch.where(size > 0, size, 1)
 
 
 def _kind(s: Tensor) -> str:

@@ -106,6 +106,32 @@ def squared(model, batch, state):
     return F.mse_loss(y, batch.targets), state
 
 
+@pytest.mark.parametrize("growth", [1.001, 1.5, 3.0, 1e40])
+def test_a_gradient_that_grows_is_none(growth):
+    """Up to where its square is infinite, in fewer steps than `max_iterations` or in more."""
+    model = Autonomous([[growth, 0.0], [0.0, 0.5]], [0.0, 0.0])
+    batch = Batch(torch.zeros(1, 1, 1), torch.tensor([[[0.3, -0.4]]]).double())
+    with pytest.raises(ConvergenceError, match="rbp: the step does not contract, so z has no limit; take cg_rbp"):
+        gradients(RBP(squared), model, batch)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+@pytest.mark.parametrize("algorithm", [RBP, CGRBP, NeumannRBP])
+def test_a_gradient_has_the_size_of_its_loss(algorithm, size):
+    """In float32, whose squares are then zero or infinite."""
+    model, batch = model_and_batch()
+    model, batch = model.float(), Batch(batch.inputs.float(), batch.targets.float())
+    _, expected, _ = gradients(algorithm(TASK.loss), model, batch)
+
+    def scaled(*arguments):
+        loss, state = TASK.loss(*arguments)
+        return size * loss, state
+
+    _, found, _ = gradients(algorithm(scaled), model, batch)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name] / size, value, rtol=1e-4, atol=1e-5 * value.abs().max().item())
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [RBP(squared, tolerance=1e-14), NeumannRBP(squared, terms=6), CGRBP(squared)],

@@ -13,7 +13,7 @@ from scanl.learning.algorithms._equilibrium import (
     Product,
 )
 from scanl.learning.algorithms.base import Loss, algorithm
-from scanl.ops.fixed_point import ConvergenceError
+from scanl.ops.fixed_point import ConvergenceError, sizes
 
 
 @algorithm("cg_rbp")
@@ -53,7 +53,9 @@ class CGRBP(Equilibrium):
             return u - application.forward(u) + self.eta * z
 
         tolerance = torch.finfo(g.dtype).eps ** (5 / 6) if self.tolerance is None else self.tolerance
-        return conjugate_gradients(normal, g - application.forward(g), tolerance, self.max_iterations)
+        size = sizes(g)
+        unit = g / size
+        return size * conjugate_gradients(normal, unit - application.forward(unit), tolerance, self.max_iterations)
 
 
 def conjugate_gradients(product: Product, b: Tensor, tolerance: float, max_iterations: int) -> Tensor:

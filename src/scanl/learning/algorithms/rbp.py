@@ -7,7 +7,7 @@ from torch import Tensor
 from scanl.learning.algorithms._equilibrium import PENALTY, Application, Equilibrium
 from scanl.learning.algorithms.base import algorithm
 from scanl.ops import fixed_point
-from scanl.ops.fixed_point import ConvergenceError
+from scanl.ops.fixed_point import ConvergenceError, sizes
 
 
 @algorithm("rbp")
@@ -46,9 +46,10 @@ class RBP(Equilibrium):
         def step(z: Tensor, g: Tensor) -> Tensor:
             return application.transposed(z) + g
 
+        size = sizes(g)
         options = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
         try:
-            return fixed_point(step, g, method="iteration", **options).state
+            return size * fixed_point(step, g / size, method="iteration", **options).state
         except ConvergenceError as error:
             raise ConvergenceError(
                 f"rbp: the step does not contract, so z has no limit; take cg_rbp ({error})"
