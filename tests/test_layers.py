@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import laws
 from scanl import layers, ops
 from scanl.errors import CheckpointError, ConfigError, ShapeError
-from scanl.layers import SLSTM, Bidirectional, Hint, LinearRNN, padded, param_groups
+from scanl.layers import SLSTM, Bidirectional, Hint, LinearRNN, auxiliary, padded, param_groups
 from scanl.layers import state as states
 from scanl.layers.linear_rnn import LinearRNNState
 from scanl.layers.parts.cell_layer import CellBase
@@ -248,16 +248,36 @@ def test_padded_rows_equal_each_alone(name, side):
 
 
 def test_rows_that_have_read_differently_go_on_together(streaming):
-    """Rows that have read nothing, little or much continue in one batch; each equals the same row alone."""
-    layer, x = make(streaming), inputs(3, 6)
+    """Rows that have read nothing, little or much continue in one batch; each equals the same row alone.
+
+    So do their states, their gradients and their auxiliary losses, in one call and in pieces.
+    """
+    layer, x = make(streaming), inputs(3, 13).requires_grad_()
     before = [states.detach(layer(inputs(1, steps, seed=steps))[1]) for steps in (0, 1, 5)]
-    for cut in (1, 4):
-        y, state = layer(x[:, :cut], states.cat(before))
-        z, _ = layer(x[:, cut:], state)
-        for i, own in enumerate(before):
-            alone, own = layer(x[i : i + 1, :cut], own)
-            torch.testing.assert_close(y[i : i + 1], alone)
-            torch.testing.assert_close(z[i : i + 1], layer(x[i : i + 1, cut:], own)[0])
+
+    def read(x, state, cuts):
+        ys = []
+        for start, end in pairwise(cuts):
+            y, state = layer(x[:, start:end], state)
+            ys.append(y)
+        return torch.cat(ys, 1), state
+
+    def slopes(y, losses):
+        total, learned = y.square().sum() + losses.total(), [p for p in layer.parameters() if p.requires_grad]
+        return torch.autograd.grad(total, [x, *learned], materialize_grads=True)
+
+    with auxiliary.collect() as losses:
+        rows = [read(x[i : i + 1], own, (0, 13)) for i, own in enumerate(before)]
+    expected, last = torch.cat([y for y, _ in rows]), states.cat([state for _, state in rows])
+    expected_losses, expected_slopes = losses.by_name(), slopes(expected, losses)
+    for cuts in ((0, 13), (0, 1, 5, 5, 13)):
+        with auxiliary.collect() as losses:
+            y, state = read(x, states.cat(before), cuts)
+        torch.testing.assert_close(y, expected)
+        assert_same(state, last)
+        torch.testing.assert_close(losses.by_name(), expected_losses)
+        for slope, other in zip(slopes(y, losses), expected_slopes, strict=True):
+            torch.testing.assert_close(slope, other)
 
 
 def test_the_state_does_not_grow(name):

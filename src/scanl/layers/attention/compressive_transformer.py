@@ -104,7 +104,10 @@ class CompressiveTransformer(RelativeAttention):
             ys.append(self.attend(q, detached_past(rows, piece.begin, past), visible, codes))
             inputs, steps = piece.last(inputs, new), steps + piece.count
             if self.num_slots:
-                (compressed,) = piece.at_end(lambda: self._compressed(inputs, compressed, steps), [compressed])  # noqa: B023
+                (compressed,) = piece.at_end(
+                    lambda: self._compressed(piece, inputs, compressed, steps),  # noqa: B023
+                    [compressed],
+                )
         y = self.o_proj(segments.join(ys).flatten(2).to(x.dtype))
         return y, CompressiveState(widen(inputs), widen(compressed), steps)
 
@@ -138,8 +141,11 @@ class CompressiveTransformer(RelativeAttention):
         )
         return causal & present[:, None]
 
-    def _compressed(self, inputs: Tensor, compressed: Tensor, steps: Tensor) -> list[Tensor]:
-        """Return the compressed memory after a segment, and add the loss where losses are collected."""
+    def _compressed(self, piece: Piece, inputs: Tensor, compressed: Tensor, steps: Tensor) -> list[Tensor]:
+        """Return the compressed memory after a piece that ends a segment, and add its loss where losses are collected.
+
+        A row whose segment the piece does not end has no loss.
+        """
         old, full = inputs[:, : self.chunk_size].detach(), steps >= self.window + self.chunk_size
         if self.compress is not None:
             new = self.compress(old.mT).mT
@@ -148,7 +154,7 @@ class CompressiveTransformer(RelativeAttention):
             new = groups.mean(2) if self.pooling == "mean" else groups.amax(2)
         losses = auxiliary.collecting()
         if self.compress is not None and losses is not None:
-            ended = full & (steps % self.chunk_size == 0)
+            ended = full & piece.ends
             norms = self._norms(inputs[:, -self.chunk_size :].detach(), old, new)
             losses.add(self, "reconstruction", torch.where(ended, norms, 0).sum(), ended.sum())
         return chosen(

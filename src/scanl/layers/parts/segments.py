@@ -58,7 +58,7 @@ class Piece:
 
     def at_begin(self, new: Callable[[], Sequence[Tensor]], otherwise: Sequence[Tensor]) -> list[Tensor]:
         """Return `new()` for rows that begin a segment, and `otherwise` for others."""
-        return chosen(self.begin == 0, new, otherwise)
+        return chosen((self.begin == 0) & (self.count > 0), new, otherwise)
 
 
 def chosen(where: bool | Tensor, new: Callable[[], Sequence[Tensor]], otherwise: Sequence[Tensor]) -> list[Tensor]:
