@@ -79,6 +79,11 @@ def test_how_it_starts():
         limit = gain * math.sqrt(6 / (linear_map.in_features + linear_map.out_features))
         assert_uniform(linear_map.weight, -limit, limit)
         assert_normal(linear_map.bias, 0.01)
+    many = NTM(200, 100, num_heads=4)
+    for linear_map in (many.read, many.write):
+        for head in linear_map.weight.chunk(4):
+            limit = 1.4 * math.sqrt(6 / (100 + len(head)))
+            assert_uniform(head, -limit, limit)
     assert_uniform(layer.memory_0, -1 / math.sqrt(148), 1 / math.sqrt(148))
     assert_normal(layer.h_0, 0.05)
     state = layer.init_state(2)
