@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from by_hand import DIM, assert_normal, assert_uniform
-from scanl import layers
+from scanl import layers, ops
 from scanl.errors import ConfigError
 from tests.layers.memory.equations import attention
 
@@ -45,6 +45,23 @@ def test_init_of_linear_attention():
     block = layer.feature_map.projection[:64].double()
     angles = F.normalize(block) @ F.normalize(block).T
     torch.testing.assert_close(angles, torch.eye(64).double(), rtol=0, atol=1e-5)
+
+
+PRESETS = [name for name in layers.names() if issubclass(layers.get(name), layers.LinearAttention)]
+NORMALISED = [name for name in PRESETS if layers.get(name)(32).normalize]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NORMALISED)
+def test_normalised_attention_starts_as_large_as_its_input(name):
+    """Of unit inputs, at any of 50 starts: no denominator is so near 0 that a quotient explodes."""
+    largest = 0.0
+    for seed in range(50):
+        torch.manual_seed(seed)
+        layer = layers.build(name, 32)
+        with ops.backend("parallel", "reference"):
+            largest = max(largest, layer(torch.randn(2, 24, 32))[0].abs().max().item())
+    assert largest < 5
 
 
 def test_init_of_rfa():

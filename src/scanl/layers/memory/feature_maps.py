@@ -73,12 +73,15 @@ class RFA(LinearAttention):
     source = 'Peng et al., "Random Feature Attention", arXiv:2103.02143, eq. (5)'
 
 
-@preset("rfa_gate", feature_map="fourier_features", num_features=64, bias=True, init="rfa", forget_gate=True)
+@preset(
+    "rfa_gate", feature_map="fourier_features", num_features=64, bias=True, init="rfa", forget_gate=True, eps=0.135
+)  # eps: e^-2, rounded down
 class RFAGate(LinearAttention):
     """Random feature attention with a forget gate for each head, which favours recent steps.
 
-    The released code has no gate. `feature_map.redraw()` draws the projection anew, as for `rfa`. The denominator is
-    an average of numbers up to 1, so its least value is 1e-6 here.
+    The released code has no gate. `feature_map.redraw()` draws the projection anew, as for `rfa`. The denominator
+    estimates an average of exp(-|q - k|² / 2), of unit vectors at the start: numbers from e^-2 to 1. The features are
+    signed, so the estimate may be near 0 or negative. Its least value is e^-2 here; the paper names none.
     """
 
     id = "S-rfa-gate"

@@ -136,8 +136,8 @@ class NTM(SolvedLayer):
     Parameters: input (4H, D), with a bias, of the gates i, f, g, o; recurrent (4H, H); recalled (4H, R W); read (R (W +
     6), H) and write (R (3 W + 6), H), with biases, the heads one after another, each as (k, β, g, s, γ, e, a); output
     (D, H + R W), of h and r, with a bias; h_0, c_0 (H); memory_0 (N, W); recall_0 (R, W).
-    Initialisation as in pytorch-ntm: input, recurrent and recalled U(±5/sqrt(D + R W + H)), their bias 0; each head Xavier
-    uniform with gain 1.4, output with gain 1, their biases N(0, 0.01²); h_0, c_0 N(0, 0.05²), memory_0
+    Initialisation as in pytorch-ntm: input, recurrent and recalled U(±5/sqrt(D + R W + H)), their bias 0; each head
+    Xavier uniform with gain 1.4, output with gain 1, their biases N(0, 0.01²); h_0, c_0 N(0, 0.05²), memory_0
     U(±1/sqrt(N + W)), recall_0 N(0, 0.01²). There the last two are constant; the paper has "bias values" for all.
     """
 
