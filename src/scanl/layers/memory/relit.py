@@ -104,7 +104,10 @@ class ReLiT(GatedOuterProducts):
     Parameters: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together; linear_p1p2p3 (2 H η, D);
     query_weight (H, K + η, K) and query_bias (H, K + η), the second map of the queries; project (D, H K).
     Initialisation: of each head the maps to k, q, v, β, γ and to each vector of the expansions orthogonal with gain
-    sqrt(2), as in the released code, where they are apart; project likewise; biases 0.
+    sqrt(2), as in the released code, where they are apart; project likewise; biases 0, but for those of keys, queries
+    and their expansions.
+    Differs: these are 1, there 0. With 0 most products of four ReLUs are 0, so s . q is often near 0, and the gradient
+    of a stack of 12 layers begins at hundreds.
     """
 
     id = "S-relit"
@@ -130,7 +133,9 @@ class ReLiT(GatedOuterProducts):
         self.eps = eps
         width = self.head_dim
         self.query_weight = nn.Parameter(torch.empty(num_heads, width + eta, width))
-        self.query_bias = nn.Parameter(torch.zeros(num_heads, width + eta))
+        self.query_bias = nn.Parameter(torch.ones(num_heads, width + eta))
+        for linear, vectors in ((self.linear_kqvbetagammas, 5), (self.linear_p1p2p3, 2)):
+            linear.bias.detach().view(num_heads, vectors, -1)[:, 0] = 1  # of k, and of its expansion
         maps = [*self.linear_kqvbetagammas.weight.split(width), *self.linear_p1p2p3.weight.split(eta)]
         for head in self.query_weight:
             maps += head.split([width, eta])
