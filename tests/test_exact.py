@@ -82,6 +82,33 @@ def test_bits_are_the_same_in_any_company(name, dtype):
             assert_equal_bits(in_company(layer, x, draw), whole)
 
 
+SPANS = {"window", "chunk_size", "num_slots", "max_length"}  # options: over how many steps or slots a layer sums
+SPANNING = [
+    name
+    for name in STREAMING
+    if name in layers.names()
+    and layers.get(name).sample.keys() & SPANS
+    and "bits_are_the_same_in_any_company" not in layers.get(name).excused
+]
+
+
+@pytest.mark.parametrize("name", SPANNING)
+def test_bits_are_the_same_over_more_keys_than_a_vector_of_the_processor_has(name):
+    """Up to 8 keys a library sums in one way, 16 and more in another, and what remains after them in a third."""
+    options = dict(layers.get(name).sample)
+    options |= {option: 24 if option != "max_length" else 2 * LONGEST for option in SPANS if option in options}
+    torch.manual_seed(1)
+    layer, x, draw = layers.build(name, DIM, **options), torch.randn(1, 2 * LONGEST - 3, DIM), random.Random(name)
+    torch.set_num_threads(1)
+    with torch.no_grad(), scanl.exact():
+        whole, state, ys = layer(x), None, []
+        for piece in x.split([5, 1, 1, 9, x.shape[1] - 16], 1):
+            y, state = layer(piece, state)
+            ys.append(y)
+        assert_equal_bits((torch.cat(ys, 1), state), whole)
+        assert_equal_bits(in_company(layer, x, draw), whole)
+
+
 def test_the_law_can_fail():
     """Without the context, a product of one row has other bits than that of many."""
     layer, x = make("linear_attention", torch.float32), torch.randn(4, 39, DIM)
@@ -204,6 +231,20 @@ def test_attention_does_not_depend_on_hidden_keys(dtype):
             )
             assert torch.equal(last, y[:, :, -steps:])
     assert (y - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("terms", [7, 37, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_softmax_does_not_depend_on_hidden_terms_or_on_its_place(dtype, terms):
+    torch.manual_seed(0)
+    x = torch.randn(3, terms, 24).to(dtype)
+    with scanl.exact():
+        y = x.softmax(1)
+        assert torch.equal(F.softmax(x[1:2], 1), y[1:2])
+        assert torch.equal(torch.softmax(x.mT.contiguous(), -1).mT, y)
+        assert torch.equal(F.pad(x, (0, 0, 5, 3), value=-torch.inf).softmax(1)[:, 5:-3], y)
+        assert torch.full((2, 3), -torch.inf).softmax(1).isnan().all()
+    assert (y - x.double().softmax(1)).abs().max() <= torch.finfo(dtype).eps
 
 
 def test_gradients_of_attention_are_those_of_torch():

@@ -377,6 +377,18 @@ def _by_element(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def softmax(input, dim, dtype=None):
+    """Add the terms one after another. A hidden one is 0, so how many are hidden, and where, has no effect.
+
+    torch adds them by vectors: the order depends on how many there are, and on what stands beside them in memory.
+    """
+    if dtype is not None or not _takes(input):
+        return _ORIGINAL["softmax"](input, dim, dtype)
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    powers = (wide - wide.detach().amax(dim, keepdim=True)).exp()
+    return (powers / powers.cumsum(dim).narrow(dim, -1, 1)).to(input.dtype)
+
+
 def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     """Multiply each group of rows by its matrix, as the experts of a mixture do."""
     takes = bias is None and out_dtype is None and _takes(mat_a, mat_b)
@@ -420,6 +432,7 @@ REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     addmm: [(torch, "addmm"), (Tensor, "addmm")],
     baddbmm: [(torch, "baddbmm"), (Tensor, "baddbmm")],
     einsum: [(torch, "einsum")],
+    softmax: [(torch, "softmax"), (Tensor, "softmax")],  # F.softmax calls the latter
     grouped_mm: [(F, name) for name in ("grouped_mm",) if name in vars(F)],  # since torch 2.10
     scaled_dot_product_attention: [(F, "scaled_dot_product_attention")],
 }

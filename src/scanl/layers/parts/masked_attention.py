@@ -1,5 +1,7 @@
 """Softmax attention to what a mask leaves visible, for layers whose memories stand beside the steps."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,15 +31,9 @@ def attend(
         q, k, v = replaced(q), replaced(k), replaced(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with as_widened(q):
-        if bias is None:
-            # Derivative checks use float64; the fused kernels have no second derivative.
-            if q.dtype == torch.float64:
-                with sdpa_kernel(SDPBackend.MATH):
-                    y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
-            else:
-                y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None], scale=scale)
-        else:
-            scores = (q * (k.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT + bias
-            y = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1) @ v
+        mask = visible[:, None] if bias is None else bias.masked_fill(~visible[:, None], -torch.inf)
+        # Derivative checks use float64; the fused kernels have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else nullcontext():
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     y = y.transpose(1, 2)
     return y if spoil is None else y * torch.where(spoil, torch.nan, 1.0).to(y.dtype)[:, :, None, None]
