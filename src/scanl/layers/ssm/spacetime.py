@@ -1,5 +1,6 @@
 """SpaceTime: systems whose matrix is a companion matrix, which contain every autoregression of order N."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -34,7 +35,8 @@ class SpaceTime(Layer):
 
     Parameters as in the released code: a, b, c (groups, N); skip, the D of the equation (D), or k (groups, N) with
     `closed_loop`.
-    Initialisation: all N(0, 1).
+    Initialisation: all N(0, 1), as in the released code, whose network has one or two layers. In a `Stack` c is then
+    multiplied by sqrt(2)/N, so that C s is as large as its input; it is N/sqrt(2) times as large otherwise.
     """
 
     id = "S-spacetime"
@@ -67,6 +69,11 @@ class SpaceTime(Layer):
             self.k = nn.Parameter(torch.randn(groups, state_dim))
         else:
             self.skip = nn.Parameter(torch.randn(dim))
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        if not self.closed_loop:  # which normalizes C
+            with torch.no_grad():
+                self.c.mul_(2**0.5 / self.state_dim)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return A (D, N, N), B and C (D, N), in double, since many powers of A are taken."""
