@@ -49,7 +49,19 @@ def test_a_longer_sequence_is_refused_and_a_chunk_as_long_as_the_sequence_is_fla
 def test_how_it_starts():
     layer = GAU(64, 32)
     assert [GAU(dim, max_length=4).z_dim for dim in (8, 96, 768)] == [2, 24, 128]
-    for weight in (layer.in_proj.weight, layer.out_proj.weight, layer.gamma, layer.rel_pos_bias.rel_pos_bias):
+    biases = layer.rel_pos_bias.rel_pos_bias
+    of_one = layer.reach - 2  # the bias of distance 1
+    for weight in (layer.in_proj.weight, layer.out_proj.weight, layer.gamma, biases[:of_one], biases[of_one + 1 :]):
         assert_normal(weight, 0.02)
+    assert biases[of_one] == 0.5
     assert not any(part.any() for part in (layer.in_proj.bias, layer.out_proj.bias, layer.beta))
     assert_normal(GAU(64, 512, position_bias="rotary").rel_pos_bias.alpha, 0.02)
+
+
+@pytest.mark.parametrize("make", [lambda: GAU(16, max_length=8), lambda: FLASH(16, chunk_size=8)])
+def test_every_start_learns_from_the_step_before(make):
+    for seed in range(20):
+        torch.manual_seed(seed)
+        layer, x = make(), torch.randn(1, 6, 16, requires_grad=True)
+        (gradient,) = torch.autograd.grad(layer(x)[0][0, 5].square().sum(), x)
+        assert gradient[0, 4].norm() > gradient[0, :4].norm()

@@ -36,7 +36,8 @@ class FLASH(GatedAttention):
 
     Parameters: in_proj (2 E + S, D), the rows of u, v and z; out_proj (D, E), both with biases; gamma, beta (4, S), of
     q, r, k and w; rel_pos_bias.rel_pos_bias (2 C - 1), or rel_pos_bias.alpha and rel_pos_bias.beta (1, S).
-    Initialisation: linear weights, gamma and the bias of positions N(0, 0.02²), beta and linear biases 0.
+    Initialisation: linear weights, gamma and the bias of positions N(0, 0.02²), beta and linear biases 0. The simple
+    bias of distance 1 starts at 0.5, as in `gau`, and for the same reason.
     """
 
     id = "S-flash"
