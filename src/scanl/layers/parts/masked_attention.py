@@ -31,7 +31,7 @@ def attend(
         q, k, v = replaced(q), replaced(k), replaced(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with as_widened(q):
-        mask = visible[:, None] if bias is None else bias.masked_fill(~visible[:, None], -torch.inf)
+        mask = visible[:, None] if bias is None else widen(bias).masked_fill(~visible[:, None], -torch.inf)
         # Derivative checks use float64; the fused kernels have no second derivative.
         with sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else nullcontext():
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
