@@ -97,6 +97,23 @@ def _packed(op: Op, backend: str = "reference") -> list[Sample]:
     return [sample for sample in _able(op, backend) if "cu_seqlens" in sample.options]
 
 
+BEYOND = [(op, name) for op in laws.OPS for name in ("cpu", "parallel") if name in op.backends and op.samples]
+
+
+@pytest.mark.parametrize(
+    ("op", "backend"),
+    [pair for pair in BEYOND if not isinstance(pair[0], Cell)],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_truth_over_more_steps_than_two_blocks(op, backend):
+    """A chunk of any backend has at most 64 steps. A sum of 150 terms rounds at most 150 times."""
+    sample, draw = _able(op, backend)[0], torch.Generator().manual_seed(0)
+    operands = laws.mapped(lambda v: laws.moved(v.double(), 0.1, draw), laws.rows_of(op, sample, 150, 2))
+    exact, actual = (laws.evaluate(op, operands, sample.options, name) for name in ("reference", backend))
+    for name, value in exact.items():
+        laws.close(actual[name], value, 150, f"{op.name} {backend} {name}")
+
+
 @each
 @directions
 @pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=lambda dtype: str(dtype).removeprefix("torch."))
