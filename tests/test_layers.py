@@ -91,6 +91,11 @@ CASES |= {
     "user_matrix": lambda: MatrixDecay(DIM, 1),
     "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),
     "slstm_without_conv": lambda: SLSTM(DIM, 2, None, "exp"),
+    **{
+        f"{name}_noncausal": lambda name=name: layers.build(name, DIM, **layers.get(name).sample, causal=False)
+        for name in ("gau", "flash", "rsa")
+    },
+    "ran_noncausal": lambda: layers.build("ran", DIM, num_heads=3, window=1, causal=False),
     "gate_before_norm": lambda: LinearRNN(DIM, norm_before_gate=False),
 }
 CASES |= {f"mixer_{name}": (lambda name=name: channel_mixers.get(name)(DIM)) for name in channel_mixers.names()}

@@ -79,6 +79,7 @@ RopeBase = Annotated[float, above(0), "base of the rotary positions' wavelengths
 RopeFraction = Annotated[float, between(0, 1), "share of a head's channels that turn with the position"]
 Dropout = Annotated[float, between(0, 1), "probability with which a value is dropped in training"]
 Variant = Annotated[str, "which of the published forms"]
+Causal = Annotated[bool, "if False, every step reads all steps, including future ones"]
 
 # dynamics
 TimeStep = Annotated[float, above(0), "Δt, the duration of a step"]

@@ -15,10 +15,12 @@ def flash(layer, xs):
     for t, u in enumerate(us):
         o, start = torch.zeros(layer.hidden_dim), t - t % C
         q, r = heads[t][:2]
-        for j in range(t + 1):
+        for j in range(t + 1 if layer.causal else len(xs)):
             k, w = heads[j][2:]
-            inside = relu_squared(q @ k / C + biased(layer.rel_pos_bias, t - start, j - start)) if j >= start else 0
-            o = o + (inside if j >= start else r @ w / C) * vs[j]
+            if start <= j < start + C:
+                o = o + relu_squared(q @ k / C + biased(layer.rel_pos_bias, t - start, j - start)) * vs[j]
+            if j < start or not layer.causal:
+                o = o + r @ w / C * vs[j]
         ys.append(linear(layer.out_proj, u * o))
     return ys
 
@@ -27,6 +29,7 @@ EQUATIONS = {
     "flash": (lambda: FLASH(DIM, 4, 0.75, 3), flash),
     "flash_1": (lambda: FLASH(DIM, 3, 0.75, 1, rope_fraction=0.0), flash),
     "flash_rotary": (lambda: FLASH(DIM, 4, 1.5, 2, "rotary", 0.5, 100.0), flash),
+    "flash_noncausal": (lambda: FLASH(DIM, 4, 0.75, 3, causal=False), flash),
 }
 
 WRONG = [

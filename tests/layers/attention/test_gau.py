@@ -14,7 +14,7 @@ def gau(layer, xs):
     ys = []
     for t, u in enumerate(us):
         o = torch.zeros(layer.hidden_dim)
-        for j in range(t + 1):
+        for j in range(t + 1 if layer.causal else len(xs)):
             o = o + relu_squared(heads[t][0] @ heads[j][1] / layer.reach + biased(layer.rel_pos_bias, t, j)) * vs[j]
         ys.append(linear(layer.out_proj, u * o))
     return ys
@@ -23,6 +23,7 @@ def gau(layer, xs):
 EQUATIONS = {
     "gau": (lambda: GAU(DIM, 4, 0.75, 24), gau),
     "gau_rotary": (lambda: GAU(DIM, 4, 1.5, 24, "rotary", 1.0, 100.0), gau),
+    "gau_noncausal": (lambda: GAU(DIM, 4, 0.75, 24, rope_fraction=0.5, causal=False), gau),
 }
 
 WRONG = [

@@ -38,22 +38,34 @@ def perceived(layer, rows, query):
 
 
 def ran(layer, xs):
-    cell, last, ys, W = layer.cell_0, None, [], layer.reach
+    cell, last, ys, results, W = layer.cell_0, None, [], [], layer.reach
     for start in range(0, len(xs), W):
         rows = [layer_norm(row, layer.norm) for row in (cell, *xs[start : start + W])]
-        ys += [layer_norm(perceived(layer, rows[: t + 1], t), layer.out_norm) for t in range(1, len(rows))]
+        ys += [perceived(layer, rows[: t + 1] if layer.causal else rows, t) for t in range(1, len(rows))]
         result = perceived(layer, rows, 0)
+        results.append(result)
         cell = result
         if last is not None:
             cell = layer_norm(result + glu(layer.cell_glu, layer.cell_gate, last), layer.cell_norm)
         last = result
-    return ys
+    return [layer_norm(y, layer.out_norm) if layer.causal else reviewed(layer, y, results) for y in ys]
+
+
+def reviewed(layer, y, results):
+    """An output that attends to the results of all windows."""
+    to_q, to_k, to_v, to_o, first, gate = layer.review
+    q = silu(linear(to_q, y))
+    weights = torch.exp(torch.stack([q @ silu(linear(to_k, result)) for result in results]) / math.sqrt(layer.dim))
+    o = sum(w * silu(linear(to_v, result)) for w, result in zip(weights / weights.sum(), results, strict=True))
+    return layer_norm(silu(linear(to_o, o)) + glu(first, gate, q), layer.out_norm)
 
 
 EQUATIONS = {
     "ran": (lambda: RAN(DIM, 2, window=2), ran),
     "ran_wide": (lambda: RAN(DIM, 3, 3, 3, 100.0), ran),
     "ran_one": (lambda: RAN(DIM, 1, window=1), ran),
+    "ran_noncausal": (lambda: RAN(DIM, 2, window=2, causal=False), ran),
+    "ran_noncausal_wide": (lambda: RAN(DIM, 3, 3, 5, causal=False), ran),
 }
 
 WRONG = [
@@ -63,9 +75,10 @@ WRONG = [
 
 
 @pytest.mark.usefixtures("double")
-def test_rows_at_different_steps_of_their_windows():
-    """Step by step they give what each gives alone."""
-    layer, x = shaken(RAN(DIM, 2, window=3)), torch.randn(2, 5, DIM)
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_at_different_steps_of_their_windows(causal):
+    """They give what each gives alone."""
+    layer, x = shaken(RAN(DIM, 2, window=3, causal=causal)), torch.randn(2, 5, DIM)
     started = [layer(torch.randn(1, steps, DIM))[1] for steps in (1, 6)]
     y, last = layer(x, states.cat(started))
     for row, state in enumerate(started):
@@ -75,9 +88,10 @@ def test_rows_at_different_steps_of_their_windows():
 
 
 @pytest.mark.usefixtures("double")
-def test_gradients_are_the_derivatives_and_reach_every_parameter():
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_are_the_derivatives_and_reach_every_parameter(causal):
     """Over four windows, the last not full, since the law's sequence has two."""
-    layer, x = shaken(RAN(DIM, 2, window=2)), torch.randn(1, 7, DIM, requires_grad=True)
+    layer, x = shaken(RAN(DIM, 2, window=2, causal=causal)), torch.randn(1, 7, DIM, requires_grad=True)
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def run(x, *values):

@@ -18,10 +18,11 @@ def rsa(layer, xs):
     for t in range(len(xs)):
         out = []
         for head, kind in enumerate(layer.kinds):
-            weights = torch.exp(torch.stack([qs[t][head] @ ks[j][head] / math.sqrt(K) for j in range(t + 1)]))
+            seen = range(t + 1 if layer.causal else len(xs))
+            weights = torch.exp(torch.stack([qs[t][head] @ ks[j][head] / math.sqrt(K) for j in seen]))
             share, rate, o = sigmoid(layer.mu[head]), layer.rate[head], torch.zeros(K)
-            for j in range(t + 1):
-                d = t - j
+            for j in seen:
+                d = abs(t - j)
                 if kind == "regular":
                     rem = torch.tanh(rate) ** d
                 else:
@@ -36,6 +37,7 @@ EQUATIONS = {
     "rsa": (lambda: RSA(DIM, 4, max_length=24), rsa),
     "rsa_regular": (lambda: RSA(DIM, 2, max_length=24, variant="regular", rope_fraction=0.5), rsa),
     "rsa_cyclical": (lambda: RSA(DIM, 3, 2, 24, "cyclical", bias=True), rsa),
+    "rsa_noncausal": (lambda: RSA(DIM, 4, max_length=24, causal=False), rsa),
 }
 
 WRONG = [

@@ -28,8 +28,9 @@ class FLASH(GatedAttention):
     """FLASH, mixed-chunk attention: squared ReLU within chunks of C steps, unnormalised linear attention across.
 
     The memory M changes only where a chunk ends: a step reads its own chunk by attention, and the chunks before by M.
-    A sequence may have any length. The published block is x + y with a norm before the layer, which a stack forms with
-    channel_mixer="none".
+    A sequence may have any length. With causal=False a step attends to all of its chunk, and M is the sum over all
+    steps of the sequence, its own chunk's too, as in the paper's non-causal form. The published block is x + y with a
+    norm before the layer, which a stack forms with channel_mixer="none".
 
     Differs: a call may end anywhere in a chunk, because the state holds the present chunk. M is divided by C, as in the
     known programs; the paper leaves the factor out. There is no token shift, which FLASH-pytorch has.
@@ -61,12 +62,13 @@ class FLASH(GatedAttention):
         position_bias: PositionBias = "simple",
         rope_fraction: Annotated[options.RopeFraction, "share of S that turns with the position"] = 1.0,
         rope_base: options.RopeBase = 10000.0,
+        causal: options.Causal = True,
     ) -> None:
-        super().__init__(dim, z_dim, expand, chunk_size, position_bias, rope_fraction, rope_base, 4)
+        super().__init__(dim, z_dim, expand, chunk_size, position_bias, rope_fraction, rope_base, causal, 4)
 
     def run(self, x: Tensor, state: FLASHState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, FLASHState]:
         keys, values, pending, memory, past = state or (None, None, None, None, None)
-        blocks = Blocks(x, past, self.reach, cu_seqlens)
+        blocks = Blocks(x, past, self.reach, cu_seqlens, self.causal)
         u, v, heads = self._operands(x, past, cu_seqlens)
         q, r, k, w = heads.unbind(2)
         if memory is None or pending is None:
@@ -74,6 +76,7 @@ class FLASH(GatedAttention):
         with as_widened(x):
             written = blocks.queries(w).mT @ blocks.queries(v) / self.reach
             at_blocks, pending, memory = blocks.sums(written, pending, memory)
+            at_blocks = at_blocks if self.causal else blocks.of_rows(pending + memory)
             k, v = blocks.keys(k, keys), blocks.keys(v, values)
             attended = blocks.taken(self._within(blocks.queries(q), k, v, blocks) + blocks.queries(r) @ at_blocks)
         return self._output(u, attended), FLASHState(blocks.kept(k), blocks.kept(v), pending, memory, blocks.after)

@@ -40,6 +40,7 @@ class GatedAttention(Layer):
         position_bias: str,
         rope_fraction: float,
         rope_base: float,
+        causal: bool,
         count: int,
     ) -> None:
         """count: how many queries and keys are made of z."""
@@ -51,6 +52,7 @@ class GatedAttention(Layer):
         if self.hidden_dim < 1:
             self._refuse("expand", expand, f"at least 1/{dim} because of dim={dim}")
         self.rotated, self.rope_base = int(z_dim * rope_fraction), rope_base
+        self.causal, self.bidirectional = causal, not causal
         if self.rotated % 2:
             self._refuse("rope_fraction", rope_fraction, f"an even number of channels of z_dim={z_dim}")
         self.in_proj = nn.Linear(dim, 2 * self.hidden_dim + z_dim)
@@ -75,7 +77,7 @@ class GatedAttention(Layer):
         return u, widen(v), heads
 
     def _within(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
-        """Attend from q (N, Q, S) to k (N, S, S), v (N, S, E), causally, within blocks."""
+        """Attend from q (N, Q, S) to k (N, S, S), v (N, S, E), within blocks."""
         scores = q @ replaced(k).mT / self.reach + self.rel_pos_bias(blocks.at, k.shape[1])
         weights = scores.relu().square().masked_fill(~blocks.seen(k), 0)
         return (weights @ replaced(v)) * blocks.spoilt(k, v).to(v.dtype)
@@ -97,7 +99,8 @@ class GAU(GatedAttention):
     """Gated attention unit: one head of attention with squared ReLU, in a gated linear unit.
 
     It stands for attention and feed-forward network together: two such layers have the parameters of a block of both.
-    A sequence of at most n = `max_length` steps attends to all its past; a longer one raises an error. The published
+    A sequence of at most n = `max_length` steps attends to all its past; a longer one raises an error. With
+    causal=False the sum is over all j, also those to come: the paper's form for masked language models. The published
     block is x + y with a norm before the layer, which a stack forms with channel_mixer="none".
 
     Differs: in the paper n is the length of the present sequence, so an output would depend on steps to come. Here n is
@@ -131,13 +134,14 @@ class GAU(GatedAttention):
         position_bias: PositionBias = "simple",
         rope_fraction: Annotated[options.RopeFraction, "share of S that turns with the position"] = 0.0,
         rope_base: options.RopeBase = 10000.0,
+        causal: options.Causal = True,
     ) -> None:
-        super().__init__(dim, z_dim, expand, max_length, position_bias, rope_fraction, rope_base, 2)
+        super().__init__(dim, z_dim, expand, max_length, position_bias, rope_fraction, rope_base, causal, 2)
 
     def run(self, x: Tensor, state: GAUState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, GAUState]:
         keys, values, past = state or (None, None, None)
         check_length(self._who(), x, past, cu_seqlens, self.reach)
-        blocks = Blocks(x, past, self.reach, cu_seqlens)
+        blocks = Blocks(x, past, self.reach, cu_seqlens, self.causal)
         u, v, heads = self._operands(x, past, cu_seqlens)
         q, k = heads.unbind(2)
         k, v = blocks.keys(k, keys), blocks.keys(v, values)

@@ -1,7 +1,7 @@
 """Recurrent Attention Network: attention within windows, with a cell that carries what it has perceived to the next."""
 
 import math
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
+from scanl.layers.parts.blocks import Blocks
+from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.rotary import rotate
 from scanl.layers.state import Device, DType
 from scanl.ops._frame.nonfinite import faulty, readable, replaced
@@ -68,11 +70,18 @@ def _segment(x: Tensor, state: RANState, maps: list[Map], norms: list[Map], base
     o = o * torch.where(fault.any(-1, keepdim=True), torch.nan, 1.0).to(o.dtype)
     y = _standard(_norm(F.silu(F.linear(o, *maps[3])) + _glu(source, *maps[4:6]), norms[1]))
     result = y[:, 0]
-    following = _norm(result + _glu(perceived, *maps[6:]), norms[2])
-    cell = torch.where(ended, torch.where(steps < window, result, following), cell)
-    perceived = torch.where(ended, result, perceived)
+    cell, perceived = _ended(ended, steps < window, result, cell, perceived, maps, norms)
     keys, values = (value.masked_fill(ended[..., None, None], 0) for value in (keys, values))
     return y[:, 1:], RANState(cell, perceived, keys, values, steps + length)
+
+
+def _ended(
+    ended: Tensor, first: Tensor, result: Tensor, cell: Tensor, perceived: Tensor, maps: list[Map], norms: list[Map]
+) -> tuple[Tensor, Tensor]:
+    """Return the next cell and the last result of the rows (B, 1) whose window has ended. first: it was their first."""
+    following = _norm(result + _glu(perceived, *maps[6:8]), norms[2])
+    cell = torch.where(ended, torch.where(first, result, following), cell)
+    return cell, torch.where(ended, result, perceived)
 
 
 @opaque(
@@ -93,6 +102,51 @@ def _windows(x: Tensor, state: list[Tensor], maps: list[Tensor], norms: list[Ten
     return [_norm(torch.cat(ys, 1), normal[3]), *carried]
 
 
+@opaque(
+    "reviewed_attention(Tensor x, Tensor[] state, Tensor[] maps, Tensor[] norms, float base) -> Tensor[]",
+    lambda x, state, maps, norms, base: [torch.empty_like(x), *(torch.empty_like(value) for value in state)],
+)
+def _reviewed(x: Tensor, state: list[Tensor], maps: list[Tensor], norms: list[Tensor], base: float) -> list[Tensor]:
+    """Run over all steps, in both directions within a window, and let each review the results of all windows."""
+    linear, normal = (list(zip(values[::2], values[1::2], strict=True)) for values in (maps, norms))
+    cell, perceived, keys, values, steps = state
+    rows, (window, heads) = len(x), keys.shape[1:3]
+    blocks = Blocks(x, steps, window, None, causal=False)
+
+    def queries_keys_values(each: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (F.silu(F.linear(each, *to)).unflatten(-1, (heads, -1)) for to in linear[:3])
+        q, k = (rotate(value, places, q.shape[-1] // 2 * 2, base) for value in (q, k))
+        return q, k, v
+
+    def standard(attended: Tensor, each: Tensor) -> Tensor:
+        return _standard(_norm(F.silu(F.linear(attended.flatten(2), *linear[3])) + _glu(each, *linear[4:6]), normal[1]))
+
+    source = _norm(x, normal[0])
+    q, k, v = queries_keys_values(source, blocks.steps + 1)
+    k, v = blocks.keys(k, keys), blocks.keys(v, values)
+    held = blocks.seen(k)[:, 0]
+    inside = [each.unflatten(0, (rows, 1 if blocks.one else blocks.row_blocks)) for each in (k, v, held)]
+    first, results, seen = steps < window, [], []
+    for k_in, v_in, held_in in zip(*(each.unbind(1) for each in inside), strict=True):
+        row = _norm(cell, normal[0])[:, None]
+        q_cell, *seen_cell = queries_keys_values(row, torch.zeros_like(steps))
+        k_in, v_in = (torch.cat(pair, 1) for pair in zip(seen_cell, (k_in, v_in), strict=True))
+        visible = F.pad(held_in, (1, 0), value=True)
+        results.append(standard(attend(q_cell, k_in, v_in, visible[:, None]), row)[:, 0])
+        seen.append((k_in, v_in, visible))
+        cell, perceived = _ended(held_in.all(1, keepdim=True), first, results[-1], cell, perceived, linear, normal)
+        first = torch.zeros_like(first)
+    k_in, v_in, visible = (torch.stack(each, 1).flatten(0, 1) for each in zip(*seen, strict=True))
+    attended = blocks.taken(attend(blocks.queries(q), k_in, v_in, visible[:, None]))
+    y, result = standard(attended, source), torch.stack(results, 1)
+    asked, *reviewed = (
+        F.silu(F.linear(each, *to))[:, :, None] for each, to in zip((y, result, result), linear[8:11], strict=True)
+    )
+    o = attend(asked, *reviewed, inside[2].any(2)[:, None])
+    y = _norm(F.silu(F.linear(o.flatten(2), *linear[11])) + _glu(asked.flatten(2), *linear[12:]), normal[3])
+    return [y, cell, perceived, blocks.kept(k), blocks.kept(v), blocks.after]
+
+
 @registry.register("ran")
 class RAN(Layer):
     """Recurrent Attention Network: windows of W steps, and a global perception cell that stands before each of them.
@@ -101,12 +155,17 @@ class RAN(Layer):
     all of it, and the result is the next cell; from the third window on, a norm of it plus a GLU of the result before.
     Windows take their turns one after another.
 
-    Differs: the authors' program also lets every output attend to the results of all windows, later ones too, which is
-    its memory review; here it is left out, and its output is normed instead, as in that program without review. There,
-    a causal mask keeps the cell from seeing its window. A short last window is not joined to the one before.
+    With causal=False it is the paper's encoder. A step attends to all of its window. Then it reviews the memory: it
+    attends, with one head, to the results r_1, ..., r_S of all windows, later ones too, also of a last one that is not
+    full: y = LN(SiLU(W_o' Attention(q', r)) + GLU(q')), q' = SiLU(W_q' y). It reviews the windows of a call alone; a
+    carried state brings the cell, and the steps of a window that the call goes on with.
+
+    Differs: without review the output is normed instead, as in the authors' program without it. There, a causal mask
+    keeps the cell from seeing its window. A short last window is not joined to the one before.
 
     Parameters: q_proj, k_proj, v_proj (H K, D), o_proj (D, H K), each before a SiLU; glu, glu_gate, cell_glu, cell_gate
-    (D, D); all with biases; norm, of cell and input; attn_norm; cell_norm; out_norm; cell_0 (D), the first cell.
+    (D, D); all with biases; norm, of cell and input; attn_norm; cell_norm; out_norm; cell_0 (D), the first cell. With
+    causal=False also review.0 to review.5 (D, D) with biases: W_q', W_k', W_v', W_o' and the two maps of the GLU.
     Initialisation as in the authors' model: weights truncated normal with deviation 0.02, biases and cell_0 0.
     """
 
@@ -126,6 +185,7 @@ class RAN(Layer):
         **dict.fromkeys(
             ("q_proj", "k_proj", "v_proj", "o_proj", "glu", "glu_gate", "cell_glu", "cell_gate"), nn.Linear
         ),
+        "review": nn.Linear,
         **dict.fromkeys(("norm", "attn_norm", "cell_norm", "out_norm"), nn.LayerNorm),
     }
     sample: ClassVar = {"num_heads": 3, "window": 3}
@@ -137,16 +197,19 @@ class RAN(Layer):
         head_dim: Annotated[options.HeadDim | None, "K, channels of a head; by default dim / num_heads"] = None,
         window: Annotated[options.Window, "W, steps of a window"] = 128,
         rope_base: options.RopeBase = 10000.0,
+        causal: options.Causal = True,
     ) -> None:
         super().__init__()
         if head_dim is None and dim % num_heads:
             self._refuse("num_heads", num_heads, f"a divisor of dim={dim} without head_dim")
         self.dim, self.num_heads, self.reach, self.rope_base = dim, num_heads, window, rope_base
+        self.causal, self.bidirectional = causal, not causal
         self.head_dim = head_dim or dim // num_heads
         width = num_heads * self.head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width) for _ in range(3))
         self.o_proj = nn.Linear(width, dim)
         self.glu, self.glu_gate, self.cell_glu, self.cell_gate = (nn.Linear(dim, dim) for _ in range(4))
+        self.review = nn.ModuleList([] if causal else [nn.Linear(dim, dim) for _ in range(6)])
         self.norm, self.attn_norm, self.cell_norm, self.out_norm = (nn.LayerNorm(dim) for _ in range(4))
         self.cell_0 = nn.Parameter(torch.zeros(dim))
         for linear in self._maps():
@@ -156,6 +219,7 @@ class RAN(Layer):
     def _maps(self) -> list[nn.Linear]:
         return [
             self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.glu, self.glu_gate, self.cell_glu, self.cell_gate,
+            *cast("list[nn.Linear]", self.review),
         ]  # fmt: skip
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RANState:
@@ -177,5 +241,5 @@ class RAN(Layer):
         wide = widen(x)
         values = [value if value.dtype == torch.int64 else value.to(wide.dtype) for value in begun]
         with as_widened(x):
-            y, *after = _windows(wide, values, maps, norms, self.rope_base)
+            y, *after = (_windows if self.causal else _reviewed)(wide, values, maps, norms, self.rope_base)
         return y.to(x.dtype), RANState(*after)

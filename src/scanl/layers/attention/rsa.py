@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.attention.softmax_attention import SoftmaxAttention, memory
+from scanl.layers.attention.softmax_attention import SoftmaxAttention, memory, unread
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
+from scanl.layers.parts.blocks import Blocks
+from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.positions import check_length
 from scanl.ops import SegmentMemory, linear_scan
 
@@ -27,7 +29,8 @@ class RSA(SoftmaxAttention):
 
     The matrix P has a number for each distance d > 0, and zeros elsewhere: λ^d in a regular head, γ^d cos(d θ) or γ^d
     sin(d θ) in a cyclical one. These are the modes of a linear RNN. P is added after the softmax, and P v is computed
-    as a recurrence. At most `max_length` steps are read.
+    as a recurrence. At most `max_length` steps are read. With causal=False the sum is over all j, with P_{|t-j|}: the
+    matrix has both triangles, and a second recurrence runs backward.
 
     Differs: there are no dilated REMs, which leave out all distances that D does not divide. Each head has its own λ, γ
     and θ.
@@ -64,8 +67,10 @@ class RSA(SoftmaxAttention):
         rope_base: options.RopeBase = 10000.0,
         rope_fraction: Annotated[options.RopeFraction, "share of a head's channels that turn with the position"] = 0.0,
         bias: options.Bias = False,
+        causal: options.Causal = True,
     ) -> None:
         super().__init__(dim, num_heads, num_heads, head_dim, max_length, rope_base, rope_fraction, bias, bias)
+        self.causal, self.bidirectional = causal, not causal
         kinds = {"mixed": KINDS, "regular": KINDS[:1], "cyclical": KINDS[1:]}[variant]
         self.kinds = [kinds[head % len(kinds)] for head in range(num_heads)]
         self.mu = nn.Parameter(torch.empty(num_heads).uniform_(-3, 3))
@@ -82,16 +87,32 @@ class RSA(SoftmaxAttention):
         keys, recurrent = state or (None, None)
         check_length(self._who(), x, None if keys is None else keys.position, cu_seqlens, self.reach)
         q, k, v = self._projected(x, keys, cu_seqlens)
-        attended, keys = self._over(q, k, v, keys, cu_seqlens)
+        attended, keys = (self._over if self.causal else self._over_all)(q, k, v, keys, cu_seqlens)
         with as_widened(x):
             v = widen(v)
-            drive = torch.complex(v, torch.zeros_like(v))
-            sums, recurrent = linear_scan(drive, self._rates()[:, None], recurrent, cu_seqlens=cu_seqlens)
-            past = sums - drive  # the present step has no part in it
+            drive, rates = torch.complex(v, torch.zeros_like(v)), self._rates()[:, None]
+            sums, recurrent = linear_scan(drive, rates, recurrent, cu_seqlens=cu_seqlens)
+            others = sums - drive  # the present step has no part in it
+            if not self.causal:
+                others = others + linear_scan(drive, rates, cu_seqlens=cu_seqlens, reverse=True)[0] - drive
             sine = torch.tensor([kind == "sine" for kind in self.kinds], device=x.device)[:, None]
             share = widen(self.mu).sigmoid()[:, None]
-            y = (1 - share) * widen(attended) + share * torch.where(sine, past.imag, past.real)
+            y = (1 - share) * widen(attended) + share * torch.where(sine, others.imag, others.real)
         return self.o_proj(y.flatten(2).to(x.dtype)), RSAState(keys, recurrent)
+
+    def _over_all(
+        self, q: Tensor, k: Tensor, v: Tensor, memory: SegmentMemory | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, SegmentMemory]:
+        """Attend with queries to all keys and values (B, T, H, K), and to the state's."""
+        keys = values = past = None
+        if memory is not None and not unread(memory):
+            keys, values, past = *memory[:2], memory.position[:, None]
+        blocks = Blocks(q, past, self.reach, cu_seqlens, causal=False)
+        k, v = blocks.keys(widen(k), keys), blocks.keys(widen(v), values)
+        seen = blocks.seen(k)
+        seen = seen | ~seen.any(2, keepdim=True)  # a block without a step sees all: its output is unused
+        y = blocks.taken(attend(blocks.queries(q), k, v, seen)).to(q.dtype)
+        return y, SegmentMemory(blocks.kept(k), blocks.kept(v), blocks.after[:, 0])
 
     def _rates(self) -> Tensor:
         """Return λ or γ e^{iθ} of each head (H), complex."""

@@ -70,7 +70,7 @@ class LinearAttention(Layer):
             bool,
             "S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head",
         ] = False,
-        causal: Annotated[bool, "if False, every step reads all steps, including future ones"] = True,
+        causal: options.Causal = True,
         output_norm: Annotated[options.OutputNorm, "RMSNorm of each head's output"] = False,
         bias: Annotated[options.Bias, "biases in q_proj, k_proj, v_proj and o_proj"] = False,
         init: Annotated[

@@ -19,6 +19,7 @@ class Blocks:
     """Where the steps of one call stand in blocks of `size` steps, W.
 
     x: the call's input (B, T, ...).   past: (rows, 1) int64, steps read before, one row for each sequence; None for 0.
+    causal: False if a step sees its whole block, as it is after the call.
     steps: (B, T), position of each step in its block.   after: (rows, 1), steps read afterwards.
     first_block, last_block: (rows,), the indices of a row's first and last block in the third arrangement below.
     at: (N or 1, Q), position in its block of each query, in the arrangement that `queries` returns.
@@ -27,9 +28,12 @@ class Blocks:
     of new sequences: N = B, with T queries and T keys. Otherwise N counts all blocks, with W queries and W keys each.
     """
 
-    def __init__(self, x: Tensor, past: Tensor | None, size: int, cu_seqlens: Tensor | None) -> None:
+    def __init__(
+        self, x: Tensor, past: Tensor | None, size: int, cu_seqlens: Tensor | None, causal: bool = True
+    ) -> None:
         rows, length = sequences(x, cu_seqlens), x.shape[1]
         self.size, self.rows, self.length, self.packed = size, rows, length, cu_seqlens is not None
+        self.causal, self.past = causal, past
         begun = x.new_zeros(rows, 1, dtype=torch.int64) if past is None else past
         steps, self.after = positions(begun, length, cu_seqlens)
         self.steps = steps % size
@@ -118,12 +122,22 @@ class Blocks:
             at_blocks = linear_scan(shifted.unflatten(0, (self.rows, self.row_blocks)), one, past)[0].flatten(0, 1)
         return at_blocks, total[self.last_block], at_blocks[self.last_block]
 
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Return what is known of each row (rows, ...) for each block (N, ...)."""
+        if self.one or self.fresh:
+            return values
+        blocks = torch.arange(self.count, device=values.device)
+        return values[torch.searchsorted(self.first_block, blocks, right=True) - 1]
+
     def seen(self, keys: Tensor) -> Tensor:
-        """Return (N or 1, Q, S): whether a query sees a key of its block."""
+        """Return (N or 1, Q or 1, S): whether a query sees a key of its block."""
+        if not self.causal:
+            filled = None if self.past is None else torch.arange(self.size, device=keys.device) < self.past % self.size
+            return self.keys(torch.ones_like(self.steps, dtype=torch.bool), filled)[:, None]
         return torch.arange(keys.shape[1], device=keys.device) <= self.at[..., None]
 
     def spoilt(self, k: Tensor, v: Tensor) -> Tensor:
-        """Return (N, Q, 1): NaN for a query that sees a key or a value which is not finite, else 1."""
+        """Return (N, Q or 1, 1): NaN for a query that sees a key or a value which is not finite, else 1."""
         fault = (faulty(k).flatten(2).any(2) | faulty(v).flatten(2).any(2))[:, None] & self.seen(k)
         return torch.where(fault.any(2, keepdim=True), torch.nan, 1.0)
 
