@@ -14,6 +14,7 @@ from scanl.layers import state as states
 from scanl.layers.parts.rotary import rotate
 from scanl.models import (
     AttentiveRecurrence,
+    Cascade,
     Columns,
     EncoderDecoder,
     Features,
@@ -64,6 +65,15 @@ MODELS = {
         num_heads=4,
         recurrence=AttentiveRecurrence(8, 3, num_heads=2),
     ),
+    "arn by a gate": lambda: EncoderDecoder(
+        V,
+        Cascade([recurrent(), TransformerEncoder(8, 1, num_heads=2)]),
+        decoder(),
+        Tokens(7),
+        num_heads=4,
+        recurrence=AttentiveRecurrence(8, 3, num_heads=2),
+        fusion="gate",
+    ),
     "memformer": lambda: EncoderDecoder(
         V, TransformerEncoder(8, 2, num_heads=2, num_slots=3), decoder("lstm", 1), Tokens(7), num_heads=1
     ),
@@ -81,7 +91,9 @@ def test_steps_equal_the_whole_and_padding_changes_nothing(name, tmp_path):
     model = shaken(MODELS[name]())
     source, target = sources(model, 2, 6), torch.randint(V, (2, 5))
     mask = torch.arange(6) < torch.tensor([[6], [4]])
-    assert model.places == {"best of both": [0], "arn": [0, 1, 1], "memformer": [0]}.get(name, [0, 1])
+    assert model.places == {"best of both": [0], "arn": [0, 1, 1], "arn by a gate": [0, 1, 1], "memformer": [0]}.get(
+        name, [0, 1]
+    )
     whole, after = model(source, target, mask=mask)
     alone, last = model(source[1:, :4], target[1:])
     torch.testing.assert_close(whole[1:], alone)
@@ -256,6 +268,33 @@ def test_the_first_read_of_the_attentive_recurrence_is_a_mean():
     torch.testing.assert_close(arn(u, visible), arn.layer(mean[:, None].expand(-1, 4, -1))[0])
 
 
+def test_a_gate_weighs_what_is_read_of_the_encoder_and_of_the_recurrence():
+    """The decoder once more, block by block, with torch's attention; the lower block reads the encoder alone."""
+    model = shaken(MODELS["arn by a gate"]())
+    source, target = sources(model, 1, 5), torch.randint(V, (1, 4))
+    embedded = model.input(source)
+    lstm, transformer = model.stack.columns
+    encoded = transformer(lstm(embedded)[0])[0]
+    steps = model.recurrence(embedded, torch.ones(1, 1, 5, dtype=torch.bool))
+    of_encoder, of_encoder_above, of_steps = model.attentions
+
+    def read(attention, x, memory):
+        rows = (attention.norm(x), attention.q_proj), (memory, attention.k_proj), (memory, attention.v_proj)
+        q, k, v = ((row @ proj.weight.T).unflatten(-1, (4, 2)).transpose(1, 2) for row, proj in rows)
+        o = nn.functional.scaled_dot_product_attention(q, k, v)
+        return o.transpose(1, 2).flatten(2) @ attention.o_proj.weight.T
+
+    x = model.embedding(target)
+    x = model.decoder.blocks[0](x)[0]
+    x = x + read(of_encoder, x, encoded)
+    x = model.decoder.blocks[1](x)[0]
+    c, r = read(of_encoder_above, x, encoded), read(of_steps, x, steps)
+    W, b = model.fusion_gate.weight, model.fusion_gate.bias
+    share = 1 / (1 + torch.exp(-(c @ W[:, :8].T + r @ W[:, 8:].T + b)))
+    expected = model.head(model.decoder.norm(x + share * c + (1 - share) * r))
+    torch.testing.assert_close(model(source, target)[0], expected)
+
+
 def test_packed_sequences_stand_side_by_side():
     rows, mask = side_by_side(torch.arange(1.0, 6).view(1, 5, 1), torch.tensor([0, 2, 2, 5]))
     assert rows[..., 0].tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
@@ -274,6 +313,21 @@ def test_what_does_not_fit_is_refused():
         (lambda: LanguageModel(5, small), "language model: a TransformerEncoder is bidirectional, expected a causal"),
         (lambda: TransformerEncoder(6, 1, num_heads=2), "num_heads is 2, expected dim / num_heads to be even"),
         (lambda: Columns([]), r"columns is \[\], expected a list of at least one stack"),
+        (lambda: Cascade([small, 3]), r"columns is \['TransformerEncoder', 'int'\], expected"),
+        (
+            lambda: EncoderDecoder(5, small, decoder(), Tokens(5), fusion="gate"),
+            'fusion is "gate", expected "stack" because recurrence is None',
+        ),
+        (
+            lambda: EncoderDecoder(
+                5, small, decoder(), Tokens(5), attention="first", recurrence=AttentiveRecurrence(8), fusion="gate"
+            ),
+            'fusion is "gate", expected "stack" because the last block does not attend to the encoder',
+        ),
+        (
+            lambda: AttentiveRecurrence(8, layer="linear_attention", layer_options={"causal": False, "num_heads": 2}),
+            "layer is 'linear_attention', expected a causal layer",
+        ),
         (lambda: Columns([small, decoder(), Stack(4, 1)]), r"widths \[8, 8, 4\], expected one width"),
         (lambda: AttentiveRecurrence(8, layer="bidirectional"), "layer is 'bidirectional', expected a causal layer"),
         (lambda: EncoderDecoder(5, small, recurrent(), Tokens(5)), "layer 'bidirectional' is bidirectional"),

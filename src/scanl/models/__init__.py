@@ -6,6 +6,7 @@ from scanl.models.aligned import AlignedStack as AlignedStack
 from scanl.models.attentive_recurrence import AttentiveRecurrence as AttentiveRecurrence
 from scanl.models.block import Block as Block
 from scanl.models.classifier import SequenceClassifier as SequenceClassifier
+from scanl.models.columns import Cascade as Cascade
 from scanl.models.columns import Columns as Columns
 from scanl.models.distillation import distil_model as distil_model
 from scanl.models.dna import StrandModel as StrandModel

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scanl.configured import Configured, at_least, divides
 from scanl.errors import ConfigError
-from scanl.layers.designation import layer_class, make_layer
+from scanl.layers.designation import make_layer
 from scanl.layers.module import Module
 from scanl.models.cross_attention import CrossAttention
 from scanl.models.saving import Part
@@ -38,11 +38,11 @@ class AttentiveRecurrence(Part, Module, metaclass=Configured):
         num_heads: Annotated[int, divides("dim"), "heads of the attention; a divisor of dim"] = 8,
     ) -> None:
         super().__init__()
-        if layer_class(layer).bidirectional:
-            raise ConfigError(f"attentive recurrence: layer is {layer!r}, expected a causal layer")
         self.dim, self.steps = dim, steps
         self.attention = CrossAttention(dim, dim, num_heads)
         self.layer = make_layer(layer, dim, layer_options or {})
+        if self.layer.bidirectional:
+            raise ConfigError(f"attentive recurrence: layer is {layer!r}, expected a causal layer")
 
     def forward(self, u: Tensor, visible: Tensor) -> Tensor:
         """Return s (B, n, D) of U (B, S, D). visible: (B or 1, 1, S), which of its steps are read."""

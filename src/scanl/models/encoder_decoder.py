@@ -48,9 +48,11 @@ class EncoderDecoder(Reader):
       `Columns` of a `TransformerEncoder` and a stack of bidirectional layers.
       Differs: the attention is dot-product, not additive, and its context does not enter the next step's first layer,
       so that training is parallel over time where the layers are.
+      Its cascaded encoder is `Cascade` of the recurrent encoder, trained before and frozen, and a `TransformerEncoder`.
     - Modeling recurrence for transformer (Hao et al., arXiv:1904.03092): `recurrence=AttentiveRecurrence(512)` reads
-      the embedded source beside the encoder. The last block alone attends to its steps, after the encoder's outputs.
-      This is the short-cut that the paper finds best. Differs: there is no sum of both by a gate.
+      the embedded source beside the encoder. The last block alone attends to its steps, which is the short-cut that the
+      paper finds best: after the encoder's outputs (fusion="stack"), or at once (fusion="gate"), in a gated sum
+      x + λ c + (1 - λ) r with λ = σ(W [c; r]), c what x reads of the encoder's outputs, r of the recurrence's steps.
     - Memformer (Wu et al., arXiv:2010.06891): `TransformerEncoder(512, 6, num_slots=32)`. The state of a call is the
       slots, and goes into the next call: the next segment of the same text.
 
@@ -74,6 +76,10 @@ class EncoderDecoder(Reader):
         recurrence: Annotated[
             AttentiveRecurrence | None, "further reader of the source, which the last block attends to"
         ] = None,
+        fusion: Annotated[
+            Literal["stack", "gate"],
+            'how the last block reads the recurrence: "stack", after the encoder; "gate", in a gated sum of both',
+        ] = "stack",
     ) -> None:
         super().__init__(stack, inputs)
         check_causal(self._who(), decoder)
@@ -89,11 +95,15 @@ class EncoderDecoder(Reader):
             )
         self.decoder, self.recurrence = decoder, recurrence
         depth = len(decoder.blocks)
+        if fusion == "gate" and (recurrence is None or (attention == "first" and depth > 1)):
+            why = "recurrence is None" if recurrence is None else "the last block does not attend to the encoder"
+            raise ConfigError(f'{self._who()}: fusion is "gate", expected "stack" because {why}')
         self.places = list(range(depth)) if attention == "every" else [0]  # the block after which each attention stands
         self.places += [] if recurrence is None else [depth - 1]
         self.attentions = nn.ModuleList(
             CrossAttention(decoder.dim, stack.dim, num_heads, len(self.places)) for _ in self.places
         )
+        self.fusion_gate = nn.Linear(2 * decoder.dim, decoder.dim) if fusion == "gate" else None
         self.embedding = nn.Embedding(vocab_size, decoder.dim)
         self.head = nn.Linear(decoder.dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -140,9 +150,13 @@ class EncoderDecoder(Reader):
             )
 
         def after_block(place: int, x: Tensor) -> Tensor:
-            for at, attention, *operands in zip(self.places, self.attentions, *reading, strict=True):
-                if at == place:
-                    x = x + attention(x, *operands)
+            here = [each for at, *each in zip(self.places, self.attentions, *reading, strict=True) if at == place]
+            if self.fusion_gate is not None and len(here) == 2:
+                c, r = (attention(x, *operands) for attention, *operands in here)
+                share = self.fusion_gate(torch.cat([c, r], -1)).sigmoid()
+                return x + share * c + (1 - share) * r
+            for attention, *operands in here:
+                x = x + attention(x, *operands)
             return x
 
         x = embedded(self._who(), self.embedding, tokens)
