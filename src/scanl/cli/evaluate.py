@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from scanl.cli.parser import Parser
@@ -12,7 +13,7 @@ from scanl.data.shards.listing import absolute
 from scanl.data.table import Table
 from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
-from scanl.learning.evaluation import baselines, measures, trained
+from scanl.learning.evaluation import baselines, measures, trained, written
 from scanl.learning.questions import Model
 from scanl.tasks.base import COUNT
 
@@ -74,7 +75,17 @@ def run(argv: Sequence[str]) -> int:
     print(examined(model, source, exam))
     if isinstance(source, Played) and (line := source.play(model)):
         print(line)
+    if getattr(source.question, "written", ()):
+        print(_written(model, source, exam))
     return 0
+
+
+def _written(model: Model, source: Source, exam: Exam) -> str:
+    if find_spec("sacrebleu") is None:
+        return "BLEU is not measured: sacrebleu is not installed; pip install 'scanl[bleu]'"
+    return "\n".join(
+        f"{name} of what the model writes: {value:.2f}" for name, value in written(model, source, exam.examples).items()
+    )
 
 
 def _digest(source: Source, moved: bool) -> str | None:
@@ -89,7 +100,7 @@ def _digest(source: Source, moved: bool) -> str | None:
 
 def examined(model: Model, source: Source, exam: Exam) -> str:
     """Return a table of the model's scores and the scores to compare with. Several scores have their names above."""
-    scores = measures(model, source, exam.examples)
+    scores = measures(model, source, exam.examples, question=exam.question)
     rows = {"this model": scores}
     rows |= {name: {source.metric: value} for name, value in exam.beside.items()}
     rows |= baselines(source, exam)

@@ -45,6 +45,7 @@ class Exam:
     digits: format of a score.
     rivals: the baselines' answers, by name: one array for each batch of `examples`, as the question's scores read a
     model's answers.
+    question: the source's, with further scores and what they need of the examples; None for the source's own.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Exam:
     beside: Mapping[str, float]
     digits: str
     rivals: Mapping[str, Iterable[NDArray[Any]]] = field(default_factory=dict)
+    question: Question | None = None
 
 
 class Signal(ABC):

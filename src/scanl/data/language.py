@@ -110,6 +110,7 @@ class Words(Published):
     """
 
     unit = "word"
+    word_perplexity = True
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "validation", "test")]
     readers: ClassVar[Mapping[str, Callable[..., list[str]]]] = {"lines": text.words}
 

@@ -51,20 +51,29 @@ class Question:
 
 @dataclass(frozen=True)
 class NextToken(Question):
-    """The next token at every step of tokens. targets: (N, T) integers, IGNORED where there is no target."""
+    """The next token at every step of tokens. targets: (N, T) integers, IGNORED where there is no target.
+
+    tokens_per_word: of the text of an exam, for the score "word perplexity".
+    """
 
     inputs: Vocabulary
     loss: str = "cross_entropy"
     scores: tuple[str, ...] = ("bits",)
+    tokens_per_word: float = 1.0
 
 
 @dataclass(frozen=True)
 class TokenLabel(Question):
-    """A token of the vocabulary at some steps of tokens. targets: (N, T) integers, IGNORED at the other steps."""
+    """A token of the vocabulary at some steps of tokens. targets: (N, T) integers, IGNORED at the other steps.
+
+    written: scores of the text that a model writes in the place of a row's answers, if the tokens are bytes. The last
+    answer of a row is the end of its text.
+    """
 
     inputs: Vocabulary
     loss: str = "cross_entropy"
     scores: tuple[str, ...] = ("accuracy",)
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -71,6 +71,12 @@ class Streams:
         return _cut(self.data, starts, self.length)
 
 
+def _words(data: Bytes) -> int:
+    """Return the number of words in bytes: of stretches without white space and without the end of a file."""
+    blank = np.isin(data, list(b" \t\n\r\v\f\0"))
+    return int((~blank[1:] & blank[:-1]).sum()) + int(not blank[:1].all())
+
+
 def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     places = starts[:, None] + np.arange(length + 1)
     return data.take(places, mode="wrap").astype(np.int64)
@@ -95,6 +101,7 @@ class Tokens(Source):
     """
 
     unit: ClassVar[str] = "byte"
+    word_perplexity: ClassVar[bool] = False  # whether an exam measures the perplexity of a word too
 
     sequence_length: int = 256
     carry_state: bool = False
@@ -157,7 +164,12 @@ class Tokens(Source):
 
     def _exam(self, data: Bytes, what: str) -> Exam:
         beside = compressed(data) if self.unit == "byte" else {}
-        return Exam(f"{self.metric} on {len(data):,} {what}:", [side_by_side(data)], beside, ".3f")
+        question = None
+        if self.word_perplexity:
+            words = len(data) if self.unit == "word" else _words(data)
+            asked = {"scores": (*self.question.scores, "word perplexity"), "tokens_per_word": len(data) / max(1, words)}
+            question = replace(self.question, **asked)
+        return Exam(f"{self.metric} on {len(data):,} {what}:", [side_by_side(data)], beside, ".3f", question=question)
 
     def __str__(self) -> str:
         train, held_out = len(self.corpus.train), len(self.corpus.held_out)

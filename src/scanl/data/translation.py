@@ -41,10 +41,11 @@ class Translation(FixedRows):
     """Pairs of sentences by bytes: predict each byte of a translation from the sentence and from the bytes before it.
 
     A row is a sentence, a line break, its translation, and a line break. Only the bytes after the first line break
-    count in the loss and the score. The literature has an encoder and a decoder, word pieces, and the score BLEU. Here
-    one model reads both sentences in turn, and the score is bits per byte. So `scanl generate` translates a prompt that
-    ends with a line break. Pairs that are longer than `max_length` bytes, or that lack a sentence, are left out of
-    every split.
+    count in the loss and the score. The literature has an encoder and a decoder, and word pieces. Here one model reads
+    both sentences in turn, so `scanl generate` translates a prompt that ends with a line break. While it trains, the
+    score is bits per byte. `scanl eval` lets it translate the test part greedily, and writes the published score, BLEU,
+    too, where sacrebleu is installed: `pip install 'scanl[bleu]'`. Pairs that are longer than `max_length` bytes, or
+    that lack a sentence, are left out of every split.
 
     A subclass defines `pairs`.
 
@@ -55,7 +56,7 @@ class Translation(FixedRows):
 
     metric = "bits per byte"
     chance = 8.0
-    question = TokenLabel(Vocabulary(256), scores=("bits",))
+    question = TokenLabel(Vocabulary(256), scores=("bits",), written=("BLEU",))
 
     max_length: int = 512
 

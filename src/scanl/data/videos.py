@@ -86,7 +86,8 @@ class Videos(YesNo):
     """Videos as features of their frames, and the actions that go on at each frame. A subclass defines `annotated`.
 
     A tenth of the training videos is set aside for validation. The test part is the part on which papers measure. The
-    published score is the mean average precision. Here it is the negative log-likelihood of all actions of a step.
+    published score is the mean average precision over all steps, "mAP". A run is chosen by the negative log-likelihood
+    of all actions of a step.
 
     Args: see `FixedRows`.
     """
@@ -102,7 +103,7 @@ class Videos(YesNo):
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
         channels = self.parts.train.rows[0].shape[1]
-        return Flags(Features(channels), self.actions)
+        return Flags(Features(channels), self.actions, scores=("nats", "mAP"))
 
     @abstractmethod
     def annotated(self, split: str) -> dict[str, Any]:

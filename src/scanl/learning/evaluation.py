@@ -4,15 +4,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from scanl.data.base import Exam, Source
+from scanl.data.base import IGNORED, Exam, Source
 from scanl.data.batch import Batch
 from scanl.data.corpus import Bytes, side_by_side
 from scanl.data.corpus import spread as spread
+from scanl.data.questions import Question
 from scanl.data.text import Text
 from scanl.learning.questions import Answerer, Model, answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.folder import RunFolder
+from scanl.learning.scores import scores
 from scanl.models import LanguageModel
 from scanl.models.saving import Saved
 from scanl.tasks import Task
@@ -30,32 +33,71 @@ def measure(model: Model, source: Source, examples: Iterable[Batch], *, chunk: i
 
 
 @torch.no_grad()
-def measures(model: Model, source: Source, examples: Iterable[Batch], *, chunk: int = 256) -> dict[str, float]:
-    """Return the mean of each of the source's scores over all answers in the batches of `examples`, by name.
+def measures(
+    model: Model, source: Source, examples: Iterable[Batch], *, chunk: int = 256, question: Question | None = None
+) -> dict[str, float]:
+    """Return each of the source's scores over all answers in the batches of `examples`, by name.
+
+    question: the exam's, if it has other scores than the source's.
 
     A batch is read in chunks of `chunk` steps with the state carried over, so memory does not grow with the length of
     the sequences. A bidirectional model reads whole sequences instead.
     """
-    method = answerer(source.question)
+    method = answerer(question or source.question)
     training = model.training
     model.eval()
-    scores = means(score for batch in examples for score in _scores(method, model, batch, chunk))
+    found = means(score for batch in examples for score in _scores(method, model, batch, chunk))
     model.train(training)
-    return _named(source, scores)
+    return _named(source, found)
+
+
+@torch.no_grad()
+def written(model: Model, source: Source, examples: Iterable[Batch]) -> dict[str, float]:
+    """Return the scores of what a model of bytes writes in the place of the answers, by name: `written` of a question.
+
+    It reads each row up to its first answer, and takes the likeliest byte at each step, until the end of the text.
+    """
+    names, parts = getattr(source.question, "written", ()), []
+    for batch in examples if names else ():
+        rows = batch.tensors(next(model.parameters()).device)
+        answers, right = _texts(model, rows.inputs, rows.targets)
+        parts.append({name: scores.get(name)(source.question, answers, right) for name in names})
+    return means(parts)
+
+
+def _texts(model: Model, inputs: Tensor, targets: Tensor) -> tuple[list[str], list[str]]:
+    """Return what a model writes, and the right texts of targets (N, T), IGNORED outside of the answers."""
+    known = targets != IGNORED
+    right = [row[here].tolist() for row, here in zip(targets, known, strict=True)]
+    first, end = known.int().argmax(1), right[0][-1]
+    longest, ended = int(first.max()) + 1, torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+
+    def stop(token: Tensor, count: int) -> bool:
+        ended.logical_or_(token == end)
+        return bool(ended.all())
+
+    mask = torch.arange(longest, device=inputs.device) <= first[:, None]
+    steps = model.generate(inputs[:, :longest], mask=mask, max_new_tokens=inputs.shape[1], temperature=0.0, stop=stop)
+    answers = torch.stack(list(steps), 1).tolist()
+    return [_decoded(row, end) for row in answers], [_decoded(row, end) for row in right]
+
+
+def _decoded(row: Sequence[int], end: int) -> str:
+    return bytes(row[: row.index(end)] if end in row else row).decode(errors="replace")
 
 
 def baselines(source: Source, exam: Exam) -> dict[str, dict[str, float]]:
     """Return the baselines' scores in an exam, by method and score, as `measures` returns a model's."""
-    return {name: _named(source, scores) for name, scores in answerer(source.question).baselines(exam).items()}
+    return {name: _named(source, found) for name, found in answerer(source.question).baselines(exam).items()}
 
 
-def _named(source: Source, scores: Mapping[str, float]) -> dict[str, float]:
+def _named(source: Source, found: Mapping[str, float]) -> dict[str, float]:
     """Return scores by name; the first one gets the name of the source's metric."""
-    first, *others = scores
-    return {source.metric: scores[first], **{name: scores[name] for name in others}}
+    first, *others = found
+    return {source.metric: found[first], **{name: found[name] for name in others}}
 
 
-def _scores(method: Answerer[Any], model: Model, batch: Batch, chunk: int) -> Iterator[Mapping[str, tuple[float, int]]]:
+def _scores(method: Answerer[Any], model: Model, batch: Batch, chunk: int) -> Iterator[Mapping[str, tuple[Any, int]]]:
     """Yield the scores of the answers of a batch, chunk by chunk."""
     steps, state, device = batch.length, None, next(model.parameters()).device
     at_once = steps if model.stack.bidirectional else chunk

@@ -150,13 +150,16 @@ class EncoderDecoder(Reader):
             )
 
         def after_block(place: int, x: Tensor) -> Tensor:
-            here = [each for at, *each in zip(self.places, self.attentions, *reading, strict=True) if at == place]
-            if self.fusion_gate is not None and len(here) == 2:
-                c, r = (attention(x, *operands) for attention, *operands in here)
+            gated: list[Tensor] = []
+            for at, attention, *operands in zip(self.places, self.attentions, *reading, strict=True):
+                if at == place and self.fusion_gate is not None and place == self.places[-1]:
+                    gated.append(attention(x, *operands))
+                elif at == place:
+                    x = x + attention(x, *operands)
+            if gated and self.fusion_gate is not None:
+                c, r = gated
                 share = self.fusion_gate(torch.cat([c, r], -1)).sigmoid()
-                return x + share * c + (1 - share) * r
-            for attention, *operands in here:
-                x = x + attention(x, *operands)
+                x = x + share * c + (1 - share) * r
             return x
 
         x = embedded(self._who(), self.embedding, tokens)

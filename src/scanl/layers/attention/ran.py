@@ -139,10 +139,10 @@ def _reviewed(x: Tensor, state: list[Tensor], maps: list[Tensor], norms: list[Te
     k_in, v_in, visible = (torch.stack(each, 1).flatten(0, 1) for each in zip(*seen, strict=True))
     attended = blocks.taken(attend(blocks.queries(q), k_in, v_in, visible[:, None]))
     y, result = standard(attended, source), torch.stack(results, 1)
-    asked, *reviewed = (
+    asked, reviewed_k, reviewed_v = (
         F.silu(F.linear(each, *to))[:, :, None] for each, to in zip((y, result, result), linear[8:11], strict=True)
     )
-    o = attend(asked, *reviewed, inside[2].any(2)[:, None])
+    o = attend(asked, reviewed_k, reviewed_v, inside[2].any(2)[:, None])
     y = _norm(F.silu(F.linear(o.flatten(2), *linear[11])) + _glu(asked.flatten(2), *linear[12:]), normal[3])
     return [y, cell, perceived, blocks.kept(k), blocks.kept(v), blocks.after]
 

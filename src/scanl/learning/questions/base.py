@@ -92,7 +92,7 @@ class Answerer(ABC, Generic[Q]):
             loss, state = self.loss(model, batch, state)
         return loss + losses.total(), state
 
-    def scores(self, outputs: Tensor, targets: Any) -> dict[str, tuple[float, int]]:
+    def scores(self, outputs: Tensor, targets: Any) -> dict[str, tuple[Any, int]]:
         """Return for each score, by name, its sum and how many answers were scored. The first is the source's metric.
 
         outputs, targets: as in `Answers`.
@@ -165,13 +165,13 @@ def mean(losses: Tensor, count: Tensor) -> Tensor:
     return losses.sum() / count.clamp(min=1)
 
 
-def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Return the mean of each score, by name, from the sums and counts of several batches."""
-    totals: dict[str, tuple[float, int]] = {}
+def means(parts: Iterable[Mapping[str, tuple[Any, int]]]) -> dict[str, float]:
+    """Return each score, by name, from the sums and counts of several batches: the mean, or what a `Total` makes."""
+    totals: dict[str, tuple[Any, int]] = {}
     for batch_scores in parts:
         for name, (more, scored) in batch_scores.items():
-            total, count = totals.get(name, (0.0, 0))
-            totals[name] = total + more, count + scored
+            total, count = totals.get(name, (None, 0))
+            totals[name] = more if total is None else total + more, count + scored
     return {name: total / count for name, (total, count) in totals.items()}
 
 

@@ -1,13 +1,27 @@
 """The registry of scores."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 from torch import Tensor
 
 from scanl.registry import Functions
 
-Score = Callable[[Any, Tensor, Any], tuple[float, int]]
+
+class Total(ABC):
+    """What a score that is no mean over answers adds up: the sum of two parts is what both have together."""
+
+    @abstractmethod
+    def __add__(self, other: Self) -> Self:
+        """Return what this part and another have together."""
+
+    @abstractmethod
+    def __truediv__(self, count: int) -> float:
+        """Return the score over all parts, which have `count` answers."""
+
+
+Score: TypeAlias = Callable[[Any, Any, Any], tuple[float | Total, int]]
 scores: Functions[Score] = Functions("score")
 score = scores.add
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from scanl.learning.scores.base import score
+from scanl.learning.scores.base import over_known, score
 
 
 @score("bit error")
 def bit_error(question: Any, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-    """Return how many of the likelier answers by logits (n,) are not the answers (n,), and how many there are."""
-    return float(((outputs > 0) != (targets > 0.5)).sum()), targets.numel()
+    """Return how many of the likelier answers by logits (n, C) are not the answers (n, C), and how many are known."""
+    return over_known(((outputs > 0) != (targets > 0.5)).double(), targets)
