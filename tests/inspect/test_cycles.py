@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.inspect import Regions, cycles, orbits, regions
+from scanl.inspect import Regions, branches, cycles, orbits, regions
 from scanl.layers import GRU, PLRNN, ShallowPLRNN
 
 
@@ -88,6 +88,56 @@ def _iterated(layer, state, length):
     return state
 
 
+def skew_tent(left: float, right: float) -> Regions:
+    """z = left z + 1 for z < 0, right z + 1 for z > 0: the normal form of a border collision in one dimension."""
+    values = [[left]], [[right - left]], [[1.0]], [0.0], [1.0]
+    return Regions(*(torch.tensor(value, dtype=torch.float64) for value in values))
+
+
+@pytest.mark.parametrize("a", [0.5, 0.75])
+def test_where_the_cycles_of_the_skew_tent_map_exist_and_are_stable(a):
+    """By hand: the fixed point for b < 1; LR for b < -1, stable above -1/a; LLR and LRR for b < -(1 + a) / a, of which
+    LLR is stable above -1/a^2. Each border of existence is where a point is 0."""
+    low, high, grid = -6.0, 0.99, torch.linspace(-6, 0.99, 30).tolist()
+    grid[0], grid[-1] = low, high
+    three = -(1 + a) / a
+    expected = {
+        (True,): ([(low, high)], [(-1, high)]),
+        (False, True): ([(low, -1)], [(-1 / a, -1)]),
+        (False, False, True): ([(low, three)], [(-1 / a**2, three)] if -1 / a**2 < three else []),
+        (False, True, True): ([(low, three)], []),
+    }
+    found = [branch for length in (1, 2, 3) for branch in branches(lambda b: skew_tent(a, b), grid, length)]
+    assert {tuple(branch.active[:, 0].tolist()) for branch in found} == set(expected)
+    for active, exists, stable in found:
+        for intervals, wanted in zip((exists, stable), expected[tuple(active[:, 0].tolist())], strict=True):
+            assert [len(each) for each in intervals] == [2] * len(wanted)
+            for interval, ends in zip(intervals, wanted, strict=True):
+                assert interval == pytest.approx(ends, rel=1e-12)
+
+
+def test_branches_are_the_cycles_at_every_value():
+    """Of two units, over a bias: between the values of the grid an exhaustive search finds as many cycles."""
+    layer = plain(2, 9)
+
+    def network(value: float) -> Regions:
+        with torch.no_grad():
+            layer.h[0] = value
+        return regions(layer)
+
+    grid = torch.linspace(-1.5, 1.5, 13, dtype=torch.float64).tolist()
+    counts = set()
+    for length in (1, 2):
+        found = branches(network, grid, length)
+        for value in (-1.37, -0.61, -0.05, 0.33, 1.19):
+            here = [b for b in found if any(low <= value <= high for low, high in b.exists)]
+            assert len(here) == len(exhaustive(network(value), length))
+            steady = [b for b in here if any(low <= value <= high for low, high in b.stable)]
+            assert len(steady) == sum(cycle.stable for cycle in cycles(network(value), length))
+            counts.add((length, len(here), len(steady)))
+    assert len(counts) > 2  # some cycles begin, end, or change their stability
+
+
 def test_a_constant_input_moves_the_fixed_point():
     layer, x = plain(3, 4), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     for cycle in cycles(regions(layer, x), 1):
@@ -117,6 +167,9 @@ def test_orbits_are_the_cycles_of_the_lengths():
 
 
 def test_wrong_arguments():
+    for values in ([1.0], [1.0, 1.0], [2.0, 1.0]):
+        with pytest.raises(ConfigError, match="expected at least two, each above the one before"):
+            branches(lambda b: skew_tent(0.5, b), values, 1)
     with pytest.raises(ConfigError, match="regions: layer is a GRU, expected a PLRNN or a ShallowPLRNN"):
         regions(GRU(3))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"regions: x has shape \(2,\), expected \(3,\) of the layer"):

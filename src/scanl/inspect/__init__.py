@@ -12,9 +12,11 @@ from scanl.inspect.base import readings as readings
 from scanl.inspect.capacity import MemoryCapacity as MemoryCapacity
 from scanl.inspect.capacity import decoded as decoded
 from scanl.inspect.capacity import memory_capacity as memory_capacity
+from scanl.inspect.cycles import Branch as Branch
 from scanl.inspect.cycles import Cycle as Cycle
 from scanl.inspect.cycles import Orbits as Orbits
 from scanl.inspect.cycles import Regions as Regions
+from scanl.inspect.cycles import branches as branches
 from scanl.inspect.cycles import cycles as cycles
 from scanl.inspect.cycles import orbits as orbits
 from scanl.inspect.cycles import regions as regions

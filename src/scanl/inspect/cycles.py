@@ -13,7 +13,8 @@ agree. Differs: many draws are followed at once, by batched solves; no sequence 
 fewer than the search would try, each is tried; equal cycles are recognised by their distance, not by two decimals.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +42,17 @@ class Cycle(NamedTuple):
     def stable(self) -> bool:
         """Whether orbits that begin near the cycle end on it: every multiplier is inside the unit circle."""
         return bool((self.multipliers.abs() < 1).all())
+
+
+class Branch(NamedTuple):
+    """A cycle over a range of a parameter: (k, R) bool, which units are active at its k points, and where it is.
+
+    exists, stable: the intervals of the parameter in which it exists, and in which it is stable too.
+    """
+
+    active: Tensor
+    exists: list[tuple[float, float]]
+    stable: list[tuple[float, float]]
 
 
 class Regions(NamedTuple):
@@ -146,6 +158,78 @@ def cycles(
     return cycles.sorted(network)
 
 
+def branches(network: Callable[[float], Regions], values: Sequence[float], length: int, **search: Any) -> list[Branch]:
+    """Return where over a parameter each cycle of exactly `length` points exists, and where it is stable.
+
+    A cycle is known by the regions that it passes. It ends where a point meets the border of its region, or where it
+    is not unique; it becomes unstable where a multiplier leaves the unit circle. Such a value is found by bisection
+    between two of `values`, to the accuracy of float64. What begins and ends between two neighbours is not seen.
+
+    network: the network at a value of the parameter.   values: at least two, from the least to the greatest; cycles
+    are searched at each of them.   search: options of `cycles`.   Sorted by where they begin. Raises ConfigError.
+
+    Source: Eisenmann et al., arXiv:2310.17561, sec. 4 and figure 3: such regions of a parameter show the bifurcations
+    by border collision.
+
+    >>> def map_of(slope):  # z = z / 2 + 1 for z < 0, slope z + 1 for z > 0
+    ...     values = [[0.5]], [[slope - 0.5]], [[1.0]], [0.0], [1.0]
+    ...     return Regions(*(torch.tensor(value, dtype=torch.float64) for value in values))
+    >>> [branch] = branches(map_of, [-4.0, -2.5, -1.5, 0.0], 2)  # two points where slope < -1, stable above -2
+    >>> [[round(end, 12) for end in each[0]] for each in (branch.exists, branch.stable)]
+    [[-4.0, -1.0], [-2.0, -1.0]]
+    """
+    grid = [float(value) for value in values]
+    if len(grid) < 2 or any(a >= b for a, b in itertools.pairwise(grid)):
+        raise ConfigError(f"branches: values are {grid}, expected at least two, each above the one before")
+    networks = {value: network(value) for value in grid}
+    sequences: dict[tuple[tuple[bool, ...], ...], Tensor] = {}
+    for each in networks.values():
+        for cycle in cycles(each, length, **search):
+            active = each.active(cycle.points)
+            turns = [active.roll(turn, 0) for turn in range(length)]
+            first = min(turns, key=Tensor.tolist)
+            sequences.setdefault(tuple(map(tuple, first.tolist())), first)
+    found = []
+    for active in sequences.values():
+
+        def where(stable: bool, active: Tensor = active) -> list[tuple[float, float]]:
+            return _intervals(lambda value: _is_cycle(networks.get(value) or network(value), active, stable), grid)
+
+        found.append(Branch(active, where(False), where(True)))
+    return sorted(found, key=lambda branch: branch.exists[0])
+
+
+def _is_cycle(network: Regions, active: Tensor, stable: bool) -> bool:
+    """Whether there is a cycle through the regions of these units (k, R), and one that is stable."""
+    if len(_orbits(network, active[None])[0]) == 0:
+        return False
+    return not stable or bool((_multipliers(network, active).abs() < 1).all())
+
+
+def _intervals(holds: Callable[[float], bool], grid: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the intervals in which something holds, whose ends are found by bisection between values of the grid."""
+    begin, found = grid[0] if holds(grid[0]) else None, []
+    for left, right in itertools.pairwise(grid):
+        if (begin is not None) == holds(right):
+            continue
+        while left < (middle := (left + right) / 2) < right:
+            left, right = (middle, right) if holds(middle) == (begin is not None) else (left, middle)
+        if begin is None:
+            begin = right
+        else:
+            found.append((begin, left))
+            begin = None
+    return found if begin is None else [*found, (begin, grid[-1])]
+
+
+def _multipliers(network: Regions, active: Tensor) -> Tensor:
+    """Return the eigenvalues (D,) of the Jacobian over the steps through the regions of units (k, R)."""
+    P = torch.eye(len(network.h), dtype=network.h.dtype)
+    for M in network.maps(active)[0]:
+        P = M @ P
+    return torch.linalg.eigvals(P)
+
+
 def _drawn(network: Regions, length: int, draws: int, spread: float, generator: torch.Generator) -> Tensor:
     """Return (draws, length, R): half of orbits from drawn points, half of points that are drawn one by one."""
     width = len(network.h)
@@ -210,10 +294,7 @@ class _Distinct:
         for orbit in self.orbits:
             start = min(range(len(orbit)), key=lambda i: orbit[i].tolist())
             orbit = orbit.roll(-start, 0)
-            P = torch.eye(orbit.shape[1], dtype=orbit.dtype)
-            for M in network.maps(network.active(orbit))[0]:
-                P = M @ P
-            cycles.append(Cycle(orbit, torch.linalg.eigvals(P)))
+            cycles.append(Cycle(orbit, _multipliers(network, network.active(orbit))))
         return sorted(cycles, key=lambda cycle: cycle.points[0].tolist())
 
 
