@@ -32,6 +32,7 @@ OF_THE_LOOP = {
     "save_seconds", "tensorboard", "accumulate", "optimizer", "warmup", "clip", "clip_value", "weight_decay", "split",
 }  # fmt: skip
 
+PRETRAINING = "pretraining"  # folder in a run's, of its self-pretraining
 RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
 
 
@@ -69,7 +70,7 @@ def _begin(argv: Sequence[str]) -> int:
             raise ConfigError("train: torchrun has started it, expected one process, as backtests choose a forecaster")
         return choose_and_save(config, fixed)
     ready = prepare(config, resumed)
-    if not start(ready):
+    if not pretrained(ready) or not start(ready):
         return 130
     print(examined(ready.model, ready.source, ready.source.exam(sample=True)))
     return 0
@@ -152,8 +153,32 @@ def refuse_unused(config: TrainConfig) -> None:
         raise ConfigError(f"train: {name} is {value}, but {entry.name} does not use it; {hint}")
 
 
-def start(ready: Run) -> bool:
-    """Train in the folder. If a signal ends the run, print how to resume and return False."""
+def pretrained(ready: Run) -> bool:
+    """Take the steps of --pretrain, or go on with them, and start from their weights, unless the run has begun.
+
+    Return False if a signal ends them.
+    """
+    config, folder = ready.config, ready.folder
+    assert folder is not None
+    if config.training.pretrain is None or folder.checkpoint.exists() or folder.weights.exists():
+        return True
+    first = RunFolder(folder.path / PRETRAINING)
+    if not first.weights.exists():
+        begun = first.config_file.exists()
+        of_first = {"pretrain": None, "inputs_alone": True, "out": str(first.path), "minutes": None}
+        changed = config.changed({**of_first, "steps": config.training.pretrain, "until": None, "patience": None})
+        if not start(prepare(changed, first if begun else None), folder):
+            return False
+    body = {name: value for name, value in first.stored()[0].items() if not name.startswith("head.")}
+    ready.model.load_state_dict({**ready.model.state_dict(), **body})
+    return True
+
+
+def start(ready: Run, resumable: RunFolder | None = None) -> bool:
+    """Train in the folder. If a signal ends the run, print how to resume and return False.
+
+    resumable: the folder to resume, by default the run's own.
+    """
     from scanl.learning.run.train import planned, train
 
     config, folder = ready.config, ready.folder
@@ -168,8 +193,9 @@ def start(ready: Run) -> bool:
             torchrun.tell(folder=os.environ[RUN])
         outcome = train(ready, steps)
     if outcome.interrupted:
+        path = (resumable or folder).path
         print(
-            f"scanl: interrupted after step {outcome.step}; saved. Go on with:\n  scanl train --resume {folder.path}",
+            f"scanl: interrupted after step {outcome.step}; saved. Go on with:\n  scanl train --resume {path}",
             file=sys.stderr,
         )
     elif outcome.ended == "until":

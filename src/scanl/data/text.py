@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,8 +167,11 @@ class Tokens(Source):
         question = None
         if self.word_perplexity:
             words = len(data) if self.unit == "word" else _words(data)
-            asked = {"scores": (*self.question.scores, "word perplexity"), "tokens_per_word": len(data) / max(1, words)}
-            question = replace(self.question, **asked)
+            asked = {
+                "scores": (*cast(NextToken, self.question).scores, "word perplexity"),
+                "tokens_per_word": len(data) / max(1, words),
+            }
+            question = replace(cast(NextToken, self.question), **asked)
         return Exam(f"{self.metric} on {len(data):,} {what}:", [side_by_side(data)], beside, ".3f", question=question)
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from scanl.configured import above, at_least, below, check, check_options, one_o
 from scanl.data import Folders, OwnSignals, Question, ShardedText, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.columns import KINDS, ending
+from scanl.data.inputs_alone import InputsAlone
 from scanl.data.shards.listing import is_sharded
 from scanl.data.table import ASKS
 from scanl.errors import ConfigError, ScanlError
@@ -118,6 +119,9 @@ class SourceConfig:
     sequence_length: Annotated[int, at_least(1), "bytes in a training sequence"] = 256
     batch_size: Annotated[int, at_least(1), "sequences in a step of one process"] = 8
     carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, without its gradient"] = False
+    inputs_alone: Annotated[bool, "learn to predict the inputs, and not the answers: what --pretrain does first"] = (
+        False
+    )
     eval_bytes: Annotated[
         int, at_least(1), "held-out bytes in each measurement while training: a sample spread over all"
     ] = 16384
@@ -135,6 +139,12 @@ class TrainingConfig:
         float | None,
         above(0),
         "instead of steps: as many steps as fit, revised during the run; of a forecast: for backtests and model",
+    ] = None
+    pretrain: Annotated[
+        int | None,
+        at_least(1),
+        "self-pretraining: so many steps first, in the folder pretraining of the run, that predict the task's own "
+        "inputs: the next one, or hidden ones for layers of both directions; none: no such steps",
     ] = None
     accumulate: Annotated[
         int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
@@ -204,6 +214,9 @@ class TrainConfig(Configuration):
         if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
         self._check_sharing()
+        reasons = {"inputs_alone": self.source.inputs_alone, "init": self.run.init, "devices": self.run.devices > 1}
+        if self.training.pretrain is not None and (why := [name for name, given in reasons.items() if given]):
+            raise ConfigError(f"train: pretrain is {self.training.pretrain}, expected none because {why[0]} is given")
         if self.training.steps == 0 and not self.head.start:
             raise ConfigError("train: steps is 0, expected at least 1 because start is none")
 
@@ -254,7 +267,10 @@ class TrainConfig(Configuration):
 
     def open_source(self) -> Source:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""
-        return self.entry.open({**vars(self.source), "seed": self.run.seed})
+        options = {**vars(self.source), "seed": self.run.seed}
+        alone = options.pop("inputs_alone")
+        source = self.entry.open(options)
+        return InputsAlone(source, make_stack(self.stack).bidirectional, self.run.seed) if alone else source
 
 
 OPTIONS = options_of(TrainConfig)

@@ -13,7 +13,7 @@ class Total(ABC):
     """What a score that is no mean over answers adds up: the sum of two parts is what both have together."""
 
     @abstractmethod
-    def __add__(self, other: Self) -> Self:
+    def __add__(self, other: Any) -> Self:
         """Return what this part and another have together."""
 
     @abstractmethod

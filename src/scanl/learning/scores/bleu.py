@@ -24,12 +24,12 @@ class Texts(Total):
     answers: tuple[str, ...]
     right: tuple[str, ...]
 
-    def __add__(self, other: "Texts") -> "Texts":
+    def __add__(self, other: Any) -> "Texts":
         return Texts(self.answers + other.answers, self.right + other.right)
 
     def __truediv__(self, count: int) -> float:
         try:
-            from sacrebleu import corpus_bleu
+            from sacrebleu import corpus_bleu  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError("BLEU: sacrebleu is not installed; pip install 'scanl[bleu]'") from error
         return corpus_bleu(list(self.answers), [list(self.right)]).score

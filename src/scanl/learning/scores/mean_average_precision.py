@@ -26,7 +26,7 @@ class Ranked(Total):
     outputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
 
-    def __add__(self, other: "Ranked") -> "Ranked":
+    def __add__(self, other: Any) -> "Ranked":
         return Ranked(self.outputs + other.outputs, self.targets + other.targets)
 
     def __truediv__(self, count: int) -> float:

@@ -8,6 +8,7 @@ divides by the number of words of the original text, so that models with other t
 """
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -22,7 +23,7 @@ class Exponent(Total):
 
     bits: float
 
-    def __add__(self, other: "Exponent") -> "Exponent":
+    def __add__(self, other: Any) -> "Exponent":
         return Exponent(self.bits + other.bits)
 
     def __truediv__(self, count: int) -> float:
@@ -33,4 +34,4 @@ class Exponent(Total):
 def word_perplexity(question: NextToken, outputs: Tensor, targets: Tensor) -> tuple[Exponent, int]:
     """Return the bits of tokens (n,) by logits (n, V), times the tokens of a word, and how many tokens there are."""
     total, count = bits(question, outputs, targets)
-    return Exponent(total * question.tokens_per_word), count
+    return Exponent(cast(float, total) * question.tokens_per_word), count
