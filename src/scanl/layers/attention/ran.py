@@ -173,7 +173,8 @@ class RAN(Layer):
     aliases = ("recurrent_attention_network",)
     equation = (
         "[r_s; y_s] = std(LN(SiLU(W_o Attention(H)) + GLU(H))),  H = LN([g_s; x_s]) of window s,  "
-        "g_{s+1} = LN(r_s + GLU(r_{s-1})), g_2 = r_1"
+        "g_{s+1} = LN(r_s + GLU(r_{s-1})), g_2 = r_1;  "
+        "with causal=False y = LN(SiLU(W_o' Attention(q', r)) + GLU(q')),  q' = SiLU(W_q' y)"
     )
     source = 'Li et al., "Recurrent Attention Networks for Long-text Modeling", arXiv:2306.06843, sec. 2, and its code'
     state: ClassVar = RANState
@@ -197,7 +198,9 @@ class RAN(Layer):
         head_dim: Annotated[options.HeadDim | None, "K, channels of a head; by default dim / num_heads"] = None,
         window: Annotated[options.Window, "W, steps of a window"] = 128,
         rope_base: options.RopeBase = 10000.0,
-        causal: options.Causal = True,
+        causal: Annotated[
+            options.Causal, "if False, a step attends to all of its window, and then reviews the cells of all windows"
+        ] = True,
     ) -> None:
         super().__init__()
         if head_dim is None and dim % num_heads:
