@@ -34,7 +34,13 @@ def main() -> None:
     else:
         # Where a pixel is matters, so the last step classifies, after it has read them all.
         model = SeriesClassifier(
-            layer=options.layer, dim=64, steps=options.steps, pool="last", random_state=0, verbose=1
+            method="stack",
+            layer=options.layer,
+            dim=64,
+            steps=options.steps,
+            pool="last",
+            random_state=0,
+            verbose=1,
         )
 
     began = time.perf_counter()

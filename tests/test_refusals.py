@@ -266,14 +266,15 @@ from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa:
 from scanl.learning.frames import Frames  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 2}
+TRAINED = {"method": "stack", **SMALL}
 ROWS = np.random.default_rng(0).normal(size=(12, 6))
 FRAME = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2024-01-01", periods=40), "y": np.arange(40.0)})
 
 
 def fits(dropout=0.0, **options):
     options, stack = {**SMALL, **options}, {"dropout": dropout}
-    yield lambda: SeriesClassifier(**options, stack_options=stack).fit(ROWS, np.arange(12) % 2)
-    yield lambda: SeriesRegressor(**options, stack_options=stack).fit(ROWS, ROWS[:, 0])
+    yield lambda: SeriesClassifier(method="stack", **options, stack_options=stack).fit(ROWS, np.arange(12) % 2)
+    yield lambda: SeriesRegressor(method="stack", **options, stack_options=stack).fit(ROWS, ROWS[:, 0])
     yield lambda: Frames(2, season=1, **options, **stack).fit(FRAME)
 
 
@@ -332,7 +333,7 @@ def test_a_loss_that_is_not_finite_ends_a_fit(monkeypatch):
 def test_lists_of_series():
     """Nested lists are series as arrays are; of unequal lengths, or of unequal channels, they are refused."""
     y = np.arange(12) % 2
-    one, two = (SeriesClassifier(**SMALL).fit(rows, y).predict_proba(rows) for rows in (ROWS, ROWS.tolist()))
+    one, two = (SeriesClassifier(**TRAINED).fit(rows, y).predict_proba(rows) for rows in (ROWS, ROWS.tolist()))
     np.testing.assert_array_equal(one, two)
     unequal = [row[: 4 + i % 3] for i, row in enumerate(ROWS)]
     for rows in (unequal, [row.tolist() for row in unequal], tuple(unequal)):
@@ -340,11 +341,11 @@ def test_lists_of_series():
             with pytest.raises(
                 DataError, match="X has series of 4 to 6 steps, expected one shape, not 3; let the shorter"
             ):
-                kind(**SMALL).fit(rows, y)
+                kind(**TRAINED).fit(rows, y)
         with pytest.raises(DataError, match="X has series of 4 to 6 steps"):
-            SeriesClassifier(**SMALL).fit(ROWS, y).predict(rows)
+            SeriesClassifier(**TRAINED).fit(ROWS, y).predict(rows)
     with pytest.raises(DataError, match="has steps of different channels"):
-        SeriesClassifier(**SMALL).fit([[[1.0, 2.0], [1.0]]] * 12, y)
+        SeriesClassifier(**TRAINED).fit([[[1.0, 2.0], [1.0]]] * 12, y)
 
 
 def test_a_frame_is_a_frame():

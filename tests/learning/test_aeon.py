@@ -50,11 +50,11 @@ def test_series_of_unequal_length_are_classified():
         series.append(np.stack([np.sin(time + 0.8 * label), np.sin(time)]))
     series[0][0, 3] = np.nan
     names = np.array(["behind", "ahead"])[y]
-    model = AeonClassifier("lru", dim=8, steps=60, lr=0.05).fit(series, names)
+    model = AeonClassifier(method="stack", layer="lru", dim=8, steps=60, lr=0.05).fit(series, names)
     assert (model.predict(series) == names).mean() > 0.9
     with_longer = model.predict_proba([*series, np.ones((2, 30))])
     np.testing.assert_allclose(with_longer[:-1], model.predict_proba(series), rtol=1e-4, atol=1e-6)
-    one = AeonClassifier("lru", dim=8, steps=1).fit(series, names)
+    one = AeonClassifier(method="stack", layer="lru", dim=8, steps=1).fit(series, names)
     longest = [each for each in series if each.shape[1] == 14]
     np.testing.assert_allclose(
         one.predict_proba(longest), one.model_.predict_proba(np.stack(longest).transpose(0, 2, 1)), rtol=1e-4, atol=1e-6

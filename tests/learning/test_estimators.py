@@ -1,5 +1,6 @@
 """The estimators are scikit-learn's in their habits, and frames come out as they went in."""
 
+import functools
 import pickle
 
 import numpy as np
@@ -19,7 +20,7 @@ from scanl.layers import Hawk  # noqa: E402
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor, device_of  # noqa: E402
 from scanl.models import RandomFilters  # noqa: E402
 
-SMALL = {"layer": "lru", "dim": 8, "steps": 3}
+SMALL = {"method": "stack", "layer": "lru", "dim": 8, "steps": 3}
 FEW = {"filter_options": {"filters": 32}}
 # Checks that need a good score are run with training that is long enough for one.
 SCORED = {
@@ -77,7 +78,9 @@ def test_series_of_several_channels_in_a_pipeline_and_a_search():
     x[3, 4, 1] = np.nan
     names = np.array(["behind", "ahead"])[y]
     search = GridSearchCV(
-        make_pipeline(FunctionTransformer(lambda a: 10 * a), SeriesClassifier("lru", dim=8, lr=0.05)),
+        make_pipeline(
+            FunctionTransformer(lambda a: 10 * a), SeriesClassifier(method="stack", layer="lru", dim=8, lr=0.05)
+        ),
         {"seriesclassifier__steps": [1, 50]},
         cv=2,
     ).fit(x, names)
@@ -94,13 +97,13 @@ def test_series_of_several_channels_in_a_pipeline_and_a_search():
 def test_several_numbers_of_a_series():
     x, _ = waves()
     y = np.stack([x[:, :, 0].mean(1), 100 + x[:, 0, 1]], 1)
-    model = SeriesRegressor("lru", dim=8, steps=50, lr=0.05).fit(x, y)
+    model = SeriesRegressor(method="stack", layer="lru", dim=8, steps=50, lr=0.05).fit(x, y)
     assert model.predict(x).shape == (60, 2)
     assert model.score(x, y) > 0.5
-    again = SeriesRegressor("lru", dim=8, steps=50, lr=0.05).fit(x, y)
+    again = SeriesRegressor(method="stack", layer="lru", dim=8, steps=50, lr=0.05).fit(x, y)
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     with pytest.raises(ConfigError, match="steps is 0, expected a whole number of at least 1"):
-        SeriesRegressor(steps=0).fit(x, y)
+        SeriesRegressor(method="stack", steps=0).fit(x, y)
 
 
 KINDS = pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
@@ -135,9 +138,9 @@ def test_random_states(monkeypatch):
 @KINDS
 def test_lines_of_a_fit(kind, capsys):
     x, y = waves(20)
-    kind("lru", dim=8, steps=20).fit(x, y)
+    kind(method="stack", layer="lru", dim=8, steps=20).fit(x, y)
     assert capsys.readouterr().out == ""
-    kind("lru", dim=8, steps=20, verbose=1).fit(x, y)
+    kind(method="stack", layer="lru", dim=8, steps=20, verbose=1).fit(x, y)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     assert lines[0].startswith(f"{kind.__name__}: step 2 of 20, loss ")
@@ -257,7 +260,7 @@ def test_predictions_of_long_series_are_read_in_pieces(monkeypatch):
 def test_intervals_of_a_regressor():
     x, y = waves(60)
     y = y + np.random.default_rng(1).normal(size=60)
-    model = SeriesRegressor("lru", dim=8, steps=40, lr=0.05, distribution="gaussian").fit(x, y)
+    model = SeriesRegressor(method="stack", layer="lru", dim=8, steps=40, lr=0.05, distribution="gaussian").fit(x, y)
     frame = model.predict_interval(x, [80, 50])
     assert list(frame.columns) == ["y", "y-lo-80", "y-hi-80", "y-lo-50", "y-hi-50"]
     np.testing.assert_array_equal(frame["y"], model.predict(x))
@@ -308,7 +311,7 @@ def test_the_default_is_chosen_by_series_that_are_left_out(capsys):
     another = SeriesClassifier(filter_options=options, random_state=1).fit(x, names)
     assert (another.predict_proba(other) != model.predict_proba(other)).all()
     assert 0.9 < model.predict_proba(other).max(1).mean() < 0.995  # 60 series were all right
-    assert isinstance(SeriesClassifier(steps=2).fit(x, names).model_.stack.mixers()[0], Hawk)
+    assert isinstance(SeriesClassifier(method="stack", steps=2).fit(x, names).model_.stack.mixers()[0], Hawk)
 
 
 def test_whether_missing_steps_are_left_out_is_chosen():
@@ -341,7 +344,7 @@ def test_pieces_are_learnt_as_the_whole(kind):
     two.partial_fit(np.repeat(x[20:], weights[20:], 0), np.repeat(y[20:], weights[20:]))
     torch.testing.assert_close(one.ridge_.solve(), two.ridge_.solve())
     assert one.score(x, y) > 0.9
-    stack = kind(layer="lru", dim=8, lr=0.02, batch_size=20)
+    stack = kind(method="stack", layer="lru", dim=8, lr=0.02, batch_size=20)
     for _ in range(20):
         for piece in pieces:
             stack.partial_fit(x[piece], y[piece], **options)
@@ -350,12 +353,11 @@ def test_pieces_are_learnt_as_the_whole(kind):
         stack.partial_fit(x[..., 0], y)
 
 
-STACK = {"layer": "lru", "dim": 8, "steps": 3}
-OPEN = {"layer": None, "dim": 32, "steps": None}
+OPEN = {"method": "filters", "layer": None, "dim": 32, "steps": None}
 
 
 @pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
-@pytest.mark.parametrize("options", [{"filter_options": {"filters": 16}}, STACK], ids=["filters", "stack"])
+@pytest.mark.parametrize("options", [{"filter_options": {"filters": 16}}, SMALL], ids=["filters", "stack"])
 def test_pieces_come_before_and_after_a_fit(kind, options):
     """The model of the last fit goes on, or begins anew; its weights change, not those of the one before."""
     x, y = waves(30)
@@ -371,12 +373,34 @@ def test_pieces_come_before_and_after_a_fit(kind, options):
 @pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
 def test_a_fitted_estimator_is_asked_for_the_other_model(kind):
     x, y = waves(30)
-    for first, then in ((OPEN, STACK), (STACK, OPEN)):
-        for further in ({}, {"warm_start": True} if then is STACK else {}):
+    for first, then in ((OPEN, SMALL), (SMALL, OPEN)):
+        for further in ({}, {"warm_start": True} if then is SMALL else {}):
             model = kind(**first).fit(x, y).set_params(**then, **further)
             learn = model.fit if further else model.partial_fit
-            assert learn(x, y).trained_ == (then is STACK)
+            assert learn(x, y).trained_ == (then is SMALL)
             model.predict(x)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 33}, "dim is 33, expected 32 because method is 'filters'; give method='stack', or leave the option"),
+        ({"early_stopping": True}, "early_stopping is True, expected False because method is 'filters'"),
+        ({"method": "stack", "penalty": 1.0}, "penalty is 1.0, expected None because method is 'stack'; give meth"),
+        ({"method": "filter"}, "method is 'filter', expected one of filters, stack"),
+    ],
+)
+def test_an_option_of_the_other_method_is_refused(kind, options, message):
+    """In a fit, because scikit-learn wants constructors and `set_params` to take everything."""
+    x, y = waves(20)
+    pieces = {"classes": [0, 1]} if kind is SeriesClassifier else {}
+    for model in (kind(**options), kind().set_params(**options)):
+        for learn in (model.fit, functools.partial(model.partial_fit, **pieces)):
+            with pytest.raises(ConfigError) as raised:
+                learn(x, y)
+            assert str(raised.value).startswith(f"{kind.__name__}: {message}")
+    assert kind(method="stack", dim=33, steps=1).fit(x, y).trained_
 
 
 def test_pieces_that_are_refused():

@@ -113,7 +113,7 @@ def test_estimators_learn_series_in_any_unit(offset, scale):
     x = wave(15, 24)
     kinds = (x[:, 0] > x[:, 1]).astype(int)
     numbers = np.stack([x.mean(1), x[:, 0]], 1)
-    options = {"layer": "lru", "dim": 8, "steps": 4, "lr": 0.02}
+    options = {"method": "stack", "layer": "lru", "dim": 8, "steps": 4, "lr": 0.02}
     one = SeriesClassifier(**options).fit(x, kinds).predict_proba(x)
     other = SeriesClassifier(**options).fit(offset + scale * x, kinds).predict_proba(offset + scale * x)
     np.testing.assert_allclose(other, one, rtol=0, atol=slack(offset, scale))

@@ -58,7 +58,7 @@ class AeonClassifier(Trained, BaseClassifier):
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
-        return {"layer": "lru", "dim": 8, "steps": 3}
+        return {"method": "stack", "layer": "lru", "dim": 8, "steps": 3}
 
 
 class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseForecaster):

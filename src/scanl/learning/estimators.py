@@ -138,43 +138,50 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(answers).cpu()
 
 
-TRAINED = {"of": "a stack and its training"}
+METHODS = ("filters", "stack")
+OF_FILTERS, OF_STACK = ({"method": method} for method in METHODS)
 
 
 @dataclass(eq=False, repr=False)
 class Trained:
     """The options of a model and of its training, each kept under its name, as scikit-learn and aeon want it.
 
-    An option of a stack or of its training that is not as below trains a stack: hawk and 300 steps where layer and
-    steps are None. Otherwise the model is `RandomFilters`.
+    method: "filters", the model is `RandomFilters` with a readout in closed form; or "stack", a stack is trained: hawk
+    and 300 steps where layer and steps are None. An option of the other method raises ConfigError.
 
+    Of a stack:
     layer, dim, depth: of the `Stack`.   stack_options: its further arguments, by name.
     steps, batch_size, lr: of training.
+    early_stopping: whether to hold out series, measure their loss after each pass over the others, end when it has not
+    fallen for `n_iter_no_change` passes, and return to the weights with the smallest one.
+    validation_fraction: share of the series that are held out, of each class alike.
+
+    Of filters:
     filter_options: arguments of `RandomFilters`, by name.   penalty: of its readout. What is left open is chosen.
+
+    Of both:
     random_state: seed of weights and order: a whole number; or a RandomState, a Generator, or None for the global
     generator of NumPy, which give another seed at each fit.
     device: of torch, on which a stack is trained and stays; None: the processor, where filters always are.
     verbose: 1 prints the loss ten times in a fit; 0 prints nothing.
-    early_stopping: whether to hold out series, measure their loss after each pass over the others, end when it has not
-    fallen for `n_iter_no_change` passes, and return to the weights with the smallest one.
-    validation_fraction: share of the series that are held out, of each class alike.
     """
 
-    layer: str | None = field(default=None, metadata=TRAINED)
-    dim: int = field(default=32, metadata=TRAINED)
-    depth: int = field(default=1, metadata=TRAINED)
+    layer: str | None = field(default=None, metadata=OF_STACK)
+    dim: int = field(default=32, metadata=OF_STACK)
+    depth: int = field(default=1, metadata=OF_STACK)
     _: KW_ONLY
-    stack_options: Mapping[str, Any] | None = field(default=None, metadata=TRAINED)
-    steps: int | None = field(default=None, metadata=TRAINED)
-    batch_size: int = field(default=32, metadata=TRAINED)
-    lr: float = field(default=3e-3, metadata=TRAINED)
-    filter_options: Mapping[str, Any] | None = None
-    penalty: float | None = None
+    stack_options: Mapping[str, Any] | None = field(default=None, metadata=OF_STACK)
+    steps: int | None = field(default=None, metadata=OF_STACK)
+    batch_size: int = field(default=32, metadata=OF_STACK)
+    lr: float = field(default=3e-3, metadata=OF_STACK)
+    method: str = "filters"
+    filter_options: Mapping[str, Any] | None = field(default=None, metadata=OF_FILTERS)
+    penalty: float | None = field(default=None, metadata=OF_FILTERS)
     random_state: Any = 0
     device: Any = None
     verbose: int = 0
-    early_stopping: bool = field(default=False, metadata=TRAINED)
-    validation_fraction: float = 0.1
+    early_stopping: bool = field(default=False, metadata=OF_STACK)
+    validation_fraction: float = 0.1  # scikit-learn's checks set these two of any estimator
     n_iter_no_change: int = 10
 
     def __post_init__(self) -> None:
@@ -182,10 +189,18 @@ class Trained:
 
     @property
     def _trains(self) -> bool:
-        """Whether an option asks for a stack."""
-        return any(
-            getattr(self, option.name) != option.default for option in fields(self) if option.metadata == TRAINED
-        )
+        """Whether the method is a stack. Raises ConfigError for another method, and for an option of the other one."""
+        who = type(self).__name__
+        if self.method not in METHODS:
+            raise ConfigError(f"{who}: method is {self.method!r}, expected one of {', '.join(METHODS)}")
+        for option in fields(self):
+            value, owner = getattr(self, option.name, option.default), option.metadata.get("method", self.method)
+            if owner != self.method and value is not option.default and value != option.default:
+                raise ConfigError(
+                    f"{who}: {option.name} is {value!r}, expected {option.default!r} because method is "
+                    f"{self.method!r}; give method={owner!r}, or leave the option out"
+                )
+        return self.method == "stack"
 
 
 @dataclass(eq=False, repr=False)
@@ -196,7 +211,7 @@ class _Estimator(Trained, BaseEstimator):
     and X must have its form.
     """
 
-    warm_start: bool = field(default=False, kw_only=True, metadata=TRAINED)
+    warm_start: bool = field(default=False, kw_only=True, metadata=OF_STACK)
     model_: Any = field(init=False, repr=False)  # set by `fit`
     trained_: bool = field(init=False, repr=False)  # whether `model_` is a stack
     choice_: dict[str, Any] = field(init=False, repr=False)
@@ -450,8 +465,8 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
     """Classify series, as an estimator of scikit-learn: `fit`, `predict`, `predict_proba`.
 
     Args:
-        layer, dim, depth, stack_options, steps, batch_size, lr, filter_options, penalty, random_state, device, verbose,
-        early_stopping, validation_fraction, n_iter_no_change: as in `Trained`.
+        method, layer, dim, depth, stack_options, steps, batch_size, lr, filter_options, penalty, random_state, device,
+        verbose, early_stopping, validation_fraction, n_iter_no_change: as in `Trained`.
         warm_start: whether a further `fit` trains the weights of the last one on, with its classes and scales.
         pool: what the class is read from: "mean" of the steps' features, or the "last" one, which knows where in the
             series a number stood if the layer remembers it.
@@ -463,7 +478,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
     one by one.
     """
 
-    pool: Any = field(default="mean", kw_only=True, metadata=TRAINED)
+    pool: Any = field(default="mean", kw_only=True, metadata=OF_STACK)
     class_weight: Any = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -603,13 +618,13 @@ class SeriesRegressor(RegressorMixin, _Estimator):
 
     Args: as in `SeriesClassifier`, but for pool and class_weight.
         distribution: of the numbers, one of `scanl.models.heads`. With "points", the loss is the squared error in units
-            of the numbers' deviation. The others, such as "gaussian", train a stack that has intervals.
+            of the numbers' deviation. The others, such as "gaussian", are of a stack, and have intervals.
 
     Fitted: `model_`: `RandomFilters`, whose outputs are the numbers, or a `SequenceRegressor`. Of filters, `choice_` is
     as in `SeriesClassifier`, and `errors_` (n, O) has the error of each series when it was left out.
     """
 
-    distribution: str = field(default="points", kw_only=True, metadata=TRAINED)
+    distribution: str = field(default="points", kw_only=True, metadata=OF_STACK)
     errors_: Any = field(init=False, repr=False)
 
     def __sklearn_tags__(self) -> Any:
