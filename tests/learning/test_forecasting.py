@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from scanl.cli import main
+from scanl.errors import DataError
 from scanl.learning import RunFolder, forecast
 from scanl.learning.forecasting import Forecasts
 from scanl.learning.run.config import TrainConfig, seeded_model
@@ -197,6 +198,28 @@ def test_a_stream_is_forecast_after_each_row_as_the_table_up_to_it(tmp_path, irr
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+def test_a_stream_corrects_rows_of_the_table(tmp_path):
+    """In one batch, or row by row, the forecast begins after the last row of the series. The stream does not go back."""
+    frame = days(names="a").drop(columns=["f", "size"])
+    frame[:50].to_csv(tmp_path / "t.csv", index=False)
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv", past=["p"])
+    whole = frame[:52].assign(y=frame.y.where(~frame.index.isin([46, 49]), 9.0))
+    newer = whole.iloc[[46, 48, 49, 50, 51]]
+    lines = newer.to_csv(index=False).splitlines()
+    for batches in ([lines], [[line] for line in lines]):
+        stream = pd.concat(Forecasts.open(path).follow(batches, levels=[80]), ignore_index=True)
+        ends = frame.ds.iloc[[49, 49, 49, 50, 51]].repeat(HORIZON)
+        assert pd.to_datetime(stream.cutoff).tolist() == pd.to_datetime(ends).tolist()
+        for row in range(1, 6):
+            expected = forecast(path, newer[:row], levels=[80])
+            one = stream[HORIZON * (row - 1) : HORIZON * row].drop(columns="cutoff").reset_index(drop=True)
+            pd.testing.assert_frame_equal(one, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
+    by_hand = forecast(path, whole, levels=[80])
+    pd.testing.assert_frame_equal(one, by_hand, check_dtype=False, rtol=1e-4, atol=1e-5)
+    with pytest.raises(DataError, match="table: stream: the times 'ds' go back to 2024-"):
+        list(Forecasts.open(path).follow([lines, lines[:1], lines[2:3]]))
 
 
 def test_the_command_follows_the_standard_input_and_a_growing_file(tmp_path, monkeypatch, capfd):

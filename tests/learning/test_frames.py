@@ -85,6 +85,121 @@ def test_an_update_equals_all_rows_at_once(tmp_path):
     pd.testing.assert_frame_equal(more[:6], expected)
 
 
+@pytest.mark.parametrize("days", [[49], [45, 47], [3], [0, 20, 48, 50, 51], [47, 48, 49, 50]])
+def test_a_corrected_row_replaces_the_earlier_one(days):
+    """The forecast begins after the last row, and reads what follows the correction."""
+    table = frame(52)
+    day = table.groupby("unique_id").cumcount()
+    whole = table.assign(y=table.y.where(~day.isin(days), 7.0))
+    model = Frames(3, **SMALL).fit(table[day < 50])
+    model.update(whole[day.isin(days)])
+    expected = whole[day <= max(49, *days)]
+    pd.testing.assert_frame_equal(model.predict(), model.predict(expected))
+    assert model.predict().ds.min() == expected.ds.max() + pd.Timedelta("1D")
+
+
+def test_an_update_of_what_is_known_changes_nothing():
+    model = Frames(3, **SMALL).fit(frame(50))
+    expected = model.predict()
+    pd.testing.assert_frame_equal(model.update(frame(50).iloc[[3, 60]]).predict(), expected)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
+def test_rows_of_another_time_zone_have_the_hours_of_the_first(zone):
+    """Over the night when clocks go forward in Berlin."""
+    dates = pd.date_range("2024-03-27", periods=140, freq="h", tz="Europe/Berlin")
+    table = frame(140).assign(ds=[*dates, *dates])
+    hour = table.groupby("unique_id").cumcount()
+    model = Frames(3, **SMALL).fit(table[hour < 80])
+    expected = model.predict(table)
+    other = table.assign(ds=table.ds.dt.tz_convert(zone))
+    pd.testing.assert_frame_equal(model.predict(other), expected)
+    pd.testing.assert_frame_equal(model.update(other[hour >= 80]).predict(), expected)
+
+
+def test_texts_with_the_offsets_of_summer_and_winter_keep_their_hours():
+    dates = pd.date_range("2024-03-27", periods=140, freq="h", tz="Europe/Berlin").map(lambda time: time.isoformat())
+    table = frame(140).assign(ds=[*dates, *dates])
+    hour = table.groupby("unique_id").cumcount()
+    model = Frames(3, **SMALL).fit(table[hour < 80])
+    expected = model.predict(table)
+    pd.testing.assert_frame_equal(model.update(table[hour >= 80]).predict(), expected)
+
+
+@pytest.mark.parametrize(("first", "then"), [("int64", "str"), ("int64", "float64"), ("str", "int64")])
+def test_ids_as_text_and_as_numbers_are_one(first, then, tmp_path):
+    table = frame(60).assign(unique_id=lambda t: t.unique_id.map({"b": 2, "a": 1}).astype(first))
+    day = table.groupby("unique_id").cumcount()
+    model = Frames(3, **SMALL).fit(table[day < 50])
+    expected = model.predict(table)
+    model.update(table[day >= 50].assign(unique_id=lambda t: t.unique_id.astype(then)))
+    pd.testing.assert_frame_equal(model.predict(), expected)
+    with pytest.raises(DataError, match="expected numbers as in fit" if first != "str" else "expected text as in fit"):
+        model.update(table[:9].assign(unique_id="c" if first != "str" else 5))
+    model.save(tmp_path)
+    pd.testing.assert_frame_equal(Frames.load(tmp_path).predict(), expected)
+
+
+DAY = pd.Timedelta("1D")
+UNFIT = {
+    "twice": (lambda t: pd.concat([t, t[:1]]), "two rows of series 'b' have the same time 'ds'"),
+    "none": (lambda t: t[:0], "df has no rows"),
+    "hours": (lambda t: t.assign(ds=t.ds.min() + (t.ds - t.ds.min()) / 24), "no frequency that can be inferred"),
+    "off": (lambda t: t.assign(ds=t.ds + DAY / 5), "no frequency that can be inferred"),
+    "text": (lambda t: t.assign(y="x"), "column 'y' is 'x' in row 1, expected a number"),
+    "infinite": (lambda t: t.assign(y=np.inf), "column 'y' is inf"),
+    "numbers": (lambda t: t.assign(ds=np.arange(len(t))), "the times 'ds' are numbers, expected dates"),
+    "zone": (lambda t: t.assign(ds=t.ds.dt.tz_localize("UTC")), "dates of a time zone, expected dates without"),
+    "no time": (lambda t: t.assign(ds=pd.NaT), "column 'ds' is missing in row 1"),
+    "no id": (lambda t: t.assign(unique_id=None), "column 'unique_id' is missing in row 1"),
+    "long ago": (lambda t: t[:1].assign(ds=t.ds - 9999 * DAY), "steps are absent from the times 'ds'"),
+    "no column": (lambda t: t.drop(columns="y"), "df has no column 'y'"),
+}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    model = Frames(3, **SMALL).fit(frame(50))
+    return model, model.predict(), model._table.frame.copy()
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_an_update_that_fails_changes_nothing(kind, fitted):
+    (model, expected, before), (change, message) = fitted, UNFIT[kind]
+    table = frame(60)
+    with pytest.raises((ConfigError, DataError), match=re.escape(message)):
+        model.update(change(table[table.groupby("unique_id").cumcount() >= 50].reset_index(drop=True)))
+    pd.testing.assert_frame_equal(model._table.frame, before)
+    pd.testing.assert_frame_equal(model.predict(), expected)
+
+
+def test_an_update_may_be_unsorted_and_in_another_form():
+    table = frame(60)
+    day = table.groupby("unique_id").cumcount()
+    model = Frames(3, **SMALL).fit(table[day < 50])
+    more = table[day >= 50].sample(frac=1, random_state=1).assign(ds=lambda t: t.ds.astype(str))
+    model.update(more[["y", "ds", "unique_id"]].astype({"y": object}))
+    pd.testing.assert_frame_equal(model.predict(), model.predict(table))
+
+
+def test_texts_of_times_of_one_series_are_updated():
+    table = frame(60).assign(ds=lambda t: t.ds.astype(str))
+    day = table.groupby("unique_id").cumcount()
+    model = Frames(3, **SMALL).fit(table[day < 50])
+    for name in "ba":
+        model.update(table[(day >= 50) & (table.unique_id == name)])
+    pd.testing.assert_frame_equal(model.predict(), model.predict(table))
+
+
+def test_known_covariates_have_one_row_a_time():
+    table = with_covariates(53)
+    day = table.groupby("unique_id").cumcount()
+    model = Frames(3, **SMALL, **COVARIATES).fit(table[day < 50])
+    X = table[day >= 50][["unique_id", "ds", "price"]]
+    with pytest.raises(DataError, match="frames: X: two rows of series 'b' have the same time 'ds'"):
+        model.predict(X=pd.concat([X, X[:1].assign(price=9.0)]))
+
+
 def test_cross_validation_equals_refitting_by_hand():
     table = with_covariates(30)
     options = {**SMALL, **COVARIATES}

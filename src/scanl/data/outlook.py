@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from scanl.data.batch import Batch
 from scanl.data.columns import column, grouped, numbers
 from scanl.data.rows import Rows
-from scanl.data.series import continued
+from scanl.data.series import check_order, continued
 from scanl.data.series_question import in_batches
 from scanl.data.table import Table
 from scanl.data.times import Times, times
 from scanl.errors import ConfigError, DataError
 
+HOUR = 3600.0  # seconds
 NEWER = "\0newer"  # a column that numbers newer rows from 1; no file has this name
 
 Origin = tuple[int, int]  # of a forecast: number of a series, and the last row that is read
@@ -89,10 +90,11 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
 
     past: the rows before them; None: the table of training.
 
-    In each series rows of the table follow up to the time of the first newer row, at most `sequence_length` of
-    them. They are left out if they ended longer ago. Without a column of times newer rows are those after the
-    table.
-    Raises DataError when a column is lacking, or when the times of the two tables cannot be compared.
+    A newer row replaces the one that its series has at its time; rows are in the order of their times. In front of the
+    first newer row at most `sequence_length` rows follow. They are left out if they ended longer ago. Newer times are
+    in the time zone of the table. Without a column of times newer rows are those after the table.
+    Raises DataError when a column is lacking, when times of a series go back or are equal, or when the times of the two
+    tables cannot be compared.
     """
     import pandas as pd
 
@@ -105,22 +107,59 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
     past, time = table.read(table.path) if past is None else past, table.time
     rows_of = dict(grouped(past, table.path, table.series))
     groups = grouped(newer, path, table.series)
-    old = np.concatenate(
-        [np.zeros(0, np.int64), *(rows_of[name][-table.length :] for name, _ in groups if name in rows_of)]
-    )
+    begin = -table.length if time is None else 0
+    old = np.concatenate([np.zeros(0, np.int64), *(rows_of[name][begin:] for name, _ in groups if name in rows_of)])
+    if time is not None:
+        newer, clock = in_zone(newer, path, past if len(past) else table.read(table.path), table.path, time)
     past, newer = past.iloc[old].reset_index(drop=True), newer.assign(**{NEWER: np.arange(1.0, len(newer) + 1)})
-    if time is not None and len(past):
-        past, (newer[time], clock) = past.copy(deep=False), times(newer, path, time)
-        past[time], past_clock = times(past, table.path, time)
-        refuse_other_times(past_clock, table.path, clock, path, time)
-        reach, now, then = table.collection.step * table.length, seconds(clock), seconds(past_clock)
-        first = {name: now[rows].min() for name, rows in groups}
-        keep = np.zeros(len(past), bool)
-        for name, rows in grouped(past, table.path, table.series):
-            earlier = rows[then[rows] < first[name]]
-            keep[earlier] = len(earlier) > 0 and first[name] - then[earlier].max() <= reach
-        past = past[keep]
-    return pd.concat([past, newer], ignore_index=True) if len(past) else newer.reset_index(drop=True)
+    if time is None or not len(past):
+        return pd.concat([past, newer], ignore_index=True) if len(past) else newer.reset_index(drop=True)
+    past = past.copy(deep=False)
+    past[time], past_clock = times(past, table.path, time)
+    reach, now, then = table.collection.step * table.length, seconds(clock), seconds(past_clock)
+    at = {}
+    for name, rows in groups:
+        check_order(path, name, time, clock[rows])
+        at[name] = now[rows]
+    keep = np.zeros(len(past), bool)
+    for name, rows in grouped(past, table.path, table.series):
+        first = at[name].min()
+        earlier = rows[then[rows] < first][-table.length :]
+        keep[earlier] = len(earlier) > 0 and first - then[earlier].max() <= reach
+        later = rows[then[rows] >= first]
+        keep[later] = ~np.isin(then[later], at[name])
+    if not keep.any():
+        return newer.reset_index(drop=True)
+    both = pd.concat([past[keep], newer], ignore_index=True)
+    series = np.zeros(len(both), np.int64)
+    for number, (_, rows) in enumerate(grouped(both, path, table.series)):
+        series[rows] = number
+    return both.iloc[np.lexsort((np.concatenate([then[keep], now]), series))].reset_index(drop=True)
+
+
+def in_zone(frame: Any, path: Path, past: Any, past_path: Path, time: str) -> tuple[Any, Times]:
+    """Return rows, whose times are in the time zone of earlier ones, and these times.
+
+    Offsets from UTC that are an hour apart are those of summer and winter, and stay.
+    Raises DataError when the times cannot be compared.
+    """
+    frame, past_clock = frame.copy(deep=False), times(past, past_path, time)[1]
+    frame[time], clock = times(frame, path, time)
+    refuse_other_times(past_clock, past_path, clock, path, time)
+    offset, past_offset = (_fixed(each.zone) for each in (clock, past_clock))
+    summer = None not in (offset, past_offset) and 0 not in (offset, past_offset) and abs(offset - past_offset) == HOUR
+    if past_clock.zone is not None and str(clock.zone) != str(past_clock.zone) and not summer:
+        import pandas as pd
+
+        frame[time] = pd.Series(pd.to_datetime(frame[time], utc=True)).dt.tz_convert(past_clock.zone)
+        clock = times(frame, path, time)[1]
+    return frame, clock
+
+
+def _fixed(zone: Any) -> float | None:
+    """Return the offset of a time zone from UTC in seconds; None for a zone with summer and winter, and for no zone."""
+    offset = None if zone is None else zone.utcoffset(None)
+    return None if offset is None else offset.total_seconds()
 
 
 def with_known(table: Table, frame: Any, known: Any, path: Path) -> Any:
@@ -133,7 +172,7 @@ def with_known(table: Table, frame: Any, known: Any, path: Path) -> Any:
         column(known, path, name, "a future covariate")
     groups = dict(grouped(known, path, table.series))
     now = then = np.zeros(0)
-    past_clock = None
+    clock = past_clock = None
     if table.time is not None:
         clock, past_clock = times(known, path, table.time)[1], times(frame, table.path, table.time)[1]
         refuse_other_times(past_clock, table.path, clock, path, table.time)
@@ -141,11 +180,13 @@ def with_known(table: Table, frame: Any, known: Any, path: Path) -> Any:
     targets, sources = [], []
     for name, rows in grouped(frame, table.path, table.series):
         there, ahead = groups.get(name, np.zeros(0, np.int64)), rows[-steps:]
-        if past_clock is None:
+        if clock is None or past_clock is None:
             lacking = "" if len(there) >= steps else f"step {len(there) + 1}"
             there = there[:steps]
         else:
             at = dict(zip(then[there].tolist(), there.tolist(), strict=True))
+            if len(at) < len(there):
+                check_order(path, name, str(table.time), clock[there[np.argsort(then[there], kind="stable")]])
             absent = [row for row in ahead.tolist() if now[row] not in at]
             lacking = str(past_clock.at(past_clock.marks[absent[:1]])[0]) if absent else ""
             there = np.array([at.get(when, -1) for when in now[ahead].tolist()], np.int64)

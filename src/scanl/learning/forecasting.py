@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from scanl.data.columns import as_table, files_of, grouped, rows_of_lines
-from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known
+from scanl.data.outlook import NEWER, Origin, Outlook, joined, refuse_known, seconds
+from scanl.data.series import check_order
 from scanl.data.table import Table
-from scanl.data.times import form_of, written
+from scanl.data.times import form_of, times, written
 from scanl.errors import ConfigError, DataError
 from scanl.learning.evaluation import trained
 from scanl.learning.questions.forecast import columns
@@ -106,15 +107,15 @@ class Forecasts:
     ) -> Iterator[Any]:
         """Yield frames with the forecasts after each row of a stream, in its order, in constant memory.
 
-        They are what `after` returns for the stream up to that row, with a column `cutoff`: the time of the row, or its
-        number where rows have no times.
+        They are what `after` returns for the stream up to that row, with a column `cutoff`: the time of the last row of
+        its series, or the row's number where rows have no times. A row replaces the one of the table with its time.
 
         batches: lines of CSV, one or more at once; the first line has the names of the columns.
         """
         import pandas as pd
 
         horizon, levels = self.check(horizon, levels, "cutoff")
-        table, header, count = self.table, "", 0
+        table, header, count, read = self.table, "", 0, dict[str, float]()
         if table.future:
             raise ConfigError(
                 f"forecast: follow is given, expected a run without --future because a stream has no "
@@ -128,16 +129,43 @@ class Forecasts:
             header, lines = (header, batch) if header else (batch[0].removeprefix("\ufeff"), batch[1:])
             for begin in range(0, len(lines), size):
                 newer = rows_of_lines([header, *lines[begin : begin + size]], table.names)
-                names = [name for name, _ in grouped(newer, STREAM, table.series)]
-                both = joined(table, newer, STREAM, pd.concat([rows[:0], *(past[n] for n in names if n in past)]))
-                outlook = Outlook(table, both, STREAM)
-                answers = self.frame(outlook, outlook.newer, horizon, levels, cutoff=True)
-                if table.time is None:
-                    answers["cutoff"] = np.repeat(np.arange(count, count + len(newer)) + 1, horizon)
-                yield answers
-                count += len(newer)
-                both = both.drop(columns=NEWER)
-                past |= {name: both.iloc[at[-table.length :]] for name, at in grouped(both, STREAM, table.series)}
+                in_order = self._in_order(newer, past, read)
+                for some in [newer] if in_order else [newer.iloc[[row]] for row in range(len(newer))]:
+                    names = [name for name, _ in grouped(some, STREAM, table.series)]
+                    before = pd.concat([rows[:0], *(past[n] for n in names if n in past)])
+                    both = joined(table, some, STREAM, before)
+                    outlook = Outlook(table, both, STREAM)
+                    origins = outlook.newer if in_order else outlook.last
+                    answers = self.frame(outlook, origins, horizon, levels, cutoff=True)
+                    if table.time is None:
+                        answers["cutoff"] = np.repeat(np.arange(count, count + len(some)) + 1, horizon)
+                    yield answers
+                    count += len(some)
+                    both = both.drop(columns=NEWER)
+                    past |= {name: both.iloc[at[-table.length :]] for name, at in grouped(both, STREAM, table.series)}
+
+    def _in_order(self, newer: Any, past: dict[str, Any], read: dict[str, float]) -> bool:
+        """Return whether newer rows of a stream come after all earlier ones. Others correct rows of the table.
+
+        read: time of the last row of each series in the stream. Raises DataError for rows that do not come after it.
+        """
+        table = self.table
+        if table.time is None:
+            return True
+        clock, after = times(newer, STREAM, table.time)[1], True
+        marks = seconds(clock)
+        for name, at in grouped(newer, STREAM, table.series):
+            check_order(STREAM, name, table.time, clock[at])
+            if marks[at[0]] <= read.get(name, -np.inf):
+                of, when = f" of series {name!r}" if name else "", clock.at(clock.marks[at[:1]])[0]
+                raise DataError(
+                    f"table: stream: the times {table.time!r}{of} go back to {when}; correct earlier rows by --data "
+                    "without --follow"
+                )
+            read[name] = marks[at[-1]]
+            if name in past:
+                after &= marks[at[0]] > seconds(times(past[name], table.path, table.time)[1])[-1]
+        return bool(after)
 
     def check(self, horizon: int | None, levels: Sequence[float] | None, *more: str) -> tuple[int, tuple[float, ...]]:
         """Return the number of steps and the levels of the intervals in per cent.

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from scanl.data.columns import as_table, grouped
-from scanl.data.outlook import NEWER, Outlook, joined
+from scanl.data.outlook import NEWER, Outlook, in_zone, joined
 from scanl.data.questions import Forecast
 from scanl.data.series import Collection, Series, check_order, continued
 from scanl.data.splits import Piece
@@ -179,22 +179,27 @@ class Frames:
         table = self._fitted("predict")
         with _messages():
             levels = self._levels(levels)
-            outlook = self._outlook(table, table.frame if df is None else self._rows(df), X)
+            rows = table.frame if df is None else in_zone(self._rows(df), PATH, table.frame, PATH, "ds")[0]
+            outlook = self._outlook(table, rows, X)
             return self._named(self._forecasts.frame(outlook, outlook.last, self.horizon, levels))
 
     def update(self, df: pd.DataFrame) -> Self:
         """Take rows that have come since, without training. They follow the rows of their series, or begin new series.
 
-        A row replaces the earlier one with its time. The forecast is then the same as after all rows at once.
+        A row replaces the earlier one with its time. The forecast is then the same as after all rows at once. Raises
+        DataError for rows that do not fit those before, which stay as they were.
         """
         table = self._fitted("update")
         with _messages():
+            frame = table.frame.assign(ds=times(table.frame, PATH, "ds")[0])
             newer = self._rows(df)
-            more = joined(table, newer, PATH).drop(columns=NEWER)
+            newer = newer.assign(unique_id=_like(newer["unique_id"], frame["unique_id"]))
+            more = joined(table, newer, PATH, frame).drop(columns=NEWER)
+            Outlook(table, more, PATH)  # raises for rows that cannot be forecast
             names = set(newer["unique_id"].astype(str))
-            others = table.frame[~table.frame["unique_id"].astype(str).isin(names)]
+            others = frame[~frame["unique_id"].astype(str).isin(names)]
             rows = pd.concat([others, more], ignore_index=True) if len(others) else more
-            order = pd.Index(dict.fromkeys([*table.frame["unique_id"].astype(str), *newer["unique_id"].astype(str)]))
+            order = pd.Index(dict.fromkeys([*frame["unique_id"].astype(str), *newer["unique_id"].astype(str)]))
             places = np.argsort(order.get_indexer(pd.Index(rows["unique_id"].astype(str))), kind="stable")
             table.frame = rows.iloc[places].reset_index(drop=True)
         return self
@@ -361,6 +366,23 @@ def levels_of(probabilities: Sequence[float]) -> tuple[list[float], list[str]]:
     levels = [round(100 * abs(1 - 2 * p), 9) for p in probabilities]
     names = [f"{ANSWER}-{'lo' if p < 0.5 else 'hi'}-{k:g}" for p, k in zip(probabilities, levels, strict=True)]
     return [k for k in levels if k], [name if k else ANSWER for name, k in zip(names, levels, strict=True)]
+
+
+def _like(ids: Any, known: Any) -> Any:
+    """Return names of series as the known ones have them: numbers or text. Raises DataError for a new one of others."""
+    number, known_number = (pd.api.types.is_numeric_dtype(names) for names in (ids, known))
+    if number and known_number:
+        return ids.astype(known.dtype) if (ids == ids.astype(known.dtype)).all() else ids
+    if number == known_number:
+        return ids
+    by_text = {str(name): name for name in known.unique()}
+    new = ids[~ids.astype(str).isin(by_text)]
+    if len(new):
+        kinds = ["numbers" if kind else "text" for kind in (number, known_number)]
+        raise DataError(
+            f"frames: df has the unique_id {new.tolist()[0]!r} among {kinds[0]}, expected {kinds[1]} as in fit"
+        )
+    return ids.astype(str).map(by_text)
 
 
 @contextmanager
