@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import math
 import pickle
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,6 +84,55 @@ def test_text_is_not_read_and_a_hasher_reads_it():
         assert (model.predict_one({"word": "a", "size": 1.0}) == model.predict_one({"word": "b", "size": 1.0})) == same
 
 
+def learnt(model, samples):
+    answers = []
+    for x, y in samples:
+        answers.append(model.predict_one(x))
+        model.learn_one(x, y)
+    return answers
+
+
+def test_features_appear_vanish_and_are_missing_at_any_sample():
+    """A sample of no features may be the first. A feature that appears late tells the truth from then on."""
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=300)
+    early = [({}, 0.0), ({"a": None}, 0.0), ({"a": 1.0}, 0.0), ({"b": math.nan, "a": "text"}, 0.0)]
+    model = RiverRegressor(dim=8, lr=0.02, feedback=False)
+    learnt(model, early)
+    assert model._names == ["a"]
+    answers = learnt(model, [({"c": value}, value) for value in values])
+    assert model._names == ["a", "c"]
+    assert np.abs(answers - values)[-50:].mean() < 0.4 * np.abs(values[-50:]).mean()
+    assert math.isfinite(model.predict_one({"d": 1.0}))
+
+
+def test_a_feature_that_is_absent_is_a_missing_number():
+    first = [({"a": 1.0, "b": 2.0}, 1.0), ({"a": 2.0, "b": 1.0}, 2.0)]
+    one, two = RiverRegressor(dim=2), RiverRegressor(dim=2)
+    learnt(one, [*first, ({"b": 1.0}, 1.0), ({}, 2.0)])
+    learnt(two, [*first, ({"a": None, "b": 1.0}, 1.0), ({"a": math.nan, "b": None}, 2.0)])
+    assert one.predict_one({"a": 1.0}) == two.predict_one({"a": 1.0, "b": math.nan})
+
+
+def test_a_feature_that_finds_no_place_is_a_warning():
+    model = RiverClassifier(dim=2, features=2)
+    with pytest.warns(UserWarning, match="feature 'c' is not read because all 2 places are taken") as said:
+        learnt(model, [({"a": 1.0}, "x"), ({"b": 1.0, "c": 2.0}, "y"), ({"d": 1.0}, "x")])
+    assert len(said) == 1
+    assert copy.deepcopy(model).predict_proba_one({"a": 1.0, "c": 5.0}) == model.predict_proba_one({"a": 1.0})
+
+
+def test_an_infinite_feature_changes_nothing():
+    model = RiverRegressor(dim=2)
+    model.learn_one({"a": 1.0}, 0.5)
+    before = pickle.dumps(model)
+    with pytest.raises(DataError, match="feature 'b' is inf, expected a finite number"):
+        model.learn_one({"a": 2.0, "b": math.inf}, 1.0)
+    assert pickle.dumps(model) == before
+
+
 def test_bad_options():
+    with pytest.raises(ConfigError, match="features is 0, expected at least 1, or None"):
+        RiverRegressor(features=0)
     with pytest.raises(ConfigError, match="classes is 1, expected at least 2"):
         RiverClassifier(classes=1)

@@ -5,6 +5,8 @@ This module imports river: `pip install 'scanl[online]'`.
 
 import copy
 import io
+import math
+import warnings
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -12,19 +14,23 @@ import numpy as np
 import torch
 from river import base
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError
 from scanl.learning.online.answers import AnswerClass, Answering, AnswerNumbers, likeliest
 from scanl.learning.online.build import SPAN, make_loop
 from scanl.learning.online.prequential import Prequential
 from scanl.learning.run.config import StackConfig
+
+LEAST = 16  # places for features
 
 
 class _RiverLearner(base.Estimator):
     """What both estimators have in common.
 
     `predict_one` of a sample that `learn_one` has not read yet advances no state, as river wants: the state changes in
-    `learn_one` alone. The features come from the first sample that is learnt. Later ones are not read, and one that
-    disappears is missing. Put `river.preprocessing.FeatureHasher` or `OneHotEncoder` before, if features have text.
+    `learn_one` alone. A feature takes a place when it first has a number in a sample that is learnt. It is missing
+    before, and wherever it is absent later. There are `features` places, or twice as many as the first sample has
+    features, and at least 16. What finds no place is not read, which is a warning. Put
+    `river.preprocessing.FeatureHasher` or `OneHotEncoder` before, if features have text.
     """
 
     def __init__(
@@ -39,11 +45,15 @@ class _RiverLearner(base.Estimator):
         span: int = SPAN,
         feedback: bool = True,
         seed: int = 0,
+        features: int | None = None,
     ) -> None:
+        if features is not None and features < 1:
+            raise ConfigError(f"{type(self).__name__}: features is {features}, expected at least 1, or None")
         self.layer, self.dim, self.depth, self.algorithm = layer, dim, depth, algorithm
         self.optimizer, self.lr, self.block, self.span = optimizer, lr, block, span
-        self.feedback, self.seed = feedback, seed
+        self.feedback, self.seed, self.features = feedback, seed, features
         self._names: list[Hashable] = []
+        self._places, self._full = 0, False  # for features, and whether one found none
         self._loop: Prequential | None = None
 
     def _kind(self) -> Answering:
@@ -52,10 +62,29 @@ class _RiverLearner(base.Estimator):
     def _made(self) -> Prequential:
         stack = StackConfig(layer=self.layer, dim=self.dim, depth=self.depth)
         how: dict[str, Any] = {"algorithm": self.algorithm, "optimizer": self.optimizer, "lr": [self.lr]}
-        return make_loop(self._kind(), len(self._names), stack, block=self.block, span=self.span, seed=self.seed, **how)
+        return make_loop(self._kind(), self._places, stack, block=self.block, span=self.span, seed=self.seed, **how)
 
     def _read(self, x: Mapping[Hashable, Any]) -> list[float]:
-        return [_number(x.get(name)) for name in self._names]
+        return [*(_number(x.get(name)) for name in self._names), *[math.nan] * (self._places - len(self._names))]
+
+    def _place(self, x: Mapping[Hashable, Any]) -> None:
+        """Give a place to each feature that has its first number."""
+        new = sorted(
+            (name for name in x.keys() - set(self._names) if not math.isnan(_number(x[name]))),
+            key=lambda name: (str(name), type(name).__name__),
+        )
+        if self._loop is None:
+            self._places = self.features or max(LEAST, 2 * len(new))
+            self._loop = self._made()
+        free = self._places - len(self._names)
+        self._names += new[:free]
+        if len(new) > free and not self._full:
+            self._full = True
+            warnings.warn(
+                f"{type(self).__name__}: feature {new[free]!r} is not read because all {self._places} places are "
+                "taken, and so are none that come later; give a larger features",
+                stacklevel=3,
+            )
 
     def _foreseen(self, x: Mapping[Hashable, Any]) -> Any:
         """Return the answer to a sample, and keep nothing of it."""
@@ -63,10 +92,13 @@ class _RiverLearner(base.Estimator):
 
     def learn_one(self, x: Mapping[Hashable, Any], y: Any) -> None:
         """Read a sample and its truth, and learn from it."""
-        if self._loop is None:
-            self._names = sorted((name for name in x if not np.isnan(_number(x[name]))), key=str)
-            self._loop = self._made()
-        truth = self._loop.kind.read(y)  # before anything changes
+        kind = self._kind() if self._loop is None else self._loop.kind
+        truth = kind.read(y)  # before anything changes
+        for name, value in x.items():
+            if math.isinf(_number(value)):
+                raise DataError(f"{type(self).__name__}: feature {name!r} is {value}, expected a finite number")
+        self._place(x)
+        assert self._loop is not None
         self._loop.answer(self._read(x))
         self._loop.learn(truth)
 
@@ -102,7 +134,7 @@ class RiverRegressor(_RiverLearner, base.Regressor):
     Args:
         layer, dim, depth: of the `Stack`.   algorithm, optimizer, lr: how it learns, as in `scanl train`.
         block: samples of an update.   span: numbers after which the past fades in the running means.
-        feedback: whether the last truth is an input too.   seed: of the weights.
+        feedback: whether the last truth is an input too.   seed: of the weights.   features: largest number of them.
     """
 
     def _kind(self) -> AnswerNumbers:
@@ -135,8 +167,9 @@ class RiverClassifier(_RiverLearner, base.Classifier):
         span: int = SPAN,
         feedback: bool = True,
         seed: int = 0,
+        features: int | None = None,
     ) -> None:
-        super().__init__(layer, dim, depth, algorithm, optimizer, lr, block, span, feedback, seed)
+        super().__init__(layer, dim, depth, algorithm, optimizer, lr, block, span, feedback, seed, features)
         self.classes = classes
         if classes < 2:
             raise ConfigError(f"RiverClassifier: classes is {classes}, expected at least 2")
