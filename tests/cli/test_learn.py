@@ -7,22 +7,27 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from forked import begun
 
 pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
 
+import river.datasets
+
 from scanl.cli import main
 from scanl.cli.learn import parse
 from scanl.errors import CheckpointError, DataError
+from scanl.learning.online import reading
 from scanl.learning.online.folder import OnlineFolder, Rows
-from scanl.learning.online.reading import Columns, rows
+from scanl.learning.online.reading import Columns, Form, lines_of, rows
 from scanl.learning.online.run import Run
 
 COVERS = ["learning/online/config", "learning/online/folder", "learning/online/reading", "learning/online/run"]
@@ -111,7 +116,7 @@ def test_objects_with_truths_of_their_own_lines(tmp_path, capfd):
 
 
 def test_a_mark_of_the_byte_order_a_second_line_of_names_and_a_missing_number():
-    first, second = rows([b"\xef\xbb\xbfa,y\n", b"1,2\n", b"a,y\n", b"NA,3\n"], 0)
+    first, second = rows([b"\xef\xbb\xbfa,y\n", b"1,2\n", b"a,y\n", b"NA,3\n"], 0, Form())
     columns = Columns.of(first, "y", None, None, None, [])
     item = columns.item(second)
     assert (columns.names, item.number, item.truth) == (["a"], 4, 3.0)
@@ -377,3 +382,215 @@ def test_the_truths_of_a_class_are_bounded(tmp_path):
     config, _ = parse([str(path), "--target", "y", "--classes", "3", *TINY])
     with pytest.raises(DataError, match="a class beyond the 3 of before"):
         Run(config, None, print).learn()
+
+
+class Runs:
+    def __reduce__(self):
+        return print, ("it ran",)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["scores"], torch.tensor([1], dtype=torch.uint8)),  # as a version with objects of river had them
+        (["scores", "metrics"], [1, 2]),
+        (["kind"], [False, 1, 10**12]),
+        (["kind"], [False, 10**12, 1]),
+        (["classes"], "x"),
+        (["counts"], [1, 2]),
+        (["columns"], {"target": 1}),
+        (["form"], {"other": 1}),
+        (["sizes"], [-1, "x"]),
+        (["hidden"], [[1]]),
+        (["loop", "queue"], [[0, torch.ones(1, 1, 9), [1.0], 0, [[0.0], [1.0], None], None]]),
+        (["loop", "kind", "innovation"], {"mean": "x"}),
+        (["loop", "bank", "sums"], []),
+        (["loop", "bank", "learners", 0, "state"], {}),
+        (["loop"], None),
+    ],
+)
+def test_a_checkpoint_of_another_form_is_one_line(path, value, tmp_path, stored_run, capfd):
+    """With a right digest: the file was written by one who can seal it."""
+    folder = OnlineFolder.open(shutil.copytree(stored_run, tmp_path / "run"))
+    state = folder.stored()
+    *before, last = path
+    part = state
+    for name in before:
+        part = part[name]
+    part[last] = value
+    folder.save(state)
+    capfd.readouterr()
+    assert main(["learn", "--resume", str(folder.path)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "checkpoint" in line
+
+
+@pytest.fixture(scope="module")
+def stored_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "series.txt").write_text("\n".join(map(str, range(9))))
+    learn(folder / "series.txt", "--out", folder / "run", "--samples", 5)
+    return folder / "run"
+
+
+def test_a_checkpoint_with_an_object_is_not_opened(tmp_path, stored_run, capfd):
+    folder = OnlineFolder.open(shutil.copytree(stored_run, tmp_path / "run"))
+    folder.save(folder.stored() | {"scores": Runs()})
+    assert main(["learn", "--resume", str(folder.path)]) == 2
+    out, err = capfd.readouterr()
+    assert "it ran" not in out
+    assert err.count("\n") == 1
+
+
+ODD = [
+    (b"[" * 100_000, "expected an object of JSON"),
+    (b'{"x":' * 100_000, "its brackets are too deep"),
+    (b'{"x": ' + b"[" * 500 + b"]" * 500 + b', "y": 1}', "column 'x' is a list, expected a finite number"),
+    (b'{"x": 1' + b"0" * 400 + b', "y": 1}', "column 'x' is 1000"),
+    (b'{"x": 1' + b"0" * 5000 + b', "y": 1}', "line 2: "),
+    (b'{"x": 1e999, "y": 1}', "column 'x' is inf, expected a finite number"),
+    (b'{"x": -Infinity, "y": 1}', "column 'x' is -inf, expected a finite number"),
+    (b'{"x": 1, "x": 2, "y": 1}', "it has 'x' twice"),
+    (b'{"x": "\xff", "y": 1}', "invalid start byte"),
+    (b'{"x": "\\ud800", "y": 1}', "surrogates not allowed"),
+    (b'{"x": 1, "y": 1\x00}', "line 2: "),
+    (b'{"x": 1, "y": "' + b"a" * 2**24 + b'"}', "it has more than 16,777,216 bytes"),
+    (b'{"x": "' + b"a" * 2**20 + b'", "y": 1}', "column 'x' is 'aaa"),
+    (b'{"x": 1, "y": []}', "column 'y' is a list"),
+]
+
+
+@pytest.mark.parametrize("line", range(len(ODD)))
+def test_an_odd_line_of_json_is_one_line(line):
+    bad, message = ODD[line]
+    lines = [b'{"x": 1, "y": 1}\r\n', bad + b"\r\n", b'\xef\xbb\xbf{"x": NaN, "y": NaN}\r\n']
+    columns = Columns("y", None, None, ["x"])
+    first, second, third = rows(lines_of(io.BytesIO(b"".join(lines))), 0, Form())
+    if not isinstance(second, DataError):
+        with pytest.raises(DataError) as raised:
+            columns.item(second)
+        second = raised.value
+    assert message in str(second)
+    assert len(str(second)) < 200
+    items = [columns.item(row) for row in (first, third)]
+    assert [item.truth for item in items] == [1.0, None]
+    assert math.isnan(items[1].inputs[0])
+
+
+@pytest.mark.parametrize("key", ["[1]", "{}", "NaN", "null"])
+def test_a_key_is_a_name_or_a_number(key):
+    row = next(rows([b'{"id": %s, "x": 1, "y": 1}' % key.encode()], 0, Form()))
+    with pytest.raises(DataError, match="line 1: column 'id' is"):
+        Columns("y", None, "id", ["x"]).item(row)
+
+
+def test_a_stream_of_json_goes_on_to_the_bit(tmp_path):
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps({"x": math.sin(t), "y": math.cos(t)}) + "\n" for t in range(12)))
+    learn(path, "--target", "y", "--out", tmp_path / "whole")
+    learn(path, "--target", "y", "--out", tmp_path / "parts", "--samples", 5)
+    assert main(["learn", "--resume", str(tmp_path / "parts"), "--samples", "99"]) == 0
+    for file in ("predictions.csv", "scores.csv"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("options", [["--delay", "3"], ["--horizon", "2", "--delay", "2"], ["--horizon", "4"]])
+def test_a_truth_that_always_comes_too_late_is_refused(options, series, capfd):
+    assert main(["learn", str(series), *options, "--waiting", "3", *TINY]) == 2
+    assert "waiting is 3, expected at least 4 because of horizon and delay" in capfd.readouterr().err
+
+
+def test_a_truth_may_come_as_late_as_waiting_says(series):
+    config, _ = parse([str(series), "--delay", "2", "--waiting", "3", *TINY])
+    run = Run(config, None, print)
+    run.learn()
+    assert (run.scored, run.loop.given_up) == (57, 0)
+
+
+def test_truths_that_come_too_late_are_counted(tmp_path, capfd):
+    """Sample 0 waits; those behind it have their truths, and wait for their turn: the queue is full by them."""
+    path = tmp_path / "late.jsonl"
+    lines = [{"id": t, "x": t, "y": t if t else None} for t in range(5)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"id": 0, "y": 1}, {"id": 9, "x": 1, "y": 1}]))
+    learn(path, "--target", "y", "--key", "id", "--question", "number", "--waiting", 2)
+    out, err = capfd.readouterr()
+    assert "6 samples, 5 scored" in out
+    assert "truths that came too late  1" in out
+    assert "line 6: the truth of 0 comes too late" in err
+
+
+def followed(path, monkeypatch, *changes):
+    """Return the lines that are read of a file, while `changes` happen, one at each wait; the last wait ends it."""
+    waits, begun = iter(changes), []
+
+    def wait(seconds):
+        try:
+            next(waits)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(reading.time, "sleep", wait)
+    lines = []
+
+    def read():
+        for line in reading.followed_lines(path, begun.append):
+            lines.append(line.decode().strip())
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    return lines, begun
+
+
+def test_a_file_that_is_cut_or_replaced_is_followed_from_its_begin(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+
+    def appended(text):
+        with path.open("a") as file:
+            file.write(text)
+
+    def replaced():
+        path.rename(tmp_path / "log.1")
+        path.write_text("7\n")
+
+    path.write_text("1\n2\n")
+    changes = [
+        lambda: appended("3"),
+        lambda: appended("3\n4"),  # half a line, and then the file is cut
+        lambda: path.write_text("5\n"),
+        lambda: path.write_text("a longer file than before\n6\n"),
+        replaced,
+        path.unlink,
+        lambda: path.write_text("8\n"),
+        lambda: None,
+    ]
+    lines, begun = followed(path, monkeypatch, *changes)
+    assert lines == ["1", "2", "33", "4", "5", "a longer file than before", "6", "7", "8"]
+    assert begun == [4, 5, 7, 8]
+
+
+def test_a_run_whose_file_was_cut_goes_on_with_its_new_lines(tmp_path, capfd):
+    path = tmp_path / "log"
+    path.write_text("1\n2\n3\n")
+    learn(path, "--out", tmp_path / "run")
+    path.write_text("4\n")
+    assert main(["learn", "--resume", str(tmp_path / "run")]) == 2
+    assert "has fewer than the 3 lines that were read before" in capfd.readouterr().err
+    config, folder = parse(["--resume", str(tmp_path / "run"), "--follow", "true", "--samples", "4"])
+    run = Run(config, folder, print)
+    run.learn()
+    assert (run.lines, run.before, run.loop.count) == (4, 3, 4)
+
+
+def test_a_feature_that_vanishes_from_a_data_set_of_river_is_missing(monkeypatch, capfd):
+    class Changing(river.datasets.base.Dataset):
+        def __init__(self):
+            super().__init__(n_features=2, task="Regression")
+
+        def __iter__(self):
+            yield from [({"a": 1.0, "b": None}, 1.0), ({"a": 2.0}, 2.0), ({"b": 1.0, "c": 5.0}, 3.0), ({}, 2.0)]
+
+    monkeypatch.setattr(river.datasets, "Phishing", Changing)
+    learn("river:Phishing")
+    out, err = capfd.readouterr()
+    assert "4 samples, 4 scored" in out
+    assert "line 3: column 'c' is not read, because the first line has none" in err

@@ -88,5 +88,7 @@ def _summary(ready: Run, begun: int, seconds: float) -> None:
         print(f"  {'best rate':<20}{ready.config.learning.lr[ready.loop.bank.best]:g}")
     if ready.skipped:
         print(f"  {'skipped lines':<20}{ready.skipped:,}")
+    if ready.late:
+        print(f"  {'truths that came too late':<27}{ready.late:,}")
     if ready.loop.given_up:
         print(f"  {'truths that never came':<24}{ready.loop.given_up:,}")

@@ -124,8 +124,8 @@ def test_a_step_of_the_loop_is_that_of_the_algorithm_by_hand():
     state, carried, last, expected = model.init_state(1), algorithm.init(model, 1), None, []
     for now, following in itertools.pairwise(series):
         x = np.array([now])
+        step = torch.from_numpy(scaling.scaled(x).astype(np.float32)).view(1, 1, 1)  # by the samples before
         scaling.update(x)
-        step = torch.from_numpy(scaling.scaled(x).astype(np.float32)).view(1, 1, 1)
         base = innovation.base(last)
         with torch.no_grad():
             y, state = model(step, state)

@@ -126,6 +126,12 @@ class LearnConfig(Configuration):
             raise ConfigError("learn: data is none, expected a stream; for standard input give -")
         if stream.key is not None and (stream.horizon or stream.delay):
             raise ConfigError("learn: key is given with horizon or delay, expected one of them; leave one out")
+        ahead = (stream.horizon or 1) + stream.delay
+        if stream.key is None and ahead > stream.waiting:
+            raise ConfigError(
+                f"learn: waiting is {stream.waiting}, expected at least {ahead} because of horizon and delay; a truth "
+                "that comes later is lost"
+            )
         if stream.follow and (stream.data == "-" or stream.data.startswith("river:")):
             raise ConfigError(f"learn: follow is given with {stream.data}, expected a file; leave it out")
 

@@ -1,6 +1,5 @@
 """The prequential loop: read a sample, answer it, score the answer once the truth is known, and then learn from it."""
 
-import copy
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -12,7 +11,7 @@ from torch import Tensor
 from scanl.errors import DataError
 from scanl.learning.online.answers import Answer, Answering, Frame, Truth, as_tensor
 from scanl.learning.online.bank import Bank
-from scanl.learning.online.scaling import Scaling
+from scanl.learning.online.scaling import Scaling, Values
 
 Inputs = Iterable[float]
 
@@ -36,10 +35,10 @@ class Sample:
 class Prequential:
     """A model on a stream without end, in constant memory: `answer` and then `learn`, for each sample.
 
-    Numbers are standardised by their running mean and variance (`Scaling`), and so is a target (`Innovation`). A
-    missing input is NaN. Samples are learnt in their order. While a truth is not known the sample waits; the pass that
-    learns stands there, and the pass that answers goes on. If more than `waiting` samples wait, the first of them is
-    read without a target.
+    The numbers of a sample are standardised by the running mean and variance of the samples before it (`Scaling`),
+    which take it in once it is read; a target is by `Innovation`. A missing input is NaN. Samples are learnt in their
+    order. While a truth is not known the sample waits; the pass that learns stands there, and the pass that answers
+    goes on. If more than `waiting` samples wait, the first of them is read without a target.
 
     bank: of models that read `inputs` numbers and the last truth.   kind: numbers or a class.   scores: read each
     answer with its truth; None for none.   span: see `Scaling`.
@@ -56,7 +55,8 @@ class Prequential:
 
     def answer(self, inputs: Inputs) -> Answer:
         """Read a sample and answer it. Raises DataError for inputs of another number, before anything changes."""
-        x, frame = self._read(inputs)
+        numbers, x, frame = self._read(inputs)
+        self.scaling.update(numbers)
         answers = [self.kind.answer(outputs, frame) for outputs in self.bank.answer(x)]
         sample = Sample(self.count, x, answers, self.bank.best, frame)
         self.queue.append(sample)
@@ -67,27 +67,22 @@ class Prequential:
             self._advance()
         return answers[sample.best]
 
-    def _read(self, inputs: Inputs) -> tuple[Tensor, Frame]:
-        """Return a sample as the model reads it, and what is known before its answer."""
+    def _read(self, inputs: Inputs) -> tuple[Values, Tensor, Frame]:
+        """Return the numbers of a sample, how the model reads them, and what is known before its answer."""
         numbers = np.asarray(inputs, np.float64)
         if numbers.shape != self.scaling.mean.shape:
             raise DataError(f"a sample has shape {numbers.shape}, expected {self.scaling.mean.shape}")
         if np.isinf(numbers).any():
             raise DataError(f"a sample has {numbers[np.isinf(numbers)][0]}, expected finite numbers")
-        self.scaling.update(numbers)
         scaled = self.scaling.scaled(numbers)
         if self.kind.feedback:
             scaled = np.concatenate([scaled, self.kind.last_truth()])
-        return as_tensor(scaled), self.kind.frame()
+        return numbers, as_tensor(scaled), self.kind.frame()
 
     def peek(self, inputs: Inputs) -> Answer:
         """Return what `answer` would, and change nothing."""
-        scaling = copy.deepcopy(self.scaling)
-        try:
-            x, frame = self._read(inputs)
-            return self.kind.answer(self.bank.peek(x), frame)
-        finally:
-            self.scaling = scaling
+        _, x, frame = self._read(inputs)
+        return self.kind.answer(self.bank.peek(x), frame)
 
     def learn(self, truth: Truth, index: int | None = None) -> None:
         """Read the truth of a sample, score its answer, and learn from all samples up to the first that still waits.

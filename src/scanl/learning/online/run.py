@@ -1,5 +1,6 @@
 """What `scanl learn` does: from a stream to predictions, scores and checkpoints."""
 
+import copy
 import gc
 import math
 import signal
@@ -8,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import scanl.tasks  # registers the streams  # noqa: F401
 from scanl.data import sources
 from scanl.data.base import IGNORED
 from scanl.data.questions import Numbers
-from scanl.errors import ConfigError, DataError, nearest
+from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 from scanl.learning.online import reading
 from scanl.learning.online.answers import AnswerClass, Answering, AnswerNumbers, likeliest
 from scanl.learning.online.build import make_loop
@@ -44,7 +46,11 @@ class Run:
         self.config, self.folder, self.report = config, folder, report
         self.lines = self.skipped = self.scored = 0
         self.columns: Columns | None = None
-        self.names: list[str] | None = None  # of the fields of CSV
+        self.form = reading.Form()
+        self.before = 0  # lines of a file that is followed, before it was cut
+        self.known: set[Any] = set()  # names of columns
+        self.unread = 0  # names of columns that came later
+        self.late = 0  # truths of samples that wait no more
         self.loop: Prequential | None = None
         self.scores: Any = None
         self.ahead: deque[int] = deque()  # samples whose truth is the value of a later line
@@ -72,13 +78,27 @@ class Run:
             self.config.stream.classes = max(classes, 2) if question == "class" else self.config.stream.classes
             yield from self._from_rows(found)
         elif data == "-" or Path(data).is_file():
+            if skip and data != "-" and reading.shorter(Path(data), skip - self.before):
+                if not self.config.stream.follow:
+                    raise DataError(
+                        f"learn: {data} has fewer than the {skip - self.before} lines that were read before; put it "
+                        "back, or read what it has now: --replayed false"
+                    )
+                self._cut(self.lines, 0)
             if data == "-":
                 lines: Iterable[bytes] = reading.standard_input()
+            elif self.config.stream.follow:
+                lines = reading.followed_lines(Path(data), partial(self._cut, self.before))
             else:
-                lines = reading.file_lines(Path(data), self.config.stream.follow)
-            yield from self._from_rows(reading.rows(lines, skip, self.names))
+                lines = reading.file_lines(Path(data))
+            yield from self._from_rows(reading.rows(lines, max(0, skip - self.before), self.form, self.before))
         else:
             yield from self._from_stream(data, skip)
+
+    def _cut(self, before: int, count: int) -> None:
+        """Let a file begin again after `count` lines of this process. before: lines of the files before it."""
+        self.before = before + count
+        self.report(f"the file was cut after line {self.before}; it is read from its begin")
 
     def _from_rows(self, rows: Iterable[Row | DataError]) -> Iterator[Item | DataError]:
         chosen = self.config.stream
@@ -90,13 +110,22 @@ class Run:
                 self.columns = Columns.of(
                     row, chosen.target, chosen.question, chosen.horizon, chosen.key, chosen.leave_out
                 )
-                self.names = list(row.values)
                 if self.columns.text:
                     self.report(f"text is not read: {', '.join(self.columns.text)}")
+            if self.unread < SHOWN and row.values.keys() - self.known:
+                self._note(row, self.columns)
             try:
                 yield self.columns.item(row)
             except DataError as error:
                 yield error
+
+    def _note(self, row: Row, columns: Columns) -> None:
+        """Say which columns of a row the first one had not."""
+        self.known |= {columns.target, columns.key, *columns.names, *columns.text, *self.config.stream.leave_out}
+        for name in row.values.keys() - self.known:
+            self.known.add(name)
+            self.unread += 1
+            self.report(f"line {row.number}: column {name!r} is not read, because the first line has none")
 
     def _from_stream(self, name: str, skip: int) -> Iterator[Item]:
         known = [each for each in sources.names() if issubclass(sources.get(each), Stream)]
@@ -246,14 +275,23 @@ class Run:
         ahead = self.columns.horizon if self.columns is not None else None
         truth = None if item.truth is None else self.kind.read(item.truth)
         if item.inputs is None:  # a truth alone
-            if item.key not in self.keys:
+            if item.key in self.keys:
+                self._learn(self.keys.pop(item.key), truth)
+            elif loop.given_up:
+                self.late += 1
+                if self.late == 1:
+                    self.report(
+                        f"line {item.number}: the truth of {item.key!r} comes too late; such truths are counted"
+                    )
+            else:
                 raise DataError(f"line {item.number}: no sample {item.key!r} waits for a truth")
-            self._learn(self.keys.pop(item.key), truth)
             return
         if ahead is not None and len(self.ahead) == ahead:
             self._reveal(self.ahead.popleft(), truth)
         index = loop.count
         answer = loop.answer(item.inputs)
+        while self.keys and next(iter(self.keys.values())) < loop.queue[0].index:  # it was given up
+            del self.keys[next(iter(self.keys))]
         self._write(index, item.number, answer)
         if ahead is not None:
             self.ahead.append(index)
@@ -261,8 +299,6 @@ class Run:
             self.keys[item.key] = index
         else:
             self._reveal(index, truth)
-        if len(self.keys) > chosen.waiting:
-            del self.keys[next(iter(self.keys))]
 
     def _reveal(self, index: int, truth: Any) -> None:
         """Let the truth of a sample be known, after the delay."""
@@ -305,12 +341,12 @@ class Run:
         self.folder.save(
             {
                 "loop": self.loop.state_dict(),
-                "scores": torch.frombuffer(bytearray(self.scores.dumps()), dtype=torch.uint8),
+                "scores": self.scores.state_dict(),
                 "kind": [isinstance(self.kind, AnswerClass), getattr(self.kind, "count", 1), self.inputs],
                 "classes": self.config.stream.classes,
                 "columns": columns,
-                "names": self.names,
-                "counts": [self.lines, self.skipped, self.scored],
+                "form": vars(self.form),
+                "counts": [self.lines, self.skipped, self.scored, self.before, self.late],
                 "ahead": list(self.ahead),
                 "hidden": [[index, _plain(truth)] for index, truth in self.hidden],
                 "keys": list(self.keys.items()),
@@ -320,20 +356,47 @@ class Run:
         )
 
     def _restore(self, stored: dict[str, Any]) -> None:
+        """Go on from a checkpoint. Raises CheckpointError for one of another form, before a line is read."""
+        assert self.folder is not None
+        try:
+            self._read_checkpoint(copy.deepcopy(stored), trial=True)
+            self._read_checkpoint(stored)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise CheckpointError(
+                f"learn: {self.folder.checkpoint} is of another form: {' '.join(str(error).split())}; resume with the "
+                "version that wrote it"
+            ) from error
+        self._open_tables(stored["sizes"] or None)
+
+    def _read_checkpoint(self, stored: dict[str, Any], trial: bool = False) -> None:
+        """trial: let the loop read a sample, too, and learn from it, so that what it cannot use is found."""
         self.columns = None if stored["columns"] is None else Columns(**stored["columns"])
-        self.names, self.config.stream.classes = stored["names"], stored["classes"]
+        self.form, self.config.stream.classes = reading.Form(**stored["form"]), stored["classes"]
         is_class, count, inputs = stored["kind"]
+        one = stored["loop"]["bank"]["learners"][0]["model"]
+        sizes, classes = stored["sizes"], max(stored["classes"], 2)
+        if sizes and not (len(sizes) == 2 and all(isinstance(size, int) and size >= 0 for size in sizes)):
+            raise ValueError(f"its tables have the sizes {sizes}")
+        outputs = max(classes, count) if is_class else count
+        if inputs != len(stored["loop"]["scaling"]["mean"]) or all(outputs not in each.shape for each in one.values()):
+            raise ValueError(f"it has {inputs} inputs and {outputs} outputs, which its model has not")
         self._begin(self._kind("class" if is_class else "number", count), inputs)
         assert self.loop is not None
         self.loop.load_state_dict(stored["loop"])
-        self.scores.loads(stored["scores"].numpy().tobytes())
-        self.lines, self.skipped, self.scored = stored["counts"]
+        self.scores.load_state_dict(stored["scores"])
+        self.lines, self.skipped, self.scored, self.before, self.late = stored["counts"]
         self.ahead, self.keys = deque(stored["ahead"]), dict(stored["keys"])
         self.hidden = deque(
             (index, None if truth is None else self.kind.read(truth)) for index, truth in stored["hidden"]
         )
-        self.drifts = list(stored["drifts"])
-        self._open_tables(stored["sizes"] or None)
+        self.drifts = list(map(int, stored["drifts"]))
+        if trial:
+            for sample in list(self.loop.queue):
+                if sample.target is None:
+                    self.loop.skip(sample.index)
+            for _ in range(self.config.learning.block):
+                answer = self.loop.answer([0.0] * inputs)
+                self.loop.learn(next(iter(answer), "class") if isinstance(answer, dict) else answer)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

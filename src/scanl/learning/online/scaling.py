@@ -40,7 +40,7 @@ class Scaling:
         self.variance = (1 - weight) * (self.variance + change * off)
 
     def scaled(self, x: Values) -> Values:
-        """Return (x - m) / sqrt(v), cut at `LARGEST`; 0 where all numbers so far were equal."""
+        """Return (x - m) / sqrt(v) by the numbers read so far, cut at `LARGEST`; 0 where those were equal."""
         return _clipped(_ratio(x - self.mean, np.sqrt(self.variance)), -LARGEST, LARGEST)
 
     def state_dict(self) -> dict[str, Any]:
@@ -49,7 +49,10 @@ class Scaling:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from statistics of `state_dict`."""
-        self.count, self.mean, self.variance = (np.array(state[key]) for key in ("count", "mean", "variance"))
+        shape = self.mean.shape
+        self.count, self.mean, self.variance = (
+            np.array(state[key], np.float64).reshape(shape) for key in ("count", "mean", "variance")
+        )
 
 
 class Innovation:
@@ -109,8 +112,9 @@ class Innovation:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from statistics of `state_dict`."""
-        for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, list) else value)
+        for name, value in self.state_dict().items():
+            kept = np.array(state[name], np.float64).reshape(np.shape(value))
+            setattr(self, name, kept if isinstance(value, list) else int(kept))
 
 
 def _ratio(x: Values, scale: Values) -> Values:
