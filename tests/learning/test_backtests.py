@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scanl.data import Table
-from scanl.learning.backtests import Past, Windows, combined, mean, trial
+from scanl.learning.backtests import Past, Trial, Windows, _step_by_step, combined, mean, trial
 from scanl.learning.lag_maps import LagMap, candidates
 from scanl.models import Forecaster, Normalization, Stack
 
@@ -110,6 +110,61 @@ def test_many_origins_combine_what_lowers_the_error_most(tmp_path):
     trials = [trial(windows, one) for one in candidates(9, 4)]
     chosen = combined(windows, trials)
     assert windows.error(mean(chosen)) <= windows.error(mean(sorted(trials, key=lambda one: one.error)[:3]))
+
+
+def test_the_best_prefix_of_an_ensemble_is_kept(tmp_path):
+    """Of ten steps, each of which adds what lowers the error most, by plain loops; forecasts are off by a constant."""
+    windows, sizes = Windows(Past.of(table(tmp_path)), 9, False, 8.0), set()
+    came = [np.nan_to_num(windows.came[rows]) for _, rows in windows.folds]
+    for seed in range(6):
+        library = []
+        for off in np.random.default_rng(seed).normal(size=5):
+            forecasts = [ahead + off for ahead in came]
+            library.append(Trial(LagMap("mean", (off,)), came[0], came, forecasts, windows.error(forecasts)))
+        library.sort(key=lambda one: one.error)
+        ensemble, errors = list(library[:3]), []
+        while True:
+            errors.append(windows.error(mean(ensemble)))
+            if len(ensemble) == 10:
+                break
+            ensemble.append(min(library, key=lambda one, so_far=ensemble: windows.error(mean([*so_far, one]))))
+        size = 3 + int(np.argmin(errors))
+        assert [one.map for one in _step_by_step(windows, library)] == [one.map for one in ensemble[:size]]
+        sizes.add(size)
+    assert len(sizes) > 1
+    assert min(sizes) < 10
+
+
+def test_the_last_origin_of_what_is_learnt_and_measured_is_exact():
+    """A horizon of 2: the numbers ahead of an origin that is learnt are before the border, by plain loops."""
+    y = np.random.default_rng(0).normal(size=60).cumsum()
+    windows = Windows(Past([y], [60], [1.0], 1, 2, {0: 60}), 3, False, None)
+    borders = [round(share * 60) for share in windows.past.borders]
+    for k, (ends, rows) in enumerate(windows.folds):
+        assert set(ends) == {borders[k]}
+        assert windows.origin[rows].tolist() == [t for t in range(59) if borders[k] <= t + 1 < borders[k + 1]]
+        expected = [t for t in range(60) if t - 2 >= 0 and t + 2 <= borders[k] - 1]
+        assert windows.origin[windows.learnt(3, ends)].tolist() == expected
+
+
+def test_the_error_is_that_of_plain_loops():
+    """Steps ahead whose last origins have no number yet count as much as the others."""
+    y = np.random.default_rng(0).normal(size=40).cumsum()
+    windows = Windows(Past([y], [40], [2.0], 1, 3, {0: 40}), 3, False, None)
+
+    def of(forecast):
+        folds = []
+        for _, rows in windows.folds:
+            steps = []
+            for h in range(3):
+                ahead = [(forecast(t), y[t + 1 + h]) for t in windows.origin[rows] if t + 1 + h < 40]
+                steps += [np.mean([abs(came - guess) / 2 for guess, came in ahead])] if ahead else []
+            folds.append(np.mean(steps))
+        return np.array(folds)
+
+    naive = of(lambda t: y[t])
+    expected = np.mean(of(lambda t: y[t - 2 : t + 1].mean()) / np.maximum(naive, naive.mean() / 100))
+    assert trial(windows, LagMap.of("mean(3)")).error == pytest.approx(expected, rel=1e-9)
 
 
 def test_small_counts_are_seen(tmp_path):

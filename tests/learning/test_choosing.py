@@ -1,5 +1,8 @@
 """A forecaster that a table chooses."""
 
+import statistics
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,10 +11,11 @@ import yaml
 
 from scanl.cli.train import run as train
 from scanl.data import Table
+from scanl.data.base import LEVELS
 from scanl.errors import ConfigError
-from scanl.learning import RunFolder
-from scanl.learning.backtests import Windows
-from scanl.learning.choosing import choose, fitted
+from scanl.learning import RunFolder, choosing
+from scanl.learning.backtests import Past, Windows
+from scanl.learning.choosing import ENOUGH, Choice, _factors, _Mark, choose, fitted
 from scanl.learning.evaluation import baselines, measures
 
 ROWS = 96
@@ -97,6 +101,88 @@ def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path
     choice.options["steps"] = 0
     simple = measures(fitted(source, choice, 0), source, source.exam().examples)
     assert scores["MASE"] < 0.8 * simple["MASE"]
+
+
+def measured(draw, n, log, steps=2):
+    """Numbers about 5, whose deviation is 1.5 below the median and 0.8 above; quantiles of a normal one of 1."""
+    z = draw.normal(size=(n, steps, 1))
+    came, normal = 5 + np.where(z < 0, 1.5, 0.8) * z, statistics.NormalDist()
+    quantiles = np.broadcast_to(5 + np.array([normal.inv_cdf(p) for p in LEVELS]), (n, steps, 1, len(LEVELS)))
+    both = (torch.from_numpy(np.exp(x) if log else x.copy()) for x in (quantiles, came))
+    return _Mark({}, *both)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("n", [ENOUGH // 2, 150])
+def test_calibrated_quantiles_have_their_levels_in_the_backtests(n, log):
+    """Below the median and above, of numbers and of logarithms. Few forecasts have the factors of all steps."""
+    marks = [measured(np.random.default_rng(k), n, log) for k in range(2)]
+    factors = _factors(marks, log)
+    assert factors.shape == (2, len(LEVELS))
+    came, quantiles = (torch.cat([getattr(mark, name) for mark in marks]) for name in ("came", "quantiles"))
+    came, quantiles = (came.log(), quantiles.log()) if log else (came, quantiles)
+    for k, level in enumerate(LEVELS):
+        at = 5 + torch.from_numpy(factors[:, k])[:, None] * (quantiles[..., k] - 5)
+        below = (came <= at + 1e-9).double().mean((0, 2)).numpy()
+        if abs(level - 0.5) > 0.15:  # nearer, the factor may be at its bound
+            np.testing.assert_allclose(below, level, rtol=0, atol=1.5 / (2 * n))
+    few = [measured(np.random.default_rng(k), ENOUGH // 4, log) for k in range(2)]
+    one, two = _factors(few, log)
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(*factors)
+
+
+def test_the_factors_of_a_calibration_are_bounded():
+    mark = measured(np.random.default_rng(0), 300, False)
+    far = _factors([_Mark({}, mark.quantiles, 5 + 100 * (mark.came - 5))], False)
+    near = _factors([_Mark({}, mark.quantiles, 5 + (mark.came - 5) / 100)], False)
+    others = np.array(LEVELS) != 0.5
+    assert (far[:, others] == 4.0).all()
+    assert (near[:, others] == 0.3).all()
+
+
+SCRIPTS = {  # CRPS at each measurement, in the last backtest and in the one before, and the best of them
+    "both gain": ([[1, 0.9, 0.7, 0.8, 0.9, 1, 1], [1, 0.9, 0.8, 0.9, 1, 1, 1]], 2),
+    "one loses": ([[1, 0.9, 0.5, 0.9, 1, 1, 1], [1, 1, 1.01, 1, 1, 1, 1]], 0),
+    "too little": ([[1, 0.99, 0.985, 1, 1, 1, 1], [1, 0.99, 0.985, 1, 1, 1, 1]], 0),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkeypatch):
+    script, best = SCRIPTS[name]
+    source = airline(tmp_path)
+    past, borders, scores = Past.of(source), [], iter([score for row in script for score in row])
+
+    def mark(*_):
+        score = next(scores)
+        one = measured(np.random.default_rng(0), 300, False)
+        return _Mark({"CRPS": score, "MASE": score}, one.quantiles, one.came)
+
+    class Still:
+        def __init__(self, *_):
+            pass
+
+        def go(self, step):
+            time.sleep(1e-5)
+
+    part = choosing._part
+
+    def parted(source, past, begin, end, options):
+        borders.append((begin, end))
+        return part(source, past, begin, end, options)
+
+    monkeypatch.setattr(choosing, "_part", parted)
+    monkeypatch.setattr(choosing, "_Training", Still)
+    monkeypatch.setattr(choosing, "begun", lambda *_: None)
+    monkeypatch.setattr(choosing._Mark, "of", mark)
+    options = {"log": False, "lags": 3, "sequence_length": 16, "distribution": "quantiles", **choosing.STACK}
+    choice = Choice(options, {}, *[np.zeros(0)] * 2)
+    choosing._learn(source, past, choice, [np.zeros(0)] * 3, {}, time.monotonic() + 1e6, lambda _: None)
+    assert choice.options["steps"] == choosing.STEPS * best // 6
+    assert borders == [tuple(past.borders[2:4]), tuple(past.borders[1:3])]
+    expected = _factors([measured(np.random.default_rng(0), 300, False)] * 2, False)
+    np.testing.assert_array_equal(choice.calibration, expected)
 
 
 def test_a_map_that_needs_more_rows_is_refused(tmp_path):

@@ -201,7 +201,7 @@ def test_a_stream_is_forecast_after_each_row_as_the_table_up_to_it(tmp_path, irr
 
 
 def test_a_stream_corrects_rows_of_the_table(tmp_path):
-    """In one batch, or row by row, the forecast begins after the last row of the series. The stream does not go back."""
+    """In one batch, or row by row, the forecast begins after the last row of the series. A stream does not go back."""
     frame = days(names="a").drop(columns=["f", "size"])
     frame[:50].to_csv(tmp_path / "t.csv", index=False)
     path, _ = made(tmp_path / "run", tmp_path / "t.csv", past=["p"])

@@ -75,6 +75,18 @@ def test_candidates_are_maps_whose_weights_add_up_to_one():
     assert {one.family for one in candidates(3, 4)} == {"naive", "mean", "smoothing"}
 
 
+def test_candidates_reach_to_the_last_lag():
+    """Two seasons of four are eight values; a level over three changes of a season reads seven."""
+    names = [{str(one) for one in candidates(lags, 4)} for lags in (6, 7, 8)]
+    assert [{"seasonal_mean(2)", "level(3, 1)", "mean(4)", "drift(4)"} <= each for each in names] == [
+        False,
+        False,
+        True,
+    ]
+    assert "level(3, 1)" in names[1] - names[0]
+    assert "drift(4)" not in {str(one) for one in candidates(4, 4)}
+
+
 def test_weights_are_widened_with_zeros():
     assert widened(np.ones((2, 1)), 3).tolist() == [[1, 0, 0], [1, 0, 0]]
 

@@ -239,6 +239,19 @@ def test_the_best_rate_answers():
     assert set(chosen) == {0, 1}
 
 
+def test_an_answer_is_scored_as_it_was_given_though_the_best_rate_changes_before_its_truth():
+    series, order = wave(60), Order()
+    loop, answers, changed = loop_of(numbers(), lr=[0.0, 1e-2], scores=order), [], 0
+    for t in range(60):
+        answers.append(loop.answer([series[t]]))
+        if t >= 3:
+            changed += loop.bank.best != loop.queue[0].best
+            loop.learn(series[t - 2])
+    assert changed
+    expected = [abs(answer - truth) for answer, truth in zip(answers[:57], series[1:58], strict=True)]
+    np.testing.assert_allclose(order.errors, expected, rtol=1e-15)
+
+
 def test_a_learner_of_a_bank_that_diverges_answers_no_more():
     loop = loop_of(numbers(), lr=[1e-2, 1e38])
     answers = run(loop, wave(20))
