@@ -109,11 +109,13 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
     groups = grouped(newer, path, table.series)
     begin = -table.length if time is None else 0
     old = np.concatenate([np.zeros(0, np.int64), *(rows_of[name][begin:] for name, _ in groups if name in rows_of)])
-    if time is not None:
-        newer, clock = in_zone(newer, path, past if len(past) else table.read(table.path), table.path, time)
-    past, newer = past.iloc[old].reset_index(drop=True), newer.assign(**{NEWER: np.arange(1.0, len(newer) + 1)})
-    if time is None or not len(past):
+    past, reference = past.iloc[old].reset_index(drop=True), past if len(past) else table.read(table.path)
+    newer = newer.assign(**{NEWER: np.arange(1.0, len(newer) + 1)})
+    if time is None:
         return pd.concat([past, newer], ignore_index=True) if len(past) else newer.reset_index(drop=True)
+    newer, clock = in_zone(newer, path, reference, table.path, time)
+    if not len(past):
+        return newer.reset_index(drop=True)
     past = past.copy(deep=False)
     past[time], past_clock = times(past, table.path, time)
     reach, now, then = table.collection.step * table.length, seconds(clock), seconds(past_clock)
@@ -146,8 +148,8 @@ def in_zone(frame: Any, path: Path, past: Any, past_path: Path, time: str) -> tu
     frame, past_clock = frame.copy(deep=False), times(past, past_path, time)[1]
     frame[time], clock = times(frame, path, time)
     refuse_other_times(past_clock, past_path, clock, path, time)
-    offset, past_offset = (_fixed(each.zone) for each in (clock, past_clock))
-    summer = None not in (offset, past_offset) and 0 not in (offset, past_offset) and abs(offset - past_offset) == HOUR
+    offset, past_offset = _fixed(clock.zone), _fixed(past_clock.zone)
+    summer = bool(offset and past_offset) and abs((offset or 0) - (past_offset or 0)) == HOUR
     if past_clock.zone is not None and str(clock.zone) != str(past_clock.zone) and not summer:
         import pandas as pd
 

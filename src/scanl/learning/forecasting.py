@@ -162,7 +162,7 @@ class Forecasts:
                     f"table: stream: the times {table.time!r}{of} go back to {when}; correct earlier rows by --data "
                     "without --follow"
                 )
-            read[name] = marks[at[-1]]
+            read[name] = float(marks[at[-1]])
             if name in past:
                 after &= marks[at[0]] > seconds(times(past[name], table.path, table.time)[1])[-1]
         return bool(after)

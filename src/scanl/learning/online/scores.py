@@ -113,8 +113,9 @@ class Scores:
             for metric, window in zip(self.all, self.windows, strict=True):  # a trial
                 for (truth, answer), _ in window.window:
                     metric.update(truth, answer)
-            for _ in range(TRIAL if self.detector is not None else 0):
-                self.detector.update(0.0)
+            if self.detector is not None:
+                for _ in range(TRIAL):
+                    self.detector.update(0.0)
             self.get()
             self._take(state)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

@@ -80,7 +80,7 @@ class Configuration:
         """Read a run's config.yaml. Raises CheckpointError when that fails, and ConfigError as `check` does."""
         try:
             return cls.from_values(yaml.safe_load(path.read_text(encoding="utf-8")), path)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
 
     @classmethod
