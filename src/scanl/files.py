@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Raises CheckpointError when the disk is full or the folder is not writable.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    temporary = temporary_path(path)
     try:
         with writing(path):
             yield temporary
@@ -27,6 +28,11 @@ def written_whole(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the file was renamed, or the error above reports a disk failure
             temporary.unlink()
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a name beside `path` that no other thread, process, container or machine uses: `.NAME.*.tmp.ENDING`."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp{path.suffix}")
 
 
 @contextmanager

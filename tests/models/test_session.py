@@ -1,8 +1,13 @@
 """Sessions, drafts and streams: whatever is read, kept, taken back or batched, the tokens are those of `generate`."""
 
+import errno
 import itertools
+import os
 import random
+import threading
 from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +15,12 @@ import torch
 import scanl
 from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
+from scanl.files import temporary_path, written_whole
+from scanl.layers.state import leaves, map_leaves
 from scanl.models import LanguageModel, ModelDraft, PromptLookup, Session, Stack, StateStore, Streams
 from scanl.models.drafts import Drafting
 from scanl.models.prefix_tree import PrefixTree
+from scanl.models.state_files import write_text
 from scanl.models.state_store import size_of
 
 COVERS = [
@@ -249,6 +257,147 @@ def test_the_least_recently_used_states_go(tmp_path):
     assert entries(small) == [2, 3]
     small.clear()
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def states(model, count):
+    """Return the state after each of `count` beginnings of a text, by the number of tokens."""
+    tokens = torch.arange(count)[None]
+    return {length: model(tokens[:, :length])[1] for length in range(1, count + 1)}
+
+
+def numbers(state):
+    return torch.cat([leaf.flatten() for _, leaf in leaves(state)])
+
+
+def test_a_store_has_states_of_its_own(tmp_path):
+    """Whoever put a state may go on in its memory: a state in the store stays as it was put."""
+    large = model()
+    state = map_leaves(torch.clone, states(large, 1)[1])
+    expected = numbers(state).clone()
+    for options in ({}, {"folder": tmp_path}):
+        store, own = StateStore(large, **options), map_leaves(torch.clone, state)
+        store.put(array("i", [0]), own)
+        map_leaves(lambda leaf: leaf.zero_(), own)
+        assert torch.equal(numbers(store.longest(array("i", [0]))[1]), expected)
+
+
+def test_the_order_of_use_outlives_a_process(tmp_path):
+    large = model()
+    first = StateStore(large, folder=tmp_path)
+    for length, state in states(large, 4).items():
+        first.put(array("i", range(length)), state)
+    first.longest(array("i", range(1)))
+    first.put(array("i", range(2)), state)
+    sizes = {path.stat().st_size for path in tmp_path.rglob("*.safetensors")}
+    small = StateStore(large, folder=tmp_path, folder_limit=2 * max(sizes))
+    assert entries(small) == [1, 2]
+
+
+def test_files_that_change_places_are_refused(tmp_path):
+    """Each file fits its own digest, and the states are those of the other text."""
+    large, state = model(), states(model(), 1)[1]
+    store = StateStore(large, limit=size_of(state), folder=tmp_path)
+    for token in range(3):
+        store.put(array("i", [token]), state)
+    last = StateStore(large, folder=tmp_path)
+    one, two, _ = sorted(store.folder.iterdir())
+    for path, to in ((one, "spare"), (two, one.name), (one.with_name("spare"), two.name)):
+        path.rename(path.with_name(to))
+    with pytest.warns(UserWarning, match="holds another text; the file is removed, and the state is computed again"):
+        lengths = [last.longest(array("i", [token]))[0] for token in range(3)]
+    assert sorted(lengths) == [0, 0, 1]
+    assert len(list(store.folder.iterdir())) == 1
+
+
+def test_processes_share_a_folder_while_they_run(tmp_path):
+    """Two stores stand for two processes: each finds the other's states, and they keep one limit."""
+    large, known = model(), states(model(), 6)
+    size = len(write(large, known[1], tmp_path / "other"))
+    one, other = (StateStore(large, folder=tmp_path, folder_limit=3 * size + 99) for _ in range(2))
+    one.put(array("i", range(1)), known[1])
+    length, state = other.longest(array("i", range(5)))
+    assert length == 1
+    assert torch.equal(numbers(state), numbers(known[1]))
+    for length in (2, 3):
+        other.put(array("i", range(length)), known[length])
+    one.longest(array("i", range(1)))
+    other.put(array("i", range(4)), known[4])  # the last used are 1, 3 and 4
+    assert entries(StateStore(large, folder=tmp_path)) == [1, 3, 4]
+    assert other.bytes_on_disk == sum(path.stat().st_size for path in other.folder.iterdir()) <= other.folder_limit
+    one.clear()
+    assert not list(other.folder.iterdir())
+    other.put(array("i", range(4)), known[4])  # what another process has removed is written again
+    assert entries(StateStore(large, folder=tmp_path)) == [4]
+
+
+def test_processes_that_write_at_once_keep_one_limit(tmp_path, monkeypatch):
+    large, known = model(), states(model(), 2)
+    size = len(write(large, known[1], tmp_path / "other"))
+    one, other = (StateStore(large, folder=tmp_path, folder_limit=size + 99) for _ in range(2))
+
+    def late(*arguments):
+        monkeypatch.undo()
+        write_text(*arguments)
+        other.put(array("i", range(2)), known[2])
+
+    monkeypatch.setattr("scanl.models.state_store.write_text", late)
+    one.put(array("i", range(1)), known[1])
+    assert len(list(one.folder.iterdir())) == 1
+
+
+def test_threads_that_write_one_path_keep_it_whole(tmp_path):
+    """Each of two threads has written half when the other begins."""
+    path, together = tmp_path / "file", threading.Barrier(2)
+
+    def work(letter):
+        with written_whole(path) as temporary, temporary.open("wb") as file:
+            file.write(letter * 5)
+            file.flush()
+            together.wait(10)
+            file.write(letter * 5)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, [b"a", b"b"]))
+    assert path.read_bytes() in (b"a" * 10, b"b" * 10)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def write(model, state, folder):
+    """Return the bytes of the one file that a store writes for the state of a text of one token."""
+    StateStore(model, folder=folder).put(array("i", [0]), state)
+    (path,) = folder.rglob("*.safetensors")
+    return path.read_bytes()
+
+
+def test_a_file_that_another_process_is_writing_is_left_alone(tmp_path):
+    large, state = model(), states(model(), 1)[1]
+    store = StateStore(large, folder=tmp_path)
+    now, old = (temporary_path(store.folder / "0.safetensors") for _ in range(2))
+    for path in (now, old):
+        path.write_bytes(b"half of a st")
+    os.utime(old, (0, 0))  # of a process that was killed
+    store.put(array("i", [0]), state)
+    assert now.exists()
+    again = StateStore(large, folder=tmp_path, folder_limit=store.bytes_on_disk)
+    assert entries(again) == [1]
+    assert now.exists()
+    assert not old.exists()
+
+
+def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path, monkeypatch):
+    """A process without descriptors left reads no file, and must not remove it either."""
+    large, state = model(), states(model(), 1)[1]
+    StateStore(large, folder=tmp_path).put(array("i", [0]), state)
+    store = StateStore(large, folder=tmp_path)
+
+    def fail(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.warns(UserWarning, match=r"Too many open files.*; the state is computed again"):
+        assert store.longest(array("i", [0])) == (0, None)
+    monkeypatch.undo()
+    assert store.longest(array("i", [0]))[0] == 1
 
 
 @pytest.mark.parametrize("layer", ["hawk", "gated_deltanet", "s5"])

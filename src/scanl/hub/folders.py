@@ -13,6 +13,7 @@ import yaml
 from safetensors import SafetensorError
 
 from scanl.errors import CheckpointError, ConfigError
+from scanl.files import temporary_path
 
 PATTERNS = ["*.json", "config.yaml", "*.safetensors"]  # files to download from a repository: none of them is pickled
 FILES = (".pth", ".pt", ".safetensors")  # ends of the names of files that are checkpoints by themselves
@@ -75,7 +76,7 @@ def folder_written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`. When the block succeeds, flush it to disk and rename it to `path`."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"save: {path} exists and is not empty; choose another folder, or remove it")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         temporary.mkdir(parents=True)
         yield temporary

@@ -56,7 +56,7 @@ def tokens_of(path: Path) -> Text:
     try:
         with safe_open(path, "pt") as tensors:
             return array("i", tensors.get_tensor("tokens").tolist())
-    except (OSError, SafetensorError, TypeError) as error:
+    except (OSError, RuntimeError, SafetensorError, TypeError) as error:  # torch opens the file too
         raise CheckpointError(f"{path} cannot be read, or is damaged: {error}") from error
 
 

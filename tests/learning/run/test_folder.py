@@ -386,10 +386,11 @@ def test_a_full_disk_is_one_line(name, text, tmp_path, monkeypatch, capfd):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 @pytest.mark.parametrize("write", [save_figure, write_checkpoint])
-def test_a_device_that_is_full_is_named_as_the_reason(write, tmp_path):
+def test_a_device_that_is_full_is_named_as_the_reason(write, tmp_path, monkeypatch):
     """Not what a library makes of it: torch complains about its archive."""
-    path = tmp_path / "file.png"
-    path.with_name(f".{path.name}.{os.getpid()}.tmp.png").symlink_to("/dev/full")
+    path, temporary = tmp_path / "file.png", tmp_path / ".file.png.tmp.png"
+    temporary.symlink_to("/dev/full")
+    monkeypatch.setattr("scanl.files.temporary_path", lambda path: temporary)
     content = Figure() if write is save_figure else {"weights": torch.zeros(1000)}
     with pytest.raises(CheckpointError, match=r"file.png cannot be written: No space left on device"):
         write(content, path)

@@ -96,9 +96,10 @@ class RunFolder:
         return self.config().open_source()
 
     def remove_leftovers(self) -> None:
-        """Delete temporary files that a killed process left."""
-        for path in self.path.glob(".*.tmp*"):
-            path.unlink()
+        """Delete temporary files of the run that a killed process left; not those of a command that writes here now."""
+        for file in [file for file in vars(self).values() if isinstance(file, Path) and file != self.path]:
+            for leftover in self.path.glob(f".{file.name}.*.tmp*"):
+                leftover.unlink()
 
     def write_text(self, path: Path, text: str | bytes) -> None:
         with written_whole(path) as temporary:
