@@ -58,6 +58,45 @@ def test_turns_forks_and_drafts_change_no_token(name, monkeypatch):
         assert lengths[0] < len(more[0]) - len(TEXT[0])
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("draft", [None, PromptLookup()])
+def test_a_turn_that_was_interrupted_is_forgotten(error, draft, monkeypatch):
+    """A short text, an interrupted turn of it, a long text, and one that leaves the long one past the first end."""
+    model = accelerated("mamba")
+    session, logits = CacheSession(model, draft=draft), []
+    read = session._read
+
+    def reading(tokens, rows):
+        logits.append(read(tokens, rows)[:, :1])
+        if len(logits) == 2:
+            raise error  # the cache is written
+        return logits[-1].expand(-1, rows, -1)
+
+    monkeypatch.setattr(session, "_read", reading)
+    short, options = torch.tensor([[7, 7, 2]]), {"max_new_tokens": 1, "custom_generate": session}
+    with scanl.exact():
+        generated(model, short, **options)
+        with pytest.raises(error):
+            generated(model, torch.cat([short, TEXT], 1), **options)
+        for text in (torch.cat([TEXT, TEXT], 1), torch.cat([TEXT, TEXT[:, :5]], 1)):
+            generated(model, text, **options)
+            assert torch.equal(logits[-1], model(text).logits[:, -1:])
+
+
+def test_a_turn_goes_back_to_the_end_of_one_that_it_begins_with(monkeypatch):
+    """Also when another turn was interrupted since."""
+    model = accelerated("mamba")
+    session = CacheSession(model)
+    first = generated(model, TEXT, custom_generate=session)
+    monkeypatch.setattr(CacheSession, "_piece", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generated(model, torch.cat([first, TEXT], 1), custom_generate=session)
+    monkeypatch.undo()
+    lengths = counted(monkeypatch, session)
+    generated(model, torch.cat([first, TEXT[:, :2]], 1), custom_generate=session)
+    assert lengths[0] == 3
+
+
 def test_the_criteria_of_generate_apply():
     model = accelerated("mamba")
     end = int(generated(model, TEXT)[0, -5])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import recorded_in_python
 import scanl
@@ -85,6 +86,102 @@ def test_parameters_are_read_anew() -> None:
     model.double()
     token = torch.tensor([3])
     torch.testing.assert_close(step(token, None)[0], model.step(token, None)[0])
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter as libraries write it: it calls the layer that it stands for, and may be switched off."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.enabled, self.scaling = base, True, {"default": 1.0}
+        self.down = nn.Parameter(torch.full((2, base.in_features), 0.5))
+        self.up = nn.Parameter(torch.full((base.out_features, 2), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.enabled * self.scaling["default"] * (x @ self.down.T @ self.up.T)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def adapted(model: LanguageModel) -> None:
+    model.head = Adapter(model.head)  # pyright: ignore
+
+
+def switched_off(model: LanguageModel) -> None:
+    model.head.enabled = False  # pyright: ignore
+
+
+def scaled(model: LanguageModel) -> None:
+    model.head.scaling["default"] = 3.0  # pyright: ignore
+
+
+def capped(model: LanguageModel) -> None:
+    model.logit_cap = 0.01
+
+
+def parametrized(model: LanguageModel) -> None:
+    parametrize.register_parametrization(model.head, "weight", Doubled())  # pyright: ignore
+
+
+def replaced_by_method(model: LanguageModel) -> None:
+    model.head.forward = lambda x: -x @ model.head.weight.T  # pyright: ignore
+
+
+def enlarged(model: LanguageModel) -> None:
+    model.head.weight.data = torch.ones(VOCABULARY + 3, DIM)  # pyright: ignore
+
+
+CHANGES = {change.__name__: change for change in (adapted, capped, parametrized, replaced_by_method, enlarged)}
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_a_model_changes_its_compiled_step(change: str) -> None:
+    model = model_of("gru", channel_mixer="none")
+    step, token = model.compile_step(), torch.tensor([3])
+    changes = [CHANGES[change], *((scaled, switched_off) if change == "adapted" else ())]
+    for apply in changes:
+        before = step(token, None)[0]
+        apply(model)
+        expected = model.step(token, None)[0]
+        assert expected.shape != before.shape or not torch.allclose(expected, before)
+        torch.testing.assert_close(step(token, None)[0], expected, rtol=1e-4, atol=1e-5)
+        assert step.reason is None
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "global"])
+def test_a_hook_runs_at_each_step(kind: str) -> None:
+    model = model_of("gru", channel_mixer="none")
+    step, token, calls = model.compile_step(), torch.tensor([3]), list[Any]()
+    register = {
+        "forward": model.stack.register_forward_hook,
+        "forward_pre": model.stack.register_forward_pre_hook,
+        "global": nn.modules.module.register_module_forward_hook,
+    }[kind]
+    handle = register(lambda *call: calls.append(call))
+    try:
+        step(token, None)
+        count = len(calls)
+        step(token, None)
+        assert len(calls) == 2 * count > 0
+        assert "hooks" in model.explain()
+        count = len(calls)
+    finally:
+        handle.remove()
+    step(token, None)
+    assert (len(calls), step.reason) == (count, None)
+
+
+@pytest.mark.usefixtures("plain")
+def test_autocast_is_that_of_the_step() -> None:
+    model, token = model_of("gru", channel_mixer="none"), torch.tensor([3])
+    step = model.compile_step()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(step(token, None)[0], model.step(token, None)[0])
 
 
 @pytest.mark.usefixtures("plain")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import forwards
 from scanl.models.drafts import ROWS, Drafting, PromptLookup
-from scanl.models.prefix_tree import Text, common_length
+from scanl.models.prefix_tree import Text
 from scanl.models.sampling import Choice
 from scanl.whole import whole_number
 
@@ -59,7 +59,7 @@ class CacheSession:
         self._keeps_logits = "logits_to_keep" in parameters
         self._text = array("i")  # what the cache has read
         self._cache: Any = None
-        self._ends: list[tuple[int, Any]] = []  # lengths of the text at the ends of turns, and copies of the cache
+        self._ends: list[tuple[Text, Any]] = []  # what was read at the ends of turns, and copies of the cache
 
     def fork(self) -> Self:
         """Return another session of the same text, which goes on by itself."""
@@ -79,10 +79,10 @@ class CacheSession:
     ) -> Any:
         """Decode, as `generate` asks a function in `custom_generate` to."""
         self._check(model, input_ids, others.get("attention_mask"), generation_config)
-        self._go_to(array("i", input_ids[0].tolist()), others.get(self._name))
         drafting = None if self.draft is None else Drafting(self.draft)
         ended = False
         try:
+            self._go_to(array("i", input_ids[0].tolist()), others.get(self._name))
             while not ended:
                 input_ids, ended = self._piece(
                     input_ids, drafting, logits_processor, stopping_criteria, generation_config.do_sample
@@ -110,15 +110,12 @@ class CacheSession:
 
     def _go_to(self, text: Text, fresh: Any) -> None:
         """Go back to the cache of the longest beginning of the text. fresh: an empty cache that `generate` has made."""
-        common = min(common_length(self._text, text), len(text) - 1)
         if self._cache is not None and self.turns:
-            self._ends = [*self._ends, (len(self._text), copy.deepcopy(self._cache))][-self.turns :]
-        if common < len(self._text):
-            while self._ends and self._ends[-1][0] > common:
-                self._ends.pop()
-            length, cache = self._ends[-1] if self._ends else (0, None)
-            self._cache = copy.deepcopy(cache)
-            del self._text[length:]
+            self._ends = [*self._ends, (self._text[:], copy.deepcopy(self._cache))][-self.turns :]
+        if self._cache is None or self._text != text[:-1][: len(self._text)]:
+            self._ends = [(read, cache) for read, cache in self._ends if read == text[:-1][: len(read)]]
+            read, cache = self._ends[-1] if self._ends else (array("i"), None)
+            self._text, self._cache = read[:], copy.deepcopy(cache)
         if self._cache is None:
             from transformers import DynamicCache
 

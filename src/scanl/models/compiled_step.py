@@ -5,11 +5,14 @@ without numbers; what it computes becomes the loops of one kernel, which reads e
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State, map_leaves
@@ -20,6 +23,48 @@ if TYPE_CHECKING:
 
 PAYS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
 MOST = 16  # rows of a kernel; more rows run in parts
+GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+OF_ALL = vars(nn.Module()).keys()
+
+_form = attrgetter("dtype", "device", "shape")
+
+
+class _Makeup:
+    """What a model consists of: modules, tensors, hooks and other attributes. They are compared by identity."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = [*model.parameters(), *model.buffers()]
+        self._forms = self._forms_now()
+        self._holders: list[Collection[Any]] = []  # whose sizes tell of what was added
+        self._views: list[Iterable[Any]] = []
+        self._attributes: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+        for module in model.modules():
+            attributes = vars(module)
+            own = attributes.keys() - OF_ALL
+            groups = [module._modules, module._parameters, module._buffers]
+            groups += [attributes[name] for name in own if isinstance(attributes[name], dict | list | set)]
+            self._holders += [attributes, module._forward_hooks, module._forward_pre_hooks, *groups]
+            self._views += [group.values() if isinstance(group, dict) else group for group in groups if group]
+            self._attributes.append((itemgetter("training", "_modules", *own), attributes))
+        self._holders += GLOBAL_HOOKS
+        self._sizes, self._members = list(map(len, self._holders)), list(self._members_now())
+
+    def holds(self) -> bool:
+        """Return whether the model still consists of this. It runs for every token."""
+        try:
+            return (
+                list(map(len, self._holders)) == self._sizes
+                and all(map(is_, self._members_now(), self._members))
+                and self._forms_now() == self._forms
+            )
+        except KeyError:  # an attribute was removed, and another one added
+            return False
+
+    def _members_now(self) -> Iterator[Any]:
+        return chain(*self._views, *[read(attributes) for read, attributes in self._attributes])
+
+    def _forms_now(self) -> list[Any]:
+        return list(map(_form, self.tensors))
 
 
 class CompiledStep:
@@ -28,11 +73,13 @@ class CompiledStep:
     enter: the part before the kernel; checks the tokens (B,), returns rows (B, D) of numbers.   finish: called as
     finish(rows, state), returns the results and the state; no row depends on another.
 
-    Parameters are read where they lie, in each call. Parameters that are other tensors than before, and a change of the
-    mode (train, eval), are noticed, and the kernel is made anew. New hooks and adapters are not.
+    Parameters are read where they lie, in each call. When the model has changed, the kernel is made anew: other
+    modules, parameters or buffers, also by an adapter or a parametrization; another dtype, shape or device; another
+    attribute of a module, such as its mode (train, eval).
 
-    The ordinary step runs instead, with the same results, where no kernel can run it (`reason` says why), under
-    `scanl.exact()`, and where autograd needs the derivatives. A batch size may need a kernel that is not compiled yet.
+    The ordinary step runs instead, with the same results, where no kernel can run it (`reason` says why; a hook may do
+    anything, so it is a reason), under `scanl.exact()` and `torch.autocast`, and where autograd needs the derivatives.
+    A batch size may need a kernel that is not compiled yet.
     """
 
     def __init__(
@@ -44,12 +91,11 @@ class CompiledStep:
         self.model, self._enter, self._finish = model, enter, finish
         self.reason: str | None = None
         self._kernels: dict[int, Recorded] = {}  # by the number of rows
-        self._read: list[tuple[dict[str, Any], str, Tensor, torch.dtype]] = []
-        self._training = model.training
+        self._made_for: _Makeup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the kernels out of copies: they read this model's parameters."""
-        return {**vars(self), "_kernels": {}, "_read": []}
+        return {**vars(self), "_kernels": {}, "_made_for": None}
 
     def __call__(self, tokens: Tensor, state: State = None) -> tuple[Any, State]:
         """Return the results and the state after one token (B,) of each row."""
@@ -90,18 +136,10 @@ class CompiledStep:
 
     def _kernel(self, rows: Tensor) -> "Recorded | None":
         """Return the kernel for these rows of numbers; None if the ordinary step runs."""
-        if not self._current():
-            self._kernels, self.reason = {}, None
-            self._training = self.model.training
-            self._read = [
-                (owner, name, tensor, tensor.dtype)
-                for module in self.model.modules()
-                for owner in (module._parameters, module._buffers)
-                for name, tensor in owner.items()
-                if tensor is not None
-            ]
+        if self._made_for is None or not self._made_for.holds():
+            self._kernels, self.reason, self._made_for = {}, None, _Makeup(self.model)
         batch = len(rows)
-        if batch == 0 or exactly():
+        if batch == 0 or exactly() or torch.is_autocast_enabled("cpu"):
             return None
         units = max(-(-batch // MOST), min(torch.get_num_threads(), batch // 4))
         size = 1 << (-(-batch // units)).bit_length() - 1  # five kernels serve batches of any size
@@ -112,18 +150,10 @@ class CompiledStep:
                 self._kernels[size] = kernel
         return kernel
 
-    def _current(self) -> bool:
-        """Return whether the kernels read the parameters that the model has now."""
-        if self._training != self.model.training or not self._read:
-            return False
-        for owner, name, tensor, dtype in self._read:  # this runs for every token
-            if owner.get(name) is not tensor or tensor.dtype is not dtype:
-                return False
-        return True
-
     def _differentiated(self, operands: list[Tensor]) -> bool:
         """Return whether autograd needs the derivative by a parameter or an operand."""
-        return any(tensor.requires_grad for tensor in (*operands, *(tensor for _, _, tensor, _ in self._read)))
+        read = [] if self._made_for is None else self._made_for.tensors
+        return any(tensor.requires_grad for tensor in (*operands, *read))
 
     def _record(self, size: int) -> "tuple[str | None, Recorded | None]":
         """Return why no kernel can run `size` rows, or the kernel."""
@@ -131,11 +161,16 @@ class CompiledStep:
 
         if importlib.util.find_spec("numba") is None:
             return "package numba is not installed", None
-        for _, name, tensor, dtype in self._read:
+        if any(map(len, GLOBAL_HOOKS)):
+            return "all modules have hooks", None
+        for name, module in self.model.named_modules():
+            if module._forward_hooks or module._forward_pre_hooks:
+                return f"{name or 'the model'} has hooks", None
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             if tensor.device.type != "cpu":
                 return f"device {tensor.device.type} (runs on cpu)", None
-            if dtype.is_floating_point and dtype not in (torch.float32, torch.float64):
-                return f"{name} is {dtype} (takes float32 and float64)", None
+            if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+                return f"{name.rpartition('.')[2]} is {tensor.dtype} (takes float32 and float64)", None
         with torch.inference_mode(False), torch.no_grad():
             state = self.model.init_state(size)  # pyright: ignore[reportCallIssue]
 

@@ -82,6 +82,7 @@ class ModelDraft:
             self._states.pop()
         length, state = self._states[-1]
         del self._states[1:-1]  # what was accepted is rarely taken back
+        self._text = text[:length]  # if a call below fails, what it has added belongs to no text
         drafted, pending = array("i"), text[length:]
         device = self.model.embedding.weight.device
         for _ in range(count):
