@@ -1,6 +1,7 @@
 """Write files atomically, lock folders so that only one process writes to them, and find the user's cache."""
 
 import os
+import shutil
 import socket
 import sys
 import uuid
@@ -28,6 +29,28 @@ def written_whole(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the file was renamed, or the error above reports a disk failure
             temporary.unlink()
+
+
+@contextmanager
+def files_written_whole(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary folder, for a writer that makes other files beside it.
+
+    When the block succeeds, flush all of them to disk and move them to the folder of `path`, `path` itself last. Raises
+    CheckpointError as `written_whole` does.
+    """
+    folder = temporary_path(path)
+    try:
+        with writing(path):
+            folder.mkdir()
+            yield folder / path.name
+            files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
+            for file in files:
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+            for file in files:
+                os.replace(file, path.with_name(file.name))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def temporary_path(path: Path) -> Path:

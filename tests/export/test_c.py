@@ -12,6 +12,7 @@ from torch import nn
 from scanl.errors import ConfigError
 from scanl.export import write_c
 from scanl.layers import build
+from scanl.layers.state import map_leaves
 from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
 from tests.ops._recorded.test_recorded import complex_, real
 
@@ -80,6 +81,50 @@ def test_a_file_equals_its_model(name, tmp_path):
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(actual[~finite], expected[~finite])
     assert np.linalg.norm((actual - expected)[finite]) <= 1e-6 * np.linalg.norm(expected[finite])
+
+
+class Keyed(nn.Module):
+    """A module whose state has keys of the user's choice."""
+
+    def __init__(self, state) -> None:
+        super().__init__()
+        self.state = state
+
+    def init_state(self, batch_size: int):
+        return map_leaves(lambda _: torch.zeros(batch_size, 2), self.state)
+
+    def forward(self, x, state):
+        return x, map_leaves(lambda leaf: leaf + x[:, 0, :2], state)
+
+
+ODD = {
+    "h-1": ({"h-1": torch.zeros(1)}, r"the state has 'state.h-1', expected keys of letters, digits and _"),
+    "ü": ({"ü": torch.zeros(1)}, r"the state has 'state.ü', expected keys of letters"),
+    "same": (
+        {"a_b": torch.zeros(1), "a": {"b": torch.zeros(1)}},
+        r"the state has 'state.a_b' and 'state.a.b', expected keys that differ in C",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_names_that_c_does_not_have_are_refused(name, tmp_path):
+    state, message = ODD[name]
+    with pytest.raises(ConfigError, match=message):
+        write_c(Keyed(state), tmp_path / "cell.c", NUMBERS[..., :2])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_that_c_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the model is a 'Größe', expected a name in ASCII"):
+        write_c(type("Größe", (Keyed,), {})(torch.zeros(1)), tmp_path / "cell.c", NUMBERS[..., :2])
+
+
+def test_keywords_of_c_are_keys(tmp_path):
+    state = {"int": torch.zeros(1), "x": torch.zeros(1), "1": torch.zeros(1)}
+    write_c(Keyed(state), tmp_path / "double.c", NUMBERS[..., :2])
+    if shutil.which("cc") is not None:
+        subprocess.run(["cc", *FLAGS, tmp_path / "double.c", "-o", tmp_path / "cell.so", "-lm"], check=True)
 
 
 def test_refusals(tmp_path):

@@ -1,5 +1,6 @@
 """Files of ONNX: run by onnxruntime in pieces and in steps, against the models."""
 
+import errno
 import json
 import sys
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from scanl.errors import ConfigError
-from scanl.export import start_state, write_onnx
+from scanl.errors import CheckpointError, ConfigError
+from scanl.export import start_state, write_onnx, write_package
+from scanl.files import files_written_whole
 from scanl.layers import build
 from scanl.models import Forecaster, LanguageModel, Stack
 
@@ -51,6 +53,53 @@ def test_the_first_state_comes_from_the_file():
     assert list(state) == [leaf.name for leaf in flat.leaves]
     for value, expected in zip(state.values(), flat.start(3), strict=True):
         np.testing.assert_array_equal(value, expected.numpy(), strict=True)
+
+
+def test_numbers_that_are_not_finite_are_texts():
+    from scanl.export.onnx import described
+
+    inf = float("inf")
+    for start in (torch.full((1, 2), -inf), torch.tensor([[inf, 0.5, -inf, float("nan")]])):
+        metadata = json.dumps({"state": described(start)}, allow_nan=False)
+        np.testing.assert_array_equal(start_state(metadata, 2)["state"], start.repeat(2, 1).numpy(), strict=True)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    """The weights of a large model are in a file beside it; a full disk leaves both as they were."""
+    path, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+
+    def write(content):
+        with files_written_whole(path) as partial:
+            partial.with_name(data.name).write_text(content)
+            if content == "too long":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            partial.write_text(content)
+
+    write("short")
+    with pytest.raises(CheckpointError, match=r"model.onnx cannot be written: No space left on device"):
+        write("too long")
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == {path: "short", data: "short"}
+
+
+@pytest.mark.parametrize("write", [write_onnx, write_package])
+def test_a_full_disk_leaves_the_file_before(write, tmp_path, monkeypatch):
+    if write is write_onnx:
+        for package in ("onnx", "onnxscript"):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install 'scanl[export]'")
+    path = tmp_path / ("model.onnx" if write is write_onnx else "model.pt2")
+    path.write_text("the model before")
+
+    def cut(*_, package_path=None, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if write is write_package:
+        monkeypatch.setattr("torch._inductor.aoti_compile_and_package", cut)
+    else:
+        monkeypatch.setattr("torch.onnx.ONNXProgram.save", cut)
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
+        write(build("gru", 4), path)
+    assert path.read_text() == "the model before"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_refusals(tmp_path, monkeypatch):

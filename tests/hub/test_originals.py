@@ -205,6 +205,21 @@ def test_unused_weights_of_the_lowest_layer_of_rwkv7(tmp_path):
     assert torch.equal(hub.load(path)(TOKENS)[0], hub.load(FOLDER / "rwkv7" / "rwkv.pth")(TOKENS)[0])
 
 
+@pytest.mark.parametrize("axes", [(), (1, 1)])
+def test_rwkv7_as_published_has_one_tensor_of_token_shifts(axes, tmp_path):
+    """The order is that of the program which converts them: r, w, k, v, a, g."""
+    path = copied("rwkv7_folder", tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    for block in {name.partition(".attn.")[0] for name in weights if ".attn.x_" in name}:
+        rows = [weights.pop(f"{block}.attn.x_{letter}").flatten() for letter in "rwkvag"]
+        weights[f"{block}.attn.x_x"] = torch.stack(rows).unflatten(1, (*axes, -1))
+    save_file(weights, path)
+    assert torch.equal(hub.load(path.parent)(TOKENS)[0], hub.load(FOLDER / "rwkv7_folder")(TOKENS)[0])
+    weights["model.layers.0.attn.x_x"] = weights["model.layers.0.attn.x_x"][:5].clone()
+    save_file(weights, path)
+    refused("has the extra weights model.layers.0.attn.x_x", path.parent)
+
+
 def test_rwkv_as_safetensors(tmp_path):
     weights = torch.load(FOLDER / "rwkv6" / "rwkv.pth", weights_only=True)
     save_file({name: weight.contiguous() for name, weight in weights.items()}, tmp_path / "rwkv.safetensors")

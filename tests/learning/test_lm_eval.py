@@ -116,6 +116,24 @@ class Letters:
         return "".join(chr(token + ord("a")) for token in token_ids)
 
 
+class Begun(Letters):
+    bos_token_id = 25
+
+
+def test_a_text_without_context_follows_the_token_that_begins_texts(model):
+    """As in lm-eval's HFLM: that of the tokenizer, or else the one that ends texts."""
+    for tokenizer, options, begin in (
+        (Begun(), {}, 25), (Letters(), {}, 26), (Begun(), {"end": 3}, 25), (Letters(), {"begin": 4}, 4),
+    ):  # fmt: skip
+        adapted = LMEvalModel(model, tokenizer, **options)
+        (value,) = adapted.loglikelihood_rolling(requests("loglikelihood_rolling", ("de",)), True)
+        assert math.isclose(value, score(model, bytes([begin]), bytes([3, 4]))[0], rel_tol=1e-9)
+        ((value, _),) = adapted.loglikelihood(requests("loglikelihood", ("", "de")), True)
+        assert math.isclose(value, score(model, bytes([begin]), bytes([3, 4]))[0], rel_tol=1e-9)
+    with pytest.raises(ConfigError, match="begin is 256, expected a token below 256 of the model"):
+        LMEvalModel(model, Letters(), begin=256)
+
+
 def test_tokenizers(model):
     found = LMEvalModel(model, Letters())
     assert found.eot_token_id == 26

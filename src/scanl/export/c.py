@@ -1,5 +1,6 @@
 """A model as one file in C99 that takes one step at a time, without allocation."""
 
+import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.export.c_loops import Function, helper, real
-from scanl.export.flat import Flat, check_path, one_step
+from scanl.export.flat import Flat, Leaf, check_path, one_step
 from scanl.files import written_whole
 from scanl.layers.parts.quantized import quantized_paths
 from scanl.ops._recorded import Recorded, Unsupported
@@ -31,8 +32,9 @@ def write_c(
         void NAME_step(const float *x, struct NAME_state *s, float *y);
 
     x of a model of tokens is `const int *`. Numbers that are float64 in the model, as in a forecaster, are double,
-    and so are integers of the state. The weights are const arrays. Raises ConfigError for a name that is no
-    identifier, or a model whose step depends on the numbers or uses an operation that has no loop.
+    and so are integers of the state. The weights are const arrays. Raises ConfigError for names that C does not have
+    (`name`, keys of the state, the class), or a model whose step depends on the numbers or uses an operation that has
+    no loop.
     """
     file = Path(path)
     check_path(file, [".c"])
@@ -44,6 +46,7 @@ def write_c(
             "export: the model has weights of whole numbers, which have no form in C; export the float one"
         )
     flat = Flat(model, example)
+    _check_names(flat)
     try:
         with torch.no_grad():
             program = one_step(flat, 1)  # it has no checks of numbers, unlike the model
@@ -54,10 +57,33 @@ def write_c(
         partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
 
 
+def _check_names(flat: Flat) -> None:
+    """Raise ConfigError for a class or a key of the state that cannot stand in C."""
+    if not re.fullmatch(r"[ -~]+", flat.name()) or "*/" in flat.name():
+        raise ConfigError(f"export: the model is a {flat.name()!r}, expected a name in ASCII, as C code is")
+    known: dict[str, str] = {}
+    for leaf in flat.leaves:
+        field = _field(leaf)
+        if not re.fullmatch(r"\w+", field, re.ASCII):
+            raise ConfigError(
+                f"export: the state has {leaf.name!r}, expected keys of letters, digits and _, as C has them"
+            )
+        if field in known:
+            raise ConfigError(
+                f"export: the state has {known[field]!r} and {leaf.name!r}, expected keys that differ in C, where both "
+                f"are {field}"
+            )
+        known[field] = leaf.name
+
+
+def _field(leaf: Leaf) -> str:
+    return leaf.name.replace(".", "_")
+
+
 def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
     """Yield the parts of the file."""
     loops, kinds = step.loops, {pointer: REALS[kind] for pointer, kind in step.kinds.items() if kind in REALS}
-    fields = {leaf.name.replace(".", "_"): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
+    fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
     sizes = [max(1, leaf.start.numel()) for leaf in flat.leaves]
     tokens = not flat.example.is_floating_point()
     reads, outputs = flat.example[:1, :1].numel(), torch.Size(step.results[0][0]).numel()

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,11 @@ from scanl.errors import ConfigError
 from scanl.export.flat import Flat, check_path, exported
 from scanl.export.lowering import lowered
 from scanl.export.native import CONVERTED, NATIVE, settled
-from scanl.files import writing
+from scanl.files import files_written_whole
 
 
 def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | None = None) -> None:
-    """Write a model as one ONNX file with its weights; beyond 2 GB they are in a file beside it.
+    """Write a model as one ONNX file with its weights, whole or not at all; beyond 2 GB they are in a file beside it.
 
     model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...), B and T
     above 1; needed for a class that is not of scanl.
@@ -58,9 +59,10 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
         raise ConfigError(f"export: {flat.name()} has no program of ONNX: {reason}") from error
     assert written is not None
     settled(written.model)
-    written.model.metadata_props["state"] = json.dumps({leaf.name: described(leaf.start) for leaf in flat.leaves})
-    with writing(file):
-        written.save(file)
+    starts = {leaf.name: described(leaf.start) for leaf in flat.leaves}
+    written.model.metadata_props["state"] = json.dumps(starts, allow_nan=False)
+    with files_written_whole(file) as partial:
+        written.save(partial)
 
 
 @contextmanager
@@ -82,10 +84,21 @@ def _needed() -> None:
 
 
 def described(start: Tensor) -> dict[str, Any]:
-    """Return shape, dtype and numbers of a tensor before the first step; one number if all are the same."""
+    """Return shape, dtype and numbers of a tensor before the first step; one number if all are the same.
+
+    JSON has no numbers that are not finite, so they are the texts Infinity, -Infinity and NaN.
+    """
     values = start.unique().tolist() or [0]  # a tensor without numbers has no first one
     value = values[0] if len(values) == 1 else start.tolist()
-    return {"shape": list(start.shape), "dtype": str(start.dtype).removeprefix("torch."), "start": value}
+    return {"shape": list(start.shape), "dtype": str(start.dtype).removeprefix("torch."), "start": _in_json(value)}
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_in_json(entry) for entry in value]
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def start_state(metadata: str, batch_size: int = 1) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.export.flat import Flat, check_path, one_step
+from scanl.files import files_written_whole
 
 
 def write_package(model: nn.Module, path: str | PathLike[str], example: Tensor | None = None) -> None:
@@ -28,4 +29,5 @@ def write_package(model: nn.Module, path: str | PathLike[str], example: Tensor |
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about itself
         program = one_step(flat)
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file))  # pyright: ignore
+        with files_written_whole(file) as partial:
+            torch._inductor.aoti_compile_and_package(program, package_path=str(partial))  # pyright: ignore

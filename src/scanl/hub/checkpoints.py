@@ -62,6 +62,8 @@ def load(
             if layout.pickled is not None:
                 source = locate(path_or_id, revision, layout.pickled)
             weights = Weights(source, layout.pickled, described_by.name)
+            for end, ends in layout.divided.items():
+                weights.divide(end, ends)
         entry = layout.depth_entry
         sizes = {name: size for name, size in sizes.items() if name.removesuffix(".weight") not in quantized}
         weights.check_sizes(sizes, layout.begin_of_blocks(), options[entry], entry)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,6 +37,22 @@ class Safetensors:
         return self._file.get_tensor(name)
 
 
+class Member:
+    """One of several vectors that a file stores as one tensor, (n, H) or (n, 1, 1, H): it has the shape (1, 1, H)."""
+
+    def __init__(self, file: "Safetensors | StateDict", stored: str, at: int) -> None:
+        self._file, self._stored, self._at = file, stored, at
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return 1, 1, self._file.shape(self._stored)[-1]
+
+    def dtype(self, name: str) -> str:
+        return self._file.dtype(self._stored)
+
+    def tensor(self, name: str) -> Tensor:
+        return self._file.tensor(self._stored)[self._at].reshape(1, 1, -1)
+
+
 class StateDict:
     """The tensors of a file of torch.save."""
 
@@ -54,6 +70,9 @@ class StateDict:
         return self._tensors[name]
 
 
+Stored: TypeAlias = Safetensors | StateDict | Member
+
+
 class Weights:
     """All tensors of a checkpoint, by the names in its files.
 
@@ -68,7 +87,7 @@ class Weights:
         if pickled is not None and not self.source.is_file() and (source / pickled).is_file():
             self.source = source / pickled
         if self.source.is_file():  # transformers then ignores an index file
-            self._files = _tensors(self.source)
+            self._files: dict[str, tuple[Path, Stored]] = _tensors(self.source)
             return
         numbered = sorted(source.glob(NUMBERED))
         if numbered and not (source / INDEX).is_file():
@@ -91,6 +110,15 @@ class Weights:
             raise CheckpointError(
                 f"checkpoint: {source / file} {holds} {name!r}, but {INDEX} {says}; copy the checkpoint again"
             )
+
+    def divide(self, end: str, ends: Sequence[str]) -> None:
+        """Give the vectors of one tensor names of their own, with `ends` for `end`. Other files have them like that."""
+        for name in [name for name in self._files if name.endswith(end)]:
+            path, file = self._files[name]
+            shape, members = file.shape(name), [name.removesuffix(end) + other for other in ends]
+            if shape[:-1] in ((len(ends),), (len(ends), 1, 1)) and not self._files.keys() & members:
+                del self._files[name]
+                self._files |= {member: (path, Member(file, name, at)) for at, member in enumerate(members)}
 
     def names(self) -> Set[str]:
         """Return the names of all tensors."""
@@ -183,7 +211,7 @@ def _index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _tensors(path: Path) -> dict[str, tuple[Path, Safetensors | StateDict]]:
+def _tensors(path: Path) -> dict[str, tuple[Path, Stored]]:
     """Return the file's tensors by name, each with its path and the file that has it."""
     if path.suffix == ".safetensors":
         names, file = _safetensors(path)
@@ -195,9 +223,9 @@ def _tensors(path: Path) -> dict[str, tuple[Path, Safetensors | StateDict]]:
     return dict.fromkeys(names, (path, file))
 
 
-def _together(paths: Sequence[Path]) -> dict[str, tuple[Path, Safetensors | StateDict]]:
+def _together(paths: Sequence[Path]) -> dict[str, tuple[Path, Stored]]:
     """Return the tensors of several files by name. Raises CheckpointError for a name that two of them have."""
-    files: dict[str, tuple[Path, Safetensors | StateDict]] = {}
+    files: dict[str, tuple[Path, Stored]] = {}
     for path in paths:
         tensors = _tensors(path)
         for name in sorted(tensors.keys() & files.keys()):

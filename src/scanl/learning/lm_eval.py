@@ -46,8 +46,9 @@ class LMEvalModel(TemplateLM):
     Args:
         model: the language model, on its device. It is put into evaluation mode.
         tokenizer: text to tokens and back, such as one of transformers; None for a model over bytes.
-        end: the token that ends a text, and that stands before a text that has no context; by default that of the
-            tokenizer. Over bytes nothing ends a text by default, and a newline stands before it.
+        end: the token that ends a text; by default that of the tokenizer. Over bytes nothing ends a text by default.
+        begin: the token that stands before a text that has no context; by default the one with which the tokenizer
+            begins texts, or else `end`, as in lm-eval's own models. Over bytes it is a newline.
         batch_size: continuations of one context that are read together.
 
     Nothing is cut off, since a state has no longest text. A text for `loglikelihood_rolling` is read in pieces, each
@@ -65,6 +66,7 @@ class LMEvalModel(TemplateLM):
         tokenizer: Tokenizer | None = None,
         *,
         end: int | None = None,
+        begin: int | None = None,
         batch_size: int = 16,
     ) -> None:
         super().__init__()
@@ -85,6 +87,14 @@ class LMEvalModel(TemplateLM):
                 "token that ends a text"
             )
         self._end = end
+        begin = getattr(tokenizer, "bos_token_id", None) if begin is None else begin
+        self._begin = end if begin is None else begin
+        if not 0 <= self._begin < model.vocab_size:
+            raise ConfigError(f"lm_eval: begin is {begin}, expected a token below {model.vocab_size} of the model")
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self._begin
 
     @property
     def eot_token_id(self) -> int:
@@ -142,7 +152,7 @@ class LMEvalModel(TemplateLM):
 
     @torch.inference_mode()
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each text after the token that ends a text."""
+        """Return the log-likelihood of each text after the token that begins a text."""
         totals = []
         for (text,) in tqdm([request.args for request in requests], "Scoring texts", disable=disable_tqdm):
             targets, state, total = self.tok_encode(text, add_special_tokens=False), None, 0.0

@@ -30,6 +30,7 @@ class Layout(ABC):
     weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours -> theirs; * is the number of a block
     turned: ClassVar[Mapping[str, "Turn"]] = {}  # ends of our names of weights that are stored in another form
     ignored: ClassVar[tuple[str, ...]] = ()  # stored weights that may exist and that no model reads
+    divided: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # ends of names that some files have as one tensor
     depth_entry: ClassVar[str] = "num_hidden_layers"  # the entry with the number of blocks
     pickled: ClassVar[str | None] = None  # the file of torch.save where there is no safetensors file
 

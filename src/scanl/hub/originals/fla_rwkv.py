@@ -117,7 +117,7 @@ ADAPTERS = {"w": "w_lora", "a": "a_lora", "v": "v_lora"}  # RWKV-LM's letter -> 
 class RWKV7(RWKV):
     """RWKV-7, in which the official folders on the Hugging Face hub are stored too.
 
-    fla norms the heads with head_dim * norm_eps.
+    fla norms the heads with head_dim * norm_eps. Older folders have the six token shifts as one tensor, `x_x`.
     """
 
     layer: ClassVar = "rwkv7"
@@ -130,6 +130,7 @@ class RWKV7(RWKV):
         "a_low_rank_dim": 64,
         "v_low_rank_dim": 16,
     }
+    divided: ClassVar = {"attn.x_x": tuple(f"attn.x_{letter}" for letter in "rwkvag")}
     same_names: ClassVar = ("head_dim",)
     renamed: ClassVar = {
         "decay_rank": "decay_low_rank_dim",
