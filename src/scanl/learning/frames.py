@@ -32,6 +32,7 @@ from scanl.learning.forecasting import Forecasts, check_levels
 from scanl.learning.questions.forecast import ForecastAnswerer
 from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster
+from scanl.models.saving import shortened
 from scanl.whole import whole_number
 
 COLUMNS = ("unique_id", "ds", "y")
@@ -271,6 +272,16 @@ class Frames:
         folder = Path(path)
         if not (folder / ABOUT).is_file() or not (folder / ROWS).is_file():
             raise CheckpointError(f"frames: {path} has no {ABOUT} and {ROWS}, expected a folder of Frames.save")
+        try:
+            return cls._loaded(folder)
+        except CheckpointError:
+            raise
+        except Exception as error:  # the files may hold anything, and so raise anything
+            reason = shortened(f"{type(error).__name__}: {error}")
+            raise CheckpointError(f"frames: {path} is damaged, or was changed: {reason}") from error
+
+    @classmethod
+    def _loaded(cls, folder: Path) -> "Frames":
         about = json.loads((folder / ABOUT).read_text("utf-8"))
         self = cls(**about["options"])
         self.chosen = about["chosen"]

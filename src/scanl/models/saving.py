@@ -5,13 +5,16 @@ A configuration is nested: {"class": "LanguageModel", "config": {"vocab_size": 2
 
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
+from torch import Tensor, nn
+
 from scanl.configured import Configured, who
 from scanl.digests import load_tensors, save_tensors
-from scanl.errors import CheckpointError, ConfigError
+from scanl.errors import CheckpointError, ConfigError, ScanlError
 from scanl.layers.base import Layer
 from scanl.layers.designation import import_class, layer_class
 from scanl.layers.designation import recorded as layer_name
@@ -79,17 +82,61 @@ class Saved(Part, Module, metaclass=Configured):
             if kind is not None and issubclass(kind, Saved):
                 hint = f"load it with {kind.__name__}.load"
             raise CheckpointError(f"load: {file} holds {name or 'no model of scanl'}, expected {cls.__name__}; {hint}")
-        try:
+        if not isinstance(about.get("config"), Mapping):
+            raise CheckpointError(f"load: {file} has config {shortened(repr(about.get('config')))}, expected a mapping")
+
+        def make() -> Any:
             model = kind(**restored(about["config"]))
             prepare(model, about.get(QUANTIZED))
-        except (ConfigError, TypeError) as error:
-            raise CheckpointError(f"load: {file} has a configuration that cannot be made: {error}") from error
+            return model
+
         try:
+            check_sizes(make, about.get("config"), tensors)
+            model = make()
             model.load_state_dict(tensors)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"load: {file} does not fit its own header: {reason}; save it again") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"load: {file} does not fit its own header: {error}; save it again") from error
+        except Exception as error:  # the header may hold anything, and so raise anything
+            kind_of = "" if isinstance(error, ScanlError | TypeError) else f"{type(error).__name__}: "
+            reason = shortened(f"{kind_of}{error}")
+            raise CheckpointError(f"load: {file} has a configuration that cannot be made: {reason}") from error
         return model.eval()
+
+
+def check_sizes(make: Callable[[], nn.Module], config: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError unless the model that `make` returns has tensors of these names and shapes.
+
+    It is made without memory: a size in a file must not ask for more than the file has. config: nested, of the file.
+    """
+    deepest = max(_depths(config), default=0)
+    if deepest > len(tensors):
+        raise CheckpointError(f"depth is {deepest}, expected at most the {len(tensors)} tensors of the file")
+    try:
+        with torch.device("meta"):
+            expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    except ScanlError:
+        raise
+    except (NotImplementedError, RuntimeError, TypeError):  # a class of the user's own that needs the numbers
+        return
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    for name in sorted(shapes.keys() | expected.keys()):
+        if shapes.get(name) != expected.get(name):
+            wanted = expected.get(name, "nothing")
+            raise CheckpointError(f"{name} is {shapes.get(name, 'missing')}, expected {wanted} because of the header")
+
+
+def _depths(config: Any) -> Iterator[int]:
+    """Yield every depth of a nested configuration."""
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        if name == "depth" and isinstance(value, int):
+            yield value
+        yield from _depths(value)
+
+
+def shortened(text: str) -> str:
+    """Return a text as one line of at most 300 letters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:297]}..."
 
 
 def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) -> None:

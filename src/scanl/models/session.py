@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.state import State
 from scanl.models.cursor import Cursor, as_text
 from scanl.models.state_files import ReadText, read_text, write_text
@@ -100,6 +100,10 @@ class Session(Cursor):
         """
         session = cls(model, store=store, every=every)
         text = read_text(Path(path), model, session.store.digest, "session")
+        if text.length and text.length == len(text.tokens):
+            raise CheckpointError(
+                f"session: {path} has length {text.length}, expected less than its {text.length} tokens"
+            )
         session._tokens, session._length, session._state = text
         return session
 

@@ -43,10 +43,15 @@ def read_text(path: Path, model: "LanguageModel", digest: str, who: str) -> Read
     tensors, about = load_tensors(path, who)
     if about.get("model") != digest or "tokens" not in tensors:
         raise CheckpointError(f"{who}: {path} is of another model or of other weights, expected a file of this model")
-    tokens = array("i", tensors.pop("tokens").tolist())
-    if about["length"] == 0:
+    tokens, length = _text(tensors.pop("tokens"), path, model.vocab_size), about.get("length")
+    if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length <= len(tokens):
+        raise CheckpointError(f"{who}: {path} has length {length!r}, expected 0 to {len(tokens)} because of tokens")
+    if length == 0:
         return ReadText(tokens, 0, None)
-    return ReadText(tokens, about["length"], restored(tensors, _form(model), path))
+    if odd := [name for name, value in tensors.items() if value.shape[:1] != (1,)]:
+        shape = tuple(tensors[odd[0]].shape)
+        raise CheckpointError(f"{who}: {odd[0]} in {path} has shape {shape}, expected one row")
+    return ReadText(tokens, length, restored(tensors, _form(model), path))
 
 
 def tokens_of(path: Path) -> Text:
@@ -55,9 +60,22 @@ def tokens_of(path: Path) -> Text:
 
     try:
         with safe_open(path, "pt") as tensors:
-            return array("i", tensors.get_tensor("tokens").tolist())
+            tokens = tensors.get_tensor("tokens")
     except (OSError, RuntimeError, SafetensorError, TypeError) as error:  # torch opens the file too
         raise CheckpointError(f"{path} cannot be read, or is damaged: {error}") from error
+    return _text(tokens, path)
+
+
+def _text(tokens: torch.Tensor, path: Path, vocab_size: int = 2**31) -> Text:
+    """Return the tokens of a file as a text."""
+    if tokens.dtype != torch.int32 or tokens.ndim != 1:
+        form = f"{tokens.dtype} {tuple(tokens.shape)}"
+        raise CheckpointError(f"{path} is damaged: tokens are {form}, expected torch.int32 (n,)")
+    text = array("i", tokens.tolist())
+    if text and not 0 <= min(text) <= max(text) < vocab_size:
+        odd = min(text) if min(text) < 0 else max(text)
+        raise CheckpointError(f"{path} is damaged: tokens hold {odd}, expected 0 to {vocab_size - 1}")
+    return text
 
 
 @torch.no_grad()

@@ -120,7 +120,10 @@ class JSONLines(InLines):
     endings = (".jsonl", ".ndjson")
 
     def decoded(self, line: bytes, columns: Sequence[str] | None) -> Record:
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("its line has too many brackets within each other") from error
         if not isinstance(record, dict):
             raise ValueError(f"its line is a {type(record).__name__}, expected an object")
         return _chosen(record, columns)

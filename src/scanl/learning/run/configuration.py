@@ -2,6 +2,7 @@
 
 import functools
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -80,7 +81,11 @@ class Configuration:
         """Read a run's config.yaml. Raises CheckpointError when that fails, and ConfigError as `check` does."""
         try:
             return cls.from_values(yaml.safe_load(path.read_text(encoding="utf-8")), path)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        except RecursionError as error:
+            raise CheckpointError(f"run: {path} cannot be read: it has too many brackets within each other") from error
+        except ConfigError:
+            raise
+        except (OSError, ValueError, yaml.YAMLError) as error:  # PyYAML raises ValueError for a wrong date
             raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
 
     @classmethod
@@ -91,11 +96,11 @@ class Configuration:
         """
         no_configuration = f"run: {path} is no configuration of a {cls.noun}"
         if not isinstance(values, dict):
-            raise CheckpointError(f"{no_configuration}: it is {values!r}; put it back")
+            raise CheckpointError(f"{no_configuration}: it is {reprlib.repr(values)}; put it back")
         for name, group in values.items():
             if not isinstance(group, dict):
                 raise CheckpointError(
-                    f"{no_configuration}: {name} is {group!r}, expected the options "
+                    f"{no_configuration}: {name} is {reprlib.repr(group)}, expected the options "
                     f"of one of the parts {', '.join(parts_of(cls))}"
                 )
         parser = jsonargparse.ArgumentParser(exit_on_error=False)

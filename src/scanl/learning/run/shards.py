@@ -68,6 +68,12 @@ def read_shards(path: Path, mesh: DeviceMesh | None = None) -> dict[str, Any]:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         return empty_shards(leaf.shape, dtype=leaf.dtype, device_mesh=mesh, placements=[Shard(0)])
 
+    emptied = [leaf for leaf in _leaves(checkpoint).values() if isinstance(leaf, Tensor) and leaf.is_meta]
+    needed, held = sum(leaf.nbytes for leaf in emptied), sum(file.stat().st_size for file in folder.glob("*"))
+    if needed > held:
+        raise CheckpointError(
+            f"checkpoint: {path} needs {needed} bytes of {folder}, which has {held}; put back a whole copy"
+        )
     rooms = {key: room(leaf) for key, leaf in _leaves(checkpoint).items() if isinstance(leaf, Tensor) and leaf.is_meta}
     try:
         with warnings.catch_warnings():
