@@ -284,6 +284,11 @@ class Frames:
     def _loaded(cls, folder: Path) -> "Frames":
         about = json.loads((folder / ABOUT).read_text("utf-8"))
         self = cls(**about["options"])
+        whole_number("frames", "horizon", self.horizon, 1)
+        if self.sequence_length is not None:
+            whole_number("frames", "sequence_length", self.sequence_length, 1)
+        if not isinstance(about["form"], str | None):
+            raise CheckpointError(f"frames: {folder / ABOUT} has form {about['form']!r}, expected text or null")
         self.chosen = about["chosen"]
         self.model = Forecaster.load(folder)
         rows, facts = pd.read_parquet(folder / ROWS), about["collection"]

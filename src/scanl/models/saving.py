@@ -7,7 +7,7 @@ import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from scanl.layers.designation import recorded as layer_name
 from scanl.layers.module import Module
 from scanl.layers.parts.quantized import prepare, quantized_paths
 
+M = TypeVar("M", bound=nn.Module)
 QUANTIZED = "quantized"  # in the header: the bits of the weights that are whole numbers, by the paths of their modules
 WEIGHTS = "model.safetensors"
 
@@ -91,7 +92,8 @@ class Saved(Part, Module, metaclass=Configured):
             return model
 
         try:
-            check_sizes(make, about.get("config"), tensors)
+            if (form := blank(make, about["config"], tensors)) is not None:
+                _check_shapes(form, tensors)
             model = make()
             model.load_state_dict(tensors)
         except CheckpointError as error:
@@ -103,26 +105,31 @@ class Saved(Part, Module, metaclass=Configured):
         return model.eval()
 
 
-def check_sizes(make: Callable[[], nn.Module], config: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError unless the model that `make` returns has tensors of these names and shapes.
+def blank(make: Callable[[], M], config: Any, tensors: Mapping[str, Tensor]) -> M | None:
+    """Return the model that `make` returns, without memory; None for one that cannot be made without numbers.
 
-    It is made without memory: a size in a file must not ask for more than the file has. config: nested, of the file.
+    So a size in a file asks for no more memory than the file has, once the shapes are compared. config: nested, of the
+    file. Raises CheckpointError for more blocks than there are tensors.
     """
     deepest = max(_depths(config), default=0)
     if deepest > len(tensors):
-        raise CheckpointError(f"depth is {deepest}, expected at most the {len(tensors)} tensors of the file")
+        raise CheckpointError(f"depth is {deepest}, expected at most {len(tensors)}, the number of tensors in the file")
     try:
         with torch.device("meta"):
-            expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+            return make()
     except ScanlError:
         raise
-    except (NotImplementedError, RuntimeError, TypeError):  # a class of the user's own that needs the numbers
-        return
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None
+
+
+def _check_shapes(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     for name in sorted(shapes.keys() | expected.keys()):
         if shapes.get(name) != expected.get(name):
             wanted = expected.get(name, "nothing")
-            raise CheckpointError(f"{name} is {shapes.get(name, 'missing')}, expected {wanted} because of the header")
+            raise CheckpointError(f"{name} is {shapes.get(name, 'missing')}, expected {wanted}")
 
 
 def _depths(config: Any) -> Iterator[int]:

@@ -83,8 +83,8 @@ class Configuration:
             return cls.from_values(yaml.safe_load(path.read_text(encoding="utf-8")), path)
         except RecursionError as error:
             raise CheckpointError(f"run: {path} cannot be read: it has too many brackets within each other") from error
-        except ConfigError:
-            raise
+        except ConfigError as error:
+            raise ConfigError(f"run: {path}: {error}") from error
         except (OSError, ValueError, yaml.YAMLError) as error:  # PyYAML raises ValueError for a wrong date
             raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
 

@@ -22,7 +22,7 @@ from scanl.layers.designation import label
 from scanl.layers.parts.quantized import prepare
 from scanl.learning.questions import Model
 from scanl.learning.run.config import OWN, TrainConfig, build_model, layer_names
-from scanl.models.saving import QUANTIZED, save_model
+from scanl.models.saving import QUANTIZED, blank, save_model
 
 
 class RunFolder:
@@ -115,10 +115,22 @@ class RunFolder:
         question: of the run's data, where they lie elsewhere now; None to read them.
         """
         config, (tensors, about) = self.config(), self.stored()
-        model = build_model(config, self.source.question if question is None else question)
-        prepare(model, about.get(QUANTIZED))
+        question = self.source.question if question is None else question
+
+        def make() -> Model:
+            model = build_model(config, question)
+            prepare(model, about.get(QUANTIZED))
+            return model
+
         file = self.weights if self.weights.exists() else self.checkpoint
-        check_tensors(file, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
+        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+        try:
+            if (form := blank(make, {"depth": config.stack.depth}, tensors)) is not None:
+                check_tensors(file, shapes, form, config)
+            model = make()
+        except ConfigError as error:
+            raise ConfigError(f"run: {self.config_file}: {error}") from error
+        check_tensors(file, shapes, model, config)
         model.load_state_dict(tensors)
         return model.eval()
 

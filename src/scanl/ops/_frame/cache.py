@@ -6,6 +6,8 @@ any more are deleted when the folder has grown.
 """
 
 import os
+import stat
+import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +27,15 @@ def folder() -> Path:
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a file of the folder, which counts as used now. Raises OSError if there is none."""
-    content = path.read_bytes()
+    """Return the content of a file of the folder, which counts as used now.
+
+    Raises OSError if there is none, or if other users can have written it: what it holds runs as the user's program.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if sys.platform != "win32" and (status.st_uid not in (0, os.getuid()) or status.st_mode & stat.S_IWOTH):
+            raise PermissionError(f"{path} belongs to another user, or every user may write it")
+        content = file.read()
     with suppress(OSError):  # a folder that may only be read
         os.utime(path)
     return content
