@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from scanl import hub
 from scanl.data import Shards
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, DataError, ScanlError
 from scanl.learning.run.checkpoint import OWN_PARTS, PARTS, read_checkpoint, write_checkpoint
-from scanl.learning.run.config import TrainConfig
+from scanl.learning.run.config import TrainConfig, build_model
+from scanl.learning.run.folder import RunFolder
 from scanl.learning.run.shards import read_shards
 from scanl.models import LanguageModel, Session, Stack, StateStore
 from scanl.ops._frame import cache
@@ -142,7 +144,17 @@ def test_a_checkpoint_asks_for_no_more_memory_than_its_shards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "a: " + "[" * 100_000, "{" * 100_000, "a: 2024-13-45", "!!python/name:os.system", "&a [*a]"]
+    "text",
+    [
+        "[" * 2_000,
+        "a: " + "[" * 2_000,
+        "{" * 2_000,
+        "a: 2024-13-45",
+        "!!python/name:os.system",
+        "&a [*a]",
+        "{source: {data: {a: b}}}",
+        "{stack: {layer: [[[]]]}}",
+    ],
 )
 def test_a_configuration(text, tmp_path):
     file = tmp_path / "config.yaml"
@@ -150,6 +162,21 @@ def test_a_configuration(text, tmp_path):
     with pytest.raises(CheckpointError, match=re.escape(str(file))) as caught:
         TrainConfig.from_yaml(file)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("depth", 2**40), ("dim", 2**40), ("channel_mixer", None), ("layer", "grru")]
+)
+def test_the_model_of_a_run(name, value, tmp_path):
+    config = TrainConfig.from_values({"source": {"data": ["adding"]}, "stack": {"layer": "gru", "dim": 8}}, tmp_path)
+    run = RunFolder(tmp_path)
+    run.write_text(run.config_file, config.to_yaml())
+    run.save_model(build_model(config, run.source.question), run.source.digest())
+    run.load_model()
+    values = yaml.safe_load(run.config_file.read_text())
+    run.config_file.write_text(yaml.safe_dump(changed(values, ("stack", name), value)))
+    with pytest.raises(ScanlError, match=re.escape(str(run.config_file))):
+        run.load_model()
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' + "[" * 100_000])

@@ -12,7 +12,7 @@ import jsonargparse
 import yaml
 
 from scanl.configured import Range
-from scanl.errors import CheckpointError, ConfigError, nearest
+from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.parsing import in_a_line
 
 
@@ -107,7 +107,9 @@ class Configuration:
         add_options(parser, cls())
         try:
             config = cls.parsed(parser.parse_object(values))
-        except jsonargparse.ArgumentError as error:
+        except ScanlError:
+            raise
+        except Exception as error:  # of a value of another type jsonargparse raises anything
             raise CheckpointError(
                 f"{no_configuration}: {in_a_line(str(error))}; correct it, or go on "
                 "with the version of scanl that wrote it"

@@ -125,11 +125,12 @@ class RunFolder:
         file = self.weights if self.weights.exists() else self.checkpoint
         shapes = {name: tuple(t.shape) for name, t in tensors.items()}
         try:
-            if (form := blank(make, {"depth": config.stack.depth}, tensors)) is not None:
-                check_tensors(file, shapes, form, config)
-            model = make()
-        except ConfigError as error:
-            raise ConfigError(f"run: {self.config_file}: {error}") from error
+            form = blank(make, {"depth": config.stack.depth}, tensors)
+        except (ConfigError, CheckpointError) as error:
+            raise type(error)(f"run: {self.config_file}: {error}") from error
+        if form is not None:
+            check_tensors(file, shapes, form, config)
+        model = make()
         check_tensors(file, shapes, model, config)
         model.load_state_dict(tensors)
         return model.eval()
