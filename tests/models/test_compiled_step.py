@@ -182,6 +182,8 @@ def test_autocast_is_that_of_the_step() -> None:
     step = model.compile_step()
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(step(token, None)[0], model.step(token, None)[0])
+        assert step._kernel(step._enter(token)) is None
+    assert step._kernel(step._enter(token)) is not None
 
 
 @pytest.mark.usefixtures("plain")
