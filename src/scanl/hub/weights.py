@@ -40,7 +40,7 @@ class Safetensors:
 class Member:
     """One of several vectors that a file stores as one tensor, (n, H) or (n, 1, 1, H): it has the shape (1, 1, H)."""
 
-    def __init__(self, file: "Safetensors | StateDict", stored: str, at: int) -> None:
+    def __init__(self, file: "Stored", stored: str, at: int) -> None:
         self._file, self._stored, self._at = file, stored, at
 
     def shape(self, name: str) -> tuple[int, ...]:
