@@ -212,7 +212,6 @@ REASONS = {  # of each place that unpickles, or reads what could be a pickle
     "hub/weights.py": "weights_only=True",
     "learning/run/checkpoint.py": "weights_only=True",
     "learning/online/river.py": "weights_only=True",
-    "learning/online/scores.py": "to be gone: scores of river",
 }
 
 
@@ -238,7 +237,7 @@ def test_nothing_is_unpickled_without_a_reason():
         lines = [line for line in path.read_text("utf-8").splitlines() if WAYS.search(line)]
         if lines:
             places[path.relative_to(SOURCE).as_posix()] = lines
-    assert places.keys() <= REASONS.keys(), places
+    assert places.keys() == REASONS.keys(), places
     for path, reason in REASONS.items():
         for line in places.get(path, ()):
             assert reason != "weights_only=True" or "weights_only=True" in line, f"{path}: {line}"
