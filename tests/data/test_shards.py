@@ -5,10 +5,11 @@ import gzip
 import io
 import json
 import lzma
+import math
 import re
 import tarfile
 from contextlib import closing, contextmanager
-from itertools import chain, islice, pairwise
+from itertools import chain, cycle, islice, pairwise
 from types import SimpleNamespace
 
 import fsspec
@@ -180,6 +181,147 @@ def test_ranks_and_workers_share_one_order(tmp_path, monkeypatch, batch_size):
                     assert [item for item, _ in rest] == items[(number + 1) * world :]
 
 
+def numbers_of(items):
+    """The numbers of the rows of items that are lists."""
+    return [[row["n"] for row in item] for item in items]
+
+
+def numbered(folder, sizes):
+    """Write shards of these numbers of rows, which are numbered through."""
+    folder.mkdir()
+    numbers = iter(range(sum(sizes)))
+    for place, size in enumerate(sizes):
+        lines = "".join(f'{{"n": {number}}}\n' for number in islice(numbers, size))
+        (folder / f"{place:02}.jsonl").write_text(lines)
+    return folder
+
+
+def dealt(rows, world, size, drop_last):
+    """What each rank reads of an epoch: whole rounds, then the rest as `DistributedSampler` deals it out."""
+    whole = len(rows) // (world * size) * world * size
+    ranks = [[rows[at + rank * size :][:size] for at in range(0, whole, world * size)] for rank in range(world)]
+    rest = rows[whole:]
+    if rest and not drop_last:
+        share = math.ceil(len(rest) / world)
+        rest = list(islice(chain(rest, cycle(rows)), share * world))
+        for rank in range(world):
+            ranks[rank].append(rest[rank * share :][:share])
+    return ranks
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("sizes", "seed"), [((3, 0, 5, 3), None), ((1,), None), ((0, 2), None), ((4, 7), 2)])
+def test_all_ranks_get_as_many_items_of_an_epoch(tmp_path, monkeypatch, sizes, seed, drop_last):
+    """Also where a shard is empty, where ranks are more than rows, and from a position in the epoch."""
+    folder = numbered(tmp_path / "a", sizes)
+    options = {"seed": seed, "window": 1 if seed is None else 3, "drop_last": drop_last}
+    rows = [row["n"] for row in Shards(folder, **{**options, "drop_last": False})]
+    for world, size, workers in ((1, 2, 1), (2, 1, 2), (2, 2, 1), (3, 2, 3), (4, 1, 2), (5, 3, 2)):
+
+        def make(rank, world=world, size=size):
+            return Shards(folder, batch_size=size, rank=rank, world=world, **options)
+
+        start, expected = make(0).state_dict(), dealt(rows, world, size, drop_last)
+        for rank in range(world):
+            items = loaded(monkeypatch, lambda rank=rank: make(rank), start, workers)
+            assert numbers_of(item for item, _ in items) == expected[rank], (world, size, workers)
+            for number, (_, position) in enumerate(items, 1):
+                assert position["rows"] == min(number * world * size, len(rows))
+                rest = loaded(monkeypatch, lambda rank=rank: make(rank), position, 3 - workers % 2)
+                assert numbers_of(item for item, _ in rest) == expected[rank][number:]
+            alone = make(rank)
+            assert numbers_of(alone) == expected[rank]
+            assert alone.state_dict() == {"rows": len(rows), **reader.Cursor(1)._asdict()}
+
+
+def test_rounds_of_ranks_go_on_into_the_next_epoch(tmp_path):
+    folder = numbered(tmp_path / "a", (5,))
+    ranks = [Shards(folder, batch_size=2, repeat=True, rank=rank, world=2) for rank in range(2)]
+    assert [numbers_of(islice(shards, 3)) for shards in ranks] == [[[0, 1], [4, 0], [3, 4]], [[2, 3], [1, 2], [0, 1]]]
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+
+
+def test_each_window_of_a_shard_has_an_order_of_its_own(tmp_path):
+    """As numpy draws it from the seed, the epoch, the place of the shard and the first row of the window."""
+    rows = list(range(32))
+    folder = numbered(tmp_path / "a", (32,))
+    shards = Shards(folder, seed=7, window=8)
+    for epoch in range(2):
+        orders = [np.random.default_rng((7, epoch, 0, at)).permutation(8) for at in range(0, 32, 8)]
+        expected = [rows[8 * window + place] for window, order in enumerate(orders) for place in order]
+        assert [row["n"] for row in shards] == expected
+        assert len({tuple(order) for order in orders}) == 4
+
+
+def test_a_shard_without_a_row_is_passed_over(tmp_path):
+    folder = numbered(tmp_path / "a", (0, 3, 0, 0, 2, 0))
+    shards = Shards(folder)
+    assert [row["n"] for row in shards] == list(range(5))
+    for stop in range(6):
+        cut = Shards(folder)
+        assert [row["n"] for row in islice(cut, stop)] == list(range(stop))
+        resumed = Shards(folder, repeat=True)
+        resumed.load_state_dict(cut.state_dict())
+        assert [row["n"] for row in islice(resumed, 7)] == [*range(stop, 5), *range(5), *range(5)][:7]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_position_is_that_of_the_batch_that_was_worked_on(tmp_path, ahead, workers):
+    """Workers have read further, and the consumer itself holds `ahead` batches more."""
+    folder = numbered(tmp_path / "a", (7, 6))
+    loader = ShardLoader(Shards(folder, batch_size=2), ahead=ahead, num_workers=workers, collate_fn=list)
+    fetched, batches = iter(loader), [[at, at + 1] for at in range(0, 12, 2)] + [[12]]
+    for number in range(1, 8):
+        next(fetched)
+        resumed = Shards(folder, batch_size=2)
+        resumed.load_state_dict(loader.state_dict())
+        assert numbers_of(resumed) == batches[max(0, number - ahead) :]
+    assert next(fetched, None) is None
+    assert loader.state_dict() == {"rows": 13, **reader.Cursor(1)._asdict()}
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_workers_that_outlive_an_epoch_begin_where_the_position_is(tmp_path, context):
+    folder = numbered(tmp_path / "a", (5, 4))
+    alone = Shards(folder, batch_size=2, seed=3, window=3)
+    epochs = [numbers_of(alone) for _ in range(3)]
+    shards = Shards(folder, batch_size=2, seed=3, window=3)
+    workers = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    loader = ShardLoader(shards, collate_fn=list, **workers)
+    assert numbers_of(loader) == epochs[0]
+    assert numbers_of(islice(loader, 2)) == epochs[1][:2]  # left half way, with batches fetched ahead
+    position = loader.state_dict()
+    assert numbers_of(loader) == epochs[1][2:]
+    assert numbers_of(loader) == epochs[2]
+    loader.load_state_dict(dict(sorted(position.items())))
+    assert numbers_of(loader) == epochs[1][2:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_of_two_iterations_the_older_one_is_refused(tmp_path, workers):
+    """Both would set one position."""
+    folder = numbered(tmp_path / "a", (6,))
+    loaders = [Shards(folder, batch_size=1)]
+    loaders += [ShardLoader(Shards(folder, batch_size=1), num_workers=workers, persistent_workers=workers > 0)]
+    for loader in loaders:
+        older = iter(loader)
+        next(older)
+        newer = iter(loader)
+        next(newer)
+        with pytest.raises(ConfigError, match="an iteration goes on after another has begun, expected one at a time"):
+            next(older)
+        assert len(list(newer)) == 4
+        assert loader.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_worker_is_one_line(tmp_path, workers):
+    loader = ShardLoader(Shards("nosuch://x"), num_workers=workers)
+    with pytest.raises(ConfigError, match=r"^shards: nosuch://x cannot be opened: Protocol not known: nosuch$"):
+        next(iter(loader))
+
+
 def test_a_loader_resumes_with_another_number_of_workers(tmp_path):
     write(tmp_path / "a", "jsonl.gz")
 
@@ -336,12 +478,19 @@ def test_what_a_dataset_and_a_loader_refuse(tmp_path, monkeypatch):
     shards = Shards(write(tmp_path / "a"), columns=["body"])
     with pytest.raises(DataError, match=r"00.jsonl has no column 'body', only text, number in row 0"):
         list(shards)
-    with pytest.raises(ConfigError, match="state_dict has rows, expected rows, behind, epoch"):
+    with pytest.raises(ConfigError, match="state_dict has rows, expected rows, epoch, place"):
         shards.load_state_dict({"rows": 1})
+    for value in (-1, 2**63, "3", True):
+        with pytest.raises(ConfigError, match=f"row of state_dict is {value!r}, expected a number of at least 0"):
+            shards.load_state_dict({**shards.state_dict(), "row": value})
     with worker(monkeypatch, 0, 2), pytest.raises(ConfigError, match="the position is that of a worker"):
         shards.state_dict()
     with pytest.raises(ConfigError, match="batch_size is an option of the loader, expected an option of Shards"):
         ShardLoader(shards, batch_size=3)
+    with pytest.raises(ConfigError, match="drop_last is an option of the loader, expected an option of Shards"):
+        ShardLoader(shards, drop_last=True)
+    with pytest.raises(ConfigError, match="in_order is False, expected True, as a position counts batches"):
+        ShardLoader(shards, num_workers=2, in_order=False)
     with pytest.raises(ConfigError, match="ahead is -1, expected at least 0"):
         ShardLoader(shards, ahead=-1)
     (tmp_path / "a" / "00.jsonl").write_text("[1]\n")

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, count, islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_convert, get_worker_info
 
 from scanl.data.shards.listing import listed
 from scanl.data.shards.reader import Cursor, Reader
-from scanl.errors import ConfigError, DataError
+from scanl.errors import ConfigError, ScanlError
 
 Position = dict[str, int]  # as `Shards.state_dict` returns it
 
@@ -20,6 +22,10 @@ class Shards(IterableDataset[Any]):
     A row is a dictionary of its columns. The items, rows or lists of rows, are numbered in the order of the rows; of n
     ranks with w workers each, worker k of rank r gives the items r + n k, r + n (k + w), ... So each rank gets every
     n-th item, and the workers of a rank share its work. Each of them reads all rows and decodes its own.
+
+    All ranks get the same number of items of an epoch. The rows at its end that are too few for an item of each rank
+    are dealt out in their order, as many to each rank, after which the first rows of the epoch fill up, as in torch's
+    `DistributedSampler`.
 
     The position is a number of rows, and a cursor, a few integers that say where to read on. Neither depends on ranks,
     workers or `batch_size`: a position of one rank is right for any number of them. It holds after each item of a loop
@@ -35,9 +41,11 @@ class Shards(IterableDataset[Any]):
         window: number of rows that follow one another and are shuffled. A process holds them in memory, and reads them
             again when it resumes.
         repeat: go on with the next epoch. Otherwise an iteration ends with an epoch, and the next one reads the next.
+        drop_last: leave out the rows at the end of an epoch that are too few for an item of each rank.
         rank, world: number of this process, and of all.
 
-    Raises ConfigError for a wrong option, and DataError for shards that are missing, damaged or cut short.
+    Raises ConfigError for a wrong option, and in an iteration that goes on after another has begun; DataError for
+    shards that are missing, damaged or cut short.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class Shards(IterableDataset[Any]):
         seed: int | None = None,
         window: int = 1,
         repeat: bool = False,
+        drop_last: bool = False,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -60,8 +69,10 @@ class Shards(IterableDataset[Any]):
         if not 0 <= rank < world:
             raise ConfigError(f"shards: rank is {rank}, expected 0 to {world - 1} because world is {world}")
         self.paths, self.columns, self.seed, self.window = paths, columns, seed, window
-        self.batch_size, self.repeat, self.rank, self.world = batch_size, repeat, rank, world
-        self._position: Position = {"rows": 0, "behind": 0, **Cursor()._asdict()}
+        self.batch_size, self.repeat, self.drop_last = batch_size, repeat, drop_last
+        self.rank, self.world = rank, world
+        self._position: Position = {"rows": 0, **Cursor()._asdict()}
+        self._iterations = 0
 
     @cached_property
     def reader(self) -> Reader:
@@ -70,10 +81,19 @@ class Shards(IterableDataset[Any]):
         return Reader(shards, form, self.columns, self.seed, self.window)
 
     def __iter__(self) -> Iterator[Any]:
-        for item, position in self.positioned():
+        for item, position in self.newest(self.positioned()):
             self._position = position
             if item is not None:
                 yield item
+
+    def newest(self, pairs: Iterator[Any]) -> Iterator[Any]:
+        """Yield the pairs of an iteration. Raises ConfigError once another one has begun, as both set the position."""
+        self._iterations += 1
+        own = self._iterations
+        for pair in pairs:
+            yield pair
+            if self._iterations != own:
+                raise ConfigError("shards: an iteration goes on after another has begun, expected one at a time")
 
     def positioned(self) -> Iterator[tuple[Any, Position]]:
         """Yield the items of this process or worker, each with the position behind it in the order of all.
@@ -82,34 +102,35 @@ class Shards(IterableDataset[Any]):
         """
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        readers, turn = self.world * workers, worker * self.world + self.rank
         size = self.batch_size or 1
-        start, behind = self._position["rows"], self._position["behind"]
-        cursor = Cursor(*(self._position[name] for name in Cursor._fields))
+        rows = self._position["rows"]
+        begin = cursor = Cursor(*(self._position[name] for name in Cursor._fields))
         pairs = self.reader.endless(cursor) if self.repeat else self.reader.rows(cursor)
-        rows: list[Any] = []
-        skip, number, count = behind, 0, 0  # rows before the position; items, and rows of this iteration
 
-        def position(rows_read: int) -> Position:
-            # The other ranks have read their items of this round too.
-            rounds = start + (number - self.rank + self.world) * size
-            return {"rows": rounds, "behind": max(0, rounds - rows_read), **cursor._asdict()}
+        def pair(item: list[Any]) -> tuple[Any, Position]:
+            return item if self.batch_size else item[0], {"rows": rows, **cursor._asdict()}
 
-        for row, cursor in pairs:  # noqa: B007  # `position` reads the cursor
-            if skip:
-                skip -= 1
+        item, own, read = list[Any](), worker == 0, 0  # of a round, in which each rank gets an item
+        rounds = count(1)
+        for row, cursor in pairs:
+            if own and read // size == self.rank:
+                item.append(row.record())
+            read, rows = read + 1, rows + 1
+            if read < self.world * size:
                 continue
-            count += 1
-            if number % readers == turn:
-                rows.append(row.record())
-            if count % size:
-                continue
-            if rows:
-                yield rows if self.batch_size else rows[0], position(start + count)
-            rows, number = [], number + 1
-        if rows:
-            yield rows, {"rows": start + count, "behind": 0, **cursor._asdict()}
-        yield None, {"rows": start + count, "behind": 0, **Cursor(cursor.epoch + 1)._asdict()}
+            if own:
+                yield pair(item)
+            begin, item, own, read = cursor, [], next(rounds) % workers == worker, 0
+        if read and own and not self.drop_last:
+            yield pair(self._dealt(begin, -(-read // self.world)))
+        cursor = Cursor(cursor.epoch + 1)
+        yield None, pair([None])[1]
+
+    def _dealt(self, begin: Cursor, rows: int) -> list[Any]:
+        """Return as many rows for this rank, of those from a cursor to the end of its epoch, and on from its first."""
+        again = chain.from_iterable(self.reader.rows(Cursor(begin.epoch)) for _ in count())
+        pairs = chain(self.reader.rows(begin), again)
+        return [row.record() for row, _ in islice(pairs, self.rank * rows, (self.rank + 1) * rows)]
 
     def state_dict(self) -> Position:
         """Return the position behind the last item: how many rows all ranks have read, and where to read on.
@@ -128,7 +149,10 @@ class Shards(IterableDataset[Any]):
         if state_dict.keys() != self._position.keys():
             expected = ", ".join(self._position)
             raise ConfigError(f"shards: state_dict has {', '.join(map(str, state_dict))}, expected {expected}")
-        self._position = dict(state_dict)
+        for name, value in state_dict.items():
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise ConfigError(f"shards: {name} of state_dict is {value!r}, expected a number of at least 0")
+        self._position = {name: state_dict[name] for name in self._position}
 
 
 class ShardLoader(DataLoader[Any]):
@@ -139,24 +163,28 @@ class ShardLoader(DataLoader[Any]):
         collate_fn: makes a batch of an item, in the worker; None: numbers and arrays become tensors.
         ahead: how many batches the consumer has fetched beside those that it has worked on. Lightning fetches one
             batch ahead, so for its trainer it is 1.
-        options: of DataLoader: `num_workers`, `pin_memory`, ...
+        options: of DataLoader: `num_workers`, `pin_memory`, `persistent_workers`, ... but `in_order`.
     """
 
     def __init__(
         self, dataset: Shards, *, collate_fn: Callable[[Any], Any] | None = None, ahead: int = 0, **options: Any
     ) -> None:
-        for name in ("batch_size", "shuffle", "sampler", "batch_sampler"):
+        for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
             if name in options:
                 raise ConfigError(f"shards: {name} is an option of the loader, expected an option of Shards")
+        if not options.get("in_order", True):
+            raise ConfigError("shards: in_order is False, expected True, as a position counts batches in their order")
         if ahead < 0:
             raise ConfigError(f"shards: ahead is {ahead}, expected at least 0")
-        super().__init__(_Positioned(dataset), batch_size=None, collate_fn=_Items(collate_fn), **options)
+        self._positioned = _Positioned(dataset)
+        super().__init__(self._positioned, batch_size=None, collate_fn=_Items(collate_fn), **options)
         self.shards, self.ahead = dataset, ahead
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         positions = [self.shards.state_dict()]
-        for item, position in super().__iter__():
-            if isinstance(item, DataError):
+        self._positioned.begin(positions[0])
+        for item, position in self.shards.newest(super().__iter__()):
+            if isinstance(item, ScanlError):
                 raise item
             positions = [*positions, position][-self.ahead - 2 :]
             if item is None:  # each worker ends with one
@@ -175,15 +203,24 @@ class ShardLoader(DataLoader[Any]):
 
 
 class _Positioned(IterableDataset[Any]):
-    """The items of shards with their positions. An error is the last item, so it reaches the loader as it is."""
+    """The items of shards with their positions. An error is the last item, so it reaches the loader as it is.
+
+    Workers that outlive an epoch have a copy of the shards, so the position from which they read is in shared memory.
+    """
 
     def __init__(self, shards: Shards) -> None:
-        self.shards = shards
+        self.shards, self.names = shards, tuple(shards.state_dict())
+        self.start = torch.zeros(len(self.names), dtype=torch.int64).share_memory_()
+
+    def begin(self, position: Position) -> None:
+        """Set the position at which the next iteration begins, here and in all workers."""
+        self.start.copy_(torch.tensor([position[name] for name in self.names]))
 
     def __iter__(self) -> Iterator[tuple[Any, Position]]:
         try:
+            self.shards.load_state_dict(dict(zip(self.names, self.start.tolist(), strict=True)))
             yield from self.shards.positioned()
-        except DataError as error:
+        except ScanlError as error:
             yield error, {}
 
 
@@ -195,4 +232,4 @@ class _Items:
 
     def __call__(self, pair: Any) -> tuple[Any, Position]:
         item, position = pair
-        return (item if item is None or isinstance(item, DataError) else self.collate_fn(item)), position
+        return (item if item is None or isinstance(item, ScanlError) else self.collate_fn(item)), position
