@@ -67,7 +67,7 @@ def close(found, wanted):
 def cache_name(model):
     """How this model calls its cache; RWKV says state."""
     names = inspect.signature(type(model).forward).parameters
-    return next(name for name in ("cache_params", "past_key_values", "state") if name in names)
+    return next(name for name in ("cache", "cache_params", "past_key_values", "state") if name in names)
 
 
 def first_cache(model):
@@ -455,9 +455,10 @@ def test_errors():
         match="attention_mask marks padding in packed sequences, expected padding or packing, not both; pack without",
     ):
         model(ids, cu_seq_lens_q=offsets, attention_mask=padding(1))
-    cache = model(ids, use_cache=True).cache_params
+    name = cache_name(model)
+    cache = getattr(model(ids, use_cache=True), name)
     with pytest.raises(ConfigError, match="given with a cache that holds a state, expected an empty cache"):
-        model(ids, cu_seq_lens_q=offsets, cache_params=cache, use_cache=True)
+        model(ids, cu_seq_lens_q=offsets, **{name: cache}, use_cache=True)
     close(model(ids).logits, CASES["mamba"].build()(ids).logits)  # an error leaves nothing behind
 
 
@@ -610,7 +611,7 @@ def test_recurrent_gemma_keeps_its_state_in_the_cache(name, model):
     found = [[], []]
     for begin, end in ((0, 1), (1, 6), (6, STEPS)):
         for ids, cache, logits in zip((tokens(), tokens().flip(1)), caches, found, strict=True):
-            logits.append(model(ids[:, begin:end], past_key_values=cache, use_cache=True).logits)
+            logits.append(model(ids[:, begin:end], **{cache_name(model): cache}, use_cache=True).logits)
     close(torch.cat(found[0], 1), model(tokens()).logits)
     close(torch.cat(found[1], 1), model(tokens().flip(1)).logits)
     positions = torch.cat([torch.arange(4), torch.arange(9)])[None]
@@ -619,7 +620,7 @@ def test_recurrent_gemma_keeps_its_state_in_the_cache(name, model):
     with pytest.raises(
         ConfigError, match=r"no recurrent state for layer 0, expected DynamicCache\(config=model.config\)"
     ):
-        model(tokens(), past_key_values=DynamicCache(), use_cache=True)
+        model(tokens(), **{cache_name(model): DynamicCache()}, use_cache=True)
     block = model.model.layers[0].temporal_block
     hub.restore(model)
     hub.accelerate(block)
@@ -639,12 +640,12 @@ def test_recurrent_gemma_begins_anew_at_position_0(name):
 
     def used():
         cache = DynamicCache(config=model.config)
-        model(tokens().flip(1), past_key_values=cache, use_cache=True)
+        model(tokens().flip(1), **{cache_name(model): cache}, use_cache=True)
         return cache
 
     def fed(cache, ids, places, mask=None):
         given = {} if mask is None else {"attention_mask": torch.cat([torch.ones(2, STEPS).long(), mask], 1)}
-        return model(ids, past_key_values=cache, position_ids=places, use_cache=True, **given).logits
+        return model(ids, **{cache_name(model): cache}, position_ids=places, use_cache=True, **given).logits
 
     alone, after = model(tokens()).logits, model(torch.cat([tokens().flip(1), tokens()], 1)).logits[:, STEPS:]
     places, new = torch.arange(STEPS)[None], torch.tensor([[True], [False]])

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import forwards
+from scanl.hub.patches.base import CACHES
 from scanl.models.drafts import ROWS, Drafting, PromptLookup
 from scanl.models.prefix_tree import Text
 from scanl.models.sampling import Choice
 from scanl.whole import whole_number
 
-CACHES = ("past_key_values", "cache_params")  # names of the argument for a `Cache`
 OWN_CACHES = ("transformers.models.minimax.", "transformers.models.xlstm.")  # whose caches have classes of their own
 UNSEEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 

@@ -1,6 +1,7 @@
 """Base classes of patches: the general one, and one for modules that keep their state in a `Cache`."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +44,8 @@ class Patch(ABC):
         return True
 
 
+CACHES = ("cache", "past_key_values", "cache_params")  # names of the argument for a `Cache`: the last two before 5.24
+
 registry: Registry[Patch] = Registry("patch")
 register, names, get = registry.add, registry.names, registry.get
 
@@ -75,21 +78,25 @@ class CachedPatch(Patch):
         cls,
         module: Any,
         hidden_states: Tensor,
-        cache_params: Any = None,
+        cache: Any = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **_: Any,
+        **others: Any,
     ) -> Tensor:
-        cache_params = past_key_values if cache_params is None else cache_params
+        cache = given_cache(cache, others)
         rows, x = call.Rows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
         conv, recurrent, slot = None, None, cls.slot(module)
-        if cache_params is not None:
-            conv, recurrent = read(cache_params, module.layer_idx, slot)
+        if cache is not None:
+            conv, recurrent = read(cache, module.layer_idx, slot)
             rows.start_anew(conv is not None or recurrent is not None)
         y, inputs, conv, recurrent = cls.run(module, x, conv, recurrent, rows.cu_seqlens)
-        if cache_params is not None:
-            write(cache_params, module, rows, inputs, conv, recurrent, slot)
+        if cache is not None:
+            write(cache, module, rows, inputs, conv, recurrent, slot)
         return rows.back(y)
+
+
+def given_cache(cache: Any, others: Mapping[str, Any]) -> Any:
+    """Return the cache of a call of a module; None if there is none. others: the arguments that are not `cache`."""
+    return next((found for found in (cache, *map(others.get, CACHES)) if found is not None), None)
 
 
 def layer_index(module: Any) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scanl.hub import call
-from scanl.hub.patches.base import Patch, register
+from scanl.hub.patches.base import Patch, given_cache, register
 from scanl.ops import linear_attention
 
 
@@ -31,11 +31,12 @@ class LightningAttentionPatch(Patch):
         hidden_states: Tensor,
         position_embeddings: Any = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **_: Any,
+        cache: Any = None,
+        **others: Any,
     ) -> tuple[Tensor, Tensor]:
+        cache = given_cache(cache, others)
         rows, x = call.Rows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
-        state = None if past_key_values is None else past_key_values.get_linear_cache(module.layer_idx)
+        state = None if cache is None else cache.get_linear_cache(module.layer_idx)
         rows.start_anew(state is not None)
         heads = module.act_fn(module.qkv_proj(x)).unflatten(-1, (module.num_attention_heads, -1))
         q, k, v = heads.split(module.head_dim, -1)
@@ -43,8 +44,8 @@ class LightningAttentionPatch(Patch):
         y, state = linear_attention(q, k, v, decay, state=state, scale=1.0, cu_seqlens=rows.cu_seqlens)
         y = module.out_proj(torch.sigmoid(module.output_gate(x)) * module.norm(y.flatten(2)))
         state = rows.last(state)
-        if past_key_values is not None:
-            _keep(past_key_values, module.layer_idx, state, hidden_states.shape[1])
+        if cache is not None:
+            _keep(cache, module.layer_idx, state, hidden_states.shape[1])
         return rows.back(y), state
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.hub import call
-from scanl.hub.patches.base import Patch, layer_index, read, register, write
+from scanl.hub.patches.base import Patch, given_cache, layer_index, read, register, write
 from scanl.layers.base import widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import convolve
@@ -48,8 +48,8 @@ class RecurrentGemmaPatch(Patch):
         position_ids: Tensor,
         attention_mask: Any = None,
         use_cache: bool = True,
-        past_key_values: Any = None,
-        **_: Any,
+        cache: Any = None,
+        **others: Any,
     ) -> tuple[Tensor, None]:
         layout = call.of(module, input_states)
         if layout.mask is None and layout.cu_seqlens is None and position_ids.shape[1] > 1:
@@ -57,7 +57,7 @@ class RecurrentGemmaPatch(Patch):
             if bool(starts[:, 1:].any()):
                 layout = replace(layout, cu_seqlens=call.offsets(starts.expand(layout.shape)))
         rows, x = call.Rows.lay(layout, input_states)
-        cache = past_key_values if use_cache else None
+        cache = given_cache(cache, others) if use_cache else None
         conv = recurrent = layer = None
         if cache is not None:
             layer = _layer(cache, module)
@@ -91,9 +91,7 @@ def _layer(cache: Any, module: Any) -> Any:
     """
     index = layer_index(module)
     if index >= len(cache.layers) or not hasattr(cache.layers[index], "recurrent_states"):
-        raise ConfigError(
-            f"past_key_values has no recurrent state for layer {index}, expected DynamicCache(config=model.config)"
-        )
+        raise ConfigError(f"cache has no recurrent state for layer {index}, expected DynamicCache(config=model.config)")
     return cache.layers[index]
 
 

@@ -46,7 +46,13 @@ class ResidualConvolutionPatch(CachedPatch):
         return module.conv_idx
 
     @classmethod
+    def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
+        return not kwargs.get("cache_offset")
+
+    @classmethod
     def forward(cls, module: Any, *args: Any, conv_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        if len(args) > 1 and isinstance(args[1], Tensor):
+            args = args[:1]  # the second one is what other convolutions of the model make their weights of
         return super().forward(module, *args, attention_mask=conv_mask, **kwargs)
 
     @staticmethod
