@@ -1,6 +1,7 @@
 """Layers and models over a sequence that ranks divide."""
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ COVERS = ["parallel/counters", "parallel/ranks", "parallel/cost"]
 
 CAUSAL = [name for name in layers.names() if not layers.get(name).bidirectional]
 LENGTHS = [3, 4, 2]
+GAPS = [0, 4, 0, 5, 0]  # some ranks have no step
 
 
 def made(name):
@@ -46,10 +48,10 @@ def test_a_layer_over_ranks_equals_the_layer(name):
     y, expected = trained(copy.deepcopy(layer), x, dy)
 
     def work(ranks):
-        cut = [stretch(tensor, ranks.rank, 3, lengths=LENGTHS) for tensor in (x, dy)]
+        cut = [stretch(tensor, ranks.rank, len(GAPS), lengths=GAPS) for tensor in (x, dy)]
         return trained(divide(copy.deepcopy(layer), ranks), *cut)
 
-    results = on_ranks(3, work)
+    results = on_ranks(len(GAPS), work)
     torch.testing.assert_close(torch.cat([part for part, _ in results], 1), y, rtol=1e-9, atol=1e-9)
     for weight, gradient in expected.items():
         found = sum(gradients[weight] for _, gradients in results if weight in gradients)
@@ -93,6 +95,31 @@ def test_undivided_models_read_whole_sequences():
         return None
 
     torch.testing.assert_close(on_ranks(2, work)[0], y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "first"), [("mingru", 0), ("local_rnn", 2)])  # by ops, and in turn
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_call_leaves_no_division_open(name, first, interrupt):
+    """It is interrupted on the ranks from `first` on, for which no other waits."""
+    layer, x = made(name), torch.randn(2, 9, 12, dtype=torch.float64)
+    y, _ = layer(x)
+
+    def work(ranks):
+        own = divide(copy.deepcopy(layer), ranks)
+        cut = stretch(x, ranks.rank, 3, lengths=LENGTHS)
+        run, own.run = own.run, interrupted if ranks.rank >= first else own.run
+        with pytest.raises(interrupt) if ranks.rank >= first else nullcontext():
+            own(cut)
+        own.run = run
+        alone = copy.deepcopy(layer)(x)[0].detach()  # as if there were no ranks
+        return alone, own(cut)[0].detach()
+
+    def interrupted(*_):
+        raise interrupt
+
+    results = on_ranks(3, work)
+    assert all(torch.equal(alone, y) for alone, _ in results)
+    torch.testing.assert_close(torch.cat([part for _, part in results], 1), y, rtol=1e-9, atol=1e-9)
 
 
 def test_layers_that_remember_by_ops_need_not_wait():

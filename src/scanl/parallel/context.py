@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -227,7 +227,7 @@ class ContextParallel(ParallelStyle):
 
 
 def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
-    """Divide the sequences of a module among ranks, by hooks on it and on its layers."""
+    """Divide the sequences of a module among ranks, by a hook on it and new forward passes of its layers."""
     if not isinstance(module, Layer | Stack | LanguageModel):
         raise ConfigError(
             f"module: it is a {type(module).__name__}, expected a Layer, a Stack or a LanguageModel, "
@@ -240,9 +240,7 @@ def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
     division_ = _Division(module, ranks if at_once else ranks.in_turn())
     module.register_forward_pre_hook(division_.begin, with_kwargs=True, prepend=True)
     for layer, once in carried.items():
-        around = _ByOps(division_) if once else _InTurn(division_)
-        layer.register_forward_pre_hook(around.before, with_kwargs=True)
-        layer.register_forward_hook(around.after, with_kwargs=True, always_call=True)
+        layer.forward = _ByOps(division_, layer) if once else _InTurn(division_, layer)
     return module
 
 
@@ -255,7 +253,7 @@ def _outermost(module: nn.Module) -> Iterator[Layer]:
 
 
 class _Division:
-    """What the hooks of a module share."""
+    """What the layers of a module share."""
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         self.ranks, self.anchor = ranks, torch.zeros(())
@@ -275,60 +273,44 @@ class _Division:
         self.anchor = meet(self.ranks, learned, x.device, packing=packed, **facts)
 
 
-def _call(args: tuple[Any, ...], others: dict[str, Any]) -> tuple[Tensor, Any, dict[str, Any]]:
-    """Return x and the state of a call, and its other arguments."""
-    x, *further = args
-    state = further[0] if further else others.get("state")
-    return x, state, {name: value for name, value in others.items() if name != "state"}
-
-
 class _ByOps:
-    """Hooks on a layer whose ops are divided."""
+    """The forward pass of a layer whose ops are divided. inner: that of the layer alone.
 
-    def __init__(self, division_: _Division) -> None:
-        self.division, self.open = division_, list[ExitStack]()
+    It takes the place of the layer's own: hooks after a call do not run when it is interrupted, and the division would
+    stay open.
+    """
 
-    def before(
-        self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        assert isinstance(layer, Layer)
-        x, state, others = _call(args, others)
-        self.open.append(ExitStack())
-        if not _thread.undivided:
-            state = counters.entering(self.division.ranks, layer, x, state, others.get("cu_seqlens"))
-            self.open[-1].enter_context(divided_by(partial(division.run, self.division.ranks, self.division.anchor)))
-        return (x, state), others
+    def __init__(self, division_: _Division, layer: Layer) -> None:
+        self.division, self.layer, self.inner = division_, layer, layer.forward
 
-    def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
-        self.open.pop().close()
-
-
-class _InTurn:
-    """Hooks on a layer whose state goes from rank to rank."""
-
-    def __init__(self, division_: _Division) -> None:
-        self.division, self.entering = division_, list[Any]()
-
-    def before(
-        self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def __call__(self, x: Tensor, state: Any = None, **others: Any) -> tuple[Tensor, Any]:
         if _thread.undivided:
-            return None
-        assert isinstance(layer, Layer)
-        x, state, others = _call(args, others)
-        packed = others.get("cu_seqlens")
-        if state is None:
-            state = layer.init_state(sequences(x, packed))
-        state = division.received(self.division.ranks, self.division.anchor, state, packed is not None)
-        self.entering.append(state)
-        return (x, state), others
+            return self.inner(x, state, **others)
+        ranks, anchor = self.division.ranks, self.division.anchor
+        outputs = [anchor]
 
-    def after(self, layer: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any) -> Any:
-        if output is None:  # the call failed, perhaps before the state had come
-            self.entering.clear()
-        if output is None or _thread.undivided:
-            return None
-        entering = self.entering.pop()
-        y, state = output
-        packed = others.get("cu_seqlens") is not None
-        return division.sent(self.division.ranks, tied(y, entering), state, packed), state
+        def run(*args: Any, **call: Any) -> tuple[Tensor, Any]:
+            y, last = division.run(ranks, anchor, *args, **call)
+            outputs.append(y)
+            return y, last
+
+        state = counters.entering(ranks, self.layer, x, state, others.get("cu_seqlens"))
+        with divided_by(run), undivided():  # a layer may call its own forward pass
+            y, state = self.inner(x, state, **others)
+        return tied(y, outputs), state  # of no steps y may depend on no op, and other ranks wait for each
+
+
+class _InTurn(_ByOps):
+    """The forward pass of a layer whose state goes from rank to rank."""
+
+    def __call__(self, x: Tensor, state: Any = None, **others: Any) -> tuple[Tensor, Any]:
+        if _thread.undivided:
+            return self.inner(x, state, **others)
+        packed = others.get("cu_seqlens")
+        start = self.layer.init_state(sequences(x, packed)) if state is None else state
+
+        def stretch(state: Any) -> tuple[Tensor, Any]:
+            with undivided():
+                return self.inner(x, state, **others)
+
+        return division.in_turn(self.division.ranks, self.division.anchor, stretch, start, packed is not None)

@@ -97,6 +97,7 @@ class Divided(torch.autograd.Function):
             learned = [entering.requires_grad_(torch.is_grad_enabled())]
             learned += [v.requires_grad_() for v, need in zip(leaves, needed, strict=True) if v is not None and need]
             y, last = Op._call(op, **dict(zip(names, leaves, strict=True)), **{op.state: entering}, **more)
+            y, last = tied(y, entering), tied(last, entering)  # of no steps they may depend on nothing
         ctx.needed, ctx.inside = needed, (y, last, learned)
         return y.detach(), last.detach()
 
@@ -145,7 +146,7 @@ def in_turn(
     ranks = ranks.in_turn()
     entering = received(ranks, anchor, state, packed)
     y, last = stretch(entering)
-    return sent(ranks, tied(y, entering), last, packed), last
+    return sent(ranks, tied(y, (entering, anchor)), last, packed), last
 
 
 def received(ranks: Ranks, anchor: Tensor, state: Any, packed: bool) -> Any:

@@ -57,22 +57,21 @@ def _pulled(effect: Effect, carry: Tensor, gradient: Tensor) -> Tensor:
     return pulled
 
 
-def tied(y: Tensor, state: Any) -> Tensor:
-    """Return y, whose gradient reaches `state` even where y does not depend on it: other ranks wait for that."""
-    first = next((leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor) and leaf.requires_grad), None)
-    return y if first is None else Tied.apply(y, first)
+def tied(y: Tensor, others: Any) -> Tensor:
+    """Return y, whose backward pass reaches other tensors even where y does not depend on them: ranks wait for that."""
+    learned = [leaf for leaf in pytree.tree_leaves(others) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return Tied.apply(y, *learned) if learned else y
 
 
 class Tied(torch.autograd.Function):
-    """y; the gradient of the second tensor is zero."""
+    """y; the other tensors have no gradient of it, and their backward passes run all the same."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, other: Tensor) -> Tensor:
-        ctx.other = other.new_zeros(())
-        ctx.shape = other.shape
+    def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
+        ctx.count = len(others)
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return d_y, ctx.other.expand(ctx.shape)
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return d_y, *[None] * ctx.count

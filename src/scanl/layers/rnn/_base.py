@@ -84,8 +84,6 @@ class TorchCell(SolvedLayer):
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
         wide = widen(x)
         first = [tensor.to(wide.dtype) for tensor in ([state] if isinstance(state, Tensor) else state)]
-        if not x.numel():
-            return x.new_zeros(*x.shape[:2], self.width), first
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
         named = preferred() != ("auto",)  # by a `backend` context, which says how the cell runs
@@ -95,6 +93,8 @@ class TorchCell(SolvedLayer):
                 operands = self.operands(wide, *weights)
                 y, last = self.run_cell(self.cell, *operands, start, cu_seqlens=cu_seqlens, **self._options())
             return y.to(x.dtype), [last] if len(first) == 1 else list(last.unbind(1))
+        if not x.numel():
+            return x.new_zeros(*x.shape[:2], self.width), first
         if cu_seqlens is None:
             y, *after = _whole(self.kernel, wide, first, weights, self.bias, self.training)
             return y.to(x.dtype), [tensor[0] for tensor in after]
