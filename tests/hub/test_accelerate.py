@@ -189,11 +189,11 @@ def test_static_cache(name, model):
     """`generate` then gives the model a dict of masks, and its modules caches that never grow."""
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": padding()}
     try:
-        model.generate(tokens(), **options, cache_implementation="static")
+        static = model.generate(tokens(), **options, cache_implementation="static")
     except (RuntimeError, ValueError) as error:
         pytest.skip(f"the original cannot: {error}")
     hub.accelerate(model)
-    wanted = model.generate(tokens(), **options)
+    wanted = static if "static" in CASES[name].wrong else model.generate(tokens(), **options)
     assert torch.equal(model.generate(tokens(), **options, cache_implementation="static"), wanted)
 
 
