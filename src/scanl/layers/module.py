@@ -1,6 +1,7 @@
 """The base class of layers, their parts and models: `nn.Module` with a typed call, and shapes in the repr."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from torch import nn
@@ -28,3 +29,15 @@ class Module(nn.Module):
         """Return the text in the parentheses of the repr."""
         parameters = self.named_parameters(recurse=False)
         return ", ".join(f"{name}={tuple(parameter.shape)}" for name, parameter in parameters)
+
+
+@contextmanager
+def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """A context in which a module trains, or is evaluated. Then each part of it is in the mode that it had before."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        module.train(training)
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -268,9 +268,11 @@ class _Training:
             torch.manual_seed(self.seed * 1_000_003 + first + k)
             return self.method.objective(self.model, self.source.batch(first + k, self.size).tensors())[0]
 
-        self.model.train()
-        descend(list(self.model.parameters()), self.optimizer, self.schedule, step - first, loss, 1.0)
-        self.model.eval()
+        try:
+            self.model.train()
+            descend(list(self.model.parameters()), self.optimizer, self.schedule, step - first, loss, 1.0)
+        finally:
+            self.model.eval()
         self.done = step
 
 

@@ -84,9 +84,11 @@ def optimize(
     chosen, plan = config.training, Plan(steps)
     optimizer = OPTIMIZERS[chosen.optimizer](model, chosen.lr, chosen.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(plan, chosen.warmup, step))
-    model.train()
-    descend(list(model.parameters()), optimizer, schedule, steps, step_loss, clip, after)
-    model.eval()
+    try:
+        model.train()
+        descend(list(model.parameters()), optimizer, schedule, steps, step_loss, clip, after)
+    finally:
+        model.eval()
 
 
 def seed_of(who: str, random_state: Any) -> int:
@@ -387,9 +389,11 @@ class _Estimator(Trained, BaseEstimator):
             return self._loss(x[here].to(device), targets[here].to(device), factors[here].to(device))
 
         schedule = torch.optim.lr_scheduler.ConstantLR(self.optimizer_, 1.0)
-        self.model_.train()
-        descend(list(self.model_.parameters()), self.optimizer_, schedule, len(rows), once, 1.0)
-        self.model_.eval()
+        try:
+            self.model_.train()
+            descend(list(self.model_.parameters()), self.optimizer_, schedule, len(rows), once, 1.0)
+        finally:
+            self.model_.eval()
 
     def _train(self, x: Tensor, targets: Tensor, weights: NDArray[np.float64], seed: int) -> None:
         """Train `model_` with rows that are drawn anew for each step. weights: (n,), of the losses."""

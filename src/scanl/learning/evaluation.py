@@ -12,6 +12,7 @@ from scanl.data.corpus import Bytes, side_by_side
 from scanl.data.corpus import spread as spread
 from scanl.data.questions import Question
 from scanl.data.text import Text
+from scanl.layers.module import in_mode
 from scanl.learning.questions import Answerer, Model, answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.folder import RunFolder
@@ -44,10 +45,8 @@ def measures(
     the sequences. A bidirectional model reads whole sequences instead.
     """
     method = answerer(question or source.question)
-    training = model.training
-    model.eval()
-    found = means(score for batch in examples for score in _scores(method, model, batch, chunk))
-    model.train(training)
+    with in_mode(model, False):
+        found = means(score for batch in examples for score in _scores(method, model, batch, chunk))
     return _named(source, found)
 
 

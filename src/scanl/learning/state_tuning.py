@@ -8,6 +8,7 @@ from torch import Tensor
 from scanl.data.batch import Batch
 from scanl.data.questions import NextToken, Question, Vocabulary
 from scanl.errors import ConfigError
+from scanl.layers.module import in_mode
 from scanl.layers.state import State
 from scanl.learning.descent import descend
 from scanl.learning.questions import Model, answerer
@@ -71,13 +72,13 @@ def tune_state(
             )
         return False
 
-    frozen, training = [weight for weight in model.parameters() if weight.requires_grad], model.training
+    frozen = [weight for weight in model.parameters() if weight.requires_grad]
     try:
-        for weight in model.eval().parameters():
+        for weight in frozen:
             weight.requires_grad_(False)
-        descend(learnt, optimizer, schedule, len(sequence), step_loss, clip=1.0, after=check)
+        with in_mode(model, training=False):
+            descend(learnt, optimizer, schedule, len(sequence), step_loss, clip=1.0, after=check)
     finally:
-        model.train(training)
         for weight in frozen:
             weight.requires_grad_(True)
     return first

@@ -62,11 +62,11 @@ class AlignedStack(Backbone):
 
         beta: β, strength of the pull.   gamma: the update of E is γ times that of W, transposed.
         """
-        self._alignment = beta, gamma
+        outer, self._alignment = self._alignment, (beta, gamma)
         try:
             yield
         finally:
-            self._alignment = None
+            self._alignment = outer
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> tuple[Tensor, ...]:
         dtype = self.W[0].dtype if dtype is None else dtype

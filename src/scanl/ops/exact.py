@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from scanl.ops import _products
-from scanl.ops._frame.dispatch import preferred, set_preferred
+from scanl.ops._frame.dispatch import prefer, preferred, unprefer
 from scanl.ops._frame.exactness import thread
 
 _lock = threading.RLock()
@@ -32,14 +32,10 @@ class exact:
     True
     """
 
-    def __init__(self) -> None:
-        self.saved: list[tuple[str, ...]] = []  # the preference at each entry, to restore at the exit
-
     def __enter__(self) -> None:
         global _open
-        self.saved.append(preferred())
         names = [name for name in preferred() if name in ("cpu", "reference")]
-        set_preferred(tuple(names) if "auto" not in preferred() and names else ("cpu", "reference"))
+        prefer(tuple(names) if "auto" not in preferred() and names else ("cpu", "reference"))
         thread.depth += 1
         with _lock:
             if _open == 0:
@@ -58,4 +54,4 @@ class exact:
                     setattr(owner, name, function)
                 _replaced.clear()
         thread.depth -= 1
-        set_preferred(self.saved.pop())
+        unprefer()

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from scanl import __version__
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
+from scanl.layers.module import in_mode
 from scanl.layers.state import leaves
 from scanl.models.language_model import LanguageModel
 from scanl.models.stack import Stack
@@ -106,10 +107,8 @@ def by_ops(layer: Layer) -> bool:
     """
     weight = next(layer.parameters(), torch.empty(0))
     states: list[Any] = []  # after each op that the first half calls
-    training = layer.training
-    layer.eval()
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with in_mode(layer, training=False), torch.random.fork_rng(devices=[]), torch.enable_grad():
             x = torch.randn(1, 4, layer.dim, dtype=weight.dtype).to(weight.device)
             with torch.no_grad(), divided_by(partial(_noting, states)):
                 _, state = layer(x[:, :2])
@@ -124,8 +123,6 @@ def by_ops(layer: Layer) -> bool:
                 z, gradients = _gradients(layer, x[:, 2:], counters.replaced(start, counted) if counted else None)
     except _OtherOps:
         return False
-    finally:
-        layer.train(training)
     pairs = zip([z, *gradients], [y, *expected], strict=True)
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max())) for a, b in pairs)
 

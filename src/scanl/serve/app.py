@@ -80,8 +80,10 @@ def make_app(engine: Engine, name: str) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(engine.close)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(engine.close)
 
     app = FastAPI(title="scanl", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, limits=engine.limits)

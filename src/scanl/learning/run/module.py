@@ -222,9 +222,11 @@ class Learning(pl.LightningModule):
         layers = [module for module in self.model.modules() if isinstance(module, Layer)]
         internal = {module for layer in layers for module in layer.read_modules()}  # a layer refuses hooks on these
         hooks = [watch(name, module) for name, module in self.model.named_modules() if name and module not in internal]
-        self._update(batch)
-        for hook in hooks:
-            hook.remove()
+        try:
+            self._update(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
         return names[0] if names else "the loss itself"
 
     def _give_up(self, what: str, where: str) -> None:

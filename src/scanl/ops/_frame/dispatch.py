@@ -97,7 +97,9 @@ def explain(backends: Mapping[str, Backend], device: torch.device, dtype: torch.
 
 
 class _Preferred(threading.local):
-    names: tuple[str, ...] = ("auto",)
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ("auto",)
+        self.outer: list[tuple[str, ...]] = []  # the preference at each entry, to restore at the exit
 
 
 _preferred = _Preferred()
@@ -108,8 +110,14 @@ def preferred() -> tuple[str, ...]:
     return _preferred.names
 
 
-def set_preferred(names: tuple[str, ...]) -> None:
+def prefer(names: tuple[str, ...]) -> None:
+    """Let "auto" stand for these backends in this thread, until `unprefer`."""
+    _preferred.outer.append(_preferred.names)
     _preferred.names = names
+
+
+def unprefer() -> None:
+    _preferred.names = _preferred.outer.pop()
 
 
 class backend:
@@ -133,14 +141,12 @@ class backend:
         if not names:
             raise BackendError(f"scanl.ops.backend: no backend is named, expected some of {', '.join(known)}")
         self.names = names
-        self.before: list[tuple[str, ...]] = []  # the preference at each entry, to restore at the exit
 
     def __enter__(self) -> None:
-        self.before.append(_preferred.names)
-        _preferred.names = self.names
+        prefer(self.names)
 
     def __exit__(self, *error: object) -> None:
-        _preferred.names = self.before.pop()
+        unprefer()
 
 
 def in_forward_mode() -> bool:
