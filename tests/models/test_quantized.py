@@ -114,3 +114,28 @@ def test_bad_input_is_refused() -> None:
     quantize(model)
     with pytest.raises(ConfigError, match="quantize: the model is quantized already, expected a float model"):
         quantize(model)
+
+
+class Tied(nn.Module):
+    """An embedding, and a linear map to the logits that has its weight, as models of transformers have them."""
+
+    def __init__(self, rows: int, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(rows, 64), nn.Linear(64, rows, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+
+def test_a_tied_head_has_the_numbers_of_its_embedding() -> None:
+    """Of 8 bits: a unit vector reads a column of the weight from the map, and the embedding has it too."""
+    model = Tied(301, tied=True)
+    report = quantize(model, "int4")
+    assert report.maps == {"embedding": 8, "head": 8}
+    columns = model.head(torch.eye(64))
+    torch.testing.assert_close(columns.T, model.embedding(torch.arange(301)), rtol=1e-6, atol=0)
+    assert quantize(Tied(301, tied=False), "int4").maps == {"head": 4}
+
+
+@pytest.mark.parametrize("rows", [2**14, 2**14 - 1])
+def test_an_embedding_alone_is_quantized_from_a_million_numbers_on(rows: int) -> None:
+    assert ("embedding" in quantize(Tied(rows, tied=False)).maps) == (rows * 64 >= 2**20)
