@@ -187,6 +187,37 @@ def test_a_search_with_all_hypotheses_finds_the_likeliest_sequence_and_one_with_
         assert tuple(ended(best[row].tolist())) == max(every, key=lambda each: likelihood(row, list(each)))
 
 
+@torch.no_grad()
+def test_beams_are_those_of_a_plain_search():
+    """Each hypothesis is a list with its log-likelihood; ended ones wait, and the best has the greatest mean."""
+    model = EncoderDecoder(4, recurrent(), decoder("hgrn", 1), Tokens(7), num_heads=2)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter))
+    model.embedding.weight.mul_(0.3)
+    source = sources(model, 16, 5)
+
+    def continued(row, tokens):
+        if 0 in tokens:
+            return [0.0, *[-math.inf] * 3]
+        logits = model(source[row : row + 1], torch.tensor([[1, *tokens]]))[0][0, -1]
+        return logits.log_softmax(-1).tolist()
+
+    def length(tokens):
+        return tokens.index(0) + 1 if 0 in tokens else len(tokens)
+
+    for beams in (2, 3):
+        found, _ = model.generate(source, max_new_tokens=5, begin=1, beams=beams)
+        for row in range(16):
+            held = [(0.0, [])]
+            for _ in range(5):
+                longer = [(sum_ + gain, [*tokens, token]) for sum_, tokens in held
+                          for token, gain in enumerate(continued(row, tokens))]  # fmt: skip
+                held = sorted(longer, key=lambda pair: -pair[0])[:beams]
+            best = max(held, key=lambda pair: pair[0] / length(pair[1]))[1]
+            assert found[row].tolist()[: length(best)] == best[: length(best)]
+            assert not any(found[row].tolist()[length(best) :])
+
+
 def test_cross_attention_is_that_of_torch():
     ours, theirs = shaken(CrossAttention(8, 6, 2)), nn.MultiheadAttention(8, 2, False, kdim=6, vdim=6, batch_first=True)
     for name in ("q", "k", "v"):

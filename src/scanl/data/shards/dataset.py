@@ -186,7 +186,7 @@ class ShardLoader(DataLoader[Any]):
         for item, position in self.shards.newest(super().__iter__()):
             if isinstance(item, ScanlError):
                 raise item
-            positions = [*positions, position][-self.ahead - 2 :]
+            positions = [*positions, position][-self.ahead - 1 :]
             if item is None:  # each worker ends with one
                 continue
             self.shards.load_state_dict(positions[max(0, len(positions) - 1 - self.ahead)])
