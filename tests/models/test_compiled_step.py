@@ -295,3 +295,28 @@ def test_a_kernel_of_numba_equals_the_step(layer: str) -> None:
     model = model_of(layer, dim=40, depth=2)
     for batch in (1, 6):
         check_equal(model, model.compile_step(batch), batch)
+
+
+class Doubled(torch.nn.Module):
+    """Sums its inputs, in training twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def init_state(self, batch_size):
+        return torch.zeros(batch_size, 3)
+
+    def finish(self, rows, state):
+        after = rows * self.weight * (2 if self.training else 1) + state
+        return after, after
+
+
+def test_a_kernel_is_that_of_the_mode():
+    model = Doubled().eval()
+    step = CompiledStep(model, lambda tokens: torch.eye(3)[tokens], model.finish)
+    for training in (False, True, False):
+        model.train(training)
+        y, _ = step(torch.tensor([1]), torch.ones(1, 3))
+        assert y.tolist() == [[1.0, 3.0 if training else 2.0, 1.0]]
+    assert step.reason is None
