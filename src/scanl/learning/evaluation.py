@@ -45,7 +45,7 @@ def measures(
     the sequences. A bidirectional model reads whole sequences instead.
     """
     method = answerer(question or source.question)
-    with in_mode(model, False):
+    with in_mode(model, training=False):
         found = means(score for batch in examples for score in _scores(method, model, batch, chunk))
     return _named(source, found)
 
