@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import laws
+from scanl import layers
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers.parts.masked_attention import attend
 from scanl.ops.segment_attention import SegmentMemory, init_memory, segment_attention
 
 BLOCK = 64
@@ -234,11 +235,28 @@ def test_second_derivatives_are_right_or_raise():
     def run(q, k, v):
         return _pieces(q, k, v, [3, 1, 2], window=3)[0]
 
-    with sdpa_kernel(SDPBackend.MATH):
-        assert torch.autograd.gradgradcheck(run, operands, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, operands, fast_mode=True)
+    operands = [x.detach().float().requires_grad_() for x in operands]
     (first,) = torch.autograd.grad(run(*operands).square().sum(), operands[0], create_graph=True)
     with pytest.raises(RuntimeError, match="not implemented"):
         torch.autograd.grad(first.sum(), operands)
+
+
+def test_float64_leaves_torchs_choice_of_a_kernel_alone():
+    """In all threads: the choice is the process's, so one that is made for a while may stay for good."""
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(torch.backends.cuda.flash_sdp_enabled())
+            return function(*args, **(kwargs or {}))
+
+    layer = layers.build("attention", 8, num_heads=2).double()
+    with Watch():
+        layer(torch.randn(1, 5, 8, dtype=torch.float64))
+        attend(*(torch.randn(1, 5, 2, 4, dtype=torch.float64) for _ in range(3)), torch.ones(1, 5, 5, dtype=torch.bool))
+    assert seen
+    assert all(seen)
 
 
 def test_the_size_of_the_memory_is_constant():
@@ -263,11 +281,11 @@ def test_cost_grows_with_the_window_not_with_the_square_of_the_length():
         for steps in (1000, 4000):
             counted.clear()
             with Count():
-                segment_attention(*_draw(1, steps, heads=1), window=window)
+                segment_attention(*(x.float() for x in _draw(1, steps, heads=1)), window=window)
             assert sum(counted) <= (steps + window + BLOCK) * 2 * max(window, BLOCK)
     counted.clear()
     with Count():
-        segment_attention(*_draw(1, 1, heads=1), init_memory(1, 16, 1, 3, 3, dtype=torch.float64), window=16)
+        segment_attention(*(x.float() for x in _draw(1, 1, heads=1)), init_memory(1, 16, 1, 3, 3), window=16)
     assert counted == [16]
 
 
@@ -283,7 +301,7 @@ def test_every_query_sees_something(steps):
             return function(*args, **(kwargs or {}))
 
     with Record():
-        segment_attention(*_draw(2, steps), window=4, mask=torch.zeros(2, steps, dtype=torch.bool))
+        segment_attention(*(x.float() for x in _draw(2, steps)), window=4, mask=torch.zeros(2, steps, dtype=torch.bool))
     assert masks
     assert all(mask.any(-1).all() for mask in masks)
 

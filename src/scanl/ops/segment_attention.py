@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from scanl.errors import ConfigError
+from scanl.ops._attention import softmax_attention
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
@@ -94,7 +95,6 @@ def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: 
     check=_check,
     widens=False,
     excused={
-        "second derivatives": "torch's fused attention kernels have none; its SDPBackend.MATH has",
         "a wide state": "the memory keeps keys and values as they are, in their own dtype; nothing is summed",
     },
 )
@@ -126,8 +126,8 @@ def segment_attention(
     options that do not fit.
 
     Time and memory are O(T W). Blocks of about W queries go through torch's scaled_dot_product_attention; on a CPU half
-    precision is computed in float32. torch's fused kernels raise for second derivatives. Under
-    torch.nn.attention.sdpa_kernel(SDPBackend.MATH) all derivatives exist.
+    precision is computed in float32. float64 has second derivatives; torch's fused kernels, for other dtypes,
+    raise for them.
 
     >>> q = torch.zeros(1, 4, 1, 1)  # scores of zero: the mean of what is seen
     >>> v = torch.tensor([2.0, 4.0, 6.0, 8.0]).view(1, 4, 1, 1)
@@ -321,7 +321,7 @@ def _attend(
         # torch's fused kernel needs values as wide as keys; without it, the scores of all pairs are in memory.
         width = v.shape[3]
         q, k, v = (x.transpose(1, 2) for x in (q, k, pad(v, (0, max(0, k.shape[3] - width)))))
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        y = softmax_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return y[..., :width].transpose(1, 2).to(dtype)
     t = torch.arange(steps, device=q.device)
     block = max(window - 1, _BLOCK)
@@ -367,7 +367,7 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | No
     length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // max(1, k.shape[2])
     q = q.unflatten(2, (heads, shared)).transpose(1, 2).flatten(2, 3)
     visible = visible.repeat_interleave(shared, 1)[:, None]
-    y = scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, scale=scale)
+    y = softmax_attention(q, k.transpose(1, 2), v.transpose(1, 2), visible, scale=scale)
     return y.unflatten(2, (length, shared)).transpose(1, 2).flatten(2, 3)
 
 

@@ -3,13 +3,11 @@ r"""Base class of the attention layers: projections, rotated queries and keys, s
 .. math:: y_t = W_o \sum_{j=t-W+1}^{t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
 """
 
-import contextlib
 import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes, Fields
@@ -115,15 +113,12 @@ def over(
     memory = None
     if state is not None and not unread(state):
         memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
-    # The fused kernels have no second derivative. Derivative checks use float64, so float64 takes the plain form.
-    plain = sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else contextlib.nullcontext()
-    with plain:
-        if cu_seqlens is None:
-            keys, values, past = (None, None, None) if memory is None else memory
-            y, *after = _attended(q, k, v, keys, values, past, reach)
-            memory = SegmentMemory(*after)
-        else:
-            y, memory = segment_attention(q, k, v, memory, window=reach, cu_seqlens=cu_seqlens)
+    if cu_seqlens is None:
+        keys, values, past = (None, None, None) if memory is None else memory
+        y, *after = _attended(q, k, v, keys, values, past, reach)
+        memory = SegmentMemory(*after)
+    else:
+        y, memory = segment_attention(q, k, v, memory, window=reach, cu_seqlens=cu_seqlens)
     memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
     return y, memory
 

@@ -1,13 +1,10 @@
 """Softmax attention to what a mask leaves visible, for layers whose memories stand beside the steps."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scanl.layers.base import as_widened, widen
+from scanl.ops._attention import softmax_attention
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 
 KEYS_AT_ONCE = "softmax sums over the keys of a block at once, and how many a block has depends on the call"
@@ -32,8 +29,6 @@ def attend(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with as_widened(q):
         mask = visible[:, None] if bias is None else widen(bias).masked_fill(~visible[:, None], -torch.inf)
-        # Derivative checks use float64; the fused kernels have no second derivative.
-        with sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else nullcontext():
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        y = softmax_attention(q, k, v, mask, scale=scale)
     y = y.transpose(1, 2)
     return y if spoil is None else y * torch.where(spoil, torch.nan, 1.0).to(y.dtype)[:, :, None, None]
