@@ -297,7 +297,7 @@ def test_a_kernel_of_numba_equals_the_step(layer: str) -> None:
         check_equal(model, model.compile_step(batch), batch)
 
 
-class Doubled(torch.nn.Module):
+class TwiceInTraining(torch.nn.Module):
     """Sums its inputs, in training twice."""
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class Doubled(torch.nn.Module):
 
 
 def test_a_kernel_is_that_of_the_mode():
-    model = Doubled().eval()
+    model = TwiceInTraining().eval()
     step = CompiledStep(model, lambda tokens: torch.eye(3)[tokens], model.finish)
     for training in (False, True, False):
         model.train(training)
