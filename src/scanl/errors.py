@@ -25,7 +25,7 @@ class DataError(ScanlError, ValueError):
 
 
 class DivergenceError(ScanlError, ArithmeticError):
-    """Training produced a number that is not finite."""
+    """A number is not finite: the loss of a training step, or the logits of a token that is drawn."""
 
 
 class CheckpointError(ScanlError, RuntimeError):

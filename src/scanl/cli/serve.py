@@ -1,6 +1,7 @@
 """`scanl serve RUN|FOLDER`: an HTTP endpoint that continues texts."""
 
 import argparse
+import math
 import signal
 import socket
 import sys
@@ -42,17 +43,19 @@ def run(argv: Sequence[str]) -> int:
         import uvicorn  # pyright: ignore[reportMissingImports]
 
         from scanl.serve.app import make_app
+        from scanl.serve.connections import Connection
     except ImportError as error:
         raise ConfigError("serve: fastapi or uvicorn is not installed; pip install 'scanl[serve]'") from error
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     model, texts = load(args.path, "serve")
-    app = make_app(Engine(model, texts, limits), args.name or Path(args.path).resolve().name)
+    app = make_app(Engine(model, texts, limits), args.name or Path(args.path).resolve().name, [args.host, *args.hosts])
     config = uvicorn.Config(
         app,
         log_level="info" if args.log else "warning",
         timeout_graceful_shutdown=round(limits.seconds + limits.idle),
-        timeout_keep_alive=round(limits.idle),
+        http=Connection,
+        timeout_keep_alive=math.ceil(limits.idle),
         limit_concurrency=8 * limits.streams,
         server_header=False,
         ws="none",
@@ -82,6 +85,7 @@ def _parser() -> Parser:
     add_model(parser)
     parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--hosts", type=list[str], default=[], help="names of the server besides --host, as of a proxy")
     parser.add_argument("--name", type=str | None, default=None, help="of the model (default: that of the folder)")
     parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
     parser.add_argument("--log", action="store_true", help="log every request")

@@ -13,7 +13,7 @@ from scanl.layers.state import State, map_leaves
 from scanl.models.drafts import ROWS, Draft, Drafting
 from scanl.models.generation import Generation
 from scanl.models.prefix_tree import Text
-from scanl.models.sampling import Choice
+from scanl.models.sampling import Choice, check_largest
 
 if TYPE_CHECKING:
     from scanl.models.language_model import LanguageModel
@@ -65,6 +65,10 @@ class Cursor:
         """A copy of the state before the pending tokens."""
         return map_leaves(Tensor.clone, self._state)
 
+    def last(self, count: int) -> list[int]:
+        """Return the last `count` tokens, or all if there are fewer."""
+        return self._tokens[max(0, len(self) - count) :].tolist()
+
     def append(self, tokens: Tensor | Sequence[int]) -> None:
         """Add tokens to the text. They are pending."""
         self._tokens.extend(as_text(self.model, "append", "tokens", tokens))
@@ -76,9 +80,14 @@ class Cursor:
         self._ahead = None
 
     def draw(self, choice: Choice, drafting: Drafting | None = None) -> Tensor:
-        """Return the next token (1,), which is then the last of the text."""
+        """Return the next token (1,), which is then the last of the text.
+
+        Raises DivergenceError, and leaves the text as it is, when its logits are not finite.
+        """
         ahead = self._ahead or self._look_ahead(choice, drafting)
-        token = choice(ahead.logits[ahead.used : ahead.used + 1])
+        logits = ahead.logits[ahead.used : ahead.used + 1]
+        check_largest(float(logits.amax()))
+        token = choice(logits)
         self._tokens.append(int(token))
         self._ahead = None
         if ahead.used == len(ahead.drafted):

@@ -1,13 +1,16 @@
 """Sample the next token from logits, and check the options of sampling."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DivergenceError
 from scanl.whole import whole_number
+
+TINY = torch.finfo(torch.float32).tiny
 
 
 def distribution(
@@ -19,7 +22,9 @@ def distribution(
     top_p: keep the smallest set of most likely tokens whose total probability reaches p, at least one token
     (Holtzman et al., arXiv:1904.09751).
     """
-    logits = logits.float() / temperature
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # Relative to the largest one, so that no quotient overflows but to -inf. A smaller temperature is 0 in float32.
+    logits = (logits - logits.amax(-1, keepdim=True)).float() / max(temperature, TINY)
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
@@ -27,7 +32,7 @@ def distribution(
     if top_p is not None and top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
         likelier = ordered.cumsum(-1) - ordered  # total probability of all likelier tokens
-        ordered = ordered.masked_fill(likelier >= top_p, 0)
+        ordered = ordered.masked_fill((likelier >= top_p) & (likelier > 0), 0)  # top_p may be 0 in float32
         probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return probabilities
@@ -44,6 +49,12 @@ def sample(
     if temperature == 0:
         return logits.argmax(-1)
     return torch.multinomial(distribution(logits, temperature, top_k, top_p), 1, generator=generator)[:, 0]
+
+
+def check_largest(largest: float) -> None:
+    """Raise DivergenceError unless the largest logit of a row is finite. That of a row with a NaN is NaN."""
+    if not math.isfinite(largest):
+        raise DivergenceError(f"sample: the largest logit of the next token is {largest}, expected a finite number")
 
 
 @dataclass

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError, ScanlError, ShapeError
 from scanl.layers.state import State, cat, index
 from scanl.models.cursor import as_text
-from scanl.models.sampling import Choice, as_generator, check_options
+from scanl.models.sampling import Choice, as_generator, check_largest, check_options
 from scanl.models.session import Session, store_of
 from scanl.models.state_store import StateStore
 from scanl.whole import whole_number
@@ -26,6 +26,14 @@ class Stream:
     session: Session
     choice: Choice
     token: int = 0
+
+
+class StreamsError(ScanlError):
+    """Some streams cannot go on. errors: the reason of each, by its handle.   tokens: of the others in this step."""
+
+    def __init__(self, errors: dict[int, Exception], tokens: dict[int, int]) -> None:
+        super().__init__("; ".join(f"stream {handle}: {error}" for handle, error in errors.items()))
+        self.errors, self.tokens = errors, tokens
 
 
 class Streams:
@@ -54,20 +62,21 @@ class Streams:
         self.store = store_of("streams", model, store)
         self._next = 0
         self._waiting: dict[int, Stream] = {}  # their prompts are not read to the end
-        self._batch: list[Stream] = []  # with those that have left since the last step
+        self._failed: dict[int, Stream] = {}
+        self._batch: list[Stream] = []  # with those that have left or failed since the last step
         self._rows: dict[int, int] = {}  # in the batch, in order
         self._state: State = None  # of the batch
 
     def __len__(self) -> int:
         """Return the number of streams."""
-        return len(self._waiting) + len(self._rows)
+        return len(self._streams())
 
     @property
     def _device(self) -> torch.device:
         return self.model.embedding.weight.device
 
     def _streams(self) -> list[Stream]:
-        return [*self._waiting.values(), *(self._batch[row] for row in self._rows.values())]
+        return [*self._waiting.values(), *self._failed.values(), *(self._batch[row] for row in self._rows.values())]
 
     def join(
         self,
@@ -107,14 +116,21 @@ class Streams:
         """Return the next token of each stream by its handle. A stream whose prompt is not read to the end has none.
 
         Prompts are read in the order in which the streams joined, `piece` tokens in all.
+
+        Raises StreamsError, which has the tokens of the others, when a stream cannot go on: its logits are not finite,
+        or its prompt cannot be read. Such a stream takes part in no further step; `leave` returns its session.
         """
-        tokens = self._step_batch()
-        return tokens | self._read_prompts()
+        errors: dict[int, Exception] = {}
+        tokens = self._step_batch(errors) | self._read_prompts(errors)
+        if errors:
+            raise StreamsError(errors, tokens)
+        return tokens
 
     def leave(self, handle: int) -> Session:
         """Remove a stream, and return its session: the text with all tokens so far, and its state."""
-        if handle in self._waiting:
-            return self._waiting.pop(handle).session
+        for streams in (self._waiting, self._failed):
+            if handle in streams:
+                return streams.pop(handle).session
         if handle not in self._rows:
             raise ConfigError(f"leave: handle is {handle!r}, expected that of a stream which has joined and not left")
         self._settle(handle)
@@ -122,16 +138,22 @@ class Streams:
         session.keep()
         return session
 
-    def _step_batch(self) -> dict[int, int]:
+    def _step_batch(self, errors: dict[int, Exception]) -> dict[int, int]:
         self._remove_rows()
         if not self._batch:
             return {}
         pending = torch.tensor([[stream.token] for stream in self._batch], device=self._device)
         logits, self._state = self.model.decode_logits(pending, self._state)
-        likeliest = logits.argmax(-1).tolist()
-        for row, stream in enumerate(self._batch):
-            greedy = stream.choice.temperature == 0
-            stream.token = likeliest[row] if greedy else int(stream.choice(logits[row : row + 1]))
+        likeliest, largest = logits.argmax(-1).tolist(), logits.amax(-1).tolist()
+        for row, (handle, stream) in enumerate(zip(list(self._rows), self._batch, strict=True)):
+            try:
+                check_largest(largest[row])
+                greedy = stream.choice.temperature == 0
+                stream.token = likeliest[row] if greedy else int(stream.choice(logits[row : row + 1]))
+            except Exception as error:  # of this row alone; `step` raises it once the others have their tokens
+                errors[handle], self._failed[handle] = error, stream
+                del self._rows[handle]
+                continue
             stream.session.take(stream.token)
         for handle, row in self._rows.items():
             session = self._batch[row].session
@@ -139,15 +161,20 @@ class Streams:
                 self._settle(handle)
         return {handle: self._batch[row].token for handle, row in self._rows.items()}
 
-    def _read_prompts(self) -> dict[int, int]:
+    def _read_prompts(self, errors: dict[int, Exception]) -> dict[int, int]:
         """Read prompts. A stream whose prompt has been read enters the batch with its first token."""
         tokens, states, room = {}, [], self.piece
         for handle, stream in list(self._waiting.items()):
             unread = stream.session.pending.shape[1]
-            if unread > room:
-                stream.session.read(room)
-                break
-            stream.token = tokens[handle] = int(stream.session.draw(stream.choice))
+            try:
+                if unread > room:
+                    stream.session.read(room)
+                    break
+                stream.token = int(stream.session.draw(stream.choice))
+            except Exception as error:  # of this stream alone, as in a row of the batch
+                errors[handle], self._failed[handle] = error, self._waiting.pop(handle)
+                continue
+            tokens[handle] = stream.token
             states.append(stream.session.state)
             del self._waiting[handle]
             self._rows[handle] = len(self._batch)

@@ -2,18 +2,19 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request  # pyright: ignore[reportMissingImports]
 from fastapi.responses import JSONResponse, Response, StreamingResponse  # pyright: ignore[reportMissingImports]
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.exceptions import HTTPException  # pyright: ignore[reportMissingImports]
 
-from scanl.errors import ScanlError
+from scanl.errors import DivergenceError, ScanlError
 from scanl.serve.engine import Answer, BusyError, Engine, Piece, SessionBusyError, Wish
 from scanl.serve.limits import Limits
 
@@ -21,27 +22,37 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-STATUS: dict[type[ScanlError], int] = {BusyError: 429, SessionBusyError: 409}  # of errors; 400 for others
+# of errors; 400 for others
+STATUS: dict[type[ScanlError], int] = {BusyError: 429, SessionBusyError: 409, DivergenceError: 422}
 KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}  # invalid_request_error for others
 SHOWN = 60  # letters of a wrong value in a sentence
 DISCARDED = 256 * 2**20  # bytes of a body beyond the limit that are read, so that the client can read the answer
 
 
-class StreamOptions(BaseModel):
-    """Options of a stream. include_usage: whether a last event has the numbers of tokens."""
+class Fields(BaseModel):
+    """Fields of a JSON object. null is as no field, because clients send it for what they do not set."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
+
+
+class StreamOptions(Fields):
+    """Options of a stream. include_usage: whether a last event has the numbers of tokens."""
 
     include_usage: bool = False
 
 
-class Completion(BaseModel):
+class Completion(Fields):
     """A request of the completions interface. Fields that this server cannot honor have their usual defaults alone.
 
     session: id of a text that the prompt continues; the server keeps its state.   user: is not read.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = None
     prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)] = ""
@@ -60,13 +71,18 @@ class Completion(BaseModel):
     best_of: Literal[1] = 1
     logprobs: None = None
     suffix: None = None
-    presence_penalty: Literal[0] = 0
-    frequency_penalty: Literal[0] = 0
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
     def stops(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [stop for stop in stops if stop]
+
+    def wish(self) -> Wish:
+        prompt = self.text() or [token for token in self.prompt if isinstance(token, int)]
+        options = (self.max_tokens, self.temperature, self.top_k, self.top_p, self.seed, self.stops(), self.session)
+        return Wish(prompt, *options, is_whole=not self.stream)
 
     def text(self) -> str:
         """Return the prompt as text; "" for a list of tokens."""
@@ -75,8 +91,8 @@ class Completion(BaseModel):
         return "".join(text for text in self.prompt if isinstance(text, str))
 
 
-def make_app(engine: Engine, name: str) -> FastAPI:
-    """Return the application. name: of the model, in the interface."""
+def make_app(engine: Engine, name: str, hosts: Sequence[str] = ()) -> FastAPI:
+    """Return the application. name: of the model, in the interface.   hosts: see `Guard`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -86,7 +102,7 @@ def make_app(engine: Engine, name: str) -> FastAPI:
             await asyncio.to_thread(engine.close)
 
     app = FastAPI(title="scanl", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, limits=engine.limits)
+    app.add_middleware(Guard, limits=engine.limits, hosts=hosts)
     began = int(time.time())
     described = {"id": name, "object": "model", "created": began, "owned_by": "scanl"}
 
@@ -122,14 +138,13 @@ def make_app(engine: Engine, name: str) -> FastAPI:
         body = Completion.model_validate_json(await request.body())
         if body.model not in (None, name):
             return unknown(body.model)
-        wish = _wish(engine, body)
         queue, loop = asyncio.Queue[Piece](), asyncio.get_running_loop()
 
         def deliver(piece: Piece) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
-        answer = engine.submit(wish, deliver)
+        answer = engine.submit(body.wish(), deliver)
         pieces = _pieces(engine, answer, queue, request)
         head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -138,49 +153,43 @@ def make_app(engine: Engine, name: str) -> FastAPI:
             "model": name,
         }
         if body.stream:
-            return StreamingResponse(_events(body, wish, pieces, head), media_type="text/event-stream")
-        text, tokens, finish = body.text() if body.echo else "", list[int](), None
+            return StreamingResponse(_events(body, answer, pieces, head), media_type="text/event-stream")
+        text, tokens, last = body.text() if body.echo else "", list[int](), None
         async for piece in pieces:
-            text, finish = text + piece.text, piece.finish
+            text, last = text + piece.text, piece
             tokens.extend(piece.tokens)
-        if finish is None:  # the client has gone
+        if last is None or last.finish is None:  # the client has gone
             return Response(status_code=499)
-        if finish == "error":
-            return refusal(500, "completions: the server failed; its log has the reason")
-        return head | {"choices": [_choice(text, tokens, finish)], "usage": _usage(wish, len(tokens))}
+        if last.finish == "error":
+            return refusal(*_failure(last))
+        return head | {"choices": [_choice(text, tokens, last.finish)], "usage": _usage(answer, len(tokens))}
 
     return app
-
-
-def _wish(engine: Engine, body: Completion) -> Wish:
-    prompt, text = body.prompt, body.text()
-    tokens = engine.texts.encode(text) if text else [token for token in prompt if isinstance(token, int)]
-    if not tokens and body.session is None:
-        tokens = list(engine.texts.start)
-    return Wish(
-        tokens, body.max_tokens, body.temperature, body.top_k, body.top_p, body.seed, body.stops(), body.session
-    )
 
 
 async def _pieces(
     engine: Engine, answer: Answer, queue: "asyncio.Queue[Piece]", request: Request
 ) -> AsyncIterator[Piece]:
-    """Yield the pieces of an answer until it ends, or its client has gone."""
-    gone = asyncio.create_task(_until_gone(request))
+    """Yield the pieces of an answer until it ends, or its client has gone: its session then keeps what was taken."""
+    gone, seen, is_over = asyncio.create_task(_until_gone(request)), None, False
     try:
         while True:
             coming = asyncio.create_task(queue.get())
             await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
+            if gone.done():
                 coming.cancel()
                 return
             piece = coming.result()
             yield piece
-            if piece.finish is not None:
+            is_over = piece.finish is not None
+            if is_over:
                 return
+            if not answer.wish.is_whole:
+                seen = (seen or 0) + len(piece.tokens)
     finally:
         gone.cancel()
-        engine.cancel(answer)
+        if not is_over:
+            engine.cancel(answer, seen)
 
 
 async def _until_gone(request: Request) -> None:
@@ -189,7 +198,7 @@ async def _until_gone(request: Request) -> None:
 
 
 async def _events(
-    body: Completion, wish: Wish, pieces: AsyncIterator[Piece], head: dict[str, Any]
+    body: Completion, answer: Answer, pieces: AsyncIterator[Piece], head: dict[str, Any]
 ) -> AsyncIterator[str]:
     """Yield the server-sent events of an answer."""
     count = 0
@@ -198,9 +207,12 @@ async def _events(
     async with contextlib.aclosing(pieces) as open_pieces:  # type: ignore[type-var]
         async for piece in open_pieces:
             count += len(piece.tokens)
+            if piece.finish == "error":
+                yield _event(_error(*_failure(piece)))
+                break
             yield _event(head | {"choices": [_choice(piece.text, list(piece.tokens), piece.finish)]})
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield _event(head | {"choices": [], "usage": _usage(wish, count)})
+        yield _event(head | {"choices": [], "usage": _usage(answer, count)})
     yield "data: [DONE]\n\n"
 
 
@@ -212,8 +224,8 @@ def _choice(text: str, tokens: list[int], finish: str | None) -> dict[str, Any]:
     return {"index": 0, "text": text, "token_ids": tokens, "logprobs": None, "finish_reason": finish}
 
 
-def _usage(wish: Wish, count: int) -> dict[str, int]:
-    prompt = len(wish.tokens)
+def _usage(answer: Answer, count: int) -> dict[str, int]:
+    prompt = len(answer.prompt)
     return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
 
 
@@ -237,17 +249,35 @@ def sentence(error: ValidationError) -> str:
 
 def refusal(status: int, message: str) -> JSONResponse:
     """Return an error as the interface has it."""
-    kind = KINDS.get(status, "invalid_request_error")
     headers = {"Retry-After": "1"} if status in (429, 503) else None
-    content = {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    return JSONResponse(content, status_code=status, headers=headers)
+    return JSONResponse(_error(status, message), status_code=status, headers=headers)
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    kind = KINDS.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def _failure(last: Piece) -> tuple[int, str]:
+    """Return the status and the sentence of an answer that has ended with an error."""
+    if last.error is None:
+        return 500, "completions: the server failed; its log has the reason"
+    return STATUS.get(type(last.error), 400), f"completions: {last.error}"
 
 
 class Guard:
-    """Middleware that reads the body within the limits before anything else, and gives up clients that take nothing."""
+    """Middleware that reads the body within the limits before anything else, and gives up clients that take nothing.
 
-    def __init__(self, app: Callable[..., Awaitable[None]], limits: Limits) -> None:
+    It refuses what a page of another site can make a browser send: requests with a Host that is no name of this server
+    (the site's own name, which then points here), with a foreign Origin, or with a body that is declared as another
+    type than JSON. A browser names the Origin of every body, with a type or without.
+
+    hosts: names of this server beside its address, and beside "localhost" if that is a loopback address.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], limits: Limits, hosts: Sequence[str] = ()) -> None:
         self.app, self.limits = app, limits
+        self.hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -267,6 +297,10 @@ class Guard:
             problem = f"the body has more than {limits.body} bytes, expected at most {limits.body}"
             await _close(413, problem)(scope, receive, send)
             return
+        foreign = self._foreign(scope)
+        if foreign is not None:
+            await foreign(scope, receive, send)
+            return
         messages = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def again() -> Message:
@@ -278,6 +312,39 @@ class Guard:
 
         with contextlib.suppress(TimeoutError):
             await self.app(scope, again, within)
+
+    def _foreign(self, scope: Message) -> JSONResponse | None:
+        """Return the refusal of a request that may come from a page of another site, None for others."""
+        headers = [(name, value.decode("latin1")) for name, value in scope.get("headers", ())]
+        address = (scope.get("server") or ("", None))[0]
+        own = [value.lower() for name, value in headers if name == b"host"]
+        for value in own:
+            if not self._is_own(_host(value), address):
+                return refusal(403, f"completions: Host is {value[:SHOWN]!r}, expected {address!r} or one of --hosts")
+        for value in (value.lower() for name, value in headers if name == b"origin"):
+            if value.partition("://")[2] not in own and _host(value.partition("://")[2]) not in self.hosts:
+                return refusal(403, f"completions: Origin is {value[:SHOWN]!r}, expected none or that of this server")
+        for value in (value for name, value in headers if name == b"content-type"):
+            if value.partition(";")[0].strip().lower() != "application/json":
+                return refusal(415, f"completions: Content-Type is {value[:SHOWN]!r}, expected 'application/json'")
+        return None
+
+    def _is_own(self, host: str, address: str) -> bool:
+        if host == address or host in self.hosts:
+            return True
+        try:
+            bound = ipaddress.ip_address(address)
+            if bound.is_loopback:
+                return host == "localhost" or ipaddress.ip_address(host).is_loopback
+            return ipaddress.ip_address(host) == bound
+        except ValueError:  # a name
+            return False
+
+
+def _host(value: str) -> str:
+    """Return the name in a Host header, without its port and the brackets of IPv6."""
+    name = value[1:].partition("]")[0] if value.startswith("[") else value.partition(":")[0]
+    return name.removesuffix(".")
 
 
 async def _read(receive: Receive, body: bytearray, limit: int) -> int | None:

@@ -1,17 +1,20 @@
 """How a model's tokens are written as text: bytes, the tokens of a tokenizer, or only their numbers."""
 
-import codecs
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from scanl.errors import ConfigError
 
 NEIGHBORS = 8  # tokens with which a token is decoded, because its text may depend on those before it
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # it stands for an incomplete character
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # it stands for a byte, or for bytes, of an incomplete character
+MOST = 3  # bytes of an incomplete character
+CONTEXT = NEIGHBORS + MOST  # tokens of a prompt that a decoder needs
 
 
 class Decoder(Protocol):
-    """The text of tokens that come one after another."""
+    """The text of tokens that come one after another. is_open: whether the last character is incomplete."""
+
+    is_open: bool
 
     def add(self, token: int) -> str:
         """Return the text that is complete with this token; it may be empty."""
@@ -28,7 +31,9 @@ class Texts(Protocol):
     start: Sequence[int]
     ends: frozenset[int]
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, begins: bool = True) -> list[int]:
+        """Return the tokens of a text. begins: whether it is the beginning of one, and does not continue another."""
+        ...
 
     def decoder(self, prompt: Sequence[int]) -> Decoder:
         """Return the decoder of the tokens that follow a prompt."""
@@ -41,22 +46,11 @@ class Bytes:
     start: Sequence[int] = (0,)
     ends: frozenset[int] = frozenset()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, begins: bool = True) -> list[int]:
         return list(text.encode())
 
     def decoder(self, prompt: Sequence[int]) -> Decoder:
-        return _OfBytes()
-
-
-class _OfBytes:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, token: int) -> str:
-        return self._decoder.decode(bytes([token]))
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return Characters(lambda tokens, **_: bytes(tokens).decode(errors="replace"), prompt)
 
 
 class Numbers:
@@ -65,7 +59,7 @@ class Numbers:
     start: Sequence[int] = ()
     ends: frozenset[int] = frozenset()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, begins: bool = True) -> list[int]:
         if not text:
             return []
         raise ConfigError("completions: prompt is a text, expected a list of tokens because the model has no tokenizer")
@@ -75,6 +69,8 @@ class Numbers:
 
 
 class _OfNumbers:
+    is_open = False
+
     def add(self, token: int) -> str:
         return ""
 
@@ -91,68 +87,128 @@ class Tokenized:
         self.start: Sequence[int] = special[:1]
         self.ends = frozenset(special[-1:] if tokenizer.eos_token_id is not None else ())
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+    def encode(self, text: str, begins: bool = True) -> list[int]:
+        if begins:
+            return list(self._tokenizer(text)["input_ids"])
+        line, both = self._plain("\n"), self._plain(f"\n{text}")
+        # A tokenizer that puts a space before every text does so before the line alone.
+        return both[len(line) :] if both[: len(line)] == line else self._plain(text)
+
+    def _plain(self, text: str) -> list[int]:
+        """Return the tokens of a text without special ones before and after it."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decoder(self, prompt: Sequence[int]) -> Decoder:
         return Characters(self._tokenizer.decode, prompt)
 
 
 class Characters:
-    """The decoder of a tokenizer. Text is complete when its characters are.
+    """The decoder of a tokenizer. It gives a character when all its bytes are there, those in the prompt too.
 
-    Each token is decoded together with a few tokens before it, because its text may depend on its neighbours.
+    Each token is decoded together with a few tokens before it, because its text may depend on its neighbors.
 
     decode: of a tokenizer of transformers.   prompt: the tokens before the first one.
     """
 
     def __init__(self, decode: Callable[..., str], prompt: Sequence[int]) -> None:
         self._decode = decode
-        self._window = list(prompt)[-NEIGHBORS:]
-        self._prefix = self._text()
+        self._window = self._last(prompt)
+        self._past = self._text(self._window)  # of the window's text, what the prompt and the pieces so far have
+        self.is_open = False
 
     def add(self, token: int) -> str:
         self._window.append(token)
-        text = self._text()
-        if text.endswith(INCOMPLETE):
-            return ""
-        new = text[len(self._prefix) :]
-        self._window = self._window[-NEIGHBORS:]
-        self._prefix = self._text()
+        text = self._text(self._window)
+        complete = text.rstrip(INCOMPLETE)
+        if len(self._window) > 3 * NEIGHBORS:  # no character has so many bytes: they are wrong ones
+            complete = text
+        self.is_open = complete != text
+        new = self._beyond(complete)
+        if new:
+            self._past = complete
+        if len(self._window) > 2 * NEIGHBORS and not self.is_open:
+            self._window = self._last(self._window)
+            self._past = self._text(self._window)
         return new
 
     def end(self) -> str:
-        return self._text()[len(self._prefix) :]
+        return self._beyond(self._text(self._window))
 
-    def _text(self) -> str:
-        return self._decode(self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _beyond(self, text: str) -> str:
+        """Return what of a text is new. A character that the prompt has begun is: its sign there was another one."""
+        pairs = enumerate(zip(text, self._past, strict=False))
+        return text[next((n for n, (new, past) in pairs if new != past), min(len(text), len(self._past))) :]
+
+    def _last(self, tokens: Sequence[int]) -> list[int]:
+        """Return the last few tokens; a few more if they would begin within a character."""
+        windows = [list(tokens[-n:]) for n in range(NEIGHBORS, CONTEXT + 1)]
+        return next((window for window in windows if not self._text(window).startswith(INCOMPLETE)), windows[0])
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class Mark(NamedTuple):
+    """Where a text stands after a token: its letters, how many of them are shown, whether a character is incomplete."""
+
+    letters: int = 0
+    shown: int = 0
+    is_open: bool = False
 
 
 class Writing:
     """A text that is written token by token, and ends before the first of some stops.
 
-    Text that may be the beginning of a stop is held back until that is known.
+    Text that may be the beginning of a stop is held back until that is known. is_stopped: whether a stop has come.
     """
 
     def __init__(self, decoder: Decoder, stops: Sequence[str], ends: frozenset[int]) -> None:
         self._decoder, self._stops, self._ends = decoder, stops, ends
         self._held = ""
+        self._texts: list[str] = []  # of each token
+        self._marks = [Mark()]  # before the first token, and after each
+        self.is_stopped = False
 
     def add(self, token: int) -> tuple[str, bool]:
         """Return the text that this token completes, and whether the text ends with it."""
         if token in self._ends:
             return self.end(), True
-        self._held += self._decoder.add(token)
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if places:
-            return self._held[: min(places)], True
-        length = max((self._beginning(stop) for stop in self._stops), default=0)
-        text, self._held = self._held[: len(self._held) - length], self._held[len(self._held) - length :]
-        return text, False
+        new = self._decoder.add(token)
+        self._texts.append(new)
+        text = self._show(new)
+        letters, shown, _ = self._marks[-1]
+        self._marks.append(Mark(letters + len(new), shown + len(text), self._decoder.is_open))
+        return text, self.is_stopped
 
     def end(self) -> str:
         """Return the text that was held back."""
-        return self._held + self._decoder.end()
+        text = self._show(self._decoder.end(), is_last=True)
+        letters, shown, is_open = self._marks[-1]
+        self._marks[-1] = Mark(letters, shown + len(text), is_open and self.is_stopped)
+        return text
+
+    def kept(self, count: int) -> tuple[int, str]:
+        """Return how many tokens have the text that is shown after `count` of them, and what of it is beyond these."""
+        shown = self._marks[min(count, len(self._marks) - 1)].shown
+        for n in range(min(count, len(self._marks) - 1), 0, -1):
+            letters, _, is_open = self._marks[n]
+            if letters <= shown and not is_open:
+                break
+        else:
+            n, letters = 0, 0
+        return n, "".join(self._texts[n:])[: shown - letters]
+
+    def _show(self, new: str, is_last: bool = False) -> str:
+        """Return what can be shown of the text that was held back and of what is new."""
+        self._held += new
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self.is_stopped = True
+            text, self._held = self._held[: min(places)], ""
+            return text
+        length = 0 if is_last else max((self._beginning(stop) for stop in self._stops), default=0)
+        text, self._held = self._held[: len(self._held) - length], self._held[len(self._held) - length :]
+        return text
 
     def _beginning(self, stop: str) -> int:
         """Return how many letters at the end of the held text are the beginning of a stop."""
