@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from scanl.models import LanguageModel, Stack
 from scanl.ops import exact
 from scanl.serve import Engine, Limits
-from scanl.serve.app import DISCARDED, Guard, make_app
+from scanl.serve.app import DISCARDED, Completion, Guard, make_app
 from scanl.serve.texts import Bytes
 
 LIMITS = Limits(streams=2, body=1000, tokens=50, idle=5)
@@ -102,6 +102,8 @@ MISTAKES = {
     b'{"max_tokens": -1}': (400, "max_tokens is -1: Input should be greater than or equal to 1"),
     b'{"max_tokens": 51}': (400, "max_tokens is 51, expected at most 50"),
     b'{"temperature": NaN}': (400, "temperature is nan: Input should be a finite number"),
+    b'{"max_tokens": 1' + b"0" * 400 + b"}": (400, "max_tokens is 1000000000000"),
+    b'{"stop": null, "file": null}': (400, "file is no field"),
     b'{"n": 2}': (400, "n is 2: Input should be 1"),
     b'{"file": "/etc/passwd"}': (400, "file is no field, expected model, prompt, max_tokens"),
     b'{"session": "../a"}': (400, "session is '../a': String should match pattern"),
@@ -200,4 +202,130 @@ def test_a_client_that_vanishes_frees_its_stream(model):
 
     asyncio.run(asyncio.wait_for(run(), 600))
     assert len(sent) < 1000
+    engine.close()
+
+
+def test_null_is_as_no_field(model, client):
+    body = complete(client, **dict.fromkeys(Completion.model_fields) | {"prompt": "a", "temperature": 0})
+    assert body["choices"][0]["token_ids"] == expected(model, b"a", max_new_tokens=16, temperature=0)
+    complete(client, **dict.fromkeys(Completion.model_fields) | {"presence_penalty": 0.0, "frequency_penalty": 0.0})
+    events = {"prompt": "a", "max_tokens": 1, "stream": True, "stream_options": {"include_usage": None}}
+    assert b'"usage"' not in client.post("/v1/completions", json=events).content
+
+
+FOREIGN = [
+    ({"host": "evil.example"}, 403, "Host is 'evil.example', expected 'testserver' or one of --hosts"),
+    ({"host": "testserver.evil.example"}, 403, "Host is"),
+    ({"host": "[::1]"}, 403, "Host is"),
+    ({"origin": "http://evil.example"}, 403, "Origin is 'http://evil.example', expected none or that of this server"),
+    ({"origin": "http://testserver:3000"}, 403, "Origin is"),
+    ({"origin": "null"}, 403, "Origin is"),
+    ({"content-type": "text/plain"}, 415, "Content-Type is 'text/plain', expected 'application/json'"),
+    ({"content-type": "application/x-www-form-urlencoded"}, 415, "Content-Type is"),
+    ({"content-type": ""}, 415, "Content-Type is"),
+    ({"origin": "http://testserver", "content-type": "Application/JSON; charset=utf-8"}, 200, ""),
+    ({"host": "TestServer:99"}, 200, ""),
+]
+
+
+@pytest.mark.parametrize(("headers", "status", "message"), FOREIGN)
+def test_pages_of_other_sites_are_refused(client, headers, status, message):
+    response = client.post("/v1/completions", content=b'{"max_tokens": 1}', headers=headers)
+    assert response.status_code == status
+    if status != 200:
+        assert response.json()["error"]["message"].startswith(f"completions: {message}")
+
+
+HOSTS = [  # the address of the connection, a Host, whether it is a name of the server
+    ("127.0.0.1", "localhost:8000", True),
+    ("127.0.0.1", "[::1]:8000", True),
+    ("::1", "127.0.0.1", True),
+    ("127.0.0.1", "127.0.0.1.", True),
+    ("127.0.0.1", "10.0.0.1", False),
+    ("127.0.0.1", "rebound.example", False),
+    ("10.0.0.1", "10.0.0.1:8000", True),
+    ("10.0.0.1", "localhost", False),
+    ("10.0.0.1", "10.0.0.2", False),
+    ("2001:db8::1", "[2001:DB8:0::1]:80", True),
+    ("10.0.0.1", "Models.Example:443", True),
+    ("10.0.0.1", "models.example.evil", False),
+    ("10.0.0.1", "", False),
+]
+
+
+@pytest.mark.parametrize(("address", "host", "is_own"), HOSTS)
+def test_a_host_is_the_address_or_a_given_name(address, host, is_own):
+    scope = {"headers": [(b"host", host.encode())], "server": (address, 8000), "method": "GET"}
+    guard = Guard(None, LIMITS, hosts=["models.Example"])
+    assert (guard._foreign(scope) is None) is is_own
+    if is_own:
+        for origin, is_foreign in (
+            (f"https://{host}", False),
+            ("https://models.example", False),
+            ("https://models.example:444", True),
+            (f"http://{address}:1", True),
+        ):
+            with_origin = scope | {"headers": [*scope["headers"], (b"origin", origin.encode())]}
+            assert (guard._foreign(with_origin) is not None) is is_foreign
+
+
+def test_the_address_alone_is_no_origin():
+    """A page of another server of this machine, which is at the usual port."""
+    guard = Guard(None, LIMITS, hosts=["127.0.0.1"])
+    headers = [(b"host", b"127.0.0.1:8000"), (b"origin", b"http://127.0.0.1")]
+    assert guard._foreign({"headers": headers, "server": ("127.0.0.1", 8000)}) is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_is_one_line(stream):
+    torch.manual_seed(0)
+    broken = LanguageModel(256, Stack(8, 1, "lru")).eval()
+    broken.embedding.weight.data[ord("z")] = torch.nan
+    with TestClient(make_app(Engine(broken, Bytes(), LIMITS), "tiny")) as client:
+        response = client.post("/v1/completions", json={"prompt": "az", "stream": stream, "session": "a"})
+        if stream:
+            line, last, _ = response.text.split("\n\n")
+            assert last == "data: [DONE]"
+            content = json.loads(line.removeprefix("data: "))
+        else:
+            assert response.status_code == 422
+            content = response.json()
+        assert content["error"]["message"].startswith("completions: sample: the largest logit of the next token is nan")
+        begun = complete(client, prompt="a", max_tokens=3, temperature=0, session="a")
+        assert begun["choices"][0]["token_ids"] == expected(broken, b"a", max_new_tokens=3, temperature=0)
+
+
+@pytest.mark.parametrize(("events", "stream"), [(0, True), (3, True), (0, False)])
+def test_a_session_has_what_was_sent_before_its_client_went(model, events, stream):
+    """The client goes when `events` events are sent; the send of the next one does not return."""
+    app = make_app(engine := Engine(model, Bytes(), Limits()), "tiny")
+    body = json.dumps({"prompt": "a", "max_tokens": 3000, "stream": stream, "temperature": 0, "session": "s"}).encode()
+    messages, gone, sent = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event(), []
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        if not stream:
+            await asyncio.sleep(0.1)
+            return {"type": "http.disconnect"}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if len(sent) == events + 1 and stream:
+            gone.set()
+            await asyncio.sleep(60)
+        sent.append(message)
+
+    async def run():
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await app({**scope, "asgi": {"spec_version": "2.3"}}, receive, send)
+        while engine.active:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 600))
+    tokens = expected(model, b"a", max_new_tokens=events, temperature=0) if events else []
+    bytes_of = bytes(tokens).decode(errors="ignore").encode()
+    kept = engine._sessions["s"].tokens.tolist() if "s" in engine._sessions else []
+    assert kept == ([97, *bytes_of] if events else [])
     engine.close()

@@ -5,12 +5,12 @@ import queue
 import pytest
 import torch
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DivergenceError
 from scanl.models import LanguageModel, Stack
 from scanl.ops import exact
 from scanl.serve import Engine, Limits
 from scanl.serve.engine import BusyError, Piece, SessionBusyError, Wish
-from scanl.serve.texts import Numbers
+from scanl.serve.texts import Bytes, Characters, Numbers
 
 COVERS = ["serve/limits"]
 
@@ -131,3 +131,232 @@ def test_close_writes_what_has_begun_and_takes_no_more(model):
     assert all(tokens_of(each)[0] == expected(model, [1, 2], max_new_tokens=20, temperature=0) for each in heard)
     with pytest.raises(BusyError, match="the server is ending"):
         Heard(engine, 1)
+
+
+@pytest.fixture(scope="module")
+def broken():
+    """A model whose logits are NaN after token 6."""
+    torch.manual_seed(0)
+    model = LanguageModel(7, Stack(8, 1, "lru")).eval()
+    model.embedding.weight.data[6] = torch.nan
+    return model
+
+
+def made(model, texts=None, **limits):
+    return Engine(model, texts or Numbers(), Limits(**{"tokens": LONG, "context": 2 * LONG} | limits))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_end_one_answer_alone(broken, temperature):
+    engine = made(broken)
+    begun = tokens_of(Heard(engine, 1, 2, temperature=0.0, session="a"))[0]
+    other = Heard(engine, 1, 2, 3, length=60, top_k=1)
+    failing = Heard(engine, 3, 6, temperature=temperature, session="a")
+    last = failing.piece()
+    assert (last.text, last.tokens, last.finish) == ("", (), "error")
+    assert isinstance(last.error, DivergenceError)
+    assert "the largest logit of the next token is nan, expected a finite number" in str(last.error)
+    assert tokens_of(other) == (expected(broken, [1, 2, 3], max_new_tokens=60, top_k=1), "length")
+    assert tokens_of(Heard(engine, 4, temperature=0.0, session="a"))[0] == expected(
+        broken, [1, 2, *begun, 4], max_new_tokens=4, temperature=0
+    )
+    engine.close()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_an_error_in_the_middle_leaves_what_was_seen(model, is_whole, monkeypatch):
+    """The second row of the batch gets NaN at the third step: its session has the tokens before, or nothing."""
+    spoiled, steps = LanguageModel(7, Stack(8, 1, "lru")).eval(), []
+    spoiled.load_state_dict(model.state_dict())
+    engine, decode = made(spoiled), spoiled.decode_logits
+
+    def decode_logits(tokens, state, **options):
+        logits, after = decode(tokens, state, **options)
+        if len(tokens) == 2:
+            steps.append(None)
+            logits[1] = torch.where(torch.tensor(len(steps) < 3), logits[1], torch.nan)
+        return logits, after
+
+    monkeypatch.setattr(spoiled, "decode_logits", decode_logits)
+    first = Heard(engine, 1, length=900, temperature=0.0)
+    first.piece()
+    failing = Heard(engine, 2, 3, length=900, temperature=0.0, session="a", is_whole=is_whole)
+    seen, finish = tokens_of(failing)
+    assert (finish, seen) == ("error", expected(model, [2, 3], max_new_tokens=3, temperature=0))
+    monkeypatch.setattr(spoiled, "decode_logits", decode)
+    before = [] if is_whole else [2, 3, *seen]
+    assert tokens_of(Heard(engine, 5, temperature=0.0, session="a"))[0] == expected(
+        model, [*before, 5], max_new_tokens=4, temperature=0
+    )
+    engine.cancel(first.answer)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1e-40}, {"temperature": 1e-300}, {"top_p": 1e-46}, {"top_p": 5e-324}]
+)
+def test_the_smallest_options_take_the_likeliest_token(model, engine, options):
+    assert tokens_of(Heard(engine, 1, 2, length=9, **options)) == (
+        expected(model, [1, 2], max_new_tokens=9, temperature=0),
+        "length",
+    )
+
+
+@pytest.mark.parametrize("limits", [{}, {"seconds": 0.0}])
+def test_the_session_is_free_when_the_last_piece_comes(model, limits):
+    engine, errors, done = made(model, streams=1, **limits), [], queue.SimpleQueue()
+
+    def next_turn(piece):
+        if piece.finish is not None:
+            try:
+                engine.submit(Wish([2], 3, session="a"), done.put)
+            except Exception as error:
+                errors.append(error)
+                done.put(Piece("", (), "error"))
+
+    engine.submit(Wish([1], 3, session="a"), next_turn)
+    while done.get(timeout=600).finish is None:
+        pass
+    assert not errors
+    engine.close()
+
+
+def test_a_session_keeps_the_text_before_a_stop():
+    torch.manual_seed(0)
+    model = LanguageModel(256, Stack(8, 1, "lru")).eval()
+    engine = made(model, Bytes())
+    drawn = bytes(expected(model, [*b"ab"], max_new_tokens=60, seed=3))
+    at = next(n for n in range(20, 60) if chr(drawn[n]).isascii() and drawn.index(drawn[n]) == n)
+    heard = Heard(engine, *b"ab", length=60, seed=3, stops=[chr(drawn[at])], session="a")
+    assert tokens_of(heard) == (list(drawn[: at + 1]), "stop")
+    assert tokens_of(Heard(engine, 99, temperature=0.0, session="a"))[0] == expected(
+        model, [*b"ab", *drawn[:at], 99], max_new_tokens=4, temperature=0
+    )
+    engine.close()
+
+
+class Words(Numbers):
+    """Tokens that are words; 0 begins a text, and 6 ends one."""
+
+    start, ends = (0,), frozenset({6})
+    words = ("", "a", "b", "ab", "ba", "c", "")
+
+    def encode(self, text, begins=True):
+        return [0] * begins + [self.words.index(letter) for letter in text]
+
+    def decoder(self, prompt):
+        return Characters(lambda tokens, **_: "".join(self.words[token] for token in tokens), prompt)
+
+
+def scripted(monkeypatch, engine, tokens):
+    """Let the streams draw these tokens, whatever the model says."""
+    coming = iter(tokens)
+    monkeypatch.setattr("scanl.models.streams.Choice.__call__", lambda self, logits: torch.tensor([next(coming)]))
+
+
+def test_a_stop_within_a_token_and_a_token_that_ends(model, monkeypatch):
+    engine = made(model, Words())
+
+    def turn(prompt, tokens, **options):
+        scripted(monkeypatch, engine, tokens)
+        pieces, finish = queue.SimpleQueue(), None
+        wish = Wish(prompt, 9, session="a", **options)
+        engine.submit(wish, pieces.put)
+        text = ""
+        while finish is None:
+            piece = pieces.get(timeout=600)
+            text, finish = text + piece.text, piece.finish
+        return text, finish, engine._sessions["a"].tokens.tolist()
+
+    assert turn("a", [5, 3], stops=["b"]) == ("ca", "stop", [0, 1, 5, 1])
+    assert turn("b", [5, 6]) == ("c", "stop", [0, 1, 5, 1, 2, 5])
+    assert turn("", [1, 2, 5], stops=["ac", "bc"]) == ("a", "stop", [0, 1, 5, 1, 2, 5, 1])
+    assert turn([2], [3, 6], stops=["bc"]) == ("ab", "stop", [0, 1, 5, 1, 2, 5, 1, 2, 3])
+    engine.close()
+
+
+@pytest.mark.parametrize("seen", [None, 0, 3])
+def test_a_client_that_goes_has_its_session_as_it_saw_it(model, engine, seen):
+    begun = tokens_of(Heard(engine, 1, 2, temperature=0.0, session="a"))[0]
+    heard = Heard(engine, 3, length=LONG, temperature=0.0, session="a")
+    got = [heard.piece().tokens[0] for _ in range(8)]
+    engine.cancel(heard.answer, seen)
+    settled(engine)
+    assert engine.active == 0
+    before = [1, 2, *begun] + ([] if seen is None else [3, *got[:seen]])
+    assert tokens_of(Heard(engine, 5, temperature=0.0, session="a"))[0] == expected(
+        model, [*before, 5], max_new_tokens=4, temperature=0
+    )
+    # it has ended, and the session has gone on: nothing is taken back
+    whole = engine._sessions["a"].tokens.tolist()
+    engine.cancel(heard.answer, 1)
+    settled(engine)
+    assert engine._sessions["a"].tokens.tolist() == whole
+
+
+def test_a_client_that_goes_at_the_end(model, engine):
+    heard = Heard(engine, 1, length=6, temperature=0.0, session="a")
+    tokens = tokens_of(heard)[0]
+    engine.cancel(heard.answer, 4)
+    assert engine._sessions["a"].tokens.tolist() == [1, *tokens[:4]]
+    engine.cancel(heard.answer)
+    assert "a" not in engine._sessions
+    alone = Heard(engine, 1, length=2)
+    tokens_of(alone)
+    engine.cancel(alone.answer)
+    assert engine.active == 0
+
+
+def test_an_error_of_a_step_leaves_the_sessions(model, engine, monkeypatch):
+    def fail():
+        raise RuntimeError("for this test")
+
+    begun = tokens_of(Heard(engine, 1, temperature=0.0, session="a"))[0]
+    heard = Heard(engine, 2, length=LONG, temperature=0.0, session="a")
+    monkeypatch.setattr(engine._streams, "step", fail)
+    seen, finish = tokens_of(heard)
+    assert finish == "error"
+    before = [1, *begun] + ([2, *seen] if seen else [])
+    assert tokens_of(Heard(engine, 3, temperature=0.0, session="a"))[0] == expected(
+        model, [*before, 3], max_new_tokens=4, temperature=0
+    )
+
+
+def test_the_session_that_was_idle_for_longest_goes_first(model):
+    engine = made(model, sessions=2, context=40)
+    for name in "aba":
+        tokens_of(Heard(engine, 1, length=2, session=name))
+    for refused in ({"length": 39}, {"length": LONG + 1}):
+        with pytest.raises(ConfigError):
+            Heard(engine, 1, session="b", **refused)
+    assert list(engine._sessions) == ["b", "a"]
+    running = Heard(engine, 1, length=30, session="b")
+    tokens_of(Heard(engine, 1, length=2, session="c"))
+    tokens_of(running)
+    assert set(engine._sessions) in ({"b", "c"}, {"a", "b"})
+    tokens_of(Heard(engine, 1, length=2, session="d"))
+    assert len(engine._sessions) == 2
+    assert "d" in engine._sessions
+    engine.close()
+
+
+def test_the_limit_of_a_context_counts_all_turns(model):
+    engine = made(model, context=20)
+    tokens_of(Heard(engine, 1, 2, length=8, session="a"))
+    with pytest.raises(ConfigError, match="session, prompt and max_tokens are 21 tokens, expected at most 20"):
+        Heard(engine, 1, 2, 3, length=8, session="a")
+    assert len(tokens_of(Heard(engine, 1, 2, 3, length=7, session="a"))[0]) == 7
+    with pytest.raises(ConfigError, match="are 21 tokens"):
+        Heard(engine, length=1, session="a")
+    engine.close()
+
+
+def test_a_full_server_takes_the_next_request_when_an_answer_has_ended(model):
+    engine = made(model, streams=1)
+    for _ in range(20):
+        tokens_of(Heard(engine, 1, length=1))
+    with pytest.raises(ConfigError, match="prompt has token 9"):
+        Heard(engine, 9, session="a")
+    assert engine.active == 0
+    assert not engine._taken
+    engine.close()

@@ -1,9 +1,13 @@
 """Tokens as text: bytes, numbers, and what stops a text."""
 
+import random
+
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from scanl.errors import ConfigError
-from scanl.serve.texts import Bytes, Numbers, Writing
+from scanl.serve.texts import Bytes, Characters, Numbers, Tokenized, Writing
 
 SEVEN = "é\N{EURO SIGN}!"  # of two, three and one byte
 
@@ -47,3 +51,147 @@ def test_numbers_have_no_text():
     assert Numbers().decoder([]).add(5) == Numbers().decoder([]).end() == ""
     with pytest.raises(ConfigError, match="prompt is a text, expected a list of tokens because the model has no token"):
         Numbers().encode("a")
+
+
+def tokenizer(decoder, vocabulary, **parts):
+    """A tokenizer of the words of `vocabulary` and of all bytes, with <s> before a text and </s> for its end."""
+    words = {
+        word: n for n, word in enumerate(["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *vocabulary])
+    }
+    made = Tokenizer(models.BPE(words, [], byte_fallback=True))
+    made.decoder = decoder
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """As SentencePiece makes them: a space before every text, bytes for what is no word."""
+    letters = [*"\u2581abcXY"]
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    space = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    return tokenizer(decoders.Sequence(parts), letters, normalizer=normalizers.Sequence(space))
+
+
+def pieces_of(decoder, tokens):
+    return [decoder.add(token) for token in tokens], decoder.end()
+
+
+def test_a_tokenizer_begins_a_text_once(llama):
+    texts = Tokenized(llama)
+    assert (texts.start, texts.ends) == ([0], {1})
+    begun, more = texts.encode("ab"), texts.encode("ca b", begins=False)
+    assert begun[0] == 0
+    assert 0 not in more
+    assert llama.decode([*begun, *more], skip_special_tokens=True) == "abca b"
+    assert [*begun, *more] == llama("abca b")["input_ids"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_of_a_tokenizer_are_its_text(llama, seed):
+    """The whole text, as the tokenizer decodes it at once, is what comes piece by piece, also from the middle on."""
+    draw = random.Random(seed)
+    text = "".join(draw.choice(["a", " ", "b", "\u20ac", "\U0001f600", "\u00e9"]) for _ in range(60))
+    tokens = Tokenized(llama).encode(text)
+    for begin in (1, 2, len(tokens) // 2, len(tokens) - 3):
+        pieces, rest = pieces_of(Tokenized(llama).decoder(tokens[:begin]), tokens[begin:])
+        known = llama.decode(tokens[:begin], skip_special_tokens=True).rstrip("\ufffd")
+        assert known + "".join(pieces) + rest == text
+        assert "\ufffd" not in "".join(pieces)
+
+
+def test_a_letter_begun_in_the_prompt_comes_with_its_last_byte():
+    tokens = "x\U0001f600y".encode()
+    for begin in (2, 3, 4):
+        pieces = [""] * (4 - begin) + ["\U0001f600", "y"]
+        assert pieces_of(Bytes().decoder(tokens[:begin]), tokens[begin:]) == (pieces, "")
+    # a letter that is not completed is the prompt's, and so is one that stands for an error
+    assert pieces_of(Bytes().decoder(b"x\xe2\x82"), b"yz") == (["y", "z"], "")
+    assert pieces_of(Bytes().decoder("x\ufffd".encode()), b"yz") == (["y", "z"], "")
+
+
+def test_wrong_bytes_come_as_soon_as_they_cannot_be_a_letter():
+    wrong = bytes(random.Random(0).choices(range(128, 256), k=200)) + b"!"
+    pieces, rest = pieces_of(Bytes().decoder(b""), wrong)
+    assert pieces[-1].endswith("!")
+    assert not rest
+    assert max(len(decoder_window) for decoder_window in windows(wrong)) <= 40
+    assert "".join(pieces).replace("\ufffd", "") == wrong.decode(errors="ignore")
+
+
+def windows(tokens):
+    sizes = []
+
+    def decode(tokens, **_):
+        sizes.append(tokens)
+        return bytes(tokens).decode(errors="replace")
+
+    pieces_of(Characters(decode, b""), tokens)
+    return sizes
+
+
+def test_letters_before_an_incomplete_one_come_at_once():
+    """A token that ends a word and begins a letter: its word is shown, and a stop in it is seen."""
+    words = [b"a", b"bc\xe2\x82", b"\xac!"]
+
+    def decode(tokens, **_):
+        return b"".join(words[token] for token in tokens).decode(errors="replace")
+
+    assert pieces_of(Characters(decode, []), [0, 1, 2]) == (["a", "bc", "\u20ac!"], "")
+    for stop, shown, kept in (("c", "ab", (1, "b")), ("!", "abc\u20ac", (1, "bc\u20ac")), ("bc", "a", (1, ""))):
+        writing = Writing(Characters(decode, []), [stop], frozenset())
+        text = ""
+        for token in (0, 1, 2):
+            text += writing.add(token)[0]
+            if writing.is_stopped:
+                break
+        assert (text, writing.is_stopped) == (shown, True)
+        assert writing.kept(3) == kept
+
+
+def test_a_stop_in_what_is_left_at_the_end():
+    writing = Writing(Bytes().decoder([]), ["\ufffd"], frozenset({0}))
+    assert [writing.add(token) for token in b"a\xe2\x00"] == [("a", False), ("", False), ("", True)]
+    assert writing.is_stopped
+    assert writing.kept(3) == (1, "")
+    writing = Writing(Bytes().decoder([]), [], frozenset({0}))
+    assert [writing.add(token) for token in b"a\xe2\x00"][-1] == ("\ufffd", True)
+    assert not writing.is_stopped
+    assert writing.kept(3) == (2, "")
+
+
+def test_two_stops_in_one_token():
+    words = ["xcdab", "y"]
+    for stops in (["ab", "cd"], ["cd", "ab"]):
+        writing = Writing(Characters(lambda tokens, **_: "".join(words[t] for t in tokens), []), stops, frozenset())
+        assert writing.add(0) == ("x", True)
+        assert writing.kept(1) == (0, "x")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_kept_is_what_was_shown(seed):
+    """A plain search: the text before the first stop, and tokens that have these letters and no others."""
+    draw = random.Random(seed)
+    tokens = bytes(draw.choices([*b"abX", 0xE2, 0x82, 0xAC, 0xFF], k=40))
+    stops = [draw.choice(["aX", "\u20ac", "Xb", "ab"]), "XX"]
+    whole = tokens.decode(errors="replace")
+    shown = whole[: min([place for stop in stops if (place := whole.find(stop)) >= 0], default=len(whole))]
+    writing, text, given = Writing(Bytes().decoder([]), stops, frozenset()), "", [""]
+    for token in tokens:
+        text += writing.add(token)[0]
+        given.append(text)
+        if writing.is_stopped:
+            break
+    else:
+        text += writing.end()
+    assert text == shown
+    count = len(given) - 1
+    kept, rest = writing.kept(count)
+    assert rest == ""
+    assert tokens[:kept].decode(errors="replace") == shown
+    for seen in range(count):
+        kept, rest = writing.kept(seen)
+        assert kept <= seen
+        assert tokens[:kept].decode(errors="replace") + rest == given[seen]

@@ -56,10 +56,10 @@ class Completion(Fields):
 
     model: str | None = None
     prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)] = ""
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 16
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stop: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(max_length=4)] | None = None
     stream: bool = False
@@ -172,12 +172,12 @@ async def _pieces(
 ) -> AsyncIterator[Piece]:
     """Yield the pieces of an answer until it ends, or its client has gone: its session then keeps what was taken."""
     gone, seen, is_over = asyncio.create_task(_until_gone(request)), None, False
+    coming = None
     try:
         while True:
             coming = asyncio.create_task(queue.get())
             await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                coming.cancel()
                 return
             piece = coming.result()
             yield piece
@@ -187,7 +187,9 @@ async def _pieces(
             if not answer.wish.is_whole:
                 seen = (seen or 0) + len(piece.tokens)
     finally:
-        gone.cancel()
+        for task in (gone, coming):
+            if task is not None:
+                task.cancel()
         if not is_over:
             engine.cancel(answer, seen)
 
@@ -317,12 +319,12 @@ class Guard:
         """Return the refusal of a request that may come from a page of another site, None for others."""
         headers = [(name, value.decode("latin1")) for name, value in scope.get("headers", ())]
         address = (scope.get("server") or ("", None))[0]
-        own = [value.lower() for name, value in headers if name == b"host"]
+        own = {value.lower() for name, value in headers if name == b"host"}
         for value in own:
             if not self._is_own(_host(value), address):
                 return refusal(403, f"completions: Host is {value[:SHOWN]!r}, expected {address!r} or one of --hosts")
         for value in (value.lower() for name, value in headers if name == b"origin"):
-            if value.partition("://")[2] not in own and _host(value.partition("://")[2]) not in self.hosts:
+            if value.partition("://")[2] not in own | (self.hosts - {address}):
                 return refusal(403, f"completions: Origin is {value[:SHOWN]!r}, expected none or that of this server")
         for value in (value for name, value in headers if name == b"content-type"):
             if value.partition(";")[0].strip().lower() != "application/json":

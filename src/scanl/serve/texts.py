@@ -12,9 +12,9 @@ CONTEXT = NEIGHBORS + MOST  # tokens of a prompt that a decoder needs
 
 
 class Decoder(Protocol):
-    """The text of tokens that come one after another. is_open: whether the last character is incomplete."""
+    """The text of tokens that come one after another. held: the signs of incomplete characters at its end."""
 
-    is_open: bool
+    held: str
 
     def add(self, token: int) -> str:
         """Return the text that is complete with this token; it may be empty."""
@@ -69,7 +69,7 @@ class Numbers:
 
 
 class _OfNumbers:
-    is_open = False
+    held = ""
 
     def add(self, token: int) -> str:
         return ""
@@ -114,7 +114,7 @@ class Characters:
         self._decode = decode
         self._window = self._last(prompt)
         self._past = self._text(self._window)  # of the window's text, what the prompt and the pieces so far have
-        self.is_open = False
+        self.held = ""
 
     def add(self, token: int) -> str:
         self._window.append(token)
@@ -122,11 +122,11 @@ class Characters:
         complete = text.rstrip(INCOMPLETE)
         if len(self._window) > 3 * NEIGHBORS:  # no character has so many bytes: they are wrong ones
             complete = text
-        self.is_open = complete != text
         new = self._beyond(complete)
+        self.held = self._beyond(text)[len(new) :]
         if new:
             self._past = complete
-        if len(self._window) > 2 * NEIGHBORS and not self.is_open:
+        if len(self._window) > 2 * NEIGHBORS and not self.held:
             self._window = self._last(self._window)
             self._past = self._text(self._window)
         return new
@@ -149,11 +149,11 @@ class Characters:
 
 
 class Mark(NamedTuple):
-    """Where a text stands after a token: its letters, how many of them are shown, whether a character is incomplete."""
+    """Where a text stands after a token: its letters, how many of them are shown, signs of incomplete characters."""
 
     letters: int = 0
     shown: int = 0
-    is_open: bool = False
+    held: str = ""
 
 
 class Writing:
@@ -165,7 +165,8 @@ class Writing:
     def __init__(self, decoder: Decoder, stops: Sequence[str], ends: frozenset[int]) -> None:
         self._decoder, self._stops, self._ends = decoder, stops, ends
         self._held = ""
-        self._texts: list[str] = []  # of each token
+        self._texts: list[str] = []  # of each token, and of the end
+        self._letters = 0  # of all these
         self._marks = [Mark()]  # before the first token, and after each
         self.is_stopped = False
 
@@ -173,32 +174,38 @@ class Writing:
         """Return the text that this token completes, and whether the text ends with it."""
         if token in self._ends:
             return self.end(), True
-        new = self._decoder.add(token)
-        self._texts.append(new)
-        text = self._show(new)
-        letters, shown, _ = self._marks[-1]
-        self._marks.append(Mark(letters + len(new), shown + len(text), self._decoder.is_open))
+        text = self._take(self._decoder.add(token))
+        shown = self._marks[-1].shown
+        self._marks.append(Mark(self._letters, shown + len(text), self._decoder.held))
         return text, self.is_stopped
 
     def end(self) -> str:
         """Return the text that was held back."""
-        text = self._show(self._decoder.end(), is_last=True)
-        letters, shown, is_open = self._marks[-1]
-        self._marks[-1] = Mark(letters, shown + len(text), is_open and self.is_stopped)
+        text = self._take(self._decoder.end(), is_last=True)
+        letters, shown, held = self._marks[-1]
+        self._marks[-1] = Mark(letters, shown + len(text), held if self.is_stopped else "")
         return text
 
     def kept(self, count: int) -> tuple[int, str]:
         """Return how many tokens have the text that is shown after `count` of them, and what of it is beyond these."""
-        shown = self._marks[min(count, len(self._marks) - 1)].shown
-        for n in range(min(count, len(self._marks) - 1), 0, -1):
-            letters, _, is_open = self._marks[n]
-            if letters <= shown and not is_open:
-                break
-        else:
-            n, letters = 0, 0
-        return n, "".join(self._texts[n:])[: shown - letters]
+        last = min(count, len(self._marks) - 1)
+        shown = self._marks[last].shown
+        n = next((n for n in range(last, 0, -1) if self._marks[n].letters <= shown and not self._marks[n].held), 0)
+        return n, "".join(self._texts)[self._marks[n].letters : shown]
 
-    def _show(self, new: str, is_last: bool = False) -> str:
+    def _take(self, new: str, is_last: bool = False) -> str:
+        """Take new text, and return what can be shown."""
+        for n in range(len(self._marks) - 1, 0, -1):
+            letters, shown, held = self._marks[n]
+            if not held:
+                break
+            if new.startswith(held):  # they were wrong bytes, and no character that is completed now
+                self._marks[n] = Mark(letters + len(held), shown)
+        self._texts.append(new)
+        self._letters += len(new)
+        return self._show(new, is_last)
+
+    def _show(self, new: str, is_last: bool) -> str:
         """Return what can be shown of the text that was held back and of what is new."""
         self._held += new
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
