@@ -406,6 +406,25 @@ def test_nothing_grows():
     assert (done.stdout.strip(), done.returncode) == ("1", 0), done.stderr
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_distribution_at_its_borders(dtype):
+    """The limits of a softmax: at temperature 0 the most likely tokens share all, and no logit is too large."""
+    logits = torch.tensor([[3.0, 5, 5, -torch.inf], [7, -2, 7, 7], [-9, -9.5, -1e30, 0]], dtype=dtype)
+    shares = torch.tensor([[0, 0.5, 0.5, 0], [1 / 3, 0, 1 / 3, 1 / 3], [0, 0, 0, 1]])
+    for temperature in (1e-38, 1e-40, 1e-46, 5e-324):
+        torch.testing.assert_close(distribution(logits, temperature), shares)
+    for top_p in (1e-38, 1e-46, 5e-324):
+        assert torch.equal(distribution(logits, top_p=top_p).amax(-1), torch.ones(3))
+        assert torch.equal(distribution(logits, 1e-46, 1, top_p).amax(-1), torch.ones(3))
+    large = torch.finfo(dtype).max
+    far = torch.tensor([0.0, large, -large, large], dtype=dtype)
+    torch.testing.assert_close(distribution(far), torch.tensor([0, 0.5, 0, 0.5]))
+    # e^4 / (e^4 + 1) at temperature 1/4, whatever is added to both
+    base = 2.0**40 if dtype == torch.float64 else 64.0  # where both are equal in float32
+    shifted = torch.tensor([base + 1, base], dtype=dtype)
+    torch.testing.assert_close(distribution(shifted, 0.25)[0], torch.tensor(math.exp(4) / (math.exp(4) + 1)))
+
+
 def test_distribution_by_hand():
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
     torch.testing.assert_close(distribution(logits), torch.tensor([0.5, 0.25, 0.125, 0.125]))

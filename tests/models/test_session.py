@@ -14,14 +14,16 @@ import torch
 
 import scanl
 from scanl import layers
-from scanl.errors import CheckpointError, ConfigError, ShapeError
+from scanl.errors import CheckpointError, ConfigError, DivergenceError, ShapeError
 from scanl.files import temporary_path, written_whole
 from scanl.layers.state import leaves, map_leaves
 from scanl.models import LanguageModel, ModelDraft, PromptLookup, Session, Stack, StateStore, Streams
 from scanl.models.drafts import Drafting
 from scanl.models.prefix_tree import PrefixTree
+from scanl.models.sampling import Choice
 from scanl.models.state_files import write_text
 from scanl.models.state_store import size_of
+from scanl.models.streams import StreamsError
 
 COVERS = [
     "models/cursor",
@@ -557,3 +559,128 @@ def test_a_session_is_in_one_stream_alone():
     streams.join(session=session)
     with pytest.raises(ConfigError, match="session is that of another stream"):
         streams.join(session=session)
+
+
+def test_a_rewind_to_what_the_state_has_read():
+    large = model()
+    session = Session(large, text(6))
+    session.read()
+    assert session.pending.shape == (1, 1)
+    session.rewind(5)
+    assert session.pending.shape[1] >= 1
+    assert drawn(large, text(0), 4, session=session, temperature=0) == drawn(large, text(6)[:, :5], 4, temperature=0)
+
+
+def test_logits_of_a_draft_are_of_the_text_before_an_append():
+    large = model()
+    session = Session(large, torch.tensor([[1, 2, 3, 1, 2]]))
+    greedy = Choice(0.0)
+    continued = drawn(large, torch.tensor([[1, 2, 3, 1, 2]]), 3, temperature=0)
+
+    class Right:
+        def propose(self, text, count, choose):
+            return continued[:count]
+
+    with torch.inference_mode():
+        session.draw(greedy, Drafting(Right()))
+        session.append([4])
+        following = int(session.draw(greedy))
+    assert following == drawn(large, session.tokens[None, :-1], 1, temperature=0)[0]
+
+
+def test_the_last_tokens():
+    session = Session(model(), [1, 2, 3])
+    assert [session.last(n) for n in (0, 2, 3, 9)] == [[], [2, 3], [1, 2, 3], [1, 2, 3]]
+
+
+def spoiled_at(token):
+    """A model whose logits are NaN once it has read this token."""
+    large = model()
+    large.embedding.weight.data[token] = torch.nan
+    return large
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_that_is_not_finite_leaves_the_others(temperature, monkeypatch):
+    large = spoiled_at(19)
+    streams = Streams(large, piece=64)
+    one = streams.join([1, 2], temperature=0)
+    bad = streams.join([3, 19], temperature=temperature)
+    seed = next(seed for seed in range(99) if 19 not in drawn(model(), torch.tensor([[4, 5]]), 7, seed=seed))
+    other = streams.join([4, 5], seed=seed)
+    with pytest.raises(
+        StreamsError, match=f"stream {bad}: sample: the largest logit of the next token is nan"
+    ) as caught:
+        streams.step()
+    assert caught.value.errors.keys() == {bad}
+    assert isinstance(caught.value.errors[bad], DivergenceError)
+    tokens = {handle: [token] for handle, token in caught.value.tokens.items()}
+    assert tokens.keys() == {one, other}
+    late = streams.join([6], temperature=temperature, seed=2, top_k=2)
+    tokens[late] = []
+    assert len(streams) == 4
+    for step in range(6):
+        if step == 3:  # a row of the batch, between others
+            monkeypatch.setattr(large, "decode_logits", nan_in_row(large.decode_logits, 2))
+            with pytest.raises(StreamsError) as caught:
+                streams.step()
+            monkeypatch.undo()
+            assert caught.value.errors.keys() == {late}
+            stepped = caught.value.tokens
+        else:
+            stepped = streams.step()
+        for handle, token in stepped.items():
+            tokens[handle].append(token)
+    assert tokens[one] == drawn(large, torch.tensor([[1, 2]]), 7, temperature=0)
+    assert tokens[other] == drawn(large, torch.tensor([[4, 5]]), 7, seed=seed)
+    assert tokens[late] == drawn(large, torch.tensor([[6]]), 3, temperature=temperature, seed=2, top_k=2)
+    session = streams.leave(late)
+    assert session.tokens.tolist() == [6, *tokens[late]]
+    following = drawn(large, session.tokens[None], 3, temperature=0)
+    assert drawn(large, text(0), 3, session=session, temperature=0) == following
+    assert streams.leave(bad).tokens.tolist() == [3, 19]
+    assert len(streams) == 2
+
+
+def nan_in_row(decode, row):
+    def decode_logits(tokens, state, **options):
+        logits, after = decode(tokens, state, **options)
+        logits[row] = torch.nan
+        return logits, after
+
+    return decode_logits
+
+
+def test_a_prompt_that_cannot_be_read_leaves_the_others(monkeypatch):
+    large = model()
+    streams = Streams(large, piece=8)
+    one, session = streams.join(text(3), temperature=0), Session(large, [1, 2])
+    streams.step()
+    bad, other = streams.join(text(30), session=session), streams.join(text(4, seed=1), temperature=0)
+    read = large.next_logits
+
+    def fails(tokens, state=None, **options):
+        if tokens.shape[1] > 4:
+            raise MemoryError("for this test")
+        return read(tokens, state, **options)
+
+    monkeypatch.setattr(large, "next_logits", fails)
+    with pytest.raises(StreamsError, match=f"stream {bad}: for this test") as caught:
+        streams.step()
+    assert caught.value.tokens.keys() == {one, other}
+    assert streams.step().keys() == {one, other}
+    with pytest.raises(ConfigError, match="session is that of another stream"):
+        streams.join(session=session)
+    assert streams.leave(bad) is session
+
+
+def test_a_session_that_is_not_finite_keeps_its_text():
+    large = spoiled_at(19)
+    session = Session(large, [1, 2])
+    with pytest.raises(DivergenceError, match="the largest logit of the next token is nan, expected a finite number"):
+        drawn(large, torch.tensor([[19]]), 1, session=session, temperature=0)
+    assert session.tokens.tolist() == [1, 2, 19]
+    session.rewind(2)
+    assert drawn(large, torch.tensor([[3]]), 3, session=session, temperature=0) == drawn(
+        large, torch.tensor([[1, 2, 3]]), 3, temperature=0
+    )

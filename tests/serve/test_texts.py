@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from scanl.errors import ConfigError
-from scanl.serve.texts import Bytes, Characters, Numbers, Tokenized, Writing
+from scanl.serve.texts import NEIGHBORS, Bytes, Characters, Numbers, Tokenized, Writing
 
 SEVEN = "é\N{EURO SIGN}!"  # of two, three and one byte
 
@@ -117,15 +117,17 @@ def test_wrong_bytes_come_as_soon_as_they_cannot_be_a_letter():
     pieces, rest = pieces_of(Bytes().decoder(b""), wrong)
     assert pieces[-1].endswith("!")
     assert not rest
-    assert max(len(decoder_window) for decoder_window in windows(wrong)) <= 40
+    assert max(windows(bytes([255]) * 200)) <= 4 * NEIGHBORS
+    assert len(pieces_of(Bytes().decoder(b""), bytes([255]) * 200)[1]) <= 4 * NEIGHBORS
     assert "".join(pieces).replace("\ufffd", "") == wrong.decode(errors="ignore")
 
 
 def windows(tokens):
+    """How many tokens are decoded at once, each time."""
     sizes = []
 
     def decode(tokens, **_):
-        sizes.append(tokens)
+        sizes.append(len(tokens))
         return bytes(tokens).decode(errors="replace")
 
     pieces_of(Characters(decode, b""), tokens)
