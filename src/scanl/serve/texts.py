@@ -182,8 +182,7 @@ class Writing:
     def end(self) -> str:
         """Return the text that was held back."""
         text = self._take(self._decoder.end(), is_last=True)
-        letters, shown, held = self._marks[-1]
-        self._marks[-1] = Mark(letters, shown + len(text), held if self.is_stopped else "")
+        self._marks[-1] = self._marks[-1]._replace(shown=self._marks[-1].shown + len(text))
         return text
 
     def kept(self, count: int) -> tuple[int, str]:
