@@ -90,8 +90,8 @@ class Server:
         """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode())
+            head = ["Host: 127.0.0.1", f"Content-Length: {len(body)}", "Connection: close", "", ""]
+            writer.write("\r\n".join([f"{method} {path} HTTP/1.1", *head]).encode())
             for at in range(0, len(body), 2**16):
                 writer.write(body[at : at + 2**16])
                 await writer.drain()

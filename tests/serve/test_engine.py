@@ -360,3 +360,22 @@ def test_a_full_server_takes_the_next_request_when_an_answer_has_ended(model):
     assert engine.active == 0
     assert not engine._taken
     engine.close()
+
+
+def test_a_letter_goes_on_in_the_next_turn_and_a_stop_may_be_its_sign(monkeypatch):
+    torch.manual_seed(0)
+    engine = made(LanguageModel(256, Stack(8, 1, "lru")).eval(), Bytes())
+
+    def turn(prompt, tokens, **options):
+        scripted(monkeypatch, engine, tokens)
+        pieces = queue.SimpleQueue()
+        engine.submit(Wish(prompt, len(tokens), session="a", **options), pieces.put)
+        got = [pieces.get(timeout=600) for _ in tokens]
+        return "".join(piece.text for piece in got), got[-1].finish
+
+    euro = "\N{EURO SIGN}".encode()
+    assert turn("a", euro[:2]) == ("\N{REPLACEMENT CHARACTER}", "length")
+    assert turn("", euro[2:] + b"b") == ("\N{EURO SIGN}b", "length")
+    assert turn("c", b"d" + euro[:1], stops=["\N{REPLACEMENT CHARACTER}"]) == ("d", "stop")
+    assert bytes(engine._sessions["a"].tokens.tolist()) == b"a" + euro + b"bcd"
+    engine.close()

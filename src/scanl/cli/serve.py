@@ -85,7 +85,7 @@ def _parser() -> Parser:
     add_model(parser)
     parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--hosts", type=list[str], default=[], help="names of the server besides its address, as behind a proxy")
+    parser.add_argument("--hosts", type=list[str], default=[], help="names of the server beside its address")
     parser.add_argument("--name", type=str | None, default=None, help="of the model (default: that of the folder)")
     parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
     parser.add_argument("--log", action="store_true", help="log every request")
