@@ -3,8 +3,6 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from scanl.errors import ConfigError
 from scanl.serve.texts import NEIGHBORS, Bytes, Characters, Numbers, Tokenized, Writing
@@ -53,26 +51,20 @@ def test_numbers_have_no_text():
         Numbers().encode("a")
 
 
-def tokenizer(decoder, vocabulary, **parts):
-    """A tokenizer of the words of `vocabulary` and of all bytes, with <s> before a text and </s> for its end."""
-    words = {
-        word: n for n, word in enumerate(["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *vocabulary])
-    }
-    made = Tokenizer(models.BPE(words, [], byte_fallback=True))
-    made.decoder = decoder
-    for name, part in parts.items():
-        setattr(made, name, part)
-    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
-
-
 @pytest.fixture(scope="module")
 def llama():
-    """As SentencePiece makes them: a space before every text, bytes for what is no word."""
-    letters = [*"\u2581abcXY"]
+    """A tokenizer as SentencePiece makes them: <s> and a space before a text, bytes for what is no word, </s> after."""
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581abcXY"]
+    made = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, [], byte_fallback=True))
     parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    space = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    return tokenizer(decoders.Sequence(parts), letters, normalizer=normalizers.Sequence(space))
+    made.decoder = decoders.Sequence(parts)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
 
 
 def pieces_of(decoder, tokens):
