@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from starlette.testclient import TestClient
 from scanl.models import LanguageModel, Stack
 from scanl.ops import exact
 from scanl.serve import Engine, Limits
-from scanl.serve.app import DISCARDED, Completion, Guard, make_app
+from scanl.serve.app import DISCARDED, Completion, Guard, _pieces, make_app
+from scanl.serve.engine import Piece
 from scanl.serve.texts import Bytes
 
 LIMITS = Limits(streams=2, body=1000, tokens=50, idle=5)
@@ -329,3 +331,19 @@ def test_a_session_has_what_was_sent_before_its_client_went(model, events, strea
     kept = engine._sessions["s"].tokens.tolist() if "s" in engine._sessions else []
     assert kept == ([97, *bytes_of] if events else [])
     engine.close()
+
+
+def test_a_piece_that_comes_as_its_client_goes_is_not_taken():
+    cancelled, queue = [], asyncio.Queue()
+    queue.put_nowait(Piece("a", (97,)))
+    engine = SimpleNamespace(cancel=lambda answer, seen: cancelled.append(seen))
+    answer = SimpleNamespace(wish=SimpleNamespace(is_whole=False))
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def run():
+        return [piece async for piece in _pieces(engine, answer, queue, SimpleNamespace(receive=receive))]
+
+    assert asyncio.run(run()) == []
+    assert cancelled == [None]
