@@ -22,7 +22,8 @@ async def application(scope, receive, send):
     if scope["path"] == "/slow":
         await asyncio.sleep(2 * IDLE)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
-    await send({"type": "http.response.body", "body": bytes(LARGE if scope["path"] == "/large" else 0)})
+    for part in range(2):  # the second one waits until the first is taken
+        await send({"type": "http.response.body", "body": bytes(LARGE // 2), "more_body": not part})
 
 
 async def small(scope, receive, send):
