@@ -84,9 +84,9 @@ SHORT = [name for name in CASES if layers.get(name).preset_of is not None and no
 REGISTERED = [name for name in CASES if name not in SHORT]  # test_presets.py runs the laws of the others
 CASES |= {
     "short_convolution": lambda: ShortConvolution(DIM),
-    "short_convolution_1": lambda: ShortConvolution(DIM, conv_size=1, bias=False),
-    "short_convolution_centred": lambda: ShortConvolution(DIM, conv_size=3, causal=False),
-    "linear_rnn_without_conv": lambda: LinearRNN(DIM, bias=False, conv_size=None),
+    "short_convolution_1": lambda: ShortConvolution(DIM, kernel_size=1, bias=False),
+    "short_convolution_centred": lambda: ShortConvolution(DIM, kernel_size=3, causal=False),
+    "linear_rnn_without_conv": lambda: LinearRNN(DIM, bias=False, use_short_conv=False),
     "user_vector": lambda: WeightedDecay(DIM, 1),
     "user_matrix": lambda: MatrixDecay(DIM, 1),
     "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),
@@ -621,12 +621,12 @@ def test_unknown_names_get_the_nearest():
         (lambda: layers.build("mingru", 8, expand=0.1), "mingru: expand is 0.1, expected at least 1/8"),
         (lambda: layers.build("linear_rnn", 8, expand=0), "linear_rnn: expand is 0, expected at least 1"),
         (lambda: layers.build("hawk", 8, num_heads=0), "hawk: num_heads is 0, expected at least 1"),
-        (lambda: ShortConvolution(8, 0), "short_convolution: conv_size is 0, expected at least 1"),
+        (lambda: ShortConvolution(8, 0), "short_convolution: kernel_size is 0, expected at least 1"),
         (
             lambda: layers.build("bidirectional", 8, combine="mean"),
             "bidirectional: unknown combine 'mean'; known: sum, concat",
         ),
-        (lambda: layers.build("multi_scale", 8, scales=0), "multi_scale: scales is 0, expected at least 1"),
+        (lambda: layers.build("multi_scale", 8, num_scales=0), "multi_scale: num_scales is 0, expected at least 1"),
         (
             lambda: Bidirectional(8, lambda dim: LinearRNN(dim), "sum", {"expand": 1}),
             "expected none because layer is a function",

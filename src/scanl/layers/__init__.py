@@ -16,6 +16,7 @@ from scanl.layers.base import Layer as Layer
 from scanl.layers.chunks import in_chunks as in_chunks
 from scanl.layers.packing import padded as padded
 from scanl.layers.parameters import param_groups as param_groups
+from scanl.layers.parts.short_convolution import ShortConvolution as ShortConvolution
 from scanl.layers.registry import build as build
 from scanl.layers.registry import classes as classes
 from scanl.layers.registry import get as get

@@ -83,7 +83,7 @@ from scanl.layers.memory.titans import Titans as Titans
 from scanl.layers.memory.transnormerllm import TransNormerLLM as TransNormerLLM
 from scanl.layers.memory.ttt_linear import TTTLinear as TTTLinear
 from scanl.layers.memory.ttt_mlp import TTTMLP as TTTMLP
-from scanl.layers.multi_scale import MultiScale as MultiScale
+from scanl.layers.multi_scale import MultiScaleRNN as MultiScaleRNN
 from scanl.layers.ode.antisym import AntisymmetricRNN as AntisymmetricRNN
 from scanl.layers.ode.cfc import CfC as CfC
 from scanl.layers.ode.cfc_ncp import CfCNCP as CfCNCP
@@ -105,6 +105,7 @@ from scanl.layers.ode.unicornn import UnICORNN as UnICORNN
 from scanl.layers.ode.wrnn import WaveRNN as WaveRNN
 from scanl.layers.packing import padded as padded
 from scanl.layers.parameters import param_groups as param_groups
+from scanl.layers.parts.short_convolution import ShortConvolution as ShortConvolution
 from scanl.layers.registry import build as build
 from scanl.layers.registry import classes as classes
 from scanl.layers.registry import get as get

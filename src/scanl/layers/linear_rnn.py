@@ -13,8 +13,9 @@ from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.state import Device, DType, State, cat, index, loadable, map_leaves
+from scanl.layers.state import Device, DType, State, cat, index, leaves, loadable, map_leaves
 from scanl.ops import linear_scan
+from scanl.ops.offsets import sequences
 
 
 @loadable
@@ -42,7 +43,8 @@ class LinearRNN(Layer):
 
     Parameters, with E = hidden_dim: in_proj (2E, D), its first E rows for the main branch; conv.weight (E, 1, W) and
     conv.bias (E); norm (E); out_proj (D, E); by itself also decay (E).
-    State: LinearRNNState; `state.shape` is the recurrent part's.
+    State: LinearRNNState; `state.shape` is the recurrent part's. The recurrent part alone is a state too: then the
+    convolution begins anew.
     Initialisation: in_proj Xavier uniform, out_proj Kaiming uniform, biases 0, sigmoid(decay) = 0.9.
     """
 
@@ -59,14 +61,17 @@ class LinearRNN(Layer):
         dim: options.Dim,
         expand: Annotated[int, at_least(1), "hidden_dim = expand * dim channels in the recurrence"] = 2,
         bias: Annotated[options.Bias, "biases in the projections and the convolution"] = True,
-        conv_size: options.ConvSizeOrNone = 4,
+        use_short_conv: Annotated[bool, "a short causal convolution before the recurrence"] = True,
+        conv_size: options.ConvSize = 4,
         norm_before_gate: Annotated[bool, "y = LN(rec) * SiLU(z); if False, y = LN(rec * SiLU(z))"] = True,
     ) -> None:
         super().__init__()
-        self.dim, self.conv_size, self.norm_before_gate = dim, conv_size, norm_before_gate
+        self.dim, self.expand, self.norm_before_gate = dim, expand, norm_before_gate
+        self.use_short_conv, self.conv_size = use_short_conv, conv_size
         self.hidden_dim = width = dim * expand
         self.in_proj = nn.Linear(dim, 2 * self.hidden_dim, bias=bias)
-        self.conv = None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=bias)
+        if use_short_conv:
+            self.conv = nn.Conv1d(width, width, conv_size, padding=conv_size - 1, groups=width, bias=bias)
         self.norm = nn.LayerNorm(self.hidden_dim)
         self.out_proj = nn.Linear(self.hidden_dim, dim, bias=bias)
         nn.init.xavier_uniform_(self.in_proj.weight)
@@ -74,7 +79,7 @@ class LinearRNN(Layer):
         if bias:
             nn.init.zeros_(self.in_proj.bias)
             nn.init.zeros_(self.out_proj.bias)
-            if self.conv is not None and self.conv.bias is not None:
+            if use_short_conv:
                 nn.init.zeros_(self.conv.bias)
         if not self._custom:
             self.decay = nn.Parameter(torch.full((self.hidden_dim,), math.log(0.9 / 0.1)))
@@ -93,7 +98,7 @@ class LinearRNN(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
         conv, kind = None, {"device": device, "dtype": dtype, "at_least": torch.float32}
-        if self.conv_size is not None:
+        if self.use_short_conv:
             conv = self._zeros(batch_size, self.conv_size - 1, self.hidden_dim, **kind)
         if self._custom:  # only the subclass knows the form of its state; it begins with None
             return LinearRNNState(None, conv)
@@ -102,17 +107,30 @@ class LinearRNN(Layer):
     def _state_form(self) -> State:
         return None if self._custom else super()._state_form()
 
+    def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
+        state = self._with_cache(x, state, cu_seqlens)
+        super()._check(x, state, cu_seqlens)
+        if self._custom and state is not None and not torch.compiler.is_compiling():
+            batch = sequences(x, cu_seqlens)
+            for path, leaf in leaves(state):
+                if leaf.shape[:1] != (batch,):
+                    shape = tuple(leaf.shape)
+                    raise ShapeError(f"{self._who()}: {path} has shape {shape}, expected ({batch}, ...) because of x")
+
+    def _with_cache(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> LinearRNNState | None:
+        """Return a state that is the recurrent part alone with the convolution's state before any input."""
+        if state is None or isinstance(state, LinearRNNState):
+            return state
+        return LinearRNNState(state, self.init_state(sequences(x, cu_seqlens)).conv)
+
     def recurrent_forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Map x (B, T, hidden_dim) to y of the same shape and the state after the last step."""
         return self.recur(x, state, None)
 
-    def run(self, x: Tensor, state: LinearRNNState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LinearRNNState]:
-        if state is not None and not isinstance(state, LinearRNNState):
-            kind = type(state).__name__
-            raise ShapeError(f"{self._who()}: state is a {kind}, expected the LinearRNNState that this layer gave")
-        recurrent, cache = (None, None) if state is None else state
+    def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, LinearRNNState]:
+        recurrent, cache = self._with_cache(x, state, cu_seqlens) or (None, None)
         h, z = self.in_proj(x).chunk(2, -1)
-        if self.conv is not None:
+        if self.use_short_conv:
             h, cache = convolve(self.conv, h, cache, cu_seqlens=cu_seqlens, silu=True)
         else:
             h = F.silu(h)

@@ -12,7 +12,7 @@ from scanl.ops import linear_scan
 
 
 @registry.register("multi_scale")
-class MultiScale(LinearRNN):
+class MultiScaleRNN(LinearRNN):
     """The mean of m leaky sums of the same input, each with one learned decay, in the body of `linear_rnn`.
 
     Differs from the source: the decays are trained through a sigmoid, which keeps them between 0 and 1.
@@ -23,18 +23,22 @@ class MultiScale(LinearRNN):
     """
 
     id = "S-multiscale"
-    aliases = ("MultiScaleRNN",)
     equation = (
         "s^r_t = sigmoid(decay_r) * s^r_{t-1} + SiLU(conv(W_x u))_t,  y_t = W_o (LN((1/m) sum_r s^r_t) * SiLU(W_z u_t))"
     )
     source = "Linear RNN base block, multi-scale recurrence"
-    sample: ClassVar = {"scales": 2}
+    sample: ClassVar = {"num_scales": 2}
 
     def __init__(
-        self, dim: options.Dim, scales: Annotated[int, at_least(1), "m, number of decays"] = 4, **body: Any
+        self,
+        dim: options.Dim,
+        expand: Annotated[int, at_least(1), "hidden_dim = expand * dim channels in the recurrence"] = 2,
+        num_scales: Annotated[int, at_least(1), "m, number of decays"] = 4,
+        **body: Any,
     ) -> None:
-        super().__init__(dim, **body)
-        self.decay = nn.Parameter(torch.linspace(0.1, 0.9, scales).logit())
+        super().__init__(dim, expand, **body)
+        self.num_scales = num_scales
+        self.decay = nn.Parameter(torch.linspace(0.1, 0.9, num_scales).logit())
 
     def recurrent_shape(self) -> tuple[int, ...]:
         return len(self.decay), self.hidden_dim

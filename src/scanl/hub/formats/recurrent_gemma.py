@@ -158,7 +158,7 @@ class RecurrentGemmaFormat(Format):
         for mixer in reversed(mixers):  # reversed, so that the first layer of each kind decides
             if isinstance(mixer, layers.Hawk):
                 heads.add(mixer.rg_lru.a_gate.w.shape[0])
-                entries |= {"lru_width": mixer.width, "conv1d_width": mixer.conv_1d.conv_size}
+                entries |= {"lru_width": mixer.width, "conv1d_width": mixer.conv_1d.kernel_size}
             elif isinstance(mixer, layers.WindowAttention):
                 heads.add(mixer.num_heads)
                 entries |= {

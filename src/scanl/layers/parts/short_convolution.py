@@ -34,7 +34,8 @@ def token_shift(x: Tensor, state: Tensor | None, *, cu_seqlens: Tensor | None = 
 class ShortConvolution(Layer):
     """Depthwise convolution over the last few steps, for whole sequences or pieces of any length.
 
-    If it is not causal, the window is centred, and for even W its longer half is in the past.
+    If it is not causal, the window is centred, and for even W its longer half is in the past. Then a piece sees the
+    past in the carried state, and nothing of the next piece.
 
     Parameters as in `nn.Conv1d(D, D, W, groups=D)`: `conv.weight` (D, 1, W), newest input last; `conv.bias`.
     """
@@ -43,28 +44,31 @@ class ShortConvolution(Layer):
     id = "P-shortconv"
     equation = "y_t = b + sum_j c_j * x_{t-j}"
     residual_out = None
-    state: ClassVar = Axes("conv_size - 1, dim", "the last inputs", when="causal")
+    state: ClassVar = Axes("kernel_size - 1, dim", "the last inputs")
     reads: ClassVar = {"conv": nn.Conv1d}
 
     def __init__(
         self,
         dim: options.Dim,
-        conv_size: options.ConvSize = 4,
+        kernel_size: Annotated[options.ConvSize, "W, window of the convolution"] = 4,
         bias: options.ConvBias = True,
-        causal: Annotated[bool, "see past inputs only. If False, the layer sees the future and has no state"] = True,
+        causal: Annotated[bool, "see past inputs only. If False, the layer sees the future"] = True,
     ) -> None:
         super().__init__()
-        self.dim, self.conv_size, self.causal = dim, conv_size, causal
+        self.dim, self.kernel_size, self.causal = dim, kernel_size, causal
         self.bidirectional = not causal
-        self.conv = nn.Conv1d(dim, dim, conv_size, groups=dim, bias=bias)
+        padding = kernel_size - 1 if causal else kernel_size // 2
+        self.conv = nn.Conv1d(dim, dim, kernel_size, padding=padding, groups=dim, bias=bias)
 
     def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         if self.causal:
             return convolve(self.conv, x, state, cu_seqlens=cu_seqlens)
         # Split the weights: past and present inputs, and future inputs, which a reversed pass applies.
-        behind, ahead = self.conv.weight[:, 0].split([self.conv_size // 2 + 1, (self.conv_size - 1) // 2], 1)
-        y, _ = short_convolution(x, behind, self.conv.bias, cu_seqlens=cu_seqlens)
+        later = (self.kernel_size - 1) // 2
+        behind, ahead = self.conv.weight[:, 0].split([self.kernel_size - later, later], 1)
+        behind = nn.functional.pad(behind, (later, 0))  # to W taps, whose state is the W - 1 last inputs
+        y, last = short_convolution(x, behind, self.conv.bias, state, cu_seqlens=cu_seqlens)
         if ahead.shape[1]:
             turned = torch.cat([ahead.flip(1), torch.zeros_like(ahead[:, :1])], 1)
             y = y + short_convolution(x, turned, cu_seqlens=cu_seqlens, reverse=True)[0]
-        return y, ()
+        return y, last
