@@ -1,5 +1,6 @@
 """Names of layers, whole models, sources and channel mixers: every usual spelling finds one class."""
 
+import re
 import sys
 import textwrap
 
@@ -7,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scanl import models
 from scanl.cli import main
 from scanl.data import sources
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import Layer, build, get, registry
 from scanl.layers import state as states
 from scanl.layers.designation import layer_class, recorded
+from scanl.learning.algorithms import algorithms
 from scanl.models import (
     Forecaster,
     LanguageModel,
@@ -23,6 +26,8 @@ from scanl.models import (
     Tokens,
     presets,
 )
+from scanl.models.presets import wholes
+from scanl.registry import look_up
 
 COVERS = ["layers/designation", "registry"]
 
@@ -44,6 +49,233 @@ SPELLINGS = {
     "MultiScaleRNN": "multi_scale",
     "AFT full": "aft_full",
 }
+# The names of the models, algorithms and tasks in the documents that the library was made from, and what they are.
+LITERATURE = {
+    "layer: jordan": "Jordan network",
+    "layer: elman": (
+        "Elman network, vanilla, vanilla RNN, Vanilla recurrence, Recurrent Neural Network, Recurrent Neural "
+        "Networks, RNNs"
+    ),
+    "layer: linear_rnn": "Linear RNN, LinearRNN, LinRNN block",
+    "layer: linrnn_lti": "linrnn_lti",
+    "layer: dense_lti": "LTI, LTI system, SSM, State-Space Model",
+    "layer: expdecay": "ExponentialDecayRNN",
+    "layer: multi_scale": "MultiScaleRNN",
+    "layer: bidirectional": "BidirectionalLinearRNN, bidirectional RNN, BiRNN",
+    "layer: esn": "Echo State Network, ESNs",
+    "algorithm: reservoir": "reservoir computing",
+    "layer: implicit": "implicit layer, DEQ, Deep Equilibrium Model",
+    "layer: ligru": "Li-GRU, light gated recurrent unit",
+    "layer: gru": "GRU, Gated Recurrent Unit",
+    "layer: lstm": "LSTM, Long Short-Term Memory",
+    "layer: onlstm": "ON-LSTM",
+    "layer: layernorm_lstm": "LayerNorm LSTM",
+    "layer: attention": "softmax attention, self-attention",
+    "layer: multi_state_attention": "TOVA, MSRNN, multi-state RNN",
+    "layer: linear_attention": (
+        "Linear Transformer, Linear Transformers, linearized attention, Transformers are RNNs, causal linear attention"
+    ),
+    "layer: performer": "Performer, FAVOR+",
+    "layer: rfa": "RFA, Random Feature Attention",
+    "layer: rfa_gate": "RFA-Gate",
+    "layer: fwp": "FWP, Fast Weight Programmers, Fast Weights",
+    "layer: dpfp": "DPFP",
+    "layer: deltanet": "DeltaNet, Delta Network, delta rule",
+    "layer: rdn": "Delta RNN, Recurrent Delta Network, RDN",
+    "layer: gated_deltanet": "Gated DeltaNet",
+    "layer: srwm": "SRWM, Self-Referential Weight Matrix",
+    "layer: decaying_fast_weights": "Decaying Fast Weights",
+    "layer: t2r": "T2R, Transformer-to-RNN",
+    "layer: ecoformer": "EcoFormer",
+    "layer: cosformer": "CosFormer",
+    "layer: norm_attention": "NormAttention",
+    "layer: diag_attention": "DiagAttention",
+    "layer: aft": "AFT, ATF, Attention Free Transformer, Attention-free Transformers",
+    "layer: aft_full": "AFT-full",
+    "layer: aft_simple": "AFT-simple",
+    "layer: aft_local": "AFT-local",
+    "layer: aft_conv": "AFT-conv",
+    "layer: rwkv4": "RWKV, Receptance Weighted Key Value, RWKV-4, Dove",
+    "layer: rwkv5": "RWKV-5, Eagle",
+    "layer: rwkv6": "RWKV-6, Finch",
+    "layer: rwkv7": "RWKV-7, Goose",
+    "layer: transnormerllm": "TransNormerLLM",
+    "layer: retnet": "RetNet, Retentive Network, Retention",
+    "layer: gateloop": "GateLoop",
+    "layer: relit": "ReLiT, Recurrent Linear Transformer, GaLiTe",
+    "layer: arelit": "AReLiT, AGaLiTe",
+    "layer: gla": "GLA, Gated Linear Attention, FlashLinearAttention",
+    "whole model: encoder_decoder": "RNMT+",
+    "whole model: attentive_recurrence": "ARN, Attentive Recurrent Network",
+    "layer: rpe": "RPE, Recurrent Positional Embedding",
+    "layer: rsa": "RSA, REM, Self-Attention with Recurrence",
+    "layer: ntm": "Neural Turing Machine, NTM",
+    "layer: ttm": "Token Turing Machine, TTM",
+    "layer: transformer_xl": "Transformer-XL",
+    "layer: compressive_transformer": "Compressive Transformer",
+    "whole model: transformer_encoder": "Memformer",
+    "layer: rtransformer": "R-Transformer",
+    "layer: rmt": "RMT, Recurrent Memory Transformer",
+    "layer: infini_attention": "Infini-Transformer, infini, Infini-attention",
+    "layer: tlb": "TLB, Temporal Latent Bottleneck",
+    "layer: block_recurrent": "Block-Recurrent Transformer, Brect, BRecT",
+    "layer: bst": "Block-State Transformer, BST",
+    "layer: ran": "RAN, Recurrent Attention Network",
+    "channel mixer: glu": "GLU, Gated Linear Unit",
+    "layer: gau": "GAU, Gated Attention Unit",
+    "layer: flash": "FLASH",
+    "layer: mega": "MEGA, MEGA-chunk",
+    "layer: mega_ema": "EMA",
+    "layer: hippo": "HiPPO",
+    "layer: lmu": "LMU, Legendre Memory Unit",
+    "layer: hippo_rnn": "HiPPO-RNN",
+    "layer: lssl": "LSSL, Linear State-Space Layer, Linear State Space Layers",
+    "layer: s4": "S4, Structured State Space, Structured State Spaces",
+    "layer: sashimi": "SaShiMi",
+    "layer: dss": "DSS, Diagonal State Spaces",
+    "layer: s4d": "S4D",
+    "layer: s5": "S5, Simplified State Space",
+    "layer: lru": "LRU, Linear Recurrent Units",
+    "layer: liquid_s4": "Liquid-S4",
+    "layer: sgconv": "SGConv, Structured Global Convolution",
+    "layer: dlr": "DLR, Diagonal Linear RNN",
+    "layer: h3": "H3, Hungry Hungry Hippos",
+    "layer: gss": "GSS, Gated State Space, Gated State Spaces",
+    "layer: mamba": "Mamba, S6, selective state space model",
+    "layer: mamba2": "Mamba-2, SSD",
+    "layer: rglru": "RG-LRU, Real-Gated Linear Recurrent Unit",
+    "layer: hawk": "Hawk",
+    "whole model: griffin": "Griffin, RecurrentGemma",
+    "layer: hyena": "Hyena",
+    "layer: laughing_hyena": "LaughingHyena",
+    "layer: hyena_dna": "HyenaDNA",
+    "layer: spacetime": "SpaceTime",
+    "layer: indrnn": "IndRNN, Independently Recurrent Neural Network",
+    "layer: qrnn": "QRNN, Quasi-Recurrent Neural Network",
+    "layer: trnn": "Strongly-typed RNN, T-RNN",
+    "layer: tlstm": "T-LSTM",
+    "layer: sru": "SRU, SRUs, Simple Recurrent Unit",
+    "layer: gilr": "GILR",
+    "layer: glru_scan": "GILR-LSTM, Linear Surrogate RNN, LS-LSTM",
+    "layer: urlstm": "UR-LSTM, refine gate, uniform gate initialization",
+    "layer: hgrn": "HGRU, HGRN, HRGN",
+    "whole model: hgru": "hGRU, horizontal GRU",
+    "layer: slstm": "sLSTM, sLSTMs",
+    "layer: mlstm": "mLSTM",
+    "whole model: xlstm": "xLSTM, Extended Long Short-Term Memory",
+    "layer: urnn": "uRNN, unitary, Unitary RNN, unitary evolution RNN",
+    "layer: ornn": "orthogonal RNN",
+    "layer: exprnn": "expRNN",
+    "layer: scornn": "scoRNN",
+    "layer: dtriv": "dtriv",
+    "layer: nnrnn": "nnRNN, non-normal RNN",
+    "layer: gatedattn": "gated linear RNN",
+    "layer: mingru": "minGRU",
+    "layer: minlstm": "minLSTM",
+    "layer: ctrnn": "CTRNN, Continuous-time RNN, Continuous-Time Recurrent Neural Network",
+    "layer: neuralode": "Neural ODE, Neural ODEs",
+    "layer: odernn": "ODE-RNN",
+    "layer: ltc": "LTC, Liquid Time-constant Network, Liquid Time-Constant Networks",
+    "layer: cfc": "CfC, Closed-form Continuous-time, Closed-form Continuous-time Network",
+    "layer: ncp": "Neural Circuit Policy",
+    "layer: lipschitz": "Lipschitz RNN, LipschitzRNNs",
+    "layer: cornn": "coRNN, Coupled Oscillatory RNN",
+    "layer: unicornn": "UnICORNN",
+    "layer: nwm": "Neural Wave Machine, NWMs",
+    "layer: wrnn": "Wave-RNN, wRNN",
+    "layer: noisy": "NoisyRNN",
+    "layer: lem": "LEM, Long Expressive Memory",
+    "layer: irnn": "iRNN, ERNN, Incremental RNN, Equilibriated RNN",
+    "layer: tarnn": "TARNN, Time Adaptive RNN",
+    "layer: antisym": "AntisymmetricRNN, Antisymmetric RNN",
+    "layer: odefwp": "continuous-time fast weight programmer, neural ODE linear transformer",
+    "algorithm: bptt": "BPTT, Backpropagation Through Time, Back-Propagation Through Time",
+    "algorithm: tbptt": "TBPTT, Truncated BPTT",
+    "algorithm: rtrl": "RTRL, Real Time Recurrent Learning",
+    "algorithm: uoro": "UORO, Unbiased Online Recurrent Optimization",
+    "algorithm: snap": "SnAp, SnAp-1, SnAp-n, Sparse n-step Approximation",
+    "layer: elstm": "eLSTM",
+    "layer: columnar": "Columnar Networks, Col-NNs",
+    "layer: constructive": "Constructive Networks",
+    "layer: columnar_constructive": "CCN, CCNs, Columnar-Constructive Networks",
+    "algorithm: rbp": "RBP, Recurrent Back-Propagation, C-RBP",
+    "algorithm: cg_rbp": "CG-RBP, Conjugate Gradient RBP",
+    "algorithm: neumann_rbp": "Neumann-RBP",
+    "whole model: graph_network": "RecGNN, RecGNNs, GNNs",
+    "algorithm: lifted": "lifted, lifted methods, ADMM",
+    "algorithm: local_propagation": "Local Propagation",
+    "algorithm: fptt": "FPTT, FPTT-K, Forward Propagation Through Time",
+    "algorithm: gtf": "GTF, Generalized Teacher Forcing, teacher forcing",
+    "algorithm: predictive_coding": "predictive coding",
+    "algorithm: lra": "LRA, Local Representation Alignment",
+    "whole model: ptncn": "P-TNCN, Parallel Temporal Neural Coding Network",
+    "algorithm: kfrtrl": "KF-RTRL",
+    "algorithm: rflo": "RFLO",
+    "algorithm: eprop": "e-prop",
+    "algorithm: force": "FORCE",
+    "algorithm: diagonal_rtrl": "RTU",
+    "layer: plrnn": "PLRNN",
+    "layer: shallow_plrnn": "shPLRNN",
+    "task: adding": "Adding Problem",
+    "task: copy": "Copy Task, Copy Memory",
+    "task: selective_copy": "Selective Copying",
+    "task: capacity": "Capacity",
+    "task: induction": "Induction Heads",
+    "task: associative_recall": "Associative Recall",
+    "task: mqar": "MQAR",
+    "task: phonebook": "PhoneBook, Phonebook Look-Up",
+    "task: task_2b": "Task 2b",
+    "task: listops": "ListOps",
+    "source: mackey_glass": "Mackey-Glass",
+    "source: mnist": "sMNIST",
+    "source: psmnist": "psMNIST",
+    "source: mnist_pixels": "genMNIST",
+    "source: noise_padded_cifar10": "npCIFAR",
+    "source: cifar10": "sCIFAR",
+    "source: bouncing_digits": "BouncingMNIST",
+    "source: ptb": "PTB, PennTreebank",
+    "source: wikitext103": "WikiText-103, WikiText103",
+    "source: pile": "The Pile",
+    "source: pg19": "PG-19",
+    "source: enwik8": "Enwik8",
+    "source: mmlu": "MMLU",
+    "source: wmt14": "WMT",
+    "source: iwslt14": "IWSLT",
+    "source: imdb": "IMDb",
+    "source: speech_commands": "Speech Commands",
+    "source: eigenworms": "Eigenworms",
+    "source: har2": "HAR-2",
+    "source: bidmc": "BDIMC, BIDMC",
+    "source: sc09": "SC09",
+    "source: youtubemix": "YouTubeMix",
+    "source: hg38": "HG38",
+    "source: path_x": "Path-X",
+    "source: timit": "TIMIT",
+    "source: etth1": "ETTh1",
+    "source: ecl": "ECL",
+    "source: babyai": "BabyAI",
+    "source: miniimagenet": "Mini-ImageNet",
+    "source: charades": "Charades",
+    "source: ava": "AVA",
+}
+# Names of what is a part of others, and some words of the one sentence that says of which.
+PARTS = {
+    "ShortConvolution": "scanl.layers.ShortConvolution",
+    "chrono": "lstm",
+    "chrono initialisation": "lstm",
+    "layer normalization": "norm",
+    "gradient clipping": "--",
+    "Transformer": "attention",
+    "vanilla Transformer": "attention",
+    "TransNormer": "diag_attention",
+    "FlashAttention": "attention",
+    "FlashAttention-2": "attention",
+    "FlashConv": "h3",
+    "DEER": "newton",
+    "LCP": "rbp",
+    "limit cycle": "elman",
+    "SCYFI": "scanl.inspect.orbits",
+}
 SOURCES = {
     "sMNIST": "mnist",
     "psMNIST": "psmnist",
@@ -59,6 +291,79 @@ SOURCES = {
 def test_a_layer_is_found_by_every_usual_spelling(spelling, name):
     found = presets.get(spelling) if presets.find(spelling) else get(spelling)
     assert found.name == name
+
+
+@pytest.mark.parametrize("meaning", LITERATURE)
+def test_a_name_of_the_literature_is_found(meaning):
+    """As it is written there, in capitals and with other punctuation."""
+    for name in LITERATURE[meaning].split(", "):
+        others = (name.replace("-", " "),) if name in ("hGRU", "HGRU") else (name.upper(), name.replace("-", " "))
+        for spelling in (name, *others):
+            registry, known = look_up(spelling)[0]
+            assert f"{registry.kind}: {known}" == meaning, spelling
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_name_of_a_part_says_what_has_it(name, capsys):
+    assert look_up(name) == []
+    with pytest.raises(ConfigError, match=re.escape(PARTS[name])):
+        get(name)
+    for command in ("show", "list"):
+        assert main([command, name]) == 2
+        error = capsys.readouterr().err
+        assert PARTS[name] in error
+        assert error.count("\n") == 1
+        assert len(error) < 200
+
+
+@pytest.mark.parametrize("name", ["Longformer", "Reformer", "nonsense", "x", "ModernTCN", "\n", "layer", "s" * 200])
+def test_an_unknown_name_gets_a_few_near_ones_and_the_way_to_all(name, capsys):
+    for command in ("show", "list"):
+        assert main([command, name]) == 2
+        error = capsys.readouterr().err
+        assert error.endswith("`scanl list` prints all\n")
+        near = re.search("the nearest: (.*); ", error)
+        assert near is None or set(near[1].split(", ")) <= {*registry.layers.names(), *presets.names()}
+        assert error.count(",") <= 2
+        assert "did you mean" not in error
+
+
+def test_a_layer_that_is_asked_for_by_the_name_of_another_thing_says_what_that_is():
+    for name, kind, use in (
+        ("hGRU", "whole model", "scanl.models.HorizontalGRU"),
+        ("Memformer", "whole model", "scanl.models.TransformerEncoder"),
+        ("P-TNCN", "whole model", "scanl.models.PTNCN"),
+        ("RTRL", "algorithm", "scanl train --algorithm rtrl"),
+        ("adding problem", "task", "scanl train --data adding"),
+        ("GLU", "channel mixer", "Stack(dim, depth, layer, channel_mixer='glu')"),
+    ):
+        with pytest.raises(ConfigError, match=rf"is an? {kind}, expected a layer; use {re.escape(use)}$"):
+            get(name)
+    with pytest.raises(ConfigError, match="'GRU' is a layer, expected an algorithm; use "):
+        algorithms.get("GRU")
+    assert get("HGRU").name == "hgrn"
+
+
+@pytest.mark.parametrize("make", [wholes.get(name).make for name in wholes.names()], ids=lambda make: make.__name__)
+def test_a_whole_model_is_found_where_it_says(make):
+    assert getattr(models, make.__name__) is make
+
+
+def test_list_and_show_have_whole_models_and_algorithms(capsys):
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    for kind in (wholes, algorithms):
+        for name in kind.names():
+            assert f"\n{name} " in listed
+            assert main(["show", name]) == 0
+            assert kind.usage(name) in capsys.readouterr().out
+    assert main(["list", "hGRU", "S6", "P-TNCN", "BPTT"]) == 0
+    some = capsys.readouterr().out
+    assert re.findall(r"^(\w+)  ", some, re.MULTILINE) == ["hgru", "ptncn", "mamba", "p_tncn", "bptt"]
+    assert main(["list", "gau", "flash", "rmt", "tlb", "transformer_xl"]) == 0
+    some = capsys.readouterr().out
+    assert some.startswith("Attention: over all steps, in a window, with recurrence or memory:\n")
+    assert some.count("\n\n") == 1
 
 
 @pytest.mark.parametrize(("spelling", "name"), SOURCES.items())

@@ -1,4 +1,4 @@
-"""`scanl list` and `scanl show NAME`."""
+"""`scanl list` and `scanl show NAME`: layers, whole models, learning algorithms, and whatever else has a name."""
 
 import copy
 import inspect
@@ -14,17 +14,29 @@ from scanl import layers
 from scanl.cli.parser import Parser
 from scanl.configured import Option, options
 from scanl.errors import ConfigError
-from scanl.layers import Layer, build, get, names
+from scanl.layers import Layer, build, get
 from scanl.layers.initial_state import rows as state_rows
+from scanl.layers.registry import layers as layers_by_name
 from scanl.layers.state import leaves
+from scanl.learning.algorithms import algorithms
 from scanl.models import Stack, presets
-from scanl.models.presets import Preset
-from scanl.ops import backend, registry
+from scanl.models.presets import Preset, Whole, wholes
+from scanl.ops import backend
+from scanl.ops import registry as ops
 from scanl.ops.registry import Backend
+from scanl.registry import Registry, look_up
 
 BODIES = "Bodies and wrappers of other layers"
+TITLES = {
+    "whole model": "Whole models",
+    "algorithm": "Learning algorithms",
+    "channel mixer": "Channel mixers",
+    "task": "Tasks",
+    "source": "Sources of data",
+}
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
+Entry = tuple[str, type[Any]]
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 
 
@@ -34,22 +46,44 @@ def options_of(name: str) -> list[Option]:
 
 
 def list_layers(argv: Sequence[str]) -> int:
-    """Print a line for each registered layer."""
-    Parser("list", "The layers.").parse(argv)
-    width = max(map(len, names())) + 2
-    groups: dict[str, list[tuple[str, type[Layer | Preset]]]] = {}
-    for name in names():
-        groups.setdefault(_family(get(name)), []).append((name, get(name)))
-    groups["Whole models, patterns of layers"] = [(name, presets.get(name)) for name in presets.names()]
+    """Print a line for each registered layer, whole model and learning algorithm, or for the names that are asked."""
+    parser = Parser("list", "The layers, the whole models and the learning algorithms.")
+    parser.add_argument("names", type=str, nargs="*", help="only these, by any name of the literature")
+    args = parser.parse(argv)
+    groups: dict[str, list[Entry]] = {}
+    asked = dict.fromkeys(pair for name in args.names for pair in _found(name))
+    for registry, name in asked or _all():
+        cls = registry.get(name)
+        groups.setdefault(_family(cls) if registry is layers_by_name else TITLES[registry.kind], []).append((name, cls))
+    width = max(len(name) for group in groups.values() for name, _ in group) + 2
     for title, group in groups.items():
         print(f"{title}:")
         for name, cls in group:
             origin = f" A preset of {cls.preset_of.name}." if issubclass(cls, Layer) and cls.preset_of else ""
             print(f"{name:<{width}}{summary(cls)}{origin}")
-            print(f"{'':<{width}}{cls.equation}")
+            equation = getattr(_made(cls), "equation", "") or f"scanl.models.{cls.__name__}"
+            print(f"{'':<{width}}{equation}")
         print()
     print("`scanl show NAME` has the rest.")
     return 0
+
+
+def _all() -> list[tuple[Registry[Any], str]]:
+    """Return what `scanl list` prints without a name."""
+    return [(kind, name) for kind in (layers_by_name, presets, wholes, algorithms) for name in kind.names()]
+
+
+def _found(name: str) -> list[tuple[Registry[Any], str]]:
+    """Return what a name stands for, the nearest spelling first. Raises ConfigError for a name that is nowhere."""
+    found = look_up(name)
+    if not found:
+        get(name)  # which says what is near, or what has the part of this name
+    return found
+
+
+def _made(cls: type[Any]) -> Any:
+    """Return the function or class that a whole model's record stands for; any other class itself."""
+    return cls.make if issubclass(cls, Whole) else cls
 
 
 def _family(cls: type[Layer]) -> str:
@@ -61,6 +95,20 @@ def _family(cls: type[Layer]) -> str:
 def describe(name: str, dim: int = WIDTH) -> str:
     """Describe a layer or a preset. The text is the same on any machine."""
     return describe_preset(name, dim) if name in presets.names() else describe_layer(name, dim)
+
+
+def describe_other(registry: Registry[Any], name: str) -> str:
+    """Describe what is neither a layer nor a pattern of layers, from what it declares and its docstring."""
+    cls = registry.get(name)
+    made = _made(cls)
+    facts = {"kind": registry.kind, "use": registry.usage(name)}
+    if issubclass(cls, Whole):
+        facts["options"] = str(inspect.signature(made))
+    declared = ("equation", "source", "computes", "error", "memory", "operations", "works_for")
+    facts |= {title: value for title in declared if isinstance(value := getattr(made, title, ""), str) and value}
+    lines = [_row((title.replace("_", " "), text)) for title, text in facts.items()]
+    about = [textwrap.indent(paragraph, " " * 12) for paragraph in paragraphs(cls)[1:]]
+    return "\n".join([f"{name}: {summary(cls)}", "", *lines, *(line for part in about for line in ("", part))])
 
 
 def describe_preset(name: str, dim: int) -> str:
@@ -113,7 +161,7 @@ def describe_layer(name: str, dim: int) -> str:
             lines += [textwrap.fill(meaning, 100, **HANGING, break_long_words=False) for meaning in meanings]
     for entry in backends(cls):
         where = "any device" if entry.devices is None else ", ".join(entry.devices)
-        if entry.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
+        if entry.name == "triton" and isinstance(ops.get(str(cls.op)), ops.Cell):
             where += "; it refuses some cells, see docs/cell_kernels.md"
         lines.append(f"{'':<12}{entry.name}: {where}")
     return "\n".join(lines)
@@ -137,22 +185,30 @@ def _row(row: tuple[str, str]) -> str:
 
 
 def show_layer(argv: Sequence[str]) -> int:
-    """Print the description of a layer, then the facts that depend on this machine."""
-    parser = Parser("show", "One layer: equation, source, options, size, backends.")
-    parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` prints them")
+    """Print the description of what a name stands for; of a layer, then the facts that depend on this machine."""
+    parser = Parser(
+        "show", "One layer, whole model, algorithm, task or source: equation, source, options, size, backends."
+    )
+    parser.add_argument("name", type=str, help="any name of the literature; `scanl list` prints those of scanl")
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
-    is_preset = presets.find(args.name) is not None
-    cls = presets.get(args.name) if is_preset else get(args.name)
     if args.dim < 1:
         raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
+    (registry, name), *others = _found(args.name)
+    also = [f"{other.kind}: {known}, {other.usage(known)}" for other, known in others]
+    if registry not in (layers_by_name, presets):
+        print(describe_other(registry, name))
+        print("\n".join(f"{'' if i else 'also':<12}{line}" for i, line in enumerate(also)), end="\n" if also else "")
+        return 0
+    is_preset, cls = registry is presets, registry.get(name)
     print(describe(cls.name, args.dim))
     layer = Stack(args.dim, len(presets.get(cls.name).layers), cls.name) if is_preset else build(cls.name, args.dim)
     here = [] if layer.bidirectional else [f"{step_time(layer):.2f} ms a step, of one sequence on the CPU"]
     entries = [] if is_preset else backends(get(cls.name))
     here += [f"{entry.name}: package {entry.package} is not installed" for entry in entries if entry.package]
-    for i, line in enumerate(here):
-        print(f"{'' if i else 'here':<12}{line}")
+    for title, lines in (("here", here), ("also", also)):
+        for i, line in enumerate(lines):
+            print(f"{'' if i else title:<12}{line}")
     return 0
 
 
@@ -162,18 +218,18 @@ def origin(cls: type[Layer]) -> str:
     return f"{cls.preset_of.name} with " + ", ".join(f"{name}={value!r}" for name, value in cls.preset_options.items())
 
 
-def paragraphs(cls: type[Layer | Preset]) -> list[str]:
-    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+def paragraphs(cls: type[Any]) -> list[str]:
+    return inspect.cleandoc(_made(cls).__doc__ or "").split("\n\n")
 
 
-def summary(cls: type[Layer | Preset]) -> str:
+def summary(cls: type[Any]) -> str:
     return paragraphs(cls)[0].splitlines()[0]
 
 
 def backends(cls: type[Layer]) -> list[Backend]:
     if cls.op is None:
         return []
-    return [registry.get(cls.op).backends[name] for name in registry.get(cls.op).preference()]
+    return [ops.get(cls.op).backends[name] for name in ops.get(cls.op).preference()]
 
 
 def without_op(layer: Layer) -> str:
@@ -194,7 +250,7 @@ def step_cost(layer: Layer | Stack) -> int:
     device = "meta" if isinstance(layer, Layer) and layer.op == FIXED_POINT else "cpu"
     layer = copy.deepcopy(layer).to(device, torch.float64)
     x, state = torch.zeros(1, 1, layer.dim, device=device, dtype=torch.float64), layer.init_state(1)
-    cell = isinstance(layer, Layer) and layer.op in {op.name for op in registry.cells()}
+    cell = isinstance(layer, Layer) and layer.op in {op.name for op in ops.cells()}
     fused = torch.backends.mkldnn.enabled
     try:
         torch.backends.mkldnn.enabled = False  # the counter misses its fused LSTM, and not every machine has it

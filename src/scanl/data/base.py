@@ -244,5 +244,5 @@ def present(inputs: NDArray[Any]) -> NDArray[np.bool_]:
     return ~np.asarray(empty)
 
 
-sources: Registry[Entry] = Registry("source")
+sources: Registry[Entry] = Registry("source", listed="`scanl data`", use="scanl train --data {name}")
 register = sources.add

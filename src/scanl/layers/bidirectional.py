@@ -55,7 +55,7 @@ class Bidirectional(Layer):
     """
 
     id = "S-bidir"
-    aliases = ("BidirectionalLinearRNN",)
+    aliases = ("BidirectionalLinearRNN", "BiRNN")
     equation = "y = fwd(x) + reverse(bwd(reverse(x)))"
     source = 'Schuster and Paliwal, "Bidirectional Recurrent Neural Networks", IEEE Trans. Signal Processing, 1997'
     sample: ClassVar = {"layer": "rglru", "layer_options": {"num_heads": 2}}

@@ -49,6 +49,7 @@ class LinearRNN(Layer):
     """
 
     id = "S-linrnn-block"
+    aliases = ("LinRNN",)
     equation = "s_t = sigmoid(decay) * s_{t-1} + SiLU(conv(W_x u))_t;  y_t = W_o (LN(s_t) * SiLU(W_z u_t))"
     source = "Linear RNN base block: gate after norm, short convolution, diagonal recurrence"
     op = "linear_scan"

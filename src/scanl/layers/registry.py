@@ -12,16 +12,62 @@ from scanl.registry import Registry
 layers: Registry[Layer] = Registry(
     "layer",
     package="scanl.layers",
+    listed="`scanl list`",
+    use="scanl.layers.build('{name}', dim)",
     advice={
-        "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
-        "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
-        "transformer": "give 'attention', or 'window_attention' for a state of constant size",
+        name: sentence
+        for names, sentence in (
+            (
+                "deer, elk",
+                "it is Newton's method over time, a way to run a nonlinear layer: give its option solver 'newton'",
+            ),
+            (
+                "transformer, vanilla_transformer",
+                "give 'attention', or 'window_attention' for a state of constant size",
+            ),
+            ("flash_attention, flash_attention_2", "it is a kernel of softmax attention: 'attention' runs torch's"),
+            (
+                "flash_conv, flash_fft_conv",
+                "it is a kernel of long convolutions: 'h3', 'hyena' and 's4' run scanl.ops.long_convolution",
+            ),
+            ("chrono, chrono_initialization", "it is a way to start gates: 'lstm' and 'gru' have the option t_max"),
+            (
+                "limit_cycle, limit_cycle_initialization",
+                "it is a way to start: 'elman' and 'gru' have the option init 'limit_cycle'",
+            ),
+            (
+                "layer_normalization, layernorm",
+                "it is a part: 'layernorm_lstm' and 'layernorm_elman' have it, and Stack the option norm",
+            ),
+            (
+                "gradient_clipping, clip",
+                "it is a part of training: `scanl train` has the options --clip and --clip-value",
+            ),
+            ("transnormer", "it is 'diag_attention' in the lower half of a stack and 'norm_attention' in the upper"),
+            (
+                "LCP, lipschitz_coefficient_penalty",
+                "it is a penalty of recurrent backpropagation: `rbp` has the option penalty",
+            ),
+            ("scyfi", "it finds fixed points and cycles of piecewise-linear networks: see scanl.inspect.orbits"),
+            ("short_convolution, short_conv", "it is a part of other layers: scanl.layers.ShortConvolution"),
+            (
+                "parallel_scan, associative_scan",
+                "it is an op: scanl.ops.linear_scan, or scanl.ops.associative_scan for any operator",
+            ),
+            ("token_shift", "it is a part of 'rwkv4' to 'rwkv7'"),
+        )
+        for name in names.split(", ")
     },
 )
 register, get = layers.add, layers.get
 
 # Layers that mix features instead of time, in layers/channel/. Registered with `@channel_mixers.add("gated_mlp")`.
-channel_mixers: Registry[Layer] = Registry("channel mixer", package="scanl.layers.channel")
+channel_mixers: Registry[Layer] = Registry(
+    "channel mixer",
+    package="scanl.layers.channel",
+    listed="`scanl list`",
+    use="Stack(dim, depth, layer, channel_mixer='{name}')",
+)
 
 L = TypeVar("L", bound=Layer)
 

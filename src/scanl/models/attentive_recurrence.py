@@ -11,9 +11,11 @@ from scanl.errors import ConfigError
 from scanl.layers.designation import make_layer
 from scanl.layers.module import Module
 from scanl.models.cross_attention import CrossAttention
+from scanl.models.presets import whole
 from scanl.models.saving import Part
 
 
+@whole("attentive_recurrence", "ARN", "attentive_recurrent_network")
 class AttentiveRecurrence(Part, Module, metaclass=Configured):
     r"""A few steps of a recurrent layer, each of which reads the whole sequence U by attention.
 

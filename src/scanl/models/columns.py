@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.state import Device, DType, State
+from scanl.models.presets import whole
 from scanl.models.stack import Backbone
 
 Columned = Annotated[Sequence[Any], "stacks of one width, such as Stack(256, 2, 'lstm')"]
@@ -55,6 +56,7 @@ class _Stacks(Backbone):
         return list(zip(self._columns(), [None] * len(self.columns) if state is None else state, strict=True))
 
 
+@whole("columns", "multi_column_encoder")
 class Columns(_Stacks):
     """y = W [y_1; ...; y_n], y_i the output of stack i: every stack reads the same input.
 
@@ -86,6 +88,7 @@ class Columns(_Stacks):
         return self.out_proj(torch.cat(ys, -1)), after
 
 
+@whole("cascade", "cascaded_encoder")
 class Cascade(_Stacks):
     """y = f_n(... f_1(x)): every stack reads the outputs of the one before.
 

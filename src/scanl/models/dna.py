@@ -12,6 +12,7 @@ from scanl.errors import ConfigError
 from scanl.layers.packing import pack, turned, unpack
 from scanl.models.embedding import check_tokens, embedded, read_out
 from scanl.models.language_model import LanguageModel
+from scanl.models.presets import whole
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, Stack
 
@@ -59,6 +60,7 @@ def complements(size: int = VOCABULARY) -> Tensor:
     return table
 
 
+@whole("hyena_dna")
 def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size: int = VOCABULARY) -> LanguageModel:
     """Return HyenaDNA: the next base from up to a million before it, by Hyena.
 
@@ -173,6 +175,7 @@ class StrandModel(Saved):
         return self.stack.norm(x)
 
 
+@whole("caduceus")
 def caduceus(
     dim: int = 256,
     depth: int = 8,

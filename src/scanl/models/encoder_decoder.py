@@ -13,6 +13,7 @@ from scanl.models.attentive_recurrence import AttentiveRecurrence
 from scanl.models.block import normed
 from scanl.models.cross_attention import CrossAttention, seen
 from scanl.models.embedding import check_tokens, embedded
+from scanl.models.presets import whole
 from scanl.models.reader import AnyStack, Inputs, Reader
 from scanl.models.stack import Stack, StackState, check_causal
 from scanl.whole import whole_number
@@ -32,6 +33,7 @@ class Reading(NamedTuple):
     visible: tuple[Tensor, ...]
 
 
+@whole("encoder_decoder", "seq2seq", "RNMT+", "RNMT", "transformer_encoder_decoder")
 class EncoderDecoder(Reader):
     """Predict the tokens of a sequence from another sequence: an encoder, a decoder, and attention between them.
 

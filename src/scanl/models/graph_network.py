@@ -10,12 +10,14 @@ from torch.nn import functional as F
 from scanl.configured import at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import Device, DType
+from scanl.models.presets import whole
 from scanl.models.saving import Saved
 
 if TYPE_CHECKING:
     from scanl.data.batch import Batch
 
 
+@whole("graph_network", "GNN", "RecGNN", "recurrent_gnn", "recurrent_graph_neural_network", "graph_neural_network")
 class GraphNetwork(Saved):
     r"""A recurrent graph network: each node's state is a mean over its neighbors, and a step passes messages once.
 

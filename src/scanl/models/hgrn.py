@@ -7,9 +7,11 @@ from typing import Any
 from torch import nn
 
 from scanl.models.language_model import LanguageModel
+from scanl.models.presets import whole
 from scanl.models.stack import Stack
 
 
+@whole("hgrn", "hierarchically_gated_recurrent_neural_network")
 def hgrn(
     vocab_size: int = 256,
     dim: int = 512,

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 from scanl.configured import at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import Device, DType
+from scanl.models.presets import whole
 from scanl.models.saving import Saved
 
 
+@whole("hgru", "=hGRU", "horizontal_gru", "horizontal_gated_recurrent_unit")
 class HorizontalGRU(Saved):
     r"""Horizontal gated recurrent unit: at each step an image is read once more, and the map H settles.
 

@@ -11,9 +11,11 @@ from scanl.layers.parts.timestep_norm import TimestepNorm
 from scanl.layers.ssm.megalodon import Megalodon
 from scanl.layers.state import Device, DType, State
 from scanl.models.language_model import LanguageModel
+from scanl.models.presets import whole
 from scanl.models.stack import Stack
 
 
+@whole("mega")
 def mega(
     vocab_size: int = 256,
     dim: int = 512,
@@ -108,6 +110,7 @@ class MegalodonStack(Stack):
         return y.to(x.dtype), (*blocks, norm)
 
 
+@whole("megalodon")
 def megalodon(
     vocab_size: int = 256,
     dim: int = 1024,

@@ -1,10 +1,11 @@
-"""Named presets for published models that repeat a pattern of layers.
+"""Whole models by name: published ones that repeat a pattern of layers, and the functions and classes that make others.
 
-A stack accepts the name in place of its layers: `Stack(512, 6, "griffin")`. A preset is registered by
+A stack accepts the name of a pattern in place of its layers: `Stack(512, 6, "griffin")`. A pattern is registered by
 name, as a layer is, so it is listed, shown and tested like one.
 """
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 from scanl.layers.registry import layers
 from scanl.registry import Registry
@@ -14,13 +15,39 @@ class Preset:
     """Layers of one period, lowest first, and the text that `scanl show` prints about the model."""
 
     name: ClassVar[str] = ""  # set by `presets.add`
+    aliases: ClassVar[tuple[str, ...]] = ()  # other names of the literature
     id: ClassVar[str] = ""  # a short name by which maintainers find a published model; it is never printed
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
     layers: ClassVar[tuple[str, ...]] = ()  # registered names
 
 
-presets: Registry[Preset] = Registry("whole model", beside=layers, use="Stack(dim, depth, '{name}')")
+presets: Registry[Preset] = Registry(
+    "whole model", beside=layers, use="Stack(dim, depth, '{name}')", listed="`scanl list`"
+)
+
+
+class Whole:
+    """A function or a class of `scanl.models` that makes a whole model."""
+
+    name: ClassVar[str] = ""  # set by `whole`; it may be a layer's too: `scanl.models.mega` stacks layers `mega`
+    aliases: ClassVar[tuple[str, ...]] = ()
+    make: ClassVar[Callable[..., Any]]
+
+
+wholes: Registry[Whole] = Registry("whole model", use="scanl.models.{cls}", listed="`scanl list`")
+
+W = TypeVar("W", bound=Callable[..., Any])
+
+
+def whole(name: str, *aliases: str) -> Callable[[W], W]:
+    """Decorator: list and show what makes a whole model. aliases: its other names in the literature."""
+
+    def add(make: W) -> W:
+        wholes.add(name)(type(make.__name__, (Whole,), {"make": staticmethod(make), "aliases": aliases}))
+        return make
+
+    return add
 
 
 @presets.add("griffin")
@@ -33,6 +60,7 @@ class Griffin(Preset):
     """
 
     id = "S-griffin"
+    aliases = ("recurrent_gemma",)
     equation = "blocks hawk, hawk, window_attention in turn, each x + mixer(norm(x)), then x + mlp(norm(x))"
     source = (
         'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language Models", '
@@ -50,6 +78,7 @@ class XLSTM(Preset):
     """
 
     id = "S-xlstm"
+    aliases = ("extended_long_short_term_memory",)
     equation = "seven blocks of mlstm, then one of slstm, each x + mixer(norm(x)), then x + mlp(norm(x))"
     source = 'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, sec. 2.4 and 4'
     layers = ("mlstm",) * 7 + ("slstm",)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from scanl.configured import at_least
 from scanl.errors import ShapeError
 from scanl.layers.state import Device, DType
+from scanl.models.presets import whole
 from scanl.models.saving import Saved
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Expectation(NamedTuple):
     predictions: tuple[Tensor, ...]
 
 
+@whole("ptncn", "P-TNCN", "parallel_temporal_neural_coding_network", "temporal_neural_coding_network")
 class PTNCN(Saved):
     r"""Parallel temporal neural coding network. It predicts the next input, and learns without backpropagation.
 

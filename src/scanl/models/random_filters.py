@@ -12,6 +12,7 @@ from scanl.layers.packing import pack
 from scanl.layers.state import Device, DType, loadable
 from scanl.models.embedding import check_tensor
 from scanl.models.inputs import Features
+from scanl.models.presets import whole
 from scanl.models.reader import Standard
 from scanl.models.saving import Saved
 from scanl.ops.fused.exceedances import exceedances
@@ -37,6 +38,7 @@ class FilterState(NamedTuple):
     steps: Tensor
 
 
+@whole("random_filters")
 class RandomFilters(Saved):
     r"""Map a sequence to numbers: random linear recurrences, the share of steps above thresholds, and a linear readout.
 

@@ -18,6 +18,7 @@ from scanl.layers.base import Hint, widen
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm.s4d import S4DKernel
+from scanl.models.presets import whole
 
 
 class AxisKernel(S4DKernel):
@@ -52,6 +53,7 @@ class AxisKernel(S4DKernel):
         return y.view(lines.shape).movedim(-2, axis)
 
 
+@whole("s4nd")
 class S4ND(Module, metaclass=Configured):
     """S4ND: images, volumes and video as signals on a grid, by systems along each axis; then GELU and a gated map.
 

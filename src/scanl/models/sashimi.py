@@ -11,6 +11,7 @@ from scanl.layers.designation import make_layer
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_timed
 from scanl.models.language_model import LanguageModel
+from scanl.models.presets import whole
 from scanl.models.stack import Backbone
 
 
@@ -52,6 +53,7 @@ class SashimiStack(Backbone):
         return self.layer(x, state, cu_seqlens=cu_seqlens)
 
 
+@whole("sashimi")
 def sashimi(vocab_size: int = 256, dim: int = 64, **options: Any) -> LanguageModel:
     """Return SaShiMi: the next sample of a waveform, sample by sample.
 

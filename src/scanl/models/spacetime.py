@@ -10,6 +10,7 @@ from scanl.configured import at_least, divides
 from scanl.errors import ShapeError
 from scanl.layers.module import Module
 from scanl.layers.ssm.spacetime import SpaceTime
+from scanl.models.presets import whole
 from scanl.models.saving import Saved
 from scanl.ops import long_convolution
 
@@ -60,6 +61,7 @@ class SpaceTimeBlock(Module):
         return z + y + self.linear(self.dropout(F.gelu(y)))
 
 
+@whole("spacetime")
 class SpaceTimeNet(Saved):
     r"""Forecast the next steps of a series from a window of its past, in closed loop.
 

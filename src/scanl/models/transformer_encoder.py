@@ -16,6 +16,7 @@ from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.state import Device, DType
 from scanl.models.block import normed
 from scanl.models.cross_attention import CrossAttention, seen, side_by_side
+from scanl.models.presets import whole
 from scanl.models.stack import Backbone
 
 
@@ -59,6 +60,7 @@ class SlotWriter(Module):
         return widen(x).unflatten(-1, (self.num_heads, -1))
 
 
+@whole("transformer_encoder", "Memformer")
 class TransformerEncoder(Backbone):
     """A transformer's encoder: every step reads all steps. With `num_slots` it is Memformer's.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from scanl.configured import WORDS, Configured, at_least, refuse
 from scanl.errors import ShapeError
+from scanl.models.presets import whole
 from scanl.models.saving import Part, Saved
 from scanl.models.stack import Backbone, Stack
 
@@ -78,6 +79,7 @@ class ImageClassifier(Saved):
         return self.head(self.stack(x)[0][:, middle])
 
 
+@whole("vim")
 def vim(
     num_classes: int,
     patches: Patches = Patches(),

@@ -28,6 +28,7 @@ class Adding(Task):
     """
 
     id = "B-adding"
+    aliases = ("adding_problem",)
     source = 'Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, section 5.4'
     metric = "mean squared error"
     best = 0.0

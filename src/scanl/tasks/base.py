@@ -191,7 +191,7 @@ def groups(task: Task, count: int, seed: Sequence[int], tokens: int = 2**16) -> 
 
 
 T = TypeVar("T", bound=Task)
-registry: Registry[Task] = Registry("task")
+registry: Registry[Task] = Registry("task", listed="`scanl tasks`", use="scanl train --data {name}")
 names, get = registry.names, registry.get
 
 

@@ -31,6 +31,7 @@ class Copying(Task):
     """
 
     id = "B-copy"
+    aliases = ("copy_memory", "copy_memory_task")
     source = 'Arjovsky et al., "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, section 5.1'
 
     length: int = 100

@@ -29,6 +29,7 @@ class Induction(Task):
     """
 
     id = "B-induction"
+    aliases = ("induction_head",)
     source = (
         'Olsson et al., "In-context Learning and Induction Heads", arXiv:2209.11895; '
         'sizes of Gu and Dao, "Mamba", arXiv:2312.00752, section 4.1.2'

@@ -34,6 +34,7 @@ class MQAR(Task):
     """
 
     id = "B-mqar"
+    aliases = ("multi_query_associative_recall",)
     source = (
         'Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", arXiv:2312.04927, '
         "section 4 and its program's multiquery_ar"

@@ -35,6 +35,7 @@ class Phonebook(Task):
     """
 
     id = "B-phonebook"
+    aliases = ("phonebook_look_up", "phone_book_lookup")
     source = (
         'Jelassi et al., "Repeat After Me: Transformers are Better than State Space Models at Copying", '
         "arXiv:2402.01032, section 4.2"

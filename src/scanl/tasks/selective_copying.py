@@ -33,6 +33,7 @@ class SelectiveCopying(Task):
     """
 
     id = "B-selcopy"
+    aliases = ("selective_copying",)
     source = (
         'Jing et al., "Gated Orthogonal Recurrent Units: On Learning to Forget", arXiv:1706.02761 ("denoise"); '
         'sizes of Gu and Dao, "Mamba", arXiv:2312.00752, section 4.1.1'

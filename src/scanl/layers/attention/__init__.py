@@ -1,4 +1,4 @@
-"""Softmax attention, for hybrids."""
+"""Attention: over all steps, in a window, with recurrence or memory."""
 
 from scanl.faces import face
 from scanl.layers.registry import classes

@@ -145,7 +145,7 @@ class BlockRecurrent(SegmentLayer):
     """
 
     id = "S-brect"
-    aliases = ("block_recurrent_transformer",)
+    aliases = ("block_recurrent_transformer", "Brect", "block_recurrent_attention")
     equation = (
         "y_t = W_o [attention of x_t to the W tokens before it; attention of x_t to s],  at the end of a block s' = "
         "s * g + W_z [attention of s to s; attention of s to the last 2 W tokens] * (1 - g),  g = sigmoid(b_g)"

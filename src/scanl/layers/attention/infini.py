@@ -46,7 +46,7 @@ class InfiniAttention(SegmentLayer):
     """
 
     id = "S-infini"
-    aliases = ("infini_transformer",)
+    aliases = ("infini_transformer", "infini")
     equation = (
         "y_t = W_o (sigmoid(beta) phi(q_t) M / (phi(q_t) . z) + (1 - sigmoid(beta)) sum_j softmax_j(R_t q_t . R_j k_j "
         "/ sqrt(K)) v_j), j <= t in the segment;  after it M += phi(K)^T (V - phi(K) M / (phi(K) z)), z += sum phi(k)"

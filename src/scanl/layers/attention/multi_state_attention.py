@@ -119,6 +119,7 @@ class MultiStateAttention(SoftmaxAttention):
     """
 
     id = "S-msrnn"
+    aliases = ("TOVA", "MSRNN", "multi_state_rnn")
     equation = (
         "y_t = W_o sum_{j in C_t or j = t} p_tj v_j,  p_t = softmax_j(R_t q_t . R_j k_j / sqrt(K)),  "
         "C_{t+1} = C_t with t, without argmin_j sum_h p_tj of head h"

@@ -23,6 +23,7 @@ class GatedMLP(Pointwise):
     """
 
     equation = "y = W_down (f(W_gate x) * W_up x)"
+    aliases = ("SwiGLU", "GEGLU")
     source = 'Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (6)'
     residual_out = "down"
 

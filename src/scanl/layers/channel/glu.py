@@ -27,6 +27,7 @@ class GLU(Pointwise):
     """
 
     id = "S-glu"
+    aliases = ("gated_linear_unit",)
     equation = "y = (W x + b) * f(V x + c)"
     source = (
         'Dauphin, Fan, Auli and Grangier, "Language Modeling with Gated Convolutional Networks", arXiv:1612.08083, '

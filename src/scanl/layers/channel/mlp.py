@@ -27,6 +27,7 @@ class MLP(Pointwise):
     """
 
     equation = "y = W_2 f(W_1 x + b_1) + b_2"
+    aliases = ("feed_forward", "FFN")
     source = 'Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, eq. (2)'
     residual_out = "fc2"
 

@@ -34,6 +34,7 @@ class AReLiT(GatedOuterProducts):
     """
 
     id = "S-arelit"
+    aliases = ("AGaLiTe", "approximate_recurrent_linear_transformer")
     equation = (
         "k^m_t = (1 - g) * k^m_{t-1} + cos(w_m tau) g * k_t,  v^m_t = (1 - b) * v^m_{t-1} + cos(w_m tau) b * v_t,  "
         "s_t = (1 - g) * s_{t-1} + g * k_t,  o_t = sum_m (k^m_t . q_t) v^m_t / (2 r s_t . q_t + eps)"

@@ -21,6 +21,7 @@ class DecayingFastWeights(QueryKeyValue):
     """
 
     id = "S-mao"
+    aliases = ("gated_fast_weights",)
     equation = (
         "S_t = (f_k f_v^T) * S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  f_k = sigmoid(W_fk x_t),  f_v = sigmoid(W_fv x_t)"
     )

@@ -30,7 +30,7 @@ class DeltaNet(QueryKeyValue):
     """
 
     id = "S-deltanet"
-    aliases = ("delta_rule",)
+    aliases = ("delta_rule", "delta_network")
     equation = (
         "S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K),  "
         "beta_t = sigmoid(W_b x_t);  y = W_o RMSNorm(o)"

@@ -49,6 +49,7 @@ class Performer(LinearAttention):
     """
 
     id = "S-performer"
+    aliases = ("FAVOR+", "FAVOR")
     equation = (
         "o_t = S_t^T phi(q_t) / (z_t . phi(q_t)),  phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m),  x' = x / K^(1/4),  "
         "rows of W orthogonal"
@@ -67,6 +68,7 @@ class RFA(LinearAttention):
     """
 
     id = "S-rfa"
+    aliases = ("random_feature_attention",)
     equation = (
         "o_t = S_t^T phi(q_t) / (z_t . phi(q_t)),  phi(x) = (sin(W x'), cos(W x')) / sqrt(m),  x' = sigma * x / |x|"
     )
@@ -85,6 +87,7 @@ class RFAGate(LinearAttention):
     """
 
     id = "S-rfa-gate"
+    aliases = ("gated_rfa", "gated_random_feature_attention")
     equation = (
         "S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T,  z_t = g_t z_{t-1} + (1 - g_t) phi(k_t),  "
         "o_t = S_t^T phi(q_t) / (z_t . phi(q_t)),  g_t = sigmoid(w_g . x_t + b_g)"

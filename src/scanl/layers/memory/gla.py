@@ -27,7 +27,7 @@ class GLA(QueryKeyValue):
     """
 
     id = "S-gla"
-    aliases = ("gated_linear_attention",)
+    aliases = ("gated_linear_attention", "flash_linear_attention")
     equation = (
         "S_t = Diag(alpha_t) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t / sqrt(K),  "
         "alpha_t = sigmoid(W_2 W_1 x_t + b)^(1/tau);  y = W_o (RMSNorm(o) * SiLU(W_g x))"

@@ -31,6 +31,7 @@ class GSA(Layer):
     """
 
     id = "S-gsa"
+    aliases = ("gated_slot_attention",)
     equation = (
         "K_t = Diag(a_t) K_{t-1} + (1 - a_t) k_t^T,  V_t = Diag(a_t) V_{t-1} + (1 - a_t) v_t^T,  "
         "o_t = V_t^T softmax(K_t q_t);  a_t = sigmoid(W_f x_t)^(1/tau),  y = W_o RMSNorm(SiLU(o))"

@@ -40,7 +40,13 @@ class LinearAttention(Layer):
     """
 
     id = "S-linattn-causal"
-    aliases = ("linear_transformer",)
+    aliases = (
+        "linear_transformer",
+        "linearized_attention",
+        "linearized_transformer",
+        "transformers_are_rnns",
+        "causal_linear_attention",
+    )
     equation = "S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t),  o_t = S_t^T phi(q_t) / (z_t . phi(q_t))"
     source = 'Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20)'
     op = "linear_attention"

@@ -60,6 +60,7 @@ class MLSTM(Layer):
     """
 
     id = "S-mlstm"
+    aliases = ("matrix_lstm",)
     equation = (
         "C_t = f_t C_{t-1} + i_t k_t v_t^T,  n_t = f_t n_{t-1} + i_t k_t,  h_t = C_t^T q_t / max(|n_t . q_t|, 1),  "
         "i_t = exp(w_i . x),  f_t = sigmoid(w_f . x)"

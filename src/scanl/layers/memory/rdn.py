@@ -52,6 +52,7 @@ class RDN(CellLayer):
     """
 
     id = "S-rdn"
+    aliases = ("recurrent_delta_network", "recurrent_deltanet", "delta_rnn")
     cell = rdn_cell
     state: ClassVar = Axes("num_heads, head_dim + 1, head_dim", "S, with the last output as one more row")
     residual_out = "out_linear"

@@ -111,6 +111,7 @@ class ReLiT(GatedOuterProducts):
     """
 
     id = "S-relit"
+    aliases = ("recurrent_linear_transformer", "GaLiTe")
     equation = (
         "C_t = (1 - b g^T) * C_{t-1} + (b g^T) * (v k^T),  s_t = (1 - g) * s_{t-1} + g * k,  "
         "o_t = C_t q_t / (s_t . q_t),  k = ReLU(W_k x) (x) ReLU(W_1 x),  g = sigmoid(W_g x) (x) sigmoid(W_3 x)"

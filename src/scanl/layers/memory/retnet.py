@@ -36,7 +36,7 @@ class RetNet(Layer):
     """
 
     id = "S-retnet"
-    aliases = ("retention",)
+    aliases = ("retention", "retentive")
     equation = (
         "S_t = gamma_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  gamma_h = 1 - 2^(-5-h),  "
         "q_t = e^{i t theta} W_q x_t,  k_t = e^{i t theta} W_k x_t / sqrt(K);  "

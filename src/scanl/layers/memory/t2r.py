@@ -34,6 +34,7 @@ class T2R(SoftmaxAttention):
     """
 
     id = "S-t2r"
+    aliases = ("transformer_to_rnn",)
     equation = (
         "o_t = sum_{j<=t} (phi(q_t) . phi(k_j)) v_j / max(sum_{j<=t} phi(q_t) . phi(k_j), eps),  "
         "phi(x) = ReLU(W_phi x + b_phi),  q_t = R_t W_q x_t / sqrt(K),  k_j = R_j W_k x_j;  y = W_o o"

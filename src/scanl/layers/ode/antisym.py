@@ -50,6 +50,7 @@ class AntisymmetricRNN(TimedCell):
     """
 
     id = "S-antisym"
+    aliases = ("antisymmetric",)
     equation = "h_t = h_{t-1} + dt tanh((W - W^T - gamma I) h_{t-1} + V x_t + b)"
     cell = antisym_cell
 

@@ -85,7 +85,7 @@ class CfC(TimedCell):
     """
 
     id = "S-cfc"
-    aliases = ("closed_form_continuous",)
+    aliases = ("closed_form_continuous", "closed_form_continuous_time")
     cell = cfc_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
     state: ClassVar = Axes("num_states, width", "h; with a mixed memory h and c")

@@ -51,6 +51,7 @@ class CoRNN(TimedCell):
     """
 
     id = "S-cornn"
+    aliases = ("coupled_oscillatory_rnn", "coupled_oscillatory")
     equation = (
         "z_t = z_{t-1} + dt (tanh(W y_{t-1} + W' z_{t-1} + V x_t + b) - gamma y_{t-1} - epsilon z_{t-1}),  "
         "y_t = y_{t-1} + dt z_t"

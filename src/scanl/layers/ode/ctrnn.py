@@ -52,6 +52,7 @@ class CTRNN(TimedCell):
     """
 
     id = "S-ctrnn"
+    aliases = ("continuous_time", "continuous_time_rnn")
     equation = "h <- h + dt (tanh(W x_t + U h + b) - h / tau), several times a step"
     source = (
         'Funahashi and Nakamura, "Approximation of dynamical systems by continuous time recurrent neural networks", '

@@ -68,6 +68,7 @@ class IRNN(TimedCell):
     """
 
     id = "S-irnn"
+    aliases = ("ERNN", "incremental", "equilibriated_rnn", "equilibrium_rnn", "incrementally_evolving_rnn")
     equation = "phi(U (h_t + h_{t-1}) + W x_t + b) = alpha (h_t + h_{t-1}),  by K fixed-point rounds"
     cell = irnn_cell
     reads: ClassVar = {"U": nn.Linear}

@@ -54,6 +54,7 @@ class LEM(TimedCell):
     """
 
     id = "S-lem"
+    aliases = ("long_expressive_memory",)
     equation = (
         "z_t = (1 - dt_t) * z_{t-1} + dt_t * tanh(W_z y_{t-1} + V_z x_t + b_z),  "
         "y_t = (1 - dt'_t) * y_{t-1} + dt'_t * tanh(W_y z_t + V_y x_t + b_y),  "

@@ -109,7 +109,7 @@ class LTC(TimedCell):
     """
 
     id = "S-ltc"
-    aliases = ("liquid_time_constant",)
+    aliases = ("liquid_time_constant", "liquid_neural_network", "LNN")
     equation = EQUATION
     cell = ltc_cell
     state: ClassVar = Axes("width", "v")

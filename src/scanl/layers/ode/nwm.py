@@ -62,6 +62,7 @@ class NeuralWaveMachine(TimedCell):
     """
 
     id = "S-nwm"
+    aliases = ("neural_wave",)
     equation = (
         "z_t = z_{t-1} + dt (tanh(w_y * y_{t-1} + w_z * z_{t-1} + V x_t + b) - gamma y_{t-1} - epsilon z_{t-1}),  "
         "y_t = y_{t-1} + dt z_t,  * a circular convolution"

@@ -104,6 +104,12 @@ class ODEFWP(TimedCell):
 
     added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-odefwp"
+    aliases = (
+        "continuous_time_fast_weight_programmer",
+        "continuous_time_fwp",
+        "neural_ode_linear_transformer",
+        "ode_linear_transformer",
+    )
     equation = EQUATION
     cell = odefwp_cell
     state: ClassVar = Axes("num_heads, head_dim, head_dim", "the transpose of W")

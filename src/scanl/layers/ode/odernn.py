@@ -76,6 +76,7 @@ class ODERNN(TimedCell):
 
     added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-odernn"
+    aliases = ("latent_ode",)
     cell = odernn_cell
     reads: ClassVar = {"GRU_update": nn.GRUCell, "ode_func": nn.Linear}
     sample: ClassVar = {"hidden_dim": 6, "substeps": 2}

@@ -78,6 +78,7 @@ class TARNN(SolvedLayer):
     """
 
     id = "S-tarnn"
+    aliases = ("time_adaptive",)
     equation = (
         "h_t = (1 - g) h_{t-1} + g z,  "
         "dz/ds = phi(U_1 z + U_2 h_{t-1} + W_1 x_t + W_2 x_{t-1} + b) - 2 z - h_{t-1} + B_1 x_t + B_2 h_{t-1},  "

@@ -55,6 +55,7 @@ class UnICORNN(TimedCell):
     """
 
     id = "S-unicornn"
+    aliases = ("undamped_independent_controlled_oscillatory_rnn",)
     equation = (
         "z_t = z_{t-1} - dt sigmoid(c) * (tanh(w * y_{t-1} + V x_t + b) + alpha y_{t-1}),  "
         "y_t = y_{t-1} + dt sigmoid(c) * z_t"

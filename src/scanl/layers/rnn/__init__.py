@@ -1,4 +1,4 @@
-"""Gated, orthogonal and other nonlinear RNNs."""
+"""Gated, orthogonal and other RNNs."""
 
 from scanl.faces import face
 from scanl.layers.registry import classes

@@ -94,6 +94,7 @@ class Columnar(Columns):
     """
 
     equation = columnar_cell.equation.replace("x_t + u", "W x_t + b + u")
+    aliases = ("Col_NN",)
     source = columnar_cell.source
 
     def __init__(self, dim: options.Dim, init_scale: InitScale = 0.01) -> None:

@@ -24,7 +24,15 @@ class Elman(TorchCell):
     """
 
     id = "S-elman"
-    aliases = ("RNN", "vanilla_rnn")
+    aliases = (
+        "RNN",
+        "vanilla_rnn",
+        "vanilla",
+        "vanilla_recurrence",
+        "recurrent_network",
+        "SRN",
+        "simple_recurrent_network",
+    )
     equation = "h_t = phi(W x_t + U h_{t-1} + b),  y_t = h_t, or C h_t + c"
     source = (
         'Elman, "Finding structure in time", Cognitive Science 14, 1990; identity start: Le, Jaitly and Hinton, '

@@ -56,7 +56,7 @@ class ESN(CellLayer):
     """
 
     id = "S-esn"
-    aliases = ("echo_state_network",)
+    aliases = ("echo_state_network", "echo_state")
     equation = f"{EQUATION},  y_t = C s_t + d"
     cell = esn_cell
     state: ClassVar = Axes("width")

@@ -25,6 +25,7 @@ class GatedAttention(Layer):
     """
 
     id = "S-gatedattn"
+    aliases = ("gated_linear_rnn", "gated_linear")
     equation = (
         "h_t = lambda * h_{t-1} + (W_in_m x_t) * (W_in_x x_t),  y_t = D ((W_out_m h_t) * (W_out_x h_t)),  "
         "x_t with a 1 appended"

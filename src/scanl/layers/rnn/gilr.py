@@ -26,6 +26,7 @@ class GILR(Layer):
     """
 
     id = "S-gilr"
+    aliases = ("gated_impulse_linear_recurrence",)
     equation = "s_t = g_t * s_{t-1} + (1 - g_t) * tau(V x_t + b_z),  g_t = sigmoid(U x_t + b_g)"
     source = (
         'Martin and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", '

@@ -30,6 +30,7 @@ class GLRUScan(Layer):
     """
 
     id = "S-glru-scan"
+    aliases = ("GILR_LSTM", "linear_surrogate", "linear_surrogate_rnn", "LS_LSTM", "linear_surrogate_lstm")
     equation = (
         "c_t = f_t * c_{t-1} + i_t * z_t,  h_t = o_t * c_t,  f, i, o = sigmoid(W x_t + U l_{t-1} + b),  "
         "z = tanh(same),  l = GILR(x)"

@@ -26,6 +26,7 @@ class GRU(TorchCell):
     """
 
     id = "S-gru"
+    aliases = ("gated_recurrent_unit",)
     equation = "n_t = tanh(W x_t + b + r_t * (U h_{t-1} + b')),  h_t = (1 - z_t) * n_t + z_t * h_{t-1}"
     source = (
         'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8); '

@@ -28,7 +28,7 @@ class HGRN(Channelwise, LowerBounded):
     """
 
     id = "S-hgru"
-    aliases = ("HGRU",)
+    aliases = ("=HGRU", "HRGN", "hierarchically_gated_rnn")
     equation = (
         "h_t = lambda_t e^{i theta} * h_{t-1} + (1 - lambda_t) * c_t,  lambda_t = gamma + (1 - gamma) sigmoid(W x_t),  "
         "y_t = W_o (LN([Re h_t; Im h_t]) * SiLU(W_g x_t))"

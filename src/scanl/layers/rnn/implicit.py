@@ -29,6 +29,7 @@ class Implicit(Layer):
     """
 
     id = "S-implicit"
+    aliases = ("DEQ", "deep_equilibrium")
     equation = "s_t = tanh(W s_t + U x_t + b)"
     source = (
         'Bai, Kolter and Koltun, "Deep Equilibrium Models", arXiv:1909.01377, eq. (5) and theorem 1; the '

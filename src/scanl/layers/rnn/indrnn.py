@@ -30,7 +30,7 @@ class IndRNN(Channelwise, SolvedLayer):
     """
 
     id = "S-indrnn"
-    aliases = ("independently_recurrent",)
+    aliases = ("independently_recurrent", "independently_recurrent_neural_network")
     equation = "s_t = phi(a * s_{t-1} + B x_t + b),  |a| <= gamma^(1/n)"
     source = (
         'Li, Li, Cook, Zhu and Gao, "Independently Recurrent Neural Network (IndRNN): Building A Longer and Deeper '

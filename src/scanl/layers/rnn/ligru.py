@@ -38,7 +38,7 @@ class LiGRU(SolvedLayer):
     """
 
     id = "S-ligru"
-    aliases = ("light_gru",)
+    aliases = ("light_gru", "light_gated_recurrent_unit")
     equation = (
         "h_t = z_t * h_{t-1} + (1 - z_t) * ReLU(BN(W_a x_t) + U_a h_{t-1}),  z_t = sigmoid(BN(W_z x_t) + U_z h_{t-1})"
     )

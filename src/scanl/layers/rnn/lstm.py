@@ -28,6 +28,7 @@ class LSTM(TorchCell):
     """
 
     id = "S-lstm"
+    aliases = ("long_short_term_memory",)
     equation = "c_t = f_t * c_{t-1} + i_t * tanh(g_t),  h_t = o_t * tanh(c_t)"
     source = (
         'Hochreiter and Schmidhuber, "Long short-term memory", Neural Computation 9, 1997; forget gate: Gers, '

@@ -26,6 +26,7 @@ class NonNormalRNN(CellLayer):
     """
 
     id = "S-nnrnn"
+    aliases = ("non_normal",)
     equation = "h_t = modReLU(W h_{t-1} + U x_t),  W = P (Theta + T) P^T,  P = exp(A),  A = -A^T"
     source = (
         'Kerg et al., "Non-normal Recurrent Neural Network (nnRNN): learning long time dependencies while improving '

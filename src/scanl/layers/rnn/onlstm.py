@@ -63,7 +63,7 @@ class ONLSTM(CellLayer):
     """
 
     id = "S-onlstm"
-    aliases = ("ordered_neurons",)
+    aliases = ("ordered_neurons", "ordered_neurons_lstm")
     cell = onlstm_cell
     state: ClassVar = Axes("2, dim", "h and c")
     reads: ClassVar = {"hh": nn.Linear}

@@ -102,6 +102,7 @@ class OrthogonalRNN(CellLayer):
     """
 
     id = "S-ornn"
+    aliases = ("orthogonal",)
     equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = exp(A) or (I + A)^-1 (I - A) D,  A = -A^T"
     source = f"{EXPRNN}; {SCORNN}"
     cell = ornn_cell
@@ -154,6 +155,7 @@ class ExpRNN(OrthogonalRNN):
     """expRNN: an orthogonal network whose matrix is the exponential of a skew-symmetric one."""
 
     id = "S-ornn"
+    aliases = ("exponential_rnn",)
     equation = "h_t = modReLU(exp(A) h_{t-1} + V x_t),  A = -A^T"
     source = EXPRNN
 
@@ -175,5 +177,6 @@ class ScoRNN(OrthogonalRNN):
     """scoRNN: an orthogonal network by the Cayley transform, scaled by signs. The authors tune the share of -1."""
 
     id = "S-ornn"
+    aliases = ("scaled_cayley_orthogonal_rnn",)
     equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = (I + A)^-1 (I - A) D,  A = -A^T,  D = diag(1, ..., -1, ...)"
     source = SCORNN

@@ -27,7 +27,7 @@ class QRNN(Channelwise):
     """
 
     id = "S-qrnn"
-    aliases = ("quasi_rnn",)
+    aliases = ("quasi_rnn", "quasi_recurrent_neural_network", "quasi_recurrent")
     equation = "c_t = f_t * c_{t-1} + (1 - f_t) * z_t,  h_t = o_t * c_t,  z, f, o from x_t and x_{t-1}"
     source = 'Bradbury, Merity, Xiong and Socher, "Quasi-Recurrent Neural Networks", arXiv:1611.01576, eq. (1) to (5)'
     op = "linear_scan"

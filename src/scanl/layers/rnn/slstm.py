@@ -54,6 +54,7 @@ class SLSTM(SolvedLayer):
     """
 
     id = "S-slstm"
+    aliases = ("scalar_lstm",)
     equation = (
         "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t,  "
         "i_t = exp(i'_t),  f_t = sigmoid(f'_t),  each of i', f', z, o = W u_t + R h_{t-1} + b"

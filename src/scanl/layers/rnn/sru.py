@@ -29,6 +29,7 @@ class SRU(Channelwise, SolvedLayer):
     """
 
     id = "S-sru"
+    aliases = ("simple_recurrent_unit",)
     equation = (
         "c_t = f_t * c_{t-1} + (1 - f_t) * W x_t,  h_t = r_t * c_t + (1 - r_t) * alpha x_t,  "
         "f_t, r_t = sigmoid(W x_t + v * c_{t-1} + b)"

@@ -22,6 +22,7 @@ class TRNN(Layer):
     """
 
     id = "S-trnn"
+    aliases = ("strongly_typed_rnn", "strongly_typed")
     equation = "h_t = f_t * h_{t-1} + (1 - f_t) * z_t,  z_t = W x_t,  f_t = sigmoid(V x_t + b)"
     source = SOURCE
     op = "linear_scan"
@@ -60,6 +61,7 @@ class TGRU(TRNN):
     """T-GRU: an update gate scales the z_t that is written. All gates read x_t and x_{t-1}."""
 
     id = "S-trnn"
+    aliases = ("strongly_typed_gru",)
     equation = "h_t = f_t * h_{t-1} + z_t * tanh(o_t),  z_t, f_t, o_t from x_t and x_{t-1}"
     source = SOURCE
 
@@ -69,5 +71,6 @@ class TLSTM(TRNN):
     """T-LSTM: a T-RNN with an output gate; all gates read x_t and x_{t-1}."""
 
     id = "S-trnn"
+    aliases = ("strongly_typed_lstm",)
     equation = "c_t = f_t * c_{t-1} + (1 - f_t) * z_t,  h_t = c_t * tanh(o_t),  z_t, f_t, o_t from x_t and x_{t-1}"
     source = SOURCE

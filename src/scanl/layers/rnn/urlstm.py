@@ -58,6 +58,7 @@ class URLSTM(CellLayer):
     """
 
     id = "S-urlstm"
+    aliases = ("refine_gate", "uniform_gate_initialization", "uniform_gate_initialisation")
     equation = (
         "c_t = g_t * c_{t-1} + (1 - g_t) * tanh(u_t),  h_t = sigmoid(o_t) * tanh(c_t),  "
         "g_t = 2 r_t f_t + (1 - 2 r_t) f_t^2,  f_t = sigmoid(f'_t + b_f),  r_t = sigmoid(r'_t - b_f)"

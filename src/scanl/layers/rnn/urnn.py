@@ -63,6 +63,7 @@ class URNN(CellLayer):
     """
 
     id = "S-urnn"
+    aliases = ("unitary", "unitary_rnn", "unitary_evolution_rnn")
     equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = D_3 R_2 F^-1 D_2 Pi R_1 F D_1,  y_t = U [Re h_t; Im h_t] + b"
     cell = urnn_cell
     state: ClassVar = Axes("2, width", "h, real and imaginary parts; h_0 at the start")

@@ -148,6 +148,7 @@ class AFT(Layer):
     """
 
     id = "S-aft-simple"
+    aliases = ("ATF", "attention_free_transformer")
     equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}})"
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, eq. (2) to (5)'
     op = "weighted_average"

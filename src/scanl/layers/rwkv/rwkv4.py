@@ -40,7 +40,7 @@ class RWKV4(Layer):
     """
 
     id = "S-rwkv4"
-    aliases = ("RWKV",)
+    aliases = ("RWKV", "receptance_weighted_key_value", "Dove")
     equation = (
         "y_t = W_o (sigmoid(r_t) * (sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t) / "
         "(sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t})),  r, k, v = W (mu * x_t + (1 - mu) * x_{t-1})"

@@ -56,7 +56,7 @@ class DenseLTI(Layer):
     """
 
     id = "S-linrnn-lti"
-    aliases = ("dense_ssm", "LTI")
+    aliases = ("dense_ssm", "LTI", "LTI_system", "SSM", "linear_state_space_model")
     equation = "s_t = A s_{t-1} + B x_t,  y_t = C s_t + D * x_t"
     source = SOURCE
     op = "dense_lti_cell"

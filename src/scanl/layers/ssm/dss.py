@@ -109,6 +109,7 @@ class DSS(DiagonalLayer):
     """
 
     id = "S-dss"
+    aliases = ("diagonal_state_space",)
     equation = (
         "s_t = exp(Delta lambda) * s_{t-1} + (exp(Delta lambda) - 1)/lambda * u_t,  y = W GELU(Re(w s) + D * u) + b"
     )

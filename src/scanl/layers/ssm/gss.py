@@ -48,6 +48,7 @@ class GSS(Layer):
     """
 
     id = "S-gss"
+    aliases = ("gated_state_space",)
     equation = (
         "s_t = exp(lambda) * s_{t-1} + (exp(lambda) - 1)/lambda * u_t,  u = LN(GELU(W_u x)),  "
         "y = W_o (GELU(W_v x) * W_y (Re(C s) + D * u)) + b"

@@ -68,6 +68,7 @@ class LinOSS(TimedCell):
     """
 
     id = "S-linoss"
+    aliases = ("linear_oscillatory_state_space",)
     equation = (
         "z_t = z_{t-1} + Delta (B x_t - A y_t),  y_t = y_{t-1} + Delta z_t,  o_t = Re(C y_t) + D * x_t,  "
         "out = W_1 GELU(o) * sigmoid(W_2 GELU(o))"

@@ -47,7 +47,7 @@ class Mamba(Channelwise):
     """
 
     id = "S-mamba"
-    aliases = ("S6", "selective_ssm")
+    aliases = ("S6", "selective_ssm", "selective_state_space")
     equation = (
         "h_t = exp(Delta_t A) * h_{t-1} + (Delta_t u_t) B_t^T,  y = W_out ((h_t C_t + D * u_t) * SiLU(z_t)),  "
         "u = SiLU(conv(W_u x)),  [delta; B; C] = W_x u,  Delta = softplus(W_Delta delta + b)"

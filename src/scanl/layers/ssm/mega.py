@@ -55,6 +55,7 @@ class Mega(Layer):
     """
 
     id = "S-mega"
+    aliases = ("MEGA_chunk", "moving_average_equipped_gated_attention")
     equation = (
         "m = EMA(x),  [u; z; r; h'] = W m,  q, k = gamma_{1,2} * SiLU(z) + beta_{1,2},  "
         "y_t = sigmoid(u) * (SiLU(h' + U(SiLU(r) * sum_j softmax_j(q_t . k_j / sqrt(Z) + b_tj) v_j)) - residual_t)"

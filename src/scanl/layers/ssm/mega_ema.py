@@ -29,6 +29,7 @@ class MegaEMA(Layer):
     """
 
     id = "S-mega"
+    aliases = ("EMA", "exponential_moving_average")
     equation = (
         "h_t = q * h_{t-1} + p beta x_t,  p = sigmoid(delta),  q = 1 - p sigmoid(alpha),  "
         "y_t = SiLU(sum_n gamma_n h_{t,n} / sqrt(N) + omega x_t)"

@@ -60,6 +60,7 @@ class RGLRU(Channelwise):
     """
 
     id = "S-rglru"
+    aliases = ("real_gated_linear_recurrent_unit",)
     equation = (
         "h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (i_t * x_t),  a_t = exp(-8 r_t softplus(Lambda)),  "
         "i, r = sigmoid(W x_t)"

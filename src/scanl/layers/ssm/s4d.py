@@ -92,6 +92,7 @@ class S4D(Channelwise, GatedDiagonalLayer):
     """
 
     id = "S-s4d"
+    aliases = ("diagonal_s4",)
     equation = "s_t = exp(Delta A) * s_{t-1} + (exp(Delta A) - 1)/A * u_t,  y = GLU(W GELU(2 Re(C s) + D * u))"
     source = (
         'Gu, Gupta, Goel and Ré, "On the Parameterization and Initialization of Diagonal State Space Models", '

@@ -147,6 +147,7 @@ class S5(Channelwise, MIMODiagonal):
     """
 
     id = "S-s5"
+    aliases = ("simplified_state_space",)
     equation = (
         "s_t = exp(Delta Lambda) * s_{t-1} + (exp(Delta Lambda) - 1)/Lambda * (B x_t),  y_t = 2 Re(C s_t) + D * x_t"
     )

@@ -71,7 +71,12 @@ class Algorithm(metaclass=Configured):
         raise NotImplementedError(f"{who(type(self))}: its class defines no update")
 
 
-algorithms: Registry[Algorithm] = Registry("algorithm", package="scanl.learning.algorithms")
+algorithms: Registry[Algorithm] = Registry(
+    "algorithm",
+    package="scanl.learning.algorithms",
+    listed="`scanl algorithms`",
+    use="scanl train --algorithm {name}",
+)
 algorithm = algorithms.add
 
 

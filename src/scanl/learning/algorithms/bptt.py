@@ -31,6 +31,7 @@ class BPTT(Algorithm):
     """
 
     id = "A-bptt"
+    aliases = ("backpropagation_through_time",)
     equation = "dL/dtheta = sum_t sum_{j<=t} (dl_t/ds_t) (prod_{r=j+1..t} ds_r/ds_{r-1}) (ds_j/dtheta)"
     source = (
         'Werbos, "Backpropagation Through Time: What It Does and How to Do It", Proc. IEEE 78(10), 1990; truncated: '

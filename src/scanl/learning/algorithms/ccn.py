@@ -41,6 +41,7 @@ class CCN(Algorithm):
     """
 
     id = "A-ccn"
+    aliases = ("columnar_constructive_learning",)
     equation = "dL/dtheta_k = (dL/dh_k) M_k of the present stage k alone,  M_t = J_t M_{t-1} + ds_t/dtheta_k"
     source = (
         'Javed, Shah, Sutton and White, "Scalable Real-Time Recurrent Learning Using Columnar-Constructive Networks", '

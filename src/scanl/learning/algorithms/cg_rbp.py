@@ -31,6 +31,7 @@ class CGRBP(Equilibrium):
     """
 
     id = "A-cgrbp"
+    aliases = ("conjugate_gradient_rbp", "conjugate_gradient_recurrent_backpropagation")
     equation = "((I - J)(I - J^T) + eta I) z = (I - J) dl/ds*,  dl/dtheta = z^T dF/dtheta"
     source = 'Liao et al., "Reviving and Improving Recurrent Back-Propagation", arXiv:1803.06396; ' + PENALTY
     computes: ClassVar = "exact"

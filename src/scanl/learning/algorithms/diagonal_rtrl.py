@@ -29,6 +29,7 @@ class DiagonalRTRL(Algorithm):
     """
 
     id = "A-diagrtrl"
+    aliases = ("RTU", "recurrent_trace_unit")
     equation = (
         "M_t = a_t * M_{t-1} + u_t x_t^T,  dL/dtheta = sum_t delta_t * M_t,  a_t = ds_t/ds_{t-1},  u_t = ds_t/dp_t"
     )

@@ -103,6 +103,7 @@ class EProp(Local):
     """
 
     id = "A-eprop"
+    aliases = ("eligibility_propagation",)
     equation = "e_t = (ds_t,j/ds_t-1,j) e_t-1 + ds_t,j/dW_ji,  dL/dW_ji = sum_t L_t,j (dz_t,j/ds_t,j) e_t,ji"
     source = (
         'Bellec et al., "A solution to the learning dilemma for recurrent networks of spiking neurons", Nature '
@@ -140,6 +141,7 @@ class RFLO(Local):
     """
 
     id = "A-rflo"
+    aliases = ("random_feedback_local_online", "random_feedback_local_online_learning")
     equation = "P_t = (1 - 1/tau) P_{t-1} + phi'(u_t) [h_{t-1}; x_t; 1]^T / tau,  dL/dW = sum_t diag(B eps_t) P_t"
     source = 'Murray, "Local online learning in recurrent networks with random feedback", eLife 8, 2019'
     computes: ClassVar = "truncation"

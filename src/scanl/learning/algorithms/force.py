@@ -50,6 +50,7 @@ class FORCE(Algorithm):
     """
 
     id = "A-force"
+    aliases = ("first_order_reduced_and_controlled_error", "FORCE_learning")
     equation = "k = P r / (lambda + r^T P r),  P <- (P - k r^T P) / lambda,  C <- C - (C r - y) k^T"
     source = (
         'Sussillo and Abbott, "Generating Coherent Patterns of Activity from Chaotic Neural Networks", Neuron 63(4), '

@@ -47,6 +47,7 @@ class FPTT(Algorithm):
     """
 
     id = "A-fptt"
+    aliases = ("FPTT_K", "forward_propagation_through_time")
     equation = "minimize l_t(theta) - lambda theta + (alpha w / 2) |theta - mean|^2 at each part of a sequence"
     source = (
         'Kag and Saligrama, "Training Recurrent Neural Networks via Forward Propagation Through Time", ICML 2021, '

@@ -39,6 +39,7 @@ class GTF(Algorithm):
     """
 
     id = "A-gtf"
+    aliases = ("generalized_teacher_forcing", "generalised_teacher_forcing", "teacher_forcing")
     equation = "z~_t = (1 - alpha) z_t + alpha zhat_t,  alpha = max(0, 1 - 1/kappa)"
     source = (
         'Hess, Monfared, Brenner and Durstewitz, "Generalized Teacher Forcing for Learning Chaotic Dynamics", '

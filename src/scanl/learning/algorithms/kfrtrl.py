@@ -51,6 +51,7 @@ class KFRTRL(Algorithm):
     """
 
     id = "A-kfrtrl"
+    aliases = ("kronecker_factored_rtrl",)
     equation = "u <- c1 p1 u + c2 p2 [h; x; 1],  A <- (c1/p1) J A + (c2/p2) D,  M estimated by u (x) A"
     source = (
         'Mujika, Meier and Steger, "Approximating Real-Time Recurrent Learning with Random Kronecker Factors", '

@@ -27,6 +27,7 @@ class Lifted(Split):
     """
 
     id = "A-lifted"
+    aliases = ("lifted_method", "lifted_network", "ADMM", "method_of_auxiliary_coordinates", "MAC")
     equation = "min over theta, s: loss + sum_t lambda_t r_t + mu/2 |r_t|^2,  r_t = s_t - F(s_{t-1}, x_t)"
     source = (
         'Carreira-Perpinan and Wang, "Distributed Optimization of Deeply Nested Systems", arXiv:1212.5921; '

@@ -29,6 +29,7 @@ class LRA(Algorithm):
     """
 
     id = "A-lra"
+    aliases = ("local_representation_alignment",)
     equation = "y^l = phi(h^l - beta E^(l+1) e^(l+1)),  e^l = z^l - y^l,  dW^l = e^l z^(l-1), dE^l = gamma dW^l^T"
     source = (
         'Ororbia and Mali, "Biologically Motivated Algorithms for Propagating Local Target Representations", '

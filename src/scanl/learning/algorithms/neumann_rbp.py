@@ -25,6 +25,7 @@ class NeumannRBP(Equilibrium):
     """
 
     id = "A-nrbp"
+    aliases = ("neumann_recurrent_backpropagation",)
     equation = "z = sum_{k<K} (J^T)^k dl/ds*,  dl/dtheta = z^T dF/dtheta"
     source = 'Liao et al., "Reviving and Improving Recurrent Back-Propagation", arXiv:1803.06396; ' + PENALTY
     computes: ClassVar = "truncation"

@@ -40,6 +40,7 @@ class OnlineLRU(Algorithm):
     """
 
     id = "A-onlinelru"
+    aliases = ("online_learning_of_long_range_dependencies",)
     equation = "e_t = lambda * e_{t-1} + ds_t/dtheta,  dL_t/dtheta = delta_t * e_t,  delta_t from step t alone"
     source = (
         'Zucchet, Meier, Schug, Mujika and Sacramento, "Online Learning of Long-Range Dependencies", arXiv:2305.15947, '

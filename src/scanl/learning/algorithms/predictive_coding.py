@@ -33,6 +33,7 @@ class PredictiveCoding(Algorithm):
     """
 
     id = "A-pc"
+    aliases = ("PC",)
     equation = "dv_t = rate (-e_t + (ds_{t+1}/dv_t)^T e_{t+1} + (dy_{t+1}/dv_t)^T e^y_{t+1}),  e_t = v_t - s_t"
     source = (
         'Millidge, Tschantz and Buckley, "Predictive Coding Approximates Backprop along Arbitrary Computation Graphs", '

@@ -31,6 +31,13 @@ class RBP(Equilibrium):
     """
 
     id = "A-rbp"
+    aliases = (
+        "recurrent_backpropagation",
+        "almeida_pineda",
+        "C_RBP",
+        "contractor_rbp",
+        "contractor_recurrent_backpropagation",
+    )
     equation = "s* = F(s*, x),  z = J^T z + dl/ds*,  dl/dtheta = z^T dF/dtheta"
     source = (
         'Almeida, "A Learning Rule for Asynchronous Perceptrons with Feedback in a Combinatorial Environment", ICNN '

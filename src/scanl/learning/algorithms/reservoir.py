@@ -28,6 +28,7 @@ class Reservoir(Algorithm):
     """
 
     id = "A-reservoir"
+    aliases = ("reservoir_computing",)
     equation = "dL/dC = sum_t (dL/dy_t) r_t^T,  no gradient for the recurrence"
     source = (
         'Jaeger, "The echo state approach to analysing and training recurrent neural networks", GMD report 148, 2001; '

@@ -124,6 +124,7 @@ class RTRL(Carried):
     """
 
     id = "A-rtrl"
+    aliases = ("real_time_recurrent_learning",)
     equation = "M_t = J_t M_{t-1} + ds_t/dtheta,  dl_t/dtheta = (dl_t/ds_t) M_t"
     source = (
         'Williams and Zipser, "A Learning Algorithm for Continually Running Fully Recurrent Neural Networks", Neural '

@@ -26,6 +26,7 @@ class SnAp(Carried):
     """
 
     id = "A-snap"
+    aliases = ("SnAp_1", "SnAp_2", "SnAp_n", "sparse_n_step_approximation")
     equation = "M_t = P_n * (J_t M_{t-1} + ds_t/dtheta),  dl_t/dtheta = (dl_t/ds_t) (J_t M_{t-1} + ds_t/dtheta)"
     source = (
         'Menick et al., "Practical Real Time Recurrent Learning with a Sparse Approximation to the Jacobian", '

@@ -46,6 +46,7 @@ class TBPTT(Algorithm):
     """
 
     id = "A-tbptt"
+    aliases = ("truncated_bptt", "truncated_backpropagation_through_time")
     equation = "every K1 steps: dL/dtheta of the last K1 losses through the last K2 steps"
     source = (
         'Williams and Peng, "An Efficient Gradient-Based Algorithm for On-Line Training of Recurrent Network '

@@ -45,6 +45,7 @@ class UORO(Algorithm):
     """
 
     id = "A-uoro"
+    aliases = ("unbiased_online_recurrent_optimization", "unbiased_online_recurrent_optimisation")
     equation = "A <- rho0 J A + rho1 nu,  B <- B/rho0 + nu^T (ds_t/dtheta)/rho1,  M estimated by A B^T"
     source = (
         'Tallec and Ollivier, "Unbiased Online Recurrent Optimization", arXiv:1702.05043, algorithm 1; the order of '
