@@ -56,6 +56,15 @@ def test_the_sdist_has_every_file(monkeypatch):
     assert not [path for path in tracked() if path not in known and path.parts[0] != "src"]
 
 
+def test_the_first_screen_of_the_readme_sets_everything_up():
+    """By two commands, each with its minutes, which are targets of the Makefile."""
+    screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:20]
+    for target in ("demo", "test"):
+        (line,) = (line for line in screen if line.startswith(f"make {target} "))
+        assert re.search(r"about \d+ minutes$", line)
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+
+
 def steps():
     return [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 

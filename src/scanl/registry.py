@@ -250,7 +250,7 @@ class Functions(Generic[F]):
         def add(function: F) -> F:
             if name in self._functions:
                 first, second = self._functions[name].__name__, function.__name__
-                raise ConfigError(f"{self.kind} {name!r} is registered twice: {first} and {second}")
+                raise ConfigError(f"{self._kind} {name!r} is registered twice: {first} and {second}")
             self._functions[name] = function
             return function
 

@@ -77,11 +77,9 @@ class LinearRNN(Layer):
         self.out_proj = nn.Linear(self.hidden_dim, dim, bias=bias)
         nn.init.xavier_uniform_(self.in_proj.weight)
         nn.init.kaiming_uniform_(self.out_proj.weight)
-        if bias:
-            nn.init.zeros_(self.in_proj.bias)
-            nn.init.zeros_(self.out_proj.bias)
-            if use_short_conv:
-                nn.init.zeros_(self.conv.bias)
+        for module in (self.in_proj, self.out_proj, *([self.conv] if use_short_conv else [])):
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         if not self._custom:
             self.decay = nn.Parameter(torch.full((self.hidden_dim,), math.log(0.9 / 0.1)))
 

@@ -10,4 +10,5 @@ from scanl.compat.mamba_ssm.mamba import mamba_inner_fn as mamba_inner_fn
 from scanl.compat.mamba_ssm.mamba2 import Mamba2 as Mamba2
 from scanl.compat.mamba_ssm.scans import mamba_chunk_scan_combined as mamba_chunk_scan_combined
 from scanl.compat.mamba_ssm.scans import selective_scan_fn as selective_scan_fn
+from scanl.compat.mamba_ssm.scans import selective_scan_ref as selective_scan_ref
 from scanl.compat.mamba_ssm.scans import selective_state_update as selective_state_update

@@ -10,7 +10,7 @@ from scanl.compat.causal_conv1d import alike
 from scanl.compat.sequences import Sequences, joined
 from scanl.errors import ConfigError
 from scanl.layers.base import widen
-from scanl.ops import linear_attention, selective_scan
+from scanl.ops import backend, linear_attention, selective_scan
 
 
 def selective_scan_fn(
@@ -37,6 +37,12 @@ def selective_scan_fn(
     y, last = selective_scan(x, delta.mT, A, B, C, D, gate, delta_bias, delta_softplus=delta_softplus)
     y = alike(y.to(u.dtype).mT, u)
     return (y, last) if return_last_state else y
+
+
+def selective_scan_ref(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Return what `selective_scan_fn` returns, by the reference: a plain loop over the steps."""
+    with backend("reference"):
+        return selective_scan_fn(*args, **kwargs)
 
 
 def _weights(B: Tensor, is_complex: bool) -> Tensor:

@@ -2,7 +2,7 @@
 once.
 """
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +49,14 @@ class GLRUScan(Layer):
         shifted: Annotated[
             bool, "the gates read l_{t-1}, as in the paper; if False l_t, as in the authors' program"
         ] = True,
-        squash: Annotated[
-            bool, "h = o * tanh(c), as in an LSTM; if False h = o * c, as in the paper and the program"
-        ] = False,
+        activation: Annotated[
+            Literal["identity", "tanh"],
+            '"identity", h = o * c, as in the paper and the program; or "tanh", h = o * tanh(c), as in an LSTM',
+        ] = "identity",
     ) -> None:
         super().__init__()
         self.gilr = GILR(dim, "tanh")
-        self.dim, self.shifted, self.squash = dim, shifted, squash
+        self.dim, self.shifted, self.activation = dim, shifted, activation
         self.linear = nn.Linear(2 * dim, 4 * dim)
         nn.init.uniform_(self.linear.weight, -0.05, 0.05)
         nn.init.zeros_(self.linear.bias)
@@ -69,5 +70,5 @@ class GLRUScan(Layer):
             surrogate, _ = token_shift(surrogate, start, cu_seqlens=cu_seqlens)
         f, i, o, z = widen(self.linear(torch.cat([surrogate, x], -1))).chunk(4, -1)
         c, memory = linear_scan(i.sigmoid() * z.tanh(), f.sigmoid(), memory, cu_seqlens=cu_seqlens)
-        y = o.sigmoid() * (c.tanh() if self.squash else c)
+        y = o.sigmoid() * (c.tanh() if self.activation == "tanh" else c)
         return y.to(x.dtype), GLRUState(after, memory)
