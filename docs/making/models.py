@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from making.columns import Columns, columns
 from making.docstrings import prose
 from making.drawing import drawing
 from making.equations import latex, split
 from making.sources import bibtex
+from scanl.cli.columns import WIDTH as SMALL
+from scanl.cli.columns import Columns, columns
 from scanl.cli.layers import WIDTH, backends, origin, state_size, step_cost, summary, without_op
 from scanl.configured import Configured, Option, Range, described, options
 from scanl.layers import Layer, build, classes
@@ -20,7 +21,6 @@ from scanl.layers.registry import channel_mixers
 from scanl.models import Stack, presets
 
 Rows = Callable[..., Sequence[dict[str, str]]]  # the rows of a file of results that have some values
-SMALL = 12  # the width at which recurrences are measured
 RELATED = 12  # other models that a page names
 FAMILIES = ("memory", "rwkv", "ssm", "rnn", "ode", "attention", "bodies")
 BODIES = "Bodies and wrappers"
@@ -288,7 +288,7 @@ def _results(name: str, rows: Rows) -> list[str]:
 
 
 def _aliases(cls: type[Layer]) -> str:
-    known = [name for name in cls.aliases if cls.preset_of is None]
+    known = [name.removeprefix("=") for name in vars(cls).get("aliases", ())]
     return f" It is found as {', '.join(f'`{name}`' for name in known)} too." if known else ""
 
 

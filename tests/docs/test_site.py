@@ -14,7 +14,6 @@ import torch
 from making import (
     algorithms,
     api,
-    columns,
     commands,
     docstrings,
     drawing,
@@ -28,6 +27,7 @@ from making import data as data_pages
 from making import ops as op_pages
 from scanl import ops
 from scanl.cli import COMMANDS
+from scanl.cli.columns import Columns
 from scanl.cli.train import parse
 from scanl.compat import fla
 from scanl.data import sources as data
@@ -50,7 +50,7 @@ FOLDER = Path("made")
 @pytest.fixture(scope="module")
 def gla(write):
     """The page of a layer."""
-    return models.page(get("gla"), columns.Columns(True, True, True, False), write.rows)
+    return models.page(get("gla"), Columns(True, True, True, False), write.rows)
 
 
 def letters(text: str) -> str:
@@ -164,20 +164,6 @@ def test_every_example_makes_a_layer():
     """Of the width that a page has, with the default options."""
     for cls in classes():
         assert cls(64).dim == 64
-
-
-def test_columns_are_measured():
-    expected = {
-        "gla": (True, True, True, False),
-        "lru": (True, True, False, True),
-        "deltanet": (True, False, True, False),
-        "elman": (False, False, False, False),
-        "lstm": (False, False, True, False),
-        "sru": (False, True, True, True),
-    }
-    for name, values in expected.items():
-        assert columns.columns(get(name), models.SMALL) == values, name
-    assert columns.columns(get("bidirectional"), models.SMALL) is None
 
 
 def test_a_page_has_its_parts(gla):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from scanl import layers
+from scanl.cli.columns import row
 from scanl.cli.parser import Parser
 from scanl.configured import Option, options
 from scanl.errors import ConfigError
@@ -34,6 +35,11 @@ TITLES = {
     "task": "Tasks",
     "source": "Sources of data",
 }
+LEGEND = """\
+linear: the next state is a linear function of the state, and something added. elementwise: a number of the state acts
+on itself alone, or on one more. gated: what is kept of the state depends on the input. online: each channel has a
+recurrence of its own, so real-time recurrent learning is cheap. time, state: how the work over a sequence of T steps,
+and the state, grow with T; W is the size of a window, a segment or a chunk, and O(T) is at most `max_length`."""
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
 Entry = tuple[str, type[Any]]
@@ -61,10 +67,12 @@ def list_layers(argv: Sequence[str]) -> int:
         for name, cls in group:
             origin = f" A preset of {cls.preset_of.name}." if issubclass(cls, Layer) and cls.preset_of else ""
             print(f"{name:<{width}}{summary(cls)}{origin}")
+            if title not in TITLES.values():
+                print(f"{'':<{width}}{row(cls)}")
             equation = getattr(_made(cls), "equation", "") or f"scanl.models.{cls.__name__}"
             print(f"{'':<{width}}{equation}")
         print()
-    print("`scanl show NAME` has the rest.")
+    print(f"{LEGEND}\n\n`scanl show NAME` has the rest.")
     return 0
 
 
@@ -150,13 +158,14 @@ def describe_layer(name: str, dim: int) -> str:
         ("parameters", f"{parameters:,} at dim {dim}"),
         ("state", state),
         ("step", step),
+        ("recurrence", row(cls)),
         *_reads(layer),
         ("op", cls.op or without_op(layer)),
     ]
     lines = [f"{name}: {summary(cls)}", ""]
-    for row in rows:
-        lines.append(_row(row))
-        if row[0] == "options":
+    for fact in rows:
+        lines.append(_row(fact))
+        if fact[0] == "options":
             meanings = [f"{option.name}: {option.meaning}." for option in options_of(name)]
             lines += [textwrap.fill(meaning, 100, **HANGING, break_long_words=False) for meaning in meanings]
     for entry in backends(cls):
@@ -178,8 +187,8 @@ def _reads(layer: Layer) -> list[tuple[str, str]]:
     return [("reads", f"the weights of {paths}: no hooks or wrappers there")] if paths else []
 
 
-def _row(row: tuple[str, str]) -> str:
-    title, text = row
+def _row(fact: tuple[str, str]) -> str:
+    title, text = fact
     line, indent = f"{title:<12}{text}", " " * 12
     return textwrap.fill(line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 

@@ -76,6 +76,9 @@ class Layer(Module, metaclass=Configured):
     left_out: ClassVar[Sequence[str] | None] = None
     added: ClassVar[Mapping[str, Any]] = {}  # options of every subclass beside its own: name -> annotation
     state: ClassVar[Form | None] = None  # what the layer carries from step to step; None: `init_state` is overridden
+    # How the work over T steps and the state grow with T. W is the size of a window, a segment or a chunk.
+    cost: ClassVar[tuple[str, str]] = ("T", "1")
+    kind: ClassVar[Mapping[str, bool]] = {}  # facts of `scanl list` that its measurement does not see: "gated", ...
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
     # Modules inside whose weights the layer reads instead of calling them: path -> class. A path to a container stands
     # for the modules in it. A subclass adds to them.

@@ -55,6 +55,7 @@ class Bidirectional(Layer):
     """
 
     id = "S-bidir"
+    cost = ("T", "T")
     aliases = ("BidirectionalLinearRNN", "BiRNN")
     equation = "y = fwd(x) + reverse(bwd(reverse(x)))"
     source = 'Schuster and Paliwal, "Bidirectional Recurrent Neural Networks", IEEE Trans. Signal Processing, 1997'

@@ -22,6 +22,7 @@ class Attention(SoftmaxAttention):
     """
 
     id = "S-attn"
+    cost = ("T^2", "T")
     aliases = ("softmax_attention", "multi_head_attention", "MHA", "self_attention", "SA", "vanilla_attention")
     equation = "y_t = W_o sum_{j <= t} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j"
     source = (

@@ -145,6 +145,7 @@ class BlockRecurrent(SegmentLayer):
     """
 
     id = "S-brect"
+    cost = ("T W", "W")
     aliases = ("block_recurrent_transformer", "Brect", "block_recurrent_attention")
     equation = (
         "y_t = W_o [attention of x_t to the W tokens before it; attention of x_t to s],  at the end of a block s' = "

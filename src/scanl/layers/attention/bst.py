@@ -56,6 +56,7 @@ class BlockStateTransformer(SegmentLayer):
     """
 
     id = "S-bst"
+    cost = ("T W", "W")
     aliases = ("block_state_transformer",)
     equation = (
         "y_t = W_o [attention of x_t to the W tokens before it; attention of x_t to c],  c = SSM(x)_s for the steps "

@@ -49,6 +49,7 @@ class CompressiveTransformer(RelativeAttention):
     """
 
     id = "S-compressive"
+    cost = ("T W", "W")
     equation = (
         "attention of transformer_xl over h = stop_gradient([compressed; memory]), segment;  at the end of a segment "
         "compressed <- last rows of [compressed; f(old)], f a convolution, mean or maximum over `pool` rows"

@@ -37,6 +37,7 @@ class DiagAttention(Layer):
     """
 
     id = "S-transnormer"
+    cost = ("T W", "W")
     equation = "y_t = W_o SRMSNorm(sum_j ReLU(q_t . k_j / sqrt(K)) v_j),  W floor(t / W) <= j <= t"
     source = 'Qin et al., "The Devil in Linear Transformer", arXiv:2210.10340, sec. 4.2'
     op = None

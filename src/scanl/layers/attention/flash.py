@@ -42,6 +42,7 @@ class FLASH(GatedAttention):
     """
 
     id = "S-flash"
+    cost = ("T W", "W")
     aliases = ("mixed_chunk_attention", "flash_quad")
     equation = (
         "u, v, z = SiLU(W x),  q, r, k, w = R_t (gamma * z + beta),  y_t = W_o (u_t * (sum_{j <= t in chunk} "

@@ -30,6 +30,7 @@ class ForgettingAttention(Attention):
     """
 
     id = "S-fox"
+    cost = ("T^2", "T")
     aliases = ("FoX", "forgetting_transformer")
     equation = (
         "y_t = W_o sum_{j<=t} softmax_j(q_t . k_j / sqrt(K) + sum_{l=j+1..t} ln f_l) v_j,  f_t = sigmoid(W_f x_t + b)"

@@ -116,6 +116,7 @@ class GAU(GatedAttention):
     """
 
     id = "S-gau"
+    cost = ("T^2", "T")
     aliases = ("gated_attention_unit",)
     equation = (
         "u, v, z = SiLU(W x),  q, k = gamma_{1,2} * z + beta_{1,2},  "

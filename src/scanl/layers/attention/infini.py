@@ -46,6 +46,7 @@ class InfiniAttention(SegmentLayer):
     """
 
     id = "S-infini"
+    cost = ("T W", "W")
     aliases = ("infini_transformer", "infini")
     equation = (
         "y_t = W_o (sigmoid(beta) phi(q_t) M / (phi(q_t) . z) + (1 - sigmoid(beta)) sum_j softmax_j(R_t q_t . R_j k_j "

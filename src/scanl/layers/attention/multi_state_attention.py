@@ -119,6 +119,7 @@ class MultiStateAttention(SoftmaxAttention):
     """
 
     id = "S-msrnn"
+    cost = ("T W", "W")
     aliases = ("TOVA", "MSRNN", "multi_state_rnn")
     equation = (
         "y_t = W_o sum_{j in C_t or j = t} p_tj v_j,  p_t = softmax_j(R_t q_t . R_j k_j / sqrt(K)),  "

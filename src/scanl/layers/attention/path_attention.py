@@ -121,6 +121,7 @@ class PaTHAttention(Layer):
     """
 
     id = "S-path"
+    cost = ("T^2", "T")
     equation = (
         "y_t = W_o sum_{j<=t} softmax_j(k_j^T H_{j+1} ... H_t q_t / sqrt(K)) v_j,  H_s = I - beta_s w_s w_s^T,  "
         "w = unit(SiLU(conv(W_2 W_1 x))),  beta = 2 sigmoid(W_b x + b)"

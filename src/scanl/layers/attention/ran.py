@@ -170,6 +170,7 @@ class RAN(Layer):
     """
 
     id = "S-ran"
+    cost = ("T W", "W")
     aliases = ("recurrent_attention_network",)
     equation = (
         "[r_s; y_s] = std(LN(SiLU(W_o Attention(H)) + GLU(H))),  H = LN([g_s; x_s]) of window s,  "

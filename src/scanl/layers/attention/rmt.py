@@ -57,6 +57,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
     """
 
     id = "S-rmt"
+    cost = ("T W", "W")
     aliases = ("recurrent_memory_transformer", "memory_transformer")
     equation = "[.; y; m'] = blocks([m; x; m]) over each segment x, m' the memory m of the next"
     source = 'Bulatov, Kuratov and Burtsev, "Recurrent Memory Transformer", arXiv:2207.06881, sec. 3.2, and its code'

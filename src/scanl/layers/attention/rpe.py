@@ -44,6 +44,7 @@ class RPE(Layer):
     """
 
     id = "S-rpe"
+    cost = ("T^2", "T")
     aliases = ("recurrent_positional_embedding",)
     equation = (
         "[u^p; u^r] = x,  r_t = tanh(V u^r_t + W r_{t-1} + b),  e_t = [u^p_t + PE_t; r_t],  "

@@ -41,6 +41,7 @@ class RSA(SoftmaxAttention):
     """
 
     id = "S-rsa"
+    cost = ("T^2", "T")
     aliases = ("REM", "self_attention_with_recurrence")
     equation = (
         "y_t = W_o sum_{j <= t} ((1 - sigmoid(mu)) softmax_j(q_t . k_j / sqrt(K)) + sigmoid(mu) P_{t-j}) v_j,  "

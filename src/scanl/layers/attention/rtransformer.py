@@ -35,6 +35,7 @@ class RTransformer(Layer):
     """
 
     id = "S-rtransformer"
+    cost = ("T^2", "T")
     aliases = ("R-Transformer",)
     equation = (
         "h = x,  h = h + LocalRNN_i(LN(h)) for i = 1..N,  "

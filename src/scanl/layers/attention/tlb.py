@@ -84,6 +84,7 @@ class TemporalLatentBottleneck(SegmentLayer):
     """
 
     id = "S-tlb"
+    cost = ("T W", "W")
     aliases = ("temporal_latent_bottleneck",)
     equation = "y = norm(reader(blocks(x), s)) within each chunk x,  after it s' = slow(s, reader(blocks(x), s))"
     source = (

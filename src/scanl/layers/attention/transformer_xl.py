@@ -113,6 +113,7 @@ class TransformerXL(RelativeAttention):
     """
 
     id = "S-txl"
+    cost = ("T W", "W")
     aliases = ("txl",)
     equation = (
         "y_i = W_o sum_j softmax_j(((q_i + u) . W_k h_j + (q_i + v) . W_r R_{i-j}) / sqrt(K)) W_v h_j,  "

@@ -11,6 +11,7 @@ class NoncausalLinearAttention(LinearAttention):
     """Linear attention in which every step reads all steps, including future ones."""
 
     id = "S-linattn"
+    cost = ("T", "T")
     equation = "o_t = (sum_j phi(k_j) v_j^T)^T phi(q_t) / (sum_j phi(k_j) . phi(q_t)),  phi(x) = elu(x) + 1"
     source = 'Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (4) to (7)'
     op = None

@@ -35,6 +35,7 @@ class MLSTMLarge(Layer):
     """
 
     id = "S-mlstm"
+    kind: ClassVar = {"gated": True}
     equation = (
         "C_t = f_t C_{t-1} + i_t k_t v_t^T,  n_t = f_t n_{t-1} + i_t k_t,  "
         "y_t = W_o (sigmoid(o_t) * norm(C_t^T q_t / max(|n_t . q_t|, 1))),  i_t = exp(cap(w_i . x)),  "

@@ -64,6 +64,7 @@ class LayerNormLSTM(CellLayer):
     """
 
     id = "S-layernorm"
+    kind: ClassVar = {"gated": True}
     cell = layernorm_lstm_cell
     state: ClassVar = Axes("2, dim", "h and c")
     reads: ClassVar = {"layernorm_h": nn.LayerNorm, "layernorm_c": nn.LayerNorm}

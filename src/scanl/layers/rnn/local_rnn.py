@@ -26,6 +26,7 @@ class LocalRNN(Layer):
     """
 
     id = "S-rtransformer"
+    cost = ("T W", "W")
     equation = "y_t = RNN(x_{t-M+1}, ..., x_t), its last output"
     source = (
         'Wang, Ma, Liu and Tang, "R-Transformer: Recurrent Neural Network Enhanced Transformer", arXiv:1907.05572, '

@@ -142,6 +142,7 @@ class NTM(SolvedLayer):
     """
 
     id = "S-ntm"
+    kind: ClassVar = {"gated": True}
     aliases = ("Neural Turing Machine",)
     equation = (
         "h_t = LSTM([x_t; r_{t-1}]),  w_t = address(W_k h_t, M_{t-1}, w_{t-1}),  r_t = sum_n w_t(n) M_{t-1}(n),  "

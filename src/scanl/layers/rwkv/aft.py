@@ -279,6 +279,7 @@ class AFTFull(AFT):
     """AFT-full: an average of the values, with a learned weight for each pair of positions up to `max_length`."""
 
     id = "S-aft-full"
+    cost = ("T^2", "T")
     equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}})"
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, eq. (2)'
     op = None
@@ -295,6 +296,7 @@ class AFTLocal(AFT):
     """AFT-local: an average of the values, with learned weights for pairs of positions less than `window` apart."""
 
     id = "S-aft-local"
+    cost = ("T W", "W")
     equation = (
         "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}}),  "
         "w_{t,i} = 0 where t - i >= s"
@@ -314,6 +316,7 @@ class AFTConv(AFT):
     """AFT-conv: an average of the values, with learned weights for the last `window` distances, in heads."""
 
     id = "S-aft-conv"
+    cost = ("T W", "W")
     equation = (
         "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t-i}} v_i / sum_{i<=t} e^{k_i + w_{t-i}}),  "
         "w_j = 0 where j >= s"

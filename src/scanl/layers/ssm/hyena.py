@@ -55,6 +55,7 @@ class Hyena(ShortFiltered):
     """
 
     id = "S-hyena"
+    cost = ("T log T", "T")
     equation = "z^1 = v,  z^{n+1} = x^n * (h^n conv z^n + b^n z^n),  y = W_o z;  h_j = FFN(PE(j)) exp(-alpha j/(L-1))"
     source = (
         'Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, eq. (4) to (7)'

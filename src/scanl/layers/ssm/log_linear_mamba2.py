@@ -37,6 +37,7 @@ class LogLinearMamba2(Mamba2):
     """
 
     id = "S-loglinear"
+    cost = ("T log T", "log T")
     equation = (
         "o_t = sum_l lambda_t^l (S_t^l)^T C_t,  S_t^l = sum_{s in block l of t} decay B_s (dt_s x_s)^T,  "
         "lambda_t^l = softplus(L_l (W_l x_t));  out = W_out RMSNorm((o + D x) * SiLU(z))"

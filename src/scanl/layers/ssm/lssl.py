@@ -39,6 +39,7 @@ class LSSL(Layer):
     """
 
     id = "S-lssl"
+    cost = ("T log T", "1")
     aliases = ("linear_state_space",)
     equation = (
         "s_t = (I + Delta A/2)^-1 ((I - Delta A/2) s_{t-1} + Delta B x_t),  A = P (diag(d) + T^-1) Q,  "

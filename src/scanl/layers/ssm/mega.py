@@ -55,6 +55,7 @@ class Mega(Layer):
     """
 
     id = "S-mega"
+    cost = ("T^2", "T")
     aliases = ("MEGA_chunk", "moving_average_equipped_gated_attention")
     equation = (
         "m = EMA(x),  [u; z; r; h'] = W m,  q, k = gamma_{1,2} * SiLU(z) + beta_{1,2},  "

@@ -46,6 +46,7 @@ class Megalodon(Layer):
     """
 
     id = "S-megalodon"
+    cost = ("T W", "W")
     equation = (
         "x_hat = TimestepNorm(x),  m = RMSNorm(CEMA(x_hat)),  z = RMSNorm(W_z m),  "
         "q, k = z * (1 + gamma_{1,2}) / sqrt(Z/H) + beta_{1,2},  "

@@ -26,6 +26,7 @@ class ReverseComplement(Layer):
     """
 
     id = "S-caduceus"
+    cost = ("T", "T")
     equation = "y = [f(a), R f(R b)],  x = [a, b],  R = reversal of time and channels"
     source = (
         'Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234, '

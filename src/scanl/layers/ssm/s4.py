@@ -83,6 +83,8 @@ class S4(Layer):
     """
 
     id = "S-s4"
+    cost = ("T log T", "1")
+    kind: ClassVar = {"elementwise": False}
     aliases = ("structured_state_space",)
     equation = (
         "s_t = (I - Delta A/2)^-1 ((I + Delta A/2) s_{t-1} + Delta B u_t),  A = Lambda - P P*,  "

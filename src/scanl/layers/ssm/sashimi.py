@@ -120,6 +120,8 @@ class Sashimi(Layer):
     """
 
     id = "S-sashimi"
+    cost = ("T log T", "1")
+    kind: ClassVar = {"elementwise": False, "linear": False}
     equation = (
         "f(x) = blocks(r) + r,  r = x + up(f_slow(down(x))) one pool later;  blocks x + S4(LN x), x + W GELU(W' LN x)"
     )

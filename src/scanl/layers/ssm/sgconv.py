@@ -32,6 +32,7 @@ class SGConv(Layer):
     """
 
     id = "S-sgconv"
+    cost = ("T log T", "T")
     aliases = ("structured_global_convolution",)
     equation = "y = W GELU(K conv x + D * x) + b,  K = [alpha^i stretch(w_i, 2^max(i-1, 0)) for i < S] / Z"
     source = (

@@ -40,6 +40,7 @@ class SpaceTime(Layer):
     """
 
     id = "S-spacetime"
+    cost = ("T log T", "1")
     equation = "s_t = A s_{t-1} + B u_t,  y_t = C s_t + D * u_t,  A = shift + (a / |a|_1) e_N^T"
     source = (
         'Zhang et al., "Effectively Modeling Time Series with Simple Discrete State Spaces", arXiv:2303.09489, sec. 3, '

@@ -26,6 +26,7 @@ class BiMamba(Mamba):
     """
 
     id = "S-vim"
+    cost = ("T", "T")
     aliases = ("vision_mamba",)
     equation = "[u; z] = W_in x,  y = W_out (SSM_f(u, z) + reverse(SSM_b(reverse(u), reverse(z)))) / 2"
     source = (

@@ -10,6 +10,7 @@ from scanl.layers import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.ops import backend
 
+WIDTH = 12  # of the layer that is measured
 STEPS = 15  # before the state that is measured, so that it is no special one
 UNITS = 64  # numbers of a tensor that are changed one by one
 ATTENTION = "scanl.layers.attention."  # keeps inputs, or a summary of a segment
@@ -18,7 +19,7 @@ GATE = re.compile(r"[a-z]'?_t\)? \* [a-z]+_\{t-1\}|sigmoid\([^()]*(?:x|_t|h_\{t-
 
 
 class Columns(NamedTuple):
-    """The columns of the gallery.
+    """The columns of `scanl list` and of the gallery, which are those of the survey.
 
     linear: the next state is an affine function of the state.   elementwise: a number of the state acts on itself
     alone, or on one more.   gated: what is kept of the state depends on the input; where the recurrence is not linear,
@@ -45,14 +46,23 @@ def columns(cls: type[Layer], dim: int) -> Columns | None:
         x = torch.randn(1, STEPS, dim, dtype=torch.float64)
         state = layer(x)[1]
         measured = [_measure(layer, state, path) for path, leaf in leaves(state) if _is_number(leaf)]
-    recurrent = [each for each in measured if each is not None]
+    recurrent = [part for part in measured if part is not None]
     if not recurrent:
         return None
     linear, elementwise, gated = zip(*recurrent, strict=True)
     op = cls.op or (cls.preset_of and cls.preset_of.op)
     is_linear = all(linear) or op in STABLE
     is_gated = any(gated) if is_linear else bool(GATE.search(cls.equation))
-    return Columns(is_linear, all(elementwise) or op in STABLE, is_gated, cls.left_out is not None)
+    measured = Columns(is_linear, all(elementwise) or op in STABLE, is_gated, cls.left_out is not None)
+    return measured._replace(**cls.kind)
+
+
+def row(cls: type[Layer]) -> str:
+    """Return the columns of a layer in a line: "linear, elementwise, gated; time O(T), state O(1)"."""
+    kind = columns(cls, WIDTH)
+    words = "no recurrence" if kind is None else ", ".join(word for word, holds in kind._asdict().items() if holds)
+    time, state = cls.cost
+    return f"{words or 'nonlinear, dense'}; time O({time}), state O({state})"
 
 
 def _is_number(leaf: Tensor) -> bool:
