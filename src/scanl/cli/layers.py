@@ -37,9 +37,10 @@ TITLES = {
 }
 LEGEND = """\
 linear: the next state is a linear function of the state, and something added. elementwise: a number of the state acts
-on itself alone, or on one more. gated: what is kept of the state depends on the input. online: each channel has a
-recurrence of its own, so real-time recurrent learning is cheap. time, state: how the work over a sequence of T steps,
-and the state, grow with T; W is the size of a window, a segment or a chunk, and O(T) is at most `max_length`."""
+on itself alone, or on one more. gated: what is kept of the state depends on the input; of a recurrence that is not
+linear: its equation has a gate. online: each channel has a recurrence of its own, so real-time recurrent learning is
+cheap. time, state: how the work over a sequence of T steps, and the state, grow with T; W is the size of a window, a
+segment or a chunk, and a state of O(T) ends at `max_length`."""
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
 Entry = tuple[str, type[Any]]
