@@ -203,7 +203,8 @@ class AFT(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor | AFTState:
         zeros = self._zeros(batch_size, 3, self.width, device=device, dtype=dtype, at_least=torch.float32)
-        average = torch.cat([zeros[:, :2], zeros[:, 2:] - math.inf], 1)  # zero sums; the largest exponent is -inf
+        largest = torch.full_like(zeros[:, 2:], -math.inf)  # exponent; the sums are 0
+        average = torch.cat([zeros[:, :2], largest], 1)
         if self.variant == "simple":
             return average
         window = zeros.new_zeros(batch_size, self.window, self.width)
