@@ -36,11 +36,16 @@ class Columns(NamedTuple):
 @torch.no_grad()
 def columns(cls: type[Layer], dim: int) -> Columns | None:
     """Return the columns of a layer; None if it has no recurrence: it sees the future, or only keeps inputs."""
+    if cls.kind.keys() == set(Columns._fields):  # MesaNet's, whose constructor imports torch's compiler
+        return Columns(**cls.kind)
     with torch.random.fork_rng(devices=[]), backend("reference"):
         torch.manual_seed(0)
         layer = cls(dim, **cls.sample).to(torch.float64).eval()
         if layer.bidirectional or layer.op == "fixed_point" or cls.__module__.startswith(ATTENTION):
             return None
+        for inner in layer.modules():  # their forms would be made on the meta device, which imports torch's compiler
+            if isinstance(inner, Layer) and not inner.bidirectional:
+                vars(inner).update(_form=inner.init_state(1))
         for parameter in layer.parameters():  # some start at 0, and would show nothing
             parameter += 0.1 * torch.randn_like(parameter)
         x = torch.randn(1, STEPS, dim, dtype=torch.float64)

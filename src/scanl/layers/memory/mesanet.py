@@ -47,6 +47,7 @@ class MesaNet(QueryKeyValue):
     """
 
     id = "S-mesanet"
+    kind: ClassVar = {"linear": True, "elementwise": True, "gated": True, "online": False}
     equation = (
         "G_t = alpha_t G_{t-1} + beta_t k_t k_t^T,  S_t = alpha_t S_{t-1} + beta_t k_t v_t^T,  "
         "o_t = S_t^T (G_t + Diag(lambda))^{-1} q_t;  alpha, beta = sigmoid(W x + b),  y = W_o RMSNorm(o)"
