@@ -59,7 +59,7 @@ def learn(
     for update in range(1, updates + 1):
         starts = torch.randint(len(observed) - steps, (BATCH, 1))
         x = observed[starts + torch.arange(steps + 1)]
-        learner = learner._replace(state=x[:, 0])  # new orbits begin at the data; α and the count go on
+        learner = algorithm.renew(model, learner, BATCH)  # new orbits begin at the data; α and the count go on
         loss, learner = algorithm.update(model, learner, Batch(x[:, :-1], x[:, 1:]))
         optimizer.zero_grad()
         loss.backward()
