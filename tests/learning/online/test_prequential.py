@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scanl.data.batch import Batch
-from scanl.errors import DataError, DivergenceError
+from scanl.errors import ConfigError, DataError, DivergenceError
 from scanl.learning.algorithms import BPTT
 from scanl.learning.online import AnswerClass, AnswerNumbers, make_loop
 from scanl.learning.online.scaling import LARGEST, Innovation, Scaling
@@ -375,3 +375,21 @@ def test_memory_does_not_grow():
         del objects
     assert counts[1][1] == counts[0][1]
     assert counts[1][0] - counts[0][0] < 50
+
+
+def test_least_squares_learn_from_a_stream_and_go_on_after_what_would_be_compiled():
+    """No parameter has a gradient: against recursive least squares with the features of the model."""
+    stack = StackConfig(layer="elman", dim=4, depth=1, channel_mixer="none")
+    options = {"penalty": 0.1}
+    loop = make_loop(numbers(), 1, stack, algorithm="force", algorithm_options=options, lr=[1e-2], compile_after=3)
+    before = {name: each.clone() for name, each in loop.bank.learners[0].model.named_parameters()}
+    run(loop, wave(20))
+    model = loop.bank.learners[0].model
+    changed = {name for name, each in model.named_parameters() if not torch.equal(each, before[name])}
+    assert changed == {"head.weight", "head.bias"}
+
+
+def test_an_algorithm_that_cannot_learn_from_the_stream_is_refused_before_it_is_read():
+    stack = StackConfig(layer="elman", dim=4, depth=1)
+    with pytest.raises(ConfigError, match=r"force: batch\.targets is torch\.int64"):
+        make_loop(AnswerClass(3, False), 1, stack, algorithm="force", lr=[1e-2])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from scanl.data.batch import Batch
 from scanl.learning.algorithms import algorithms
 from scanl.learning.online.answers import Answering
 from scanl.learning.online.bank import Bank
@@ -51,6 +52,8 @@ def make_loop(
             torch.default_generator.manual_seed(seed)
             model = task.model(make_stack(stack))
         chosen = algorithms.get(algorithm)(task.loss, **algorithm_options)
+        first = Batch(torch.zeros(1, block, inputs + kind.width), kind.none().repeat_interleave(block, 1))
+        chosen.check(model, first)
         steps = OPTIMIZERS[optimizer](model, rate, weight_decay)
         learners.append(Learner(model, chosen, steps, block, clip, compile_after))
     return Prequential(Bank(learners, fade), kind, inputs, span, waiting, scores)

@@ -91,7 +91,10 @@ class Learner:
         known = [(parameter, gradient) for parameter, gradient in by_all if gradient is not None]
         self.learning = [parameter for parameter, _ in known]
         with torch.no_grad():
-            norm = torch.stack([(gradient * gradient).sum() for _, gradient in known]).sum().sqrt()
+            squares = [(gradient * gradient).sum() for _, gradient in known] or [
+                torch.zeros_like(loss)
+            ]  # as of `force`
+            norm = torch.stack(squares).sum().sqrt()
             factor = (self.clip / (norm + NEAR)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
             places = self._places()
             for parameter, gradient in known:
@@ -132,7 +135,7 @@ class Learner:
         x, target = self.samples[0] if self.block == 1 else map(_joined, zip(*self.samples, strict=True))
         targets, self.samples, self.targets = self.targets, [], 0
         loss, total, self.carried = self._update(x, target, state=self.carried)
-        if not targets:
+        if not targets or not self.learning:  # `force` writes the weights itself
             return
         norm = total.item()
         if not math.isfinite(norm):
