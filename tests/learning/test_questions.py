@@ -271,3 +271,42 @@ def test_steps_of_a_batch_reach_as_far_ahead_as_the_whole():
     assert (read.inputs.tolist(), read.targets.tolist()) == ([[1, 2], [6, 7]], [[1, 2], [6, 7]])
     assert (read.inputs.dtype, read.mask.dtype, read.timespans) == (torch.int64, torch.bool, None)
     assert tokens.rows(slice(1, 2)).inputs.tolist() == [[5, 6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("gradual", [False, True])
+def test_parts_of_a_batch_have_each_answer_of_a_row_where_the_row_ends(size, gradual):
+    """Rows of 5, 2 and 0 steps, by a loop over them; the last one, without a step, is answered in the first part."""
+    lengths, x = (5, 2, 0), torch.randn(3, 5, 2)
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    parts = list(Batch(x, torch.arange(3), mask).parts(size, gradual=gradual))
+    assert torch.equal(torch.cat([part.inputs for part in parts], 1), x)
+    assert torch.equal(torch.cat([part.mask for part in parts], 1), mask)
+    for number, part in enumerate(parts):
+        begin, end = number * size, min(number * size + size, 5)
+        for row, length in enumerate(lengths):
+            share = min(end, length) / length if length else 1.0
+            here = begin < length or (length == 0 and begin == 0)
+            expected = (share if gradual else float(share == 1)) if here else 0.0
+            assert part.weights[row].item() == pytest.approx(expected)
+    whole = list(Batch(x, torch.zeros(3, 5), mask).parts(2))
+    assert [part.targets.shape[1] for part in whole] == [2, 2, 1]
+    assert whole[0].weights is None
+
+
+@pytest.mark.parametrize("question", [questions.Class(Features(2), classes=3), Number(Features(2))])
+def test_the_loss_of_parts_counts_each_answer_once(question):
+    task = answerer(question)
+    torch.manual_seed(0)
+    model = task.model(Stack(4, 1, "gru")).double()
+    targets = torch.tensor([1, 2, 0])
+    mask = torch.arange(5) < torch.tensor([5, 2, 4])[:, None]
+    batch = Batch(
+        torch.randn(3, 5, 2).double(), targets if isinstance(question, questions.Class) else targets.double(), mask
+    )
+    expected, _ = task.loss(model, batch)
+    total, state = torch.zeros((), dtype=torch.float64), None
+    for part in batch.parts(2):
+        loss, state = task.loss(model, part, state)
+        total = total + loss * (part.weights > 0).sum() / 3
+    torch.testing.assert_close(total, expected)

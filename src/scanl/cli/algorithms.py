@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from scanl.cli.parser import Parser
 from scanl.learning.algorithms import Algorithm, algorithms
 
-HEADER = ("algorithm", "gradient", "numbers kept", "multiplications of an update", "for")
+HEADER = ("algorithm", "gradient", "steps of an update", "numbers kept", "multiplications of an update", "for")
 
 
 def list_algorithms(argv: Sequence[str]) -> int:
@@ -13,6 +13,7 @@ def list_algorithms(argv: Sequence[str]) -> int:
     Parser("algorithms", "The learning algorithms: what each computes, and what it costs.").parse(argv)
     print(table())
     print("\n`scanl train --algorithm NAME` trains with one; `--algorithm-options.NAME VALUE` changes it.")
+    print("`--block N` makes updates of N steps.")
     return 0
 
 
@@ -23,4 +24,5 @@ def table() -> str:
 
 def _row(cls: type[Algorithm]) -> tuple[str, ...]:
     gradient = cls.computes if not cls.error else f"{cls.computes}: {cls.error}"
-    return f"`{cls.name}`", gradient, f"`{cls.memory}`", f"`{cls.operations}`", cls.works_for
+    steps = "all" if cls.update_steps is None else str(cls.update_steps)
+    return f"`{cls.name}`", gradient, steps, f"`{cls.memory}`", f"`{cls.operations}`", cls.works_for

@@ -19,7 +19,7 @@ from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run import torchrun
-from scanl.learning.run.config import OPTIONS, OWN, check_resumable, rows_in_a_step
+from scanl.learning.run.config import OPTIONS, OWN, check_resumable, rows_in_a_step, update_steps
 from scanl.learning.run.configuration import add_options
 from scanl.learning.run.run import Run
 from scanl.models import presets
@@ -27,7 +27,7 @@ from scanl.models.saving import QUANTIZED
 
 # Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
 OF_THE_LOOP = {
-    "steps", "recursive", "algorithm", "algorithm_options", "carry_state", "init", "devices", "strategy",
+    "steps", "recursive", "algorithm", "algorithm_options", "block", "carry_state", "init", "devices", "strategy",
     "sequence_parallel", "recompute", "accelerator", "precision", "until", "patience", "eval_every", "log_every",
     "save_seconds", "tensorboard", "accumulate", "optimizer", "warmup", "clip", "clip_value", "weight_decay", "split",
 }  # fmt: skip
@@ -188,6 +188,10 @@ def start(ready: Run, resumable: RunFolder | None = None) -> bool:
         folder.remove_leftovers()
         folder.write_text(folder.config_file, config.to_yaml())  # the number of devices may have changed
         print(f"run folder {folder.path}: {_describe(ready)}", file=sys.stderr, flush=True)
+        updates = update_steps(config, ready.algorithm) or (
+            config.source.sequence_length if config.source.carry_state else None
+        )
+        print(ready.algorithm.describe(updates), file=sys.stderr, flush=True)
         os.environ[RUN] = str(folder.path.resolve())
         if torchrun.started():
             torchrun.tell(folder=os.environ[RUN])

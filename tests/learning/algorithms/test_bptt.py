@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Label, NextToken, Vocabulary
+from scanl.data.questions import Class, Features, Label, NextToken, Vocabulary
 from scanl.errors import ConfigError
 from scanl.layers import auxiliary
 from scanl.layers.state import leaves
@@ -144,6 +144,50 @@ def test_tbptt_is_the_gradient_through_the_window(every, window):
         assert_close(gradient, learned(BPTT(BYTES.loss), model, batch)[0])
 
 
+LABELS = answerer(Label(Features(2), classes=3))
+
+
+@pytest.mark.parametrize(("every", "window"), [(2, 4), (1, 3), (3, 3)])
+@pytest.mark.parametrize("short", [False, True])
+def test_an_answer_of_tbptt_counts_once_wherever_others_are_missing(every, window, short):
+    """Against a loop over the rows, steps and windows. short: rows end early, else the mask is absent."""
+    torch.manual_seed(0)
+    model, x = LABELS.model(Stack(4, 1, "gru")).double(), torch.randn(3, 7, 2).double()
+    lengths = (7, 5, 2) if short else (7, 7, 7)
+    known = {(0, 2), (0, 6), (1, 3), (1, 4), (2, 1)}
+    targets = torch.full((3, 7), -100)
+    for row, t in known:
+        targets[row, t] = (row + t) % 3
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None] if short else None
+    found, (loss,), _ = learned(TBPTT(LABELS.loss, every=every, window=window), model, Batch(x, targets, mask))
+    total = torch.zeros((), dtype=torch.float64)
+    for row, t in known:
+        end = min(t - t % every + every, 7)
+        start, state = max(0, t - t % every + every - window), model.init_state(1)
+        with torch.no_grad():
+            for s in range(min(start, end)):
+                state = model(x[row : row + 1, s : s + 1], state)[1]
+        logits, _ = model(x[row : row + 1, start : t + 1], state)
+        total = total + F.cross_entropy(logits[0, -1:], targets[row, t : t + 1]) / len(known)
+    assert loss == pytest.approx(total.item(), rel=1000 * EPS)
+    named = dict(model.named_parameters())
+    assert_close(found, dict(zip(named, torch.autograd.grad(total, [*named.values()]), strict=True)))
+
+
+def test_tbptt_learns_one_answer_of_a_sequence_through_the_window_before_its_end():
+    question = answerer(Class(Features(2), classes=3))
+    torch.manual_seed(0)
+    model, x = question.model(Stack(4, 1, "gru")).double(), torch.randn(2, 6, 2).double()
+    mask = torch.arange(6) < torch.tensor([[6], [3]])
+    batch = Batch(x, torch.tensor([2, 0]), mask)
+    found, _, _ = learned(TBPTT(question.loss, every=6, window=6), model, batch)
+    assert_close(found, learned(BPTT(question.loss), model, batch)[0])
+    found, (loss,), _ = learned(TBPTT(question.loss, every=2, window=8), model, batch)
+    exact, (same,), _ = learned(BPTT(question.loss), model, batch)
+    assert loss == pytest.approx(same, rel=1000 * EPS)
+    assert_close(found, {"head.bias": exact["head.bias"]})
+
+
 @pytest.mark.parametrize("layer", ["lstm", "mamba"])
 def test_the_window_of_tbptt_goes_on_from_update_to_update(layer):
     model, batch = tiny(layer), tokens(12)
@@ -163,8 +207,6 @@ def test_errors_of_a_window():
     algorithm = TBPTT(BYTES.loss, every=1, window=3)
     model, batch = tiny(), tokens(4)
     learner = algorithm.init(model, 2)
-    with pytest.raises(ConfigError, match="mask is given, expected none"):
-        algorithm.update(model, learner, batch._replace(mask=torch.ones(2, 4, dtype=torch.bool)))
     learner = learner._replace(filled=torch.tensor([0, 1]))
     with pytest.raises(ConfigError, match=r"kept \[0, 1\] samples"):
         algorithm.update(model, learner, batch)

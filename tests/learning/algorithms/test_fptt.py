@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from gradients import QUESTION, by_bptt, learned, numbers, parts, tiny
-from scanl.layers.state import leaves
+from scanl.data.batch import Batch
+from scanl.data.questions import Class, Features, Number
+from scanl.layers.state import detach, leaves
 from scanl.learning.algorithms import FPTT
+from scanl.learning.questions import answerer
+from scanl.models import Stack
 
 pytestmark = pytest.mark.cells_by_loop
 
@@ -55,3 +59,43 @@ def test_new_sequences_go_on_with_the_averages_and_begin_with_a_new_state():
     settled = algorithm.settle(model, renewed)
     assert not any(leaf.any() for leaf in settled.slopes)
     assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_averages_move_only_with_the_optimizer():
+    """Three updates without a step between them leave θ̄ and λ as they were after one."""
+    model, algorithm = tiny("gru"), FPTT(QUESTION.loss)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first, *others = parts(numbers(8), 2)
+    loss, learner = algorithm.update(model, algorithm.init(model, 2), first)
+    loss.backward()
+    optimizer.step()
+    _, learner = algorithm.update(model, learner, others[0])
+    assert any(leaf.any() for leaf in learner.slopes)
+    for part in others[1:]:
+        _, after = algorithm.update(model, learner, part)
+        pairs = zip((*learner.means, *learner.slopes), (*after.means, *after.slopes), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+        learner = after
+
+
+@pytest.mark.parametrize("question", [Class(Features(3), classes=4), Number(Features(3))], ids=["class", "number"])
+def test_each_part_of_a_sequence_with_one_answer_has_the_loss_of_the_paper(question):
+    task = answerer(question)
+    torch.manual_seed(0)
+    model = task.model(Stack(4, 1, "gru")).double()
+    x, classes = torch.randn(3, 6, 3).double(), torch.tensor([1, 3, 0])
+    batch = Batch(x, classes if isinstance(question, Class) else classes.double())
+    algorithm, state = FPTT(task.loss), model.init_state(3)
+    learner, named = algorithm.init(model, 3), dict(model.named_parameters())
+    for p, part in enumerate(batch.parts(2, gradual=True), 1):
+        loss, learner = algorithm.update(model, learner, part)
+        outputs, state = model(x[:, 2 * p - 2 : 2 * p], detach(state))
+        if isinstance(question, Class):
+            log = outputs.log_softmax(-1)
+            expected = -(p / 3) * log[range(3), classes].mean() + (1 - p / 3) * (-0.25 * log).mean()
+        else:
+            expected = p / 3 * (outputs[:, 0, 0] - classes).square().mean()
+        torch.testing.assert_close(loss.detach(), expected.detach())
+        found, exact = (torch.autograd.grad(each, [*named.values()]) for each in (loss, expected))
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other)

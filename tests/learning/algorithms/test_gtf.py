@@ -110,3 +110,15 @@ def test_another_model_is_refused():
     message = "gtf: model is a SequenceLabeler, expected a scanl.models.Dynamics"
     with pytest.raises(ConfigError, match=message):
         GTF(dynamics_loss).init(SequenceLabeler(2, Stack(4, 1, "lru"), Features(1)), 1)
+
+
+def test_new_orbits_begin_at_the_data_and_go_on_with_the_forcing(model, batch):
+    algorithm = GTF(dynamics_loss, every=2, fade=0.9)
+    first, learner = algorithm.update(model, algorithm.init(model, 3), batch)
+    renewed = algorithm.renew(model, learner, 3)
+    assert torch.equal(renewed.forcing, learner.forcing)
+    assert renewed.updates.tolist() == [1, 1, 1]
+    again, learner = algorithm.update(model, renewed, batch)
+    torch.testing.assert_close(again, first)  # the same orbit, from its first observation, by the same α
+    _, learner = algorithm.update(model, algorithm.renew(model, learner, 3), batch)
+    assert learner.forcing[0] < renewed.forcing[0]

@@ -6,6 +6,7 @@ import pytest
 import sympy
 import torch
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.flop_counter import FlopCounterMode
 
 from scanl.cli import main
@@ -13,8 +14,11 @@ from scanl.data.batch import Batch
 from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError
 from scanl.layers import state as states
-from scanl.learning.algorithms import algorithms
+from scanl.learning import TrainConfig
+from scanl.learning.algorithms import BPTT, algorithms
 from scanl.learning.questions import answerer
+from scanl.learning.run.config import update_steps
+from scanl.learning.run.run import Run
 from scanl.models import PTNCN, AlignedStack, Stack
 from scanl.models.dynamics import Dynamics
 from scanl.models.ptncn import ptncn_loss
@@ -212,3 +216,134 @@ def test_it_trains_by_command(name, tmp_path):
     layer = model.stack.mixers()[0].name
     command = ["train", *options.split(), "--layer", layer, "--algorithm", name, "--out", str(tmp_path / "run")]
     assert main(command) == 0
+
+
+# What a run learns from: an answer at every step, some of them missing; one at the end; one of rows that end early.
+RUNS = {
+    "each step": {"data": ["capacity"], "data_options": {"length": 20}},
+    "the end": {"data": ["adding"], "data_options": {"length": 5}},
+    "a mask": {"data": ["listops"], "data_options": {"length": 8, "least": 1}},
+}
+STEPS = slice(17, 23)  # of `capacity`, whose targets begin at step 20
+# Those that have the gradient of backpropagation in the layer: `ccn` of the stage that learns, `tbptt` for sequences
+# that are no longer than its window, and the last two up to their iterations.
+EXACT = ("bptt", "ccn", "diagonal_rtrl", "online_lru", "rtrl", "tbptt")
+CLOSE = (*EXACT, "lifted", "predictive_coding")
+# What an algorithm does not learn, by its definition; all others learn all three runs.
+REFUSED = {
+    "ccn": {"a mask"},
+    "cg_rbp": {"the end", "a mask"},
+    "diagonal_rtrl": {"a mask"},
+    "force": {"the end", "a mask"},
+    "gtf": {*RUNS},
+    "kfrtrl": {"the end", "a mask"},
+    "lifted": {"the end", "a mask"},
+    "local_propagation": {"the end", "a mask"},
+    "lra": {*RUNS},
+    "neumann_rbp": {"the end", "a mask"},
+    "online_lru": {"a mask"},
+    "p_tncn": {*RUNS},
+    "predictive_coding": {"the end", "a mask"},
+    "rbp": {"the end", "a mask"},
+    "rflo": {"the end", "a mask"},
+}
+LEARNED = ("gru", "elman", "lru", "columnar_constructive")  # the first that an algorithm works for; dense ones first
+
+
+def begun(name: str, kind: str) -> Run:
+    """Return a run of the first layer that the algorithm works for, before its first step."""
+    refusal = ConfigError("no layer")
+    for layer in LEARNED:
+        stack = {"layer": layer, "dim": 4, "depth": 1, "channel_mixer": "none"}
+        try:
+            return Run(TrainConfig.of(**RUNS[kind], **stack, algorithm=name, steps=1))
+        except ConfigError as error:
+            refusal = error
+    raise refusal
+
+
+def present(batch: Batch) -> int:
+    """Return how many answers a batch has."""
+    if batch.weights is not None:
+        return int((batch.weights > 0).sum())
+    return int(batch.targets.isfinite().sum()) if batch.answered_each_step else batch.size
+
+
+@every_algorithm
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_learns_by_the_algorithm_or_refuses_before_it_begins(name, kind):
+    """By the mean over all answers of the updates' gradients, with constant parameters, in float64."""
+    if kind in REFUSED.get(name, ()):
+        with pytest.raises(ConfigError) as refusal:
+            begun(name, kind)
+        assert "\n" not in str(refusal.value)
+        return
+    run = begun(name, kind)
+    model, batch = run.model.double(), run.source.batch(0, B).tensors()
+    if kind == "each step":
+        batch = batch.steps(STEPS.start, STEPS.stop, targets=True)
+    steps, algorithm = update_steps(run.config, run.algorithm), run.algorithm
+    parts = [batch] if steps is None else list(batch.parts(steps, gradual=algorithm.gradual))
+    found, learner, total = {}, algorithm.init(model, B), sum(map(present, parts))
+    for part in parts:
+        _, gradients, learner = update(algorithm, model, learner, part)
+        if present(part):
+            found = {key: found.get(key, 0) + each * present(part) / total for key, each in gradients.items()}
+    assert all(each.isfinite().all() for each in found.values())
+    exact = BPTT(answerer(run.source.question).objective)
+    _, expected, _ = update(exact, model, exact.init(model, B), batch)
+    inside = [key for key in expected if ".mixer." in key]
+    lacking = torch.zeros((), dtype=torch.float64)
+    error = max(
+        (found.get(key, lacking) - expected[key]).norm() / expected[key].norm().clamp(min=1e-12) for key in inside
+    )
+    assert (error < 1e-3) == (name in CLOSE)
+    assert (error < 1e-12) == (name in EXACT)
+
+
+@pytest.mark.parametrize("name", ["diagonal_rtrl", "eprop", "fptt", "online_lru", "rtrl", "snap", "tbptt", "uoro"])
+def test_a_pruned_model_learns_as_one_with_that_weight(name):
+    """In a recurrence of channels alone, where all but `uoro` are exact; a weight that was pruned gets no gradient."""
+    algorithm = algorithms.get(name)(TASK.loss)
+    model, (batch,) = TASK.model(Stack(4, 1, "mingru", channel_mixer="none")).double(), batches(1)
+    pruned = next(module for module in model.stack.mixers()[0].modules() if isinstance(module, torch.nn.Linear))
+    prune.random_unstructured(pruned, "weight", 0.5)
+    _, expected, _ = update(BPTT(TASK.loss), model, None, batch)
+    parts = [batch] if name in ("fptt", "uoro") else list(batch.parts(1))
+    found, _ = learn(algorithm, model, parts)
+    for key in expected:
+        if ".mixer." in key:
+            torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-12)
+    assert not found["stack.blocks.0.mixer." + _weight(model)][pruned.weight_mask == 0].any()
+
+
+def _weight(model) -> str:
+    return next(name for name, _ in model.stack.mixers()[0].named_parameters() if name.endswith("weight_orig"))
+
+
+def test_algorithms_that_write_a_pruned_weight_refuse_it():
+    model = TASK.model(Stack(4, 1, "elman"))
+    prune.random_unstructured(model.stack.mixers()[0], "weight_hh_l0", 0.5)
+    with pytest.raises(ConfigError, match="kfrtrl: weight_hh_l0 of elman is not a parameter"):
+        algorithms.get("kfrtrl")(TASK.loss).init(model, 2)
+    prune.random_unstructured(model.head, "weight", 0.5)
+    with pytest.raises(ConfigError, match="force: the weight of the model's head is computed, as after pruning"):
+        algorithms.get("force")(TASK.loss).init(model, 2)
+
+
+@every_algorithm
+def test_new_sequences_keep_what_the_class_declares_and_begin_all_else(name):
+    algorithm, model = case(name)
+    (batch,) = batches(1)
+    learner = algorithm.init(model, B)
+    for part in batch.parts(2):
+        _, _, learner = update(algorithm, model, learner, part)
+    torch.manual_seed(3)
+    renewed = algorithm.renew(model, learner, 2)
+    torch.manual_seed(3)
+    fresh = algorithm.init(model, 2)
+    assert set(algorithm.outlives) <= set(getattr(learner, "_fields", ()))
+    for path, leaf in states.leaves(renewed):
+        kept = path.split(".")[1:2] and path.split(".")[1] in algorithm.outlives
+        source = dict(states.leaves(learner if kept else fresh))[path]
+        assert torch.equal(leaf, source[:1].expand(2, *source.shape[1:]) if kept else source)

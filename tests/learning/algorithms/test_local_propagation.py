@@ -5,6 +5,7 @@ import torch
 
 from scanl.data.batch import Batch
 from scanl.data.questions import Features, Numbers
+from scanl.errors import ConfigError
 from scanl.learning.algorithms import BPTT, Lifted, LocalPropagation
 from scanl.learning.algorithms._split import Problem, Variables
 from scanl.learning.questions import answerer
@@ -54,8 +55,12 @@ def optimized(algorithm, model, batch):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [LocalPropagation(TASK.loss, iterations=180), Lifted(TASK.loss, penalty=10.0, rounds=10)],
-    ids=["local_propagation", "admm"],
+    [
+        LocalPropagation(TASK.loss, iterations=180),
+        Lifted(TASK.loss, penalty=10.0, rounds=10),
+        Lifted(TASK.loss, method="admm", penalty=10.0, rounds=30),
+    ],
+    ids=["local_propagation", "bregman", "admm"],
 )
 def test_multipliers_are_minus_the_adjoint_and_the_gradient_is_that_of_backpropagation(algorithm, model, batch):
     residual, multipliers, adjoint = optimized(algorithm, model, batch)
@@ -76,9 +81,9 @@ def test_the_bias_of_auxiliary_coordinates_falls_as_one_over_the_penalty(model, 
     assert weak / strong == pytest.approx(10, rel=0.1)
 
 
-@pytest.mark.parametrize("method", ["mac", "admm"])
+@pytest.mark.parametrize("method", ["mac", "bcd", "bregman", "admm"])
 def test_a_minimization_never_raises_the_objective_and_residuals_fall(method, model, batch, monkeypatch):
-    algorithm, sizes = Lifted(TASK.loss, method=method, rounds=4, iterations=3), []
+    algorithm, sizes = Lifted(TASK.loss, method=method, penalty=1.0, rounds=4, iterations=3), []
     minimize = algorithm.minimize
 
     def watched(problem, states, multipliers):
@@ -98,3 +103,29 @@ def test_residuals_within_epsilon_are_free():
     residual, multipliers = torch.tensor([0.4, -0.5, 2.0, -1.5]), torch.tensor([9.0, 9.0, 2.0, 3.0])
     value = LocalPropagation(TASK.loss, rho=4.0, epsilon=0.5).objective(torch.tensor(7.0), residual, multipliers)
     assert value.item() == 7.0 + (2.0 * 1.5 - 3.0 * 1.0) + 2.0 * (1.5**2 + 1.0**2)
+
+
+@pytest.mark.parametrize("layer", ["gru", "elman"])
+def test_the_defaults_of_lifted_learning_come_to_the_gradient_of_backpropagation(layer, batch):
+    torch.manual_seed(0)
+    model = TASK.model(Stack(3, 1, layer, channel_mixer="none")).double()
+    _, exact, _ = gradients(BPTT(TASK.loss), model, batch)
+    _, found, _ = gradients(Lifted(TASK.loss), model, batch)
+    assert torch.nn.functional.cosine_similarity(found, exact, dim=0) > 0.9999
+
+
+def test_a_block_is_every_second_state_and_the_others_stay(model, batch):
+    states, _ = forward(model, batch)
+    problem, zeros = Problem(TASK.loss, model, batch, model.init_state(batch.size)), torch.zeros_like(states)
+    algorithm = Lifted(TASK.loss, method="bcd", penalty=3.0)
+    even = algorithm._minimize(problem, states, zeros, slice(0, None, 2))
+    assert torch.equal(even[:, 1::2], states[:, 1::2])
+    points = even.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(algorithm.objective(*problem(points), zeros), points)
+    assert slope[:, ::2].abs().max() < 1e-5 < slope[:, 1::2].abs().max()
+
+
+def test_a_state_that_counts_is_refused():
+    model = TASK.model(Stack(4, 1, "attention", layer_options={"num_heads": 2, "max_length": 8}))
+    with pytest.raises(ConfigError, match=r"lifted: the model's state has integers at .*, expected numbers"):
+        Lifted(TASK.loss).init(model, 2)

@@ -54,7 +54,6 @@ COVERS = [
     "learning/run/config",
     "learning/run/configuration",
     "learning/run/metrics",
-    "learning/run/module",
     "learning/run/plan",
     "learning/run/run",
     "learning/run/trainer",

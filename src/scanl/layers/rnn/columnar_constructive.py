@@ -29,9 +29,10 @@ class ColumnarConstructive(Layer):
     they are a stack, so it is exact for the last one only. Inputs and outputs are normalised by running means and
     variances, through which no gradient flows.
 
-    Differs: in the authors' program each column has running figures of its own, without the present input, and they
-    stop where its stage ends. Here all columns share those of an input or output, and they include the present one. The
-    floor of a variance applies where it is used.
+    Differs: a stage of the authors' program reads the outputs that earlier stages had a step before. Here it reads
+    those of the same step. In the authors' program each column has running figures of its own, without the present
+    input, and they stop where its stage ends. Here all columns share those of an input or output, and they include the
+    present one. The floor of a variance applies where it is used.
 
     Parameters: stages, each with gates (4 columns, inputs) and recurrent (4, columns) as in `columnar`; the buffer
     grown (D), 1 for outputs that are reached.

@@ -9,18 +9,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.configured import who
+from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.designation import label
 from scanl.layers.registry import classes
 from scanl.layers.state import State
+from scanl.learning.algorithms.base import Algorithm
 from scanl.learning.questions import Model
 
 Influence = tuple[Tensor, ...]  # (B, M, *target) for each target; M numbers in the state of a channel
@@ -58,6 +60,22 @@ def channelwise(model: Model, algorithm: type) -> list[Channelwise]:
                 f"recurrences of their own: {able}"
             )
     return [layer for layer in model.stack.modules() if isinstance(layer, Channelwise)]
+
+
+class ByChannel(Algorithm):
+    """An algorithm that follows the recurrences of channelwise layers from update to update. Abstract."""
+
+    update_steps: ClassVar = 1
+    masks: ClassVar = False
+
+    def check(self, model: Model, batch: Batch) -> None:
+        super().check(model, batch)
+        partial = batch.weights is not None and bool((batch.weights < 1).any())
+        if partial and getattr(model, "pool", None) == "mean":
+            raise ConfigError(
+                f"{who(type(self))}: the answer is read from the mean over all steps, whose past is not followed, "
+                "expected whole sequences in an update, or a model with pool 'last'; rtrl follows it"
+            )
 
 
 class Followed:

@@ -1,7 +1,7 @@
 """What the algorithms for equilibria have in common: the state at a held input, and its gradient from a solver."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,7 +97,8 @@ class Equilibrium(Algorithm):
     A subclass says how it solves (I - Jᵀ) z = g.
     """
 
-    works_for = "models whose state converges at a held input"
+    every_step: ClassVar = True
+    works_for = "models whose state converges at a held input, and which answer at every step"
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Equilibrium(Algorithm):
         return state
 
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, State]:
+        self.check(model, batch)
         equilibria = Held(model, tolerance=self.tolerance, max_iterations=self.max_iterations, method=self.method)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with torch.enable_grad(), backend("parallel", "reference"):

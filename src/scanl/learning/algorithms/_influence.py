@@ -46,7 +46,7 @@ class Influence:
 
     def __init__(self, structure: Structure, steps: int | None, device: torch.device) -> None:
         mask = structure.reach(steps)
-        self._spans, self._device, self._batched = structure.spans, device, structure.batched
+        self._spans, self.device, self._batched = structure.spans, device, structure.batched
         self.numbers, self.parameters = mask.shape
         single = _Passes(structure, structure.immediate, structure.jacobian, device)
         block = single if steps is not None else _Passes(structure, structure.reach(None), structure.closure(), device)
@@ -65,7 +65,7 @@ class Influence:
     def zeros(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Return M before the first step: (rows, G, k, q) for each form of groups."""
         return tuple(
-            torch.zeros(rows, *group.units.shape, group.columns.shape[1], dtype=dtype, device=self._device)
+            torch.zeros(rows, *group.units.shape, group.columns.shape[1], dtype=dtype, device=self.device)
             for group in self.groups
         )
 

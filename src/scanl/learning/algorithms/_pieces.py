@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State
 from scanl.learning.questions import Model
@@ -50,11 +49,6 @@ class InPieces:
         """Return the logits at some steps, as `LanguageModel.logits_at` does."""
         logits, state = self(x, state)
         return logits[chosen], state
-
-
-def cut(batch: Batch, begin: int, end: int) -> Batch:
-    """Return the steps from `begin` to before `end` of a batch that has a target at every step."""
-    return batch.steps(begin, end, targets=True)
 
 
 def reads(who: str, model: Model) -> Tokens | Features:

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from scanl.configured import who
 from scanl.data.batch import Batch
-from scanl.layers.state import State, detach, flatten, repeat, unflatten
+from scanl.errors import ConfigError
+from scanl.layers.state import State, detach, flatten, leaves, repeat, unflatten
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms.base import Algorithm, Loss, with_gradients
 from scanl.learning.questions import Model
+from scanl.learning.questions.base import answered
 from scanl.ops import backend
 
 
@@ -50,17 +52,20 @@ class Apart:
 class Problem:
     """The loss of an update over states that are variables, and its constraints s_t = F(s_{t-1}, x_t).
 
-    The loss is the mean over the steps times their number, so that a step weighs the same in a long update.
+    The loss is the mean over the answers times their number, so that an answer weighs the same in a long update.
+    Several numbers of a step are one answer.
     """
 
     def __init__(self, loss: Loss, model: Model, batch: Batch, state: State) -> None:
         self._loss, self._model, self._batch, self._state = loss, model, batch, state
-        self.scale = batch.size * batch.length
+        self.scale: Tensor | float = 1.0  # the number of answers, from the first call on
+        self._steps = batch.size * batch.length
 
     def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and the residuals s_t - F(s_{t-1}, x_t) (B, T, e)."""
         apart = Apart(self._model, states)
-        loss, _ = self._loss(apart, self._batch, self._state)
+        loss, answers, _ = answered(self._loss, apart, self._batch, self._state)
+        self.scale = answers.clamp(1, self._steps)
         return self.scale * loss, states - apart.images
 
 
@@ -71,7 +76,8 @@ class Split(Algorithm):
     """
 
     computes: ClassVar = "estimate"
-    works_for = "every layer, in a model that answers at every step"
+    every_step: ClassVar = True
+    works_for = "layers whose state is numbers alone, in a model that answers at every step"
 
     def optimize(self, problem: Problem, variables: Variables) -> Variables:
         """Return better variables. They begin at the states of the forward pass, and multipliers of 0."""
@@ -82,9 +88,18 @@ class Split(Algorithm):
         raise NotImplementedError(f"{who(type(self))}: its class defines no objective")
 
     def init(self, model: Model, batch_size: int) -> State:
-        return detach(model.init_state(batch_size, device=next(model.parameters()).device))
+        """Return the learner; raises ConfigError for a model whose state counts steps, which are no variables."""
+        state = detach(model.init_state(batch_size, device=next(model.parameters()).device))
+        for path, leaf in leaves(state):
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                raise ConfigError(
+                    f"{who(type(self))}: the model's state has integers at {path}, expected numbers, which become "
+                    "variables; predictive_coding keeps the order of the steps"
+                )
+        return state
 
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, State]:
+        self.check(model, batch)
         path: list[Tensor] = []
 
         def run(x: Tensor, state: State, **others: Tensor) -> tuple[Tensor, State]:

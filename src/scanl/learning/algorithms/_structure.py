@@ -24,6 +24,7 @@ from scanl.learning.algorithms._flat import products
 from scanl.learning.algorithms._pieces import reads
 from scanl.learning.questions import Model
 from scanl.models import Tokens
+from scanl.models.pooling import PooledState
 
 DRAWS, ROWS = 4, 64  # random copies, and inputs and states of each; a ReLU is off in about half of them
 BEFORE = 3  # steps before the one that is looked at
@@ -82,7 +83,7 @@ def structure(who: str, model: Model, within: Within) -> Structure:
         )
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), within():
         torch.manual_seed(0)
-        if any(not (leaf.is_floating_point() or leaf.is_complex()) for _, leaf in leaves(model.init_state(1))):
+        if _positioned(model):
             return _dense(who, model, size)
         samples = [_derivatives(who, model, size) for _ in range(DRAWS)]
     names = [name for name, _ in samples[0][0]]
@@ -97,6 +98,16 @@ def structure(who: str, model: Model, within: Within) -> Structure:
     parts = complex_parts(model.init_state(1))  # what reaches the real part of a number reaches the number
     immediate = _compose(parts, torch.cat([patterns[index] for index in reaching], 1))
     return Structure([names[index] for index in reaching], spans, immediate, jacobian, batched)
+
+
+def _positioned(model: Model) -> bool:
+    """Return whether the state has integers, on which the place of what a step writes may depend.
+
+    The number of steps that a model pools is none of them.
+    """
+    state = model.init_state(1)
+    state = state.stack if isinstance(state, PooledState) else state
+    return any(not (leaf.is_floating_point() or leaf.is_complex()) for _, leaf in leaves(state))
 
 
 def _unreached(who: str) -> ConfigError:
@@ -150,7 +161,9 @@ def _derivatives(who: str, model: Model, size: int) -> tuple[list[tuple[str, Ten
 
 def _random_copy(who: str, model: Model, rows: int, steps: int) -> tuple[Any, Tensor]:
     """Return a copy of a model with random parameters in float64, and random inputs of it."""
-    net: Any = copy.deepcopy(model).cpu().double().eval()
+    computed = [each for module in model.modules() for each in vars(module).values() if isinstance(each, Tensor)]
+    memo = {id(each): each.detach().clone() for each in computed}  # a pruned weight, which torch does not copy
+    net: Any = copy.deepcopy(model, memo).cpu().double().eval()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(_random(parameter))

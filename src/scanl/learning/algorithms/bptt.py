@@ -64,6 +64,9 @@ class BPTT(Algorithm):
         """Return None: the model begins at its own initial state, which costs nothing where a state is a long cache."""
         return None
 
+    def _computed(self, steps: int | None) -> str:
+        return self.computes if steps is None else "truncation"
+
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, Any]:
         if self.segments == 1:
             loss, state = self.loss(model, batch, learner)

@@ -13,8 +13,8 @@ from scanl.errors import ConfigError
 from scanl.layers.designation import label
 from scanl.layers.rnn.columnar_constructive import ColumnarConstructive
 from scanl.layers.state import State, detach
-from scanl.learning.algorithms._channelwise import Followed, Influence, channelwise, start
-from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
+from scanl.learning.algorithms._channelwise import ByChannel, Followed, Influence, channelwise, start
+from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
 
 
@@ -27,7 +27,7 @@ class CCNLearner(NamedTuple):
 
 
 @algorithm("ccn")
-class CCN(Algorithm):
+class CCN(ByChannel):
     r"""Columnar-constructive learning: real-time recurrent learning of one stage of columns after another.
 
     .. math:: \nabla_{\theta_k} = \frac{\partial L}{\partial h^k} M^k, \quad
@@ -37,7 +37,8 @@ class CCN(Algorithm):
     What comes after the layer (the head, the last norm, the channel mixer) always learns; what comes before it learns
     with the first stage. An update is a block of steps, as in `diagonal_rtrl`. It sets the buffer `grown` of the layer.
 
-    Differs: the authors learn predictions by TD(λ), with one update a step; here the loss is that of the question.
+    Differs: the authors' program lets a stage read the earlier ones a step later than the layer does here. The authors
+    learn predictions by TD(λ), with one update a step; here the loss is that of the question.
     """
 
     id = "A-ccn"
@@ -53,6 +54,7 @@ class CCN(Algorithm):
     )
     memory = "B*(T*e + p + 1)"
     operations = "2*B*T*p"
+    outlives: ClassVar = ("updates",)
     works_for = "stacks of one layer, columnar_constructive or constructive"
 
     def __init__(
@@ -73,6 +75,7 @@ class CCN(Algorithm):
         return CCNLearner(model.init_state(batch_size, device=device), influences, updates)
 
     def update(self, model: Model, learner: CCNLearner, batch: Batch) -> tuple[Tensor, CCNLearner]:
+        self.check(model, batch)
         layer = self._layer(model)
         stage = min(int(learner.updates.max()) // self.stage_updates, len(layer.stages) - 1)
         layer.grow(stage)

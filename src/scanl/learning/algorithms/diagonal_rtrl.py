@@ -7,13 +7,13 @@ from torch import Tensor
 
 from scanl.data.batch import Batch
 from scanl.layers.state import detach
-from scanl.learning.algorithms._channelwise import Followed, Learner, channelwise, start
-from scanl.learning.algorithms.base import Algorithm, algorithm
+from scanl.learning.algorithms._channelwise import ByChannel, Followed, Learner, channelwise, start
+from scanl.learning.algorithms.base import algorithm
 from scanl.learning.questions import Model
 
 
 @algorithm("diagonal_rtrl")
-class DiagonalRTRL(Algorithm):
+class DiagonalRTRL(ByChannel):
     r"""Real-time recurrent learning of layers whose channels do not act on each other, a block of steps at once.
 
     .. math::
@@ -54,6 +54,7 @@ class DiagonalRTRL(Algorithm):
         return Learner(state, start(model, layers, batch_size))
 
     def update(self, model: Model, learner: Learner, batch: Batch) -> tuple[Tensor, Learner]:
+        self.check(model, batch)
         followed = Followed(channelwise(model, type(self)), learner.influences)
         with followed.watching(), torch.enable_grad():
             loss, state = self.loss(model, batch, learner.state)

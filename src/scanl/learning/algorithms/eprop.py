@@ -38,6 +38,15 @@ class Local(Carried):
     def within(self) -> AbstractContextManager[Any]:
         return _local()
 
+    def check(self, model: Model, batch: Batch) -> None:
+        super().check(model, batch)
+        if self.feedback == "random" and (batch.mask is not None or not batch.answered_each_step):
+            what = "a mask" if batch.answered_each_step else "one answer for each sequence"
+            raise ConfigError(
+                f"{who(type(self))}: the batch has {what}, expected an answer at every step of rows of one "
+                "length because feedback is 'random'"
+            )
+
     def run_loss(self, model: Model, batch: Batch, state: State) -> tuple[Tensor, Tensor, State]:
         if self.feedback == "symmetric":
             return super().run_loss(model, batch, state)

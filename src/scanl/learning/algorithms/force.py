@@ -44,7 +44,7 @@ class FORCE(Algorithm):
     The learner has C in float64, and `update` writes it into the readout after each step. So any optimizer can be
     called: all parameters are without a gradient from the loss, which is that of the answers before they were learnt
     from. With `feedback` the model reads its last answer in place of its input, also while it learns. The readout of
-    the model is C_0; that of the paper is 0.
+    the model is C_0; that of the paper is 0. C and P outlive a sequence: `renew` begins new ones.
 
     Source: eq. (2) to (5). Differs: every step is learnt, and the weights inside the network stay as they are.
     """
@@ -63,6 +63,8 @@ class FORCE(Algorithm):
     )
     memory = "B*(e + (e + 1)*(e + 1 + d))"  # of as many outputs as inputs, from the e numbers of the state
     operations = "B*T*(p + 3*(e + 1)**2)"
+    shares: ClassVar = False
+    outlives: ClassVar = ("weight", "inverse")
     works_for = "every layer, in a model whose `head` is a linear map and whose answers are numbers at every step"
 
     def __init__(
@@ -84,7 +86,12 @@ class FORCE(Algorithm):
     def init(self, model: Model, batch_size: int) -> ForceLearner:
         """Return the learner; raises ConfigError for a model whose answers are not a linear map's."""
         head = readout(who(type(self)), model)
-        parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
+        if not isinstance(head.weight, nn.Parameter):
+            raise ConfigError(
+                f"{who(type(self))}: the weight of the model's head is computed, as after pruning, expected a "
+                "parameter because it is written; reservoir learns it by its gradient"
+            )
+        parts: list[Tensor] = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
         weight = torch.cat(parts, 1).detach().double()
         inverse = torch.eye(weight.shape[1]).to(weight) / self.penalty
         return ForceLearner(
@@ -94,18 +101,23 @@ class FORCE(Algorithm):
             head.weight.new_zeros(batch_size, head.out_features if self.feedback else 0),
         )
 
-    def update(self, model: Model, learner: ForceLearner, batch: Batch) -> tuple[Tensor, Any]:
+    def check(self, model: Model, batch: Batch) -> None:
         name, head = who(type(self)), readout(who(type(self)), model)
         expected = (batch.size, batch.length, head.out_features)
-        if batch.targets.shape != expected or not batch.targets.is_floating_point():
+        targets = batch.targets
+        if isinstance(targets, tuple) or targets.shape != expected or not targets.is_floating_point():
+            what = "of several parts" if isinstance(targets, tuple) else f"{targets.dtype} of shape {(*targets.shape,)}"
             raise ConfigError(
-                f"{name}: batch.targets is {batch.targets.dtype} of shape {tuple(batch.targets.shape)}, expected "
-                f"numbers {expected} because of the model's head"
+                f"{name}: batch.targets is {what}, expected numbers {expected} because of the model's head"
             )
         if self.feedback and batch.inputs.shape != expected:
             raise ConfigError(
                 f"{name}: batch.inputs has shape {tuple(batch.inputs.shape)}, expected {expected} because of feedback"
             )
+
+    def update(self, model: Model, learner: ForceLearner, batch: Batch) -> tuple[Tensor, Any]:
+        self.check(model, batch)
+        name, head = who(type(self)), readout(who(type(self)), model)
         if not batch.size:
             return self.loss(model, batch, learner.state)[0], learner
         features: list[Tensor] = []

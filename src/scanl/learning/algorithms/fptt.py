@@ -1,6 +1,6 @@
 """Forward propagation through time."""
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,13 @@ class Averaged(NamedTuple):
     """A state, and the running averages that outlive it, the same for all rows.
 
     means: θ̄ of each parameter that is trained, (B, *shape).   slopes: λ, an estimate of the gradient of the loss.
+    seen: θ at the last update.
     """
 
     state: State
     means: tuple[Tensor, ...]
     slopes: tuple[Tensor, ...]
+    seen: tuple[Tensor, ...]
 
 
 @algorithm("fptt")
@@ -39,11 +41,19 @@ class FPTT(Algorithm):
     each, is FPTT-K: K = n updates at every step, and K = 1 is `bptt`. θ̄ and λ outlive a sequence: `renew` begins new
     ones. At the end of an epoch the authors put θ̄ in the place of the parameters, which `settle` does.
 
-    The value of the loss is that of ℓ_t, without the penalty. θ̄ and λ are brought up to date when an update begins, so
-    the optimizer makes one step after each update.
+    Where a sequence has one answer y, each of its parts has a loss too: part p of P, which `Batch.parts` weighs p/P,
+
+    .. math:: \ell_p = \frac{p}{P} \ell(y, \hat P_p)
+        + \Big(1 - \frac{p}{P}\Big) \operatorname{mean}_c (-Q_c \log \hat P_p(c)), \quad Q_c = 1/C
+
+    with the second term for classes alone. The last part has the loss of the question.
+
+    The value of the loss is that of ℓ_t, without the penalty. θ̄ and λ are brought up to date when an update begins, if
+    the optimizer made a step since the last one.
 
     Differs: the paper's penalty has the gradient of the last loss where the authors' program, and we, have λ, of which
-    it is the limit.
+    it is the limit. Q stays uniform, as in the authors' first 20 epochs; then they take what the network last answered
+    wrongly at that part for a sequence of that class.
     """
 
     id = "A-fptt"
@@ -58,9 +68,11 @@ class FPTT(Algorithm):
         "the effect of the parameters through the state before an update is left out; the penalty keeps the parameters "
         "near those for which the earlier parts were learned"
     )
-    memory = "B*(T*e + 2*p)"
+    memory = "B*(T*e + 3*p)"
     operations = "B*(2*T + 6)*p"
-    outlives: ClassVar = True
+    update_steps: ClassVar = 1
+    gradual: ClassVar = True
+    outlives: ClassVar = ("means", "slopes", "seen")
 
     def __init__(
         self,
@@ -79,18 +91,17 @@ class FPTT(Algorithm):
         parameters = [parameter.detach() for parameter in _trained(model)]
         means = _spread([parameter.clone() for parameter in parameters], batch_size)
         slopes = _spread([torch.zeros_like(parameter) for parameter in parameters], batch_size)
-        return Averaged(_start(model, batch_size), means, slopes)
-
-    def renew(self, model: Model, learner: Averaged, batch_size: int) -> Averaged:
-        """Return the learner before new sequences, which goes on with the averages of another."""
-        means, slopes = (_spread([each[0] for each in group], batch_size) for group in learner[1:])
-        return Averaged(_start(model, batch_size), means, slopes)
+        state = detach(model.init_state(batch_size, device=next(model.parameters()).device))
+        return Averaged(state, means, slopes, means)
 
     def update(self, model: Model, learner: Averaged, batch: Batch) -> tuple[Tensor, Averaged]:
         parameters, rows = _trained(model), batch.size
         learner = self._up_to_date(model, learner, rows)
         with torch.enable_grad():
-            loss, state = self.loss(model, batch, learner.state)
+            watched = _Watched(model)
+            loss, state = self.loss(watched, batch, learner.state)
+            if batch.weights is not None and not batch.targets.is_floating_point():
+                loss = loss + _spread_out(watched.outputs[-1], batch.weights)
             grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradients = [
             of_loss - slope[0] + self.alpha * self.weight * (parameter.detach() - mean[0])
@@ -105,24 +116,51 @@ class FPTT(Algorithm):
         learner = self._up_to_date(model, learner, rows)
         for parameter, mean in zip(_trained(model), learner.means, strict=True):
             parameter.copy_(mean[0])
-        return learner._replace(slopes=_spread([torch.zeros_like(slope[0]) for slope in learner.slopes], rows))
+        slopes = _spread([torch.zeros_like(slope[0]) for slope in learner.slopes], rows)
+        return learner._replace(slopes=slopes, seen=learner.means)
 
     def _up_to_date(self, model: Model, learner: Averaged, rows: int) -> Averaged:
-        """Return the learner with the averages after the optimizer's last step."""
+        """Return the learner with the averages after the optimizer's last step, if it made one since the last update.
+
+        It makes none after an update without answers, nor while it collects the gradients of several.
+        """
+        parameters = [parameter.detach() for parameter in _trained(model)]
+        moved = torch.stack([(now != old[0]).any() for now, old in zip(parameters, learner.seen, strict=True)]).any()
         means, slopes = [], []
-        for parameter, mean, slope in zip(_trained(model), learner.means, learner.slopes, strict=True):
-            slopes.append(slope[0] - self.alpha * (parameter.detach() - mean[0]))
-            average = (1 - self.beta) * mean[0] + self.beta * parameter.detach()
-            means.append(average - self.beta / self.alpha * slopes[-1])
-        return learner._replace(means=_spread(means, rows), slopes=_spread(slopes, rows))
+        for parameter, mean, slope in zip(parameters, learner.means, learner.slopes, strict=True):
+            after = slope[0] - self.alpha * (parameter - mean[0])
+            average = (1 - self.beta) * mean[0] + self.beta * parameter - self.beta / self.alpha * after
+            slopes.append(torch.where(moved, after, slope[0]))
+            means.append(torch.where(moved, average, mean[0]))
+        seen = [parameter.clone() for parameter in parameters]
+        return learner._replace(means=_spread(means, rows), slopes=_spread(slopes, rows), seen=_spread(seen, rows))
+
+
+class _Watched:
+    """A model that keeps its outputs. It stands where a question reads the model; all other attributes are its own."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.outputs: list[Tensor] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **options: Any) -> tuple[Tensor, State]:
+        outputs, state = self._model(*args, **options)
+        self.outputs.append(outputs)
+        return outputs, state
+
+
+def _spread_out(logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of (1 - weight) times the mean over classes of -log P / C; of the rows with an answer."""
+    entropy = -logits.log_softmax(-1).mean(-1) / logits.shape[-1]
+    present = weights > 0
+    return torch.where(present, (1 - weights.to(entropy)) * entropy, 0).sum() / present.sum().clamp(min=1)
 
 
 def _trained(model: Model) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _start(model: Model, batch_size: int) -> State:
-    return detach(model.init_state(batch_size, device=next(model.parameters()).device))
 
 
 def _spread(values: list[Tensor], rows: int) -> tuple[Tensor, ...]:

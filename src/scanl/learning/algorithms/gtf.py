@@ -16,10 +16,12 @@ from scanl.models.dynamics import Dynamics
 class GTFLearner(NamedTuple):
     """What generalized teacher forcing keeps of B orbits.
 
-    state: z (B, D), detached.   forcing: (B,), α, the same for all.   updates: (B,) int64, updates so far.
+    state: z (B, D), detached.   begun: (B,) int64, 1 once the orbits have begun; else they begin at the data.
+    forcing: (B,), α, the same for all.   updates: (B,) int64, updates so far.
     """
 
     state: Tensor
+    begun: Tensor
     forcing: Tensor
     updates: Tensor
 
@@ -33,7 +35,7 @@ class GTF(Algorithm):
 
     The loss is that of the unforced states. Each Jacobian of the orbit is multiplied by 1 - α, so gradients do not
     explode on chaotic data. α follows its estimate from the Jacobians at the data: at once upwards, by a factor
-    downwards. No gradient passes through α.
+    downwards. No gradient passes through α. α and the count of updates outlive an orbit: `renew` begins new ones.
 
     It trains `Dynamics`, with targets that are the next observations.
     """
@@ -49,6 +51,10 @@ class GTF(Algorithm):
     error = "the gradient is that of the forced orbit: products of n Jacobians are multiplied by (1 - alpha)^n"
     memory = "B*T*e"
     operations = "2*B*T*p + B*T*e*p/every"
+    every_step: ClassVar = True
+    masks: ClassVar = False
+    shares: ClassVar = False
+    outlives: ClassVar = ("forcing", "updates")
     works_for = "Dynamics"
 
     def __init__(
@@ -68,9 +74,10 @@ class GTF(Algorithm):
         first = 1.0 if self.forcing is None else self.forcing
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=device)
         state = model.init_state(batch_size, device=device)
-        return GTFLearner(state, torch.full((batch_size,), first, device=device), zeros)
+        return GTFLearner(state, zeros, torch.full((batch_size,), first, device=device), zeros)
 
     def update(self, model: Any, learner: GTFLearner, batch: Batch) -> tuple[Tensor, GTFLearner]:
+        self.check(model, batch)
         forcing, updates = learner.forcing, learner.updates
         count = int(updates[0]) if len(updates) else 0
         if self.forcing is None and len(updates) and count % self.every == 0:
@@ -80,10 +87,10 @@ class GTF(Algorithm):
             forcing = torch.full_like(forcing, alpha)
         first, model.forcing = model.forcing, forcing[0].item() if len(forcing) else 0.0
         try:
-            loss, state = self.loss(model, batch, learner.state if count else None)
+            loss, state = self.loss(model, batch, learner.state if learner.begun.any() else None)
         finally:
             model.forcing = first
-        return loss, GTFLearner(detach(state), forcing, updates + 1)
+        return loss, GTFLearner(detach(state), torch.ones_like(learner.begun), forcing, updates + 1)
 
 
 def growth(model: Dynamics, x: Tensor) -> float:

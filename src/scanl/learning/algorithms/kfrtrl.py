@@ -16,6 +16,7 @@ from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms._signs import new_seeds, signs
 from scanl.learning.algorithms.base import Algorithm, algorithm, with_gradients
 from scanl.learning.questions import Model
+from scanl.models.block import BlockState
 from scanl.ops import backend
 
 WEIGHTS = ("weight_hh_l0", "weight_ih_l0", "bias_hh_l0", "bias_ih_l0")
@@ -64,7 +65,13 @@ class KFRTRL(Algorithm):
     )
     memory = "B*(e**2 + 3*e + 3)"
     operations = "B*T*(2*B*p*e + e**3)"
-    works_for = "elman and lstm with biases; the memory is that of an elman layer"
+    update_steps: ClassVar = 1
+    every_step: ClassVar = True
+    masks: ClassVar = False
+    works_for = (
+        "elman and lstm with biases, in a model that answers at every step of rows of one length; the memory is that "
+        "of an elman layer"
+    )
 
     def init(self, model: Model, batch_size: int) -> Kronecker:
         """Return the learner; raises ConfigError unless all layers are Elman networks or LSTMs with biases."""
@@ -75,8 +82,18 @@ class KFRTRL(Algorithm):
                     f"{who(type(self))}: the stack has a layer {who(type(layer))!r}, expected elman or lstm with bias, "
                     "whose weights enter by one product; uoro is for every layer"
                 )
+            own = dict(layer.named_parameters(recurse=False))
+            if changed := [name for name in WEIGHTS if name not in own]:
+                raise ConfigError(
+                    f"{who(type(self))}: {changed[0]} of {who(type(layer))} is not a parameter of the layer itself, as "
+                    "after pruning, expected one because its gradient is written; uoro reads the model as it is"
+                )
         device = next(model.parameters()).device
         state = detach(model.init_state(batch_size, device=device))
+        if not all(isinstance(block, BlockState) for block in state):
+            raise ConfigError(
+                f"{who(type(self))}: the model is a {type(model).__name__}, expected one that answers at every step"
+            )
         like = flatten(state)
         places = list(_places(state))
         return Kronecker(
@@ -90,6 +107,7 @@ class KFRTRL(Algorithm):
         )
 
     def update(self, model: Model, learner: Kronecker, batch: Batch) -> tuple[Tensor, Kronecker]:
+        self.check(model, batch)
         layers = model.stack.mixers()
         steps: list[tuple[Tensor, Tensor, list[Tensor]]] = []  # the states before and after, and the layers' inputs
         inputs: list[Tensor] = []

@@ -10,6 +10,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
+from scanl.learning.questions.base import answered
 from scanl.models.aligned import AlignedStack
 
 
@@ -42,6 +43,7 @@ class LRA(Algorithm):
     )
     memory = "B*T*e*2"
     operations = "B*T*p*2"
+    masks: ClassVar = False
     works_for = "models with an AlignedStack"
 
     def __init__(
@@ -58,10 +60,11 @@ class LRA(Algorithm):
         return model.init_state(batch_size, device=next(model.parameters()).device)
 
     def update(self, model: Any, learner: State, batch: Batch) -> tuple[Tensor, State]:
-        scale = batch.size * batch.length  # a step's pull does not depend on how many there are
+        self.check(model, batch)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with torch.enable_grad(), self._stack(model).align(self.beta, self.gamma):
-            loss, state = self.loss(model, batch, learner)
+            loss, answers, state = answered(self.loss, model, batch, learner)
+            scale = answers.clamp(1, batch.size * batch.length)  # a step pulls the same, however many have answers
             sums = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
         changes = [None if one is None else one / scale for one in sums]
         return with_gradients(loss, parameters, changes), detach(state)

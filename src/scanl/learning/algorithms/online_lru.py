@@ -9,8 +9,8 @@ from scanl.configured import one_of
 from scanl.data.batch import Batch
 from scanl.layers import options
 from scanl.layers.state import detach
-from scanl.learning.algorithms._channelwise import EVERY, Followed, Kinds, Learner, channelwise, start
-from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
+from scanl.learning.algorithms._channelwise import EVERY, ByChannel, Followed, Kinds, Learner, channelwise, start
+from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
 
 CARRIED: dict[str, Kinds] = {
@@ -22,7 +22,7 @@ CARRIED: dict[str, Kinds] = {
 
 
 @algorithm("online_lru")
-class OnlineLRU(Algorithm):
+class OnlineLRU(ByChannel):
     r"""Online learning of long-range dependencies: at each step, the errors of that step times traces of the past.
 
     .. math::
@@ -75,6 +75,7 @@ class OnlineLRU(Algorithm):
         return Learner(state, start(model, layers, batch_size, CARRIED[self.variant]))
 
     def update(self, model: Model, learner: Learner, batch: Batch) -> tuple[Tensor, Learner]:
+        self.check(model, batch)
         followed = Followed(
             channelwise(model, type(self)),
             learner.influences,

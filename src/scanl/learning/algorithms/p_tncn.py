@@ -39,6 +39,8 @@ class PTNCNLearning(Algorithm):
     error = "a descent direction of local errors, not a gradient of the loss; the bias is not known"
     memory = "B*(e + d)"
     operations = "2*B*T*p"
+    every_step: ClassVar = True
+    masks: ClassVar = False
     works_for = "PTNCN"
 
     def __init__(
@@ -59,6 +61,7 @@ class PTNCNLearning(Algorithm):
 
     @torch.no_grad()
     def update(self, model: PTNCN, learner: Corrected, batch: Batch) -> tuple[Tensor, Corrected]:
+        self.check(model, batch)
         loss, _ = self.loss(model, batch, learner)
         totals: dict[Tensor, Tensor] = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
         state = learner

@@ -45,6 +45,7 @@ class PredictiveCoding(Algorithm):
     error = "no variance; an error that is n steps back is multiplied by (1 - (1 - rate)^iterations)^n"
     memory = "B*T*e*2"
     operations = "B*T*(2*p + e*iterations)"
+    every_step: ClassVar = True
     works_for = "every layer, in a model that answers at every step"
 
     def __init__(
@@ -60,6 +61,7 @@ class PredictiveCoding(Algorithm):
         return detach(model.init_state(batch_size, device=next(model.parameters()).device))
 
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, State]:
+        self.check(model, batch)
         starts: list[Tensor] = []
         states: list[Tensor] = []
         predictions: list[Tensor] = []

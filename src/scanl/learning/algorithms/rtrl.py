@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scanl.configured import at_least, who
 from scanl.data.batch import Batch
+from scanl.errors import ConfigError
 from scanl.layers.state import State, detach, flatten, unflatten
 from scanl.learning.algorithms._influence import Influence
 from scanl.learning.algorithms._pieces import InPieces
@@ -34,6 +35,7 @@ class Carried(Algorithm):
 
     block: int | None = None
     steps: int | None = None
+    update_steps: ClassVar = 1
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(loss)
@@ -55,7 +57,19 @@ class Carried(Algorithm):
         influence = self._influence(model).zeros(batch_size, flatten(state).dtype)
         return Influenced(detach(state), influence)
 
+    def check(self, model: Model, batch: Batch) -> None:
+        super().check(model, batch)
+        if self._in_blocks(batch) and not batch.answered_each_step:
+            raise ConfigError(
+                f"{who(type(self))}: the batch has {batch.length} steps and one answer for each sequence, expected at "
+                f"most {self.block} steps because the algorithm's block is {self.block}; cut it into such updates"
+            )
+
+    def _in_blocks(self, batch: Batch) -> bool:
+        return self.block is not None and batch.length > self.block
+
     def update(self, model: Model, learner: Influenced, batch: Batch) -> tuple[Tensor, Influenced]:
+        self.check(model, batch)
         blocks: list[tuple[Tensor, Tensor]] = []
 
         def enter(state: State) -> State:
@@ -72,10 +86,11 @@ class Carried(Algorithm):
             return y, leave(after)
 
         with torch.enable_grad(), self.within():
-            if self.block is None:
+            if not self._in_blocks(batch):
                 loss, of, after = self.run_loss(model, batch, enter(learner.state))
                 state = leave(after)
             else:
+                assert self.block is not None
                 pieces = InPieces(who(type(self)), model, self.block, run)
                 loss, of, state = self.run_loss(pieces, batch, learner.state)
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -97,8 +112,8 @@ class Carried(Algorithm):
         return with_gradients(loss, parameters, list(gradients.values())), Influenced(state, carried)
 
     def _influence(self, model: Model) -> Influence:
-        if model not in self._influences:
-            device = next(model.parameters()).device
+        device = next(model.parameters()).device
+        if model not in self._influences or self._influences[model].device != device:
             self._influences[model] = Influence(self._structures.of(model), self.steps, device)
         return self._influences[model]
 

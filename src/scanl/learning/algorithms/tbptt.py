@@ -9,9 +9,10 @@ from scanl.configured import at_least, at_least_option
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach
-from scanl.learning.algorithms._pieces import cut, reads
+from scanl.learning.algorithms._pieces import reads
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
 from scanl.learning.questions import Model
+from scanl.learning.questions.base import answered
 from scanl.models import Tokens
 
 
@@ -19,12 +20,14 @@ class Window(NamedTuple):
     """What `TBPTT` keeps of each sequence.
 
     state: the state before the samples.   inputs: the last window - every samples, the newest last.   timespans: their
-    durations.   filled: how many samples there are; fewer at the beginning of a sequence.
+    durations.   mask: 1 where a row has them.   filled: how many samples there are; fewer at the beginning of a
+    sequence.
     """
 
     state: State
     inputs: Tensor
     timespans: Tensor
+    mask: Tensor
     filled: Tensor
 
 
@@ -37,7 +40,8 @@ class TBPTT(Algorithm):
 
     K1 is `every` and K2 is `window`. The state is carried on and never reset. Each step's loss counts once. With
     K1 = K2 = T the gradient is that of `bptt`. For K1 < K2 the learner keeps the last K2 - K1 inputs and the state
-    before them, and runs them again with the present parameters, so every step is run about K2 / K1 times.
+    before them, and runs them again with the present parameters, so every step is run about K2 / K1 times. The loss of
+    an update is the mean over its answers; steps without a target count nothing.
 
     Differs: the steps of the window are run again after a change of the parameters, where the paper keeps the old
     activations.
@@ -54,9 +58,9 @@ class TBPTT(Algorithm):
     )
     computes: ClassVar = "truncation"
     error = "the effect of the parameters through states more than K2 steps before the newest one is left out"
-    memory = "B*(window*e + (window - every)*(d + 1) + 1)"
+    memory = "B*(window*e + (window - every)*(d + 2) + 1)"
     operations = "2*B*T*p*window/every"
-    works_for = "every layer, in a model that answers at every step"
+    works_for = "every layer, in a model that reads tokens or features"
 
     def __init__(
         self,
@@ -76,53 +80,53 @@ class TBPTT(Algorithm):
             model.init_state(batch_size, device=like.device),
             inputs,
             torch.zeros(batch_size, kept, device=like.device),
+            torch.ones(batch_size, kept, device=like.device),
             torch.zeros(batch_size, dtype=torch.int64, device=like.device),
         )
 
     def update(self, model: Model, learner: Window, batch: Batch) -> tuple[Tensor, Window]:
-        if batch.mask is not None and self.window > self.every:
-            raise ConfigError(
-                "tbptt: batch.mask is given, expected none because window is longer than every; give steps without a "
-                "target the target that the question ignores"
-            )
         counts = learner.filled.unique().tolist()
         if len(counts) != 1:
             raise ConfigError(f"tbptt: the rows have kept {counts} samples, expected the same number in all")
-        losses = []
-        for begin in range(0, batch.length, self.every):
-            part = cut(batch, begin, begin + self.every)
-            loss, learner = self._part(model, learner, part, int(counts[0]))
-            losses.append(loss * (part.length / batch.length))
+        losses, answers = [], []
+        for part in batch.parts(self.every):
+            loss, number, learner = self._part(model, learner, part, int(counts[0]))
+            losses.append(loss)
+            answers.append(number)
             counts = [min(counts[0] + part.length, self.window - self.every)]
-        return torch.stack(losses).sum(), learner
+        if len(losses) == 1:
+            return losses[0], learner
+        weights = torch.stack(answers)
+        return (torch.stack(losses) * (weights / weights.sum().clamp(min=1))).sum(), learner
 
-    def _part(self, model: Model, learner: Window, part: Batch, count: int) -> tuple[Tensor, Window]:
-        """Return the loss of a few steps, through the window, and the learner after them."""
+    def _part(self, model: Model, learner: Window, part: Batch, count: int) -> tuple[Tensor, Tensor, Window]:
+        """Return the loss of a few steps, through the window, the number of its answers, and the learner after them."""
         kept = self.window - self.every
-        past, spans = learner.inputs[:, kept - count :], learner.timespans[:, kept - count :]
+        past = [each[:, kept - count :] for each in (learner.inputs, learner.timespans, learner.mask)]
         state = learner.state
 
-        def run(x: Tensor, spans: Tensor, state: State) -> State:
+        def run(samples: list[Tensor], state: State) -> State:
+            x, spans, mask = samples
             if not x.shape[1]:
                 return state
             named = {} if part.timespans is None else {"timespans": spans.to(part.timespans)}
-            return model(x, state, **named)[1]
+            return model(x, state, **named, **({} if part.mask is None else {"mask": mask > 0}))[1]
 
-        loss, after = self.loss(model, part, run(past, spans, state))
+        loss, number, after = answered(self.loss, model, part, run(past, state))
         if not kept:
-            return loss, learner._replace(state=detach(after))
-        new = spans.new_ones(len(spans), part.length) if part.timespans is None else part.timespans
-        past, spans = torch.cat([past, part.inputs.to(past)], 1), torch.cat([spans, new.to(spans)], 1)
-        surplus = max(past.shape[1] - kept, 0)
+            return loss, number, learner._replace(state=detach(after))
+        ones = past[1].new_ones(part.size, part.length)
+        new = [part.inputs, *(ones if each is None else each for each in (part.timespans, part.mask))]
+        past = [torch.cat([old, more.to(old)], 1) for old, more in zip(past, new, strict=True)]
+        surplus = max(past[0].shape[1] - kept, 0)
         with torch.no_grad():
-            state = run(past[:, :surplus], spans[:, :surplus], state)
-        length = past.shape[1] - surplus
-        return loss, Window(
-            detach(state),
-            torch.cat([learner.inputs[:, length:], past[:, surplus:]], 1),
-            torch.cat([learner.timespans[:, length:], spans[:, surplus:]], 1),
-            torch.full_like(learner.filled, length),
+            state = run([each[:, :surplus] for each in past], state)
+        length = past[0].shape[1] - surplus
+        inputs, spans, mask = (
+            torch.cat([old[:, length:], more[:, surplus:]], 1)
+            for old, more in zip((learner.inputs, learner.timespans, learner.mask), past, strict=True)
         )
+        return loss, number, Window(detach(state), inputs, spans, mask, torch.full_like(learner.filled, length))
 
 
 def _empty(model: Model, batch_size: int, steps: int, like: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class UORO(Algorithm):
     )
     memory = "B*(2*e + p + 2)"
     operations = "6*B*T*p + 2*B**2*T*p"
+    update_steps: ClassVar = 1
     works_for = "every layer with a state of constant size whose backward pass can be differentiated"
 
     def __init__(

@@ -81,7 +81,10 @@ class Answerer(ABC, Generic[Q]):
     def loss(self, model: Model, batch: Batch, state: State = None) -> tuple[Tensor, State]:
         """Return the mean loss over the answers and the state; without an answer in the batch the loss is 0."""
         outputs, targets, state = self.answers(model, batch, state)
-        return mean(losses.get(self.question.loss)(widen(outputs), targets), targets.new_tensor(targets.numel())), state
+        parts, count = losses.get(self.question.loss)(widen(outputs), targets), targets.new_tensor(targets.numel())
+        if batch.weights is not None:
+            parts, count = parts * batch.weights.to(parts), (batch.weights > 0).sum()
+        return mean(parts, count), state
 
     def objective(self, model: Model, batch: Batch, state: State = None) -> tuple[Tensor, State]:
         """Return what training minimizes and the state: `loss`, and the losses of the model's layers.
@@ -155,6 +158,25 @@ def counted() -> Iterator[list[Tensor]]:
         yield counts
     finally:
         _COUNTS.reset(token)
+
+
+def answered(
+    loss: Callable[[Model, Batch, State], tuple[Tensor, State]], model: Model, batch: Batch, state: State
+) -> tuple[Tensor, Tensor, State]:
+    """Return the mean loss of a batch, the number of answers in that mean, and the state.
+
+    A loss that does not take its mean by `mean` is taken to be over all steps, or over the rows of a batch that has one
+    answer a row.
+    """
+    outer = _COUNTS.get()
+    with counted() as counts:
+        value, state = loss(model, batch, state)
+    if outer is not None:
+        outer.extend(counts)
+    if not counts:
+        rows = batch.size if batch.weights is None else int((batch.weights > 0).sum())
+        counts = [value.new_tensor(batch.size * batch.length if batch.answered_each_step else rows)]
+    return value, torch.stack([count.to(value) for count in counts]).sum(), state
 
 
 def mean(losses: Tensor, count: Tensor) -> Tensor:

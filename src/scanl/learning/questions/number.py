@@ -8,7 +8,7 @@ from torch import Tensor
 from scanl.data.batch import Batch
 from scanl.data.questions import Number
 from scanl.layers.state import State
-from scanl.learning.questions.base import Answerer, Answers, answers, durations, form
+from scanl.learning.questions.base import Answerer, Answers, answers, durations, form, mean
 from scanl.models import Backbone, SequenceRegressor
 
 
@@ -27,6 +27,8 @@ class NumberAnswerer(Answerer[Number]):
         return Answers(model.head.mean(parameters)[:, 0], batch.targets, state)
 
     def loss(self, model: SequenceRegressor, batch: Batch, state: State = None) -> tuple[Tensor, State]:
-        return model.loss(
-            batch.inputs, batch.targets[:, None], state, mask=batch.mask, timespans=durations(model, batch)
-        )
+        options = {"mask": batch.mask, "timespans": durations(model, batch), "weights": batch.weights}
+        loss, state = model.loss(batch.inputs, batch.targets[:, None], state, **options)
+        if batch.weights is None:
+            return loss, state
+        return mean(loss * batch.size, (batch.weights > 0).sum()), state

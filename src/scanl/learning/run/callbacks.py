@@ -219,7 +219,7 @@ class Recorder(pl.Callback):
             evaluate = last or step % config.run.eval_every == 0
         if not (evaluate or step % config.run.log_every == 0):
             return
-        loss = pl_module.loss_sum / pl_module.loss_count
+        loss = pl_module.loss_sum / max(pl_module.loss_count, 1)
         pl_module.loss_sum, pl_module.loss_count = 0.0, 0
         tokens, pl_module.tokens = pl_module.tokens, 0
         if evaluate:
@@ -245,6 +245,7 @@ class Recorder(pl.Callback):
         """Measure whole sequences. Tell all processes whether the run ends here or has diverged."""
         step, patience = trainer.global_step, learning.config.run.patience
         source, until, failed = learning.source, learning.config.run.until, False
+        learning.settle()
         if trainer.is_global_zero or learning.sharded:
             with undivided():
                 self.measured = measure(learning.model, source, source.unseen(step))

@@ -19,7 +19,7 @@ PARTS: dict[str, tuple[type, ...]] = {  # what a checkpoint has, and the types
 }  # fmt: skip
 OWN_PARTS: dict[str, tuple[type, ...]] = {  # what its entry "scanl" has
     "config": (dict,), "corpus": (str,), "rows": (int,), "plan": (dict,), "seconds": NUMBER, "loss_sum": NUMBER,
-    "loss_count": NUMBER, "carried": (dict,), "position": (dict, NoneType),
+    "loss_count": NUMBER, "carried": (dict,), "place": (int,), "position": (dict, NoneType),
 }  # fmt: skip
 
 

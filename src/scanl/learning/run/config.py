@@ -17,7 +17,7 @@ from scanl.data.inputs_alone import InputsAlone
 from scanl.data.shards.listing import is_sharded
 from scanl.data.table import ASKS
 from scanl.errors import ConfigError, ScanlError
-from scanl.learning.algorithms import algorithms
+from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run.configuration import Configuration, options_of
@@ -147,7 +147,7 @@ class TrainingConfig:
         "inputs: the next one, or hidden ones for layers of both directions; none: no such steps",
     ] = None
     accumulate: Annotated[
-        int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
+        int, at_least(1), "updates for an optimizer step, which takes the mean of their gradients"
     ] = 1
     recompute: Annotated[bool, "keep only what enters each block in memory; the backward pass runs the block again"] = (
         False
@@ -156,6 +156,10 @@ class TrainingConfig:
         str, "how the gradient is computed: a registered algorithm, such as bptt; docs/algorithms.md lists them"
     ] = "bptt"
     algorithm_options: Annotated[dict[str, Any], "options of the algorithm"] = field(default_factory=dict)
+    block: Annotated[
+        int | None, at_least(1), "steps of an update, of which a sequence has several; none: as the algorithm is "
+        "defined, whole sequences for bptt and 1 for rtrl"
+    ] = None  # fmt: skip
     optimizer: Annotated[str, one_of(OPTIMIZERS), f"how the weights change: {', '.join(OPTIMIZERS)}"] = "adamw"
     lr: Annotated[float, above(0), "peak learning rate"] = 3e-3
     warmup: Annotated[int, at_least(0), "steps of linear warm-up, at most a tenth; a cosine to zero follows"] = 50
@@ -236,6 +240,11 @@ class TrainConfig(Configuration):
                     f"train: algorithm is {algorithm} with options {self.training.algorithm_options}, expected bptt in "
                     f"one segment because {name} is {value}"
                 )
+        chosen = algorithms.get(algorithm)
+        if run.devices > 1 and not chosen.shares:
+            raise ConfigError(
+                f"train: devices is {run.devices}, expected 1 because {algorithm} learns from the rows of one process"
+            )
         if run.sequence_parallel > 1 and self.source.carry_state:
             raise ConfigError(
                 f"train: carry_state is True, expected False because sequence_parallel is {run.sequence_parallel}"
@@ -245,7 +254,8 @@ class TrainConfig(Configuration):
     def in_one_segment(self) -> bool:
         """Whether an update is one call of the model on whole sequences."""
         training = self.training
-        return training.algorithm == "bptt" and training.algorithm_options.get("segments", 1) == 1
+        whole = training.algorithm_options.get("segments", 1) == 1 and training.block is None
+        return training.algorithm == "bptt" and whole
 
     @property
     def entry(self) -> type[Entry]:
@@ -325,6 +335,11 @@ def seeded_model(config: TrainConfig, question: Question) -> Model:
     """Make the model of a configuration, with the initial weights that its seed gives."""
     torch.manual_seed(config.run.seed)
     return build_model(config, question)
+
+
+def update_steps(config: TrainConfig, algorithm: Algorithm) -> int | None:
+    """Return the steps of an update; None for whole sequences."""
+    return algorithm.update_steps if config.training.block is None else config.training.block
 
 
 def rows_in_a_step(config: TrainConfig) -> int:

@@ -1,6 +1,7 @@
 """Training as a Lightning module: batches, the algorithm's updates, the optimizer, and what a checkpoint saves."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,12 +16,13 @@ from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
-from scanl.learning.algorithms import algorithms
+from scanl.learning.algorithms import Algorithm
 from scanl.learning.optimizers import OPTIMIZERS
-from scanl.learning.questions import Model, answerer
+from scanl.learning.questions import Model
 from scanl.learning.questions.base import counted
-from scanl.learning.run.config import TrainConfig, rows_in_a_step
+from scanl.learning.run.config import TrainConfig, rows_in_a_step, update_steps
 from scanl.learning.run.plan import UNKNOWN, Plan, rate
+from scanl.learning.run.run import make_algorithm
 from scanl.learning.run.sharing import PATIENCE, own, shard, share_sequences, undivided_tensor
 from scanl.learning.run.strategy import Sharded
 from scanl.models import Stack
@@ -30,23 +32,25 @@ from scanl.parallel.stretches import bounds
 
 
 class Learning(pl.LightningModule):
-    """Train a model on a source, with one update of the algorithm for each batch. `accumulate` batches make a step.
+    """Train a model on a source. A batch is cut into the algorithm's updates; `accumulate` updates make a step.
 
-    Resuming is exact. The parameters, the optimizer and the learner are saved; everything else is a pure function of
-    (seed, step): the data order, the learning rate, and the random numbers, which are seeded again for every batch.
+    An update without an answer changes the learner alone, and the next one goes on with the same step.
+
+    Resuming is exact. The parameters, the optimizer, the learner and the place in the data are saved; everything else
+    is a pure function of (seed, step): the data order, the learning rate, and the random numbers, which are seeded
+    again for every update.
 
     Between the forward and the backward pass the processes agree on four things: whether to stop, whether to save, the
     number of steps, and whether to give up because a loss is not finite. The callbacks read the result from `agreed`.
     They also exchange their losses: what is learnt is the mean over all answers of the batch, wherever they are.
     """
 
-    def __init__(self, model: Model, config: TrainConfig, source: Source) -> None:
+    def __init__(self, model: Model, config: TrainConfig, source: Source, algorithm: Algorithm | None = None) -> None:
         super().__init__()
         self.model = model
         self.config = config
         self.source = source
-        make = algorithms.get(config.training.algorithm)
-        self.algorithm = make(answerer(source.question).objective, **config.training.algorithm_options)
+        self.algorithm = algorithm or make_algorithm(config, source)
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
@@ -55,7 +59,10 @@ class Learning(pl.LightningModule):
         self.agreed = {"stop": False, "save": False}
         self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
         self.tokens = 0  # read by this process since then
-        self.read = 0  # batches of the present step
+        self.read = 0  # updates of the present step
+        self.place = (0, 0)  # the batch of the next update, and the step of its sequences with which that begins
+        self.batch: Batch | None = None  # the batch of the place, once an update of it was made
+        self.answered = False  # whether the present step has an answer
 
     def configure_model(self) -> None:
         run, strategy = self.config.run, self.trainer.strategy
@@ -82,12 +89,12 @@ class Learning(pl.LightningModule):
         """Whether the model cannot run in one process as it is now."""
         return self.sharded or self.config.run.sequence_parallel > 1
 
-    def train_dataloader(self) -> "Batches":
-        return Batches(self)
+    def train_dataloader(self) -> "Turns":
+        return Turns()
 
     def on_train_start(self) -> None:
         size = self.config.source.batch_size
-        if self.config.source.carry_state or self.algorithm.outlives:
+        if self.config.source.carry_state or self.algorithm.outlives or self.place[1]:
             self.learner = self.algorithm.init(self.model, size)
         if self.restored is not None:
             rows = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
@@ -95,56 +102,90 @@ class Learning(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.read %= self.config.training.accumulate
-        torch.manual_seed(((self.config.run.seed * 1_000_003 + self.batches) * 4099 + self.global_rank) % 2**63)
-
-    @property
-    def batches(self) -> int:
-        """Number of batches read so far, in all steps."""
-        return self.global_step * self.config.training.accumulate + self.read
+        count = self.global_step * self.config.training.accumulate + self.read
+        torch.manual_seed(((self.config.run.seed * 1_000_003 + count) * 4099 + self.global_rank) % 2**63)
 
     @property
     def rows(self) -> int:
         """Number of rows that all processes have read so far."""
-        return self.batches * rows_in_a_step(self.config)
+        return self.place[0] * rows_in_a_step(self.config)
 
     @property
     def stepped(self) -> bool:
-        """Whether the last batch was the last of a step."""
+        """Whether the last update was the last of a step."""
         return self.read == self.config.training.accumulate
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Make updates up to the next one with an answer in any process, or to the end of the batch."""
+        loss, count, answers = self._next_update()
+        while not answers and self.place[1]:
+            loss, count, answers = self._next_update()
+        self.answered |= answers > 0
+        self.read += 1
+        return loss * (count * self.trainer.world_size / max(answers, 1))  # the processes' gradients are averaged
+
+    def _next_update(self) -> tuple[Tensor, float, float]:
+        """Make an update, and return its loss, how many answers it has in this process, and in all."""
+        part, last = self._part()
         with counted() as counts:
-            loss, learner = self._update(batch)
-        value, count = loss.item(), float(sum(counts)) if counts else batch.size
+            loss, learner = self._update(part)
+        value, count = loss.item(), float(sum(counts)) if counts else _rows(part)
         finite = math.isfinite(value)
         stop, save, steps, failed, total, answers = self.sum(*self.wishes.values(), not finite, count * value, count)
         self.agreed = {"stop": stop > 0, "save": save > 0}
         mean = total / max(answers, 1)
         if failed:
-            where = self._first_not_finite(batch)
+            where = self._first_not_finite(part)
             self._give_up(f"loss is {mean}", "of another process" if finite else where)
         if steps:
             self.plan = self.plan.revised(self.global_step, int(steps))
-        self.loss_sum += mean
-        self.tokens += batch.size * batch.length
-        self.loss_count += 1
-        self.learner = learner
-        self.read += 1
-        return loss * (count * self.trainer.world_size / max(answers, 1))  # the processes' gradients are averaged
+        if answers:
+            self.loss_sum += mean
+            self.loss_count += 1
+        self.tokens += part.size * part.length
+        kept = not last or self.config.source.carry_state or self.algorithm.outlives
+        self.learner = learner if kept else None
+        self.place = (self.place[0] + 1, 0) if last else (self.place[0], self.place[1] + part.length)
+        self.batch = None if last else self.batch
+        return loss, count, answers
+
+    def _part(self) -> tuple[Batch, bool]:
+        """Return the steps of the next update, and whether they end the batch."""
+        config, size, (number, begin) = self.config, self.config.source.batch_size, self.place
+        if self.batch is None:
+            stretches = config.run.sequence_parallel
+            (rank, stretch), world = divmod(self.global_rank, stretches), self.trainer.world_size // stretches
+            batch = self.source.batch(number, size, rank, world)
+            if stretches > 1:
+                batch = batch.steps(*bounds(batch.length, stretch, stretches), targets=True)
+            self.batch = self.trainer.precision_plugin.convert_input(batch.tensors(self.device))
+        assert self.batch is not None
+        steps = update_steps(config, self.algorithm)
+        if steps is None:
+            return self.batch, True
+        return self.batch.part(begin, steps, gradual=self.algorithm.gradual), begin + steps >= self.batch.length
 
     def _update(self, batch: Batch) -> tuple[Tensor, Any]:
-        """Make an update of the algorithm. Unless a batch goes on where the last one ended, it begins sequences."""
-        if self.config.source.carry_state:
-            return self.algorithm.update(self.model, self.learner, batch)
-        learner = self.algorithm.renew(self.model, self.learner, batch.size)
-        loss, learner = self.algorithm.update(self.model, learner, batch)
-        return loss, learner if self.algorithm.outlives else None
+        """Make an update of the algorithm. Unless it goes on where the last one ended, it begins sequences."""
+        learner = self.learner
+        if not (self.config.source.carry_state or self.place[1]):
+            learner = self.algorithm.renew(self.model, learner, batch.size)
+        return self.algorithm.update(self.model, learner, batch)
+
+    def settle(self) -> None:
+        """Let the algorithm bring the parameters to what is measured, and at the end kept."""
+        if self.learner is not None:
+            self.learner = self.algorithm.settle(self.model, self.learner)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         if self.config.training.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.config.training.clip_value)
+        if not self.answered:  # the optimizer makes no step then
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        self.answered = False
         norm = undivided_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip))
         if not norm.isfinite():
             gradients = {name: own(leaf.grad) for name, leaf in self.model.named_parameters() if leaf.grad is not None}
@@ -173,6 +214,7 @@ class Learning(pl.LightningModule):
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             "carried": carried,
+            "place": list(self.place),
             "position": dict(self.source.position(self.rows)) if isinstance(self.source, Packed) else None,
         }
 
@@ -187,6 +229,7 @@ class Learning(pl.LightningModule):
         self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
         self.restored = stored["carried"] or None
+        self.place = (stored["place"][0], stored["place"][1])
         if isinstance(self.source, Packed):
             self.source.resume(stored["position"])
 
@@ -236,22 +279,13 @@ class Learning(pl.LightningModule):
         )
 
 
-class Batches:
-    """Endless batches, from the first of the current step on. Iteration begins only after a checkpoint is restored.
+class Turns:
+    """An endless loader of nothing: how far a step reads is known only once its updates are made."""
 
-    The processes in a row of the mesh read the same rows of a batch, each its stretch of them.
-    """
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(0)
 
-    def __init__(self, learning: Learning) -> None:
-        self.learning = learning
 
-    def __iter__(self) -> Iterator[Batch]:
-        learning, step = self.learning, self.learning.batches
-        size, stretches = learning.config.source.batch_size, learning.config.run.sequence_parallel
-        (rank, stretch), world = divmod(learning.global_rank, stretches), learning.trainer.world_size // stretches
-        while True:
-            batch = learning.source.batch(step, size, rank, world)
-            if stretches > 1:
-                batch = batch.steps(*bounds(batch.length, stretch, stretches), targets=True)
-            yield batch.tensors()
-            step += 1
+def _rows(batch: Batch) -> float:
+    """Return the number of rows that have an answer."""
+    return batch.size if batch.weights is None else float((batch.weights > 0).sum())

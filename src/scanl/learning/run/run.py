@@ -3,17 +3,25 @@
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from scanl.data.base import Packed
-from scanl.data.questions import NextToken
+from scanl.data.base import Packed, Source
+from scanl.data.questions import Forecast, NextToken
 from scanl.errors import ConfigError
+from scanl.learning.algorithms import Algorithm, algorithms
+from scanl.learning.questions import answerer
 from scanl.learning.report import Report
-from scanl.learning.run.config import TrainConfig, fitting_precision, seeded_model
+from scanl.learning.run.config import TrainConfig, fitting_precision, seeded_model, update_steps
 from scanl.learning.run.folder import RunFolder
 
 if TYPE_CHECKING:  # importing Lightning takes seconds
     import lightning.pytorch as pl
 
     from scanl.learning.run.callbacks import Clock, Keeper, Recorder
+
+
+def make_algorithm(config: TrainConfig, source: Source) -> Algorithm:
+    """Make the algorithm, for the question of a source."""
+    training = config.training
+    return algorithms.get(training.algorithm)(answerer(source.question).objective, **training.algorithm_options)
 
 
 class Run:
@@ -34,6 +42,9 @@ class Run:
         self.model = seeded_model(config, self.source.question)
         self._check_fit()
         self.source.check()
+        self.algorithm = make_algorithm(config, self.source)
+        if not config.in_one_segment:
+            self._check_algorithm()
         self.report = Report.of(self.source)
         self.report.check_reachable(config.run.until, config.entry.name)
 
@@ -51,6 +62,23 @@ class Run:
                 f"train: algorithm is {config.training.algorithm}, expected bptt, in one segment, because the rows of "
                 f"{config.entry.name} are packed from several documents"
             )
+
+    def _check_algorithm(self) -> None:
+        """Raise ConfigError, before anything is written, for a model or sequences that the algorithm cannot learn."""
+        steps, question = update_steps(self.config, self.algorithm), self.source.question
+        if steps is not None:
+            what = "the layer reads both ways" if self.model.stack.bidirectional else None
+            what = "the question is a forecast" if isinstance(question, Forecast) else what
+            if what is not None:
+                raise ConfigError(
+                    f"train: {self.algorithm.name} makes updates of {steps} steps, expected whole sequences because "
+                    f"{what}; take bptt"
+                )
+        self.algorithm.init(self.model, 1)
+        batch = self.source.batch(0, 1).tensors()
+        self.algorithm.check(
+            self.model, batch if steps is None else batch.part(0, steps, gradual=self.algorithm.gradual)
+        )
 
     @cached_property
     def callbacks(self) -> "tuple[Recorder, Clock, Keeper]":

@@ -15,6 +15,7 @@ from lightning.pytorch.tuner.tuning import Tuner
 from scanl.data.base import Source
 from scanl.errors import ConfigError
 from scanl.layers import param_groups
+from scanl.learning.algorithms import Algorithm
 from scanl.learning.questions import Model
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.module import Learning
@@ -65,8 +66,8 @@ class Search(Learning):
     A loss or a gradient that is not finite ends the search.
     """
 
-    def __init__(self, model: Model, config: TrainConfig, source: Source) -> None:
-        super().__init__(model, config, source)
+    def __init__(self, model: Model, config: TrainConfig, source: Source, algorithm: Algorithm | None = None) -> None:
+        super().__init__(model, config, source, algorithm)
         self.rates: list[float] = []
         self.losses: list[float] = []
 
@@ -102,7 +103,7 @@ def search(run: Run, trials: int = 100) -> Found:
         raise ConfigError(f"lr: devices is {run.config.run.devices}, expected 1")
     if trials < LEAST:
         raise ConfigError(f"lr: trials is {trials}, expected at least {LEAST}")
-    learning = Search(run.model, run.config, run.source)
+    learning = Search(run.model, run.config, run.source, run.algorithm)
     trainer = make_trainer(run.config, trials, checkpoints=InMemory())
     with warnings.catch_warnings():
         # Lightning 2.6 calls torch's tree functions in a way that torch 2.13 deprecates.

@@ -43,7 +43,7 @@ def train(run: Run, steps: int | None = None) -> Outcome:
     config, folder, source, model, trainer = run.config, run.folder, run.source, run.model, run.trainer
     assert folder is not None
     recorder, _, keeper = run.callbacks
-    learning = Learning(model, config, source)
+    learning = Learning(model, config, source, run.algorithm)
     trainer.fit_loop.epoch_loop.max_steps = steps or learning.plan.steps
     with warnings.catch_warnings():
         # Lightning 2.6 calls torch's tree functions in a way that torch 2.13 deprecates.
