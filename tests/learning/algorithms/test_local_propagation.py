@@ -81,9 +81,9 @@ def test_the_bias_of_auxiliary_coordinates_falls_as_one_over_the_penalty(model, 
     assert weak / strong == pytest.approx(10, rel=0.1)
 
 
-@pytest.mark.parametrize("method", ["mac", "bcd", "bregman", "admm"])
-def test_a_minimization_never_raises_the_objective_and_residuals_fall(method, model, batch, monkeypatch):
-    algorithm, sizes = Lifted(TASK.loss, method=method, penalty=1.0, rounds=4, iterations=3), []
+@pytest.mark.parametrize(("method", "penalty"), [("mac", 1.0), ("bcd", 1.0), ("bregman", 1.0), ("admm", 100.0)])
+def test_a_minimization_never_raises_the_objective_and_residuals_fall(method, penalty, model, batch, monkeypatch):
+    algorithm, sizes = Lifted(TASK.loss, method=method, penalty=penalty, rounds=4, iterations=3), []
     minimize = algorithm.minimize
 
     def watched(problem, states, multipliers):

@@ -98,9 +98,11 @@ class FPTT(Algorithm):
         parameters, rows = _trained(model), batch.size
         learner = self._up_to_date(model, learner, rows)
         with torch.enable_grad():
-            watched = _Watched(model)
-            loss, state = self.loss(watched, batch, learner.state)
-            if batch.weights is not None and not batch.targets.is_floating_point():
+            if batch.weights is None or batch.targets.is_floating_point():
+                loss, state = self.loss(model, batch, learner.state)
+            else:
+                watched = _Watched(model)
+                loss, state = self.loss(watched, batch, learner.state)
                 loss = loss + _spread_out(watched.outputs[-1], batch.weights)
             grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradients = [
