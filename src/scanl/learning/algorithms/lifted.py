@@ -28,7 +28,7 @@ class Lifted(Split):
     stationary points.
 
     The defaults come to that gradient: over 6 steps its cosine with it is above 0.9999 for elman, gru, lstm and mingru,
-    and 0.999 for lru. A smaller μ needs more rounds: with 1 the cosine is 0.84 for a gru.
+    and 0.999 for lru. A smaller μ needs more rounds.
 
     The states of an update need memory of their own, which is the methods' main cost. Differs: the parameters take one
     step of the optimizer where the papers solve for them, since a general layer has no closed form.
