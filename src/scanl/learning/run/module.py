@@ -89,8 +89,8 @@ class Learning(pl.LightningModule):
         """Whether the model cannot run in one process as it is now."""
         return self.sharded or self.config.run.sequence_parallel > 1
 
-    def train_dataloader(self) -> "Turns":
-        return Turns()
+    def train_dataloader(self) -> "Batches":
+        return Batches(self)
 
     def on_train_start(self) -> None:
         size = self.config.source.batch_size
@@ -117,16 +117,16 @@ class Learning(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Make updates up to the next one with an answer in any process, or to the end of the batch."""
-        loss, count, answers = self._next_update()
+        loss, count, answers = self._next_update(batch)
         while not answers and self.place[1]:
-            loss, count, answers = self._next_update()
+            loss, count, answers = self._next_update(batch)
         self.answered |= answers > 0
         self.read += 1
         return loss * (count * self.trainer.world_size / max(answers, 1))  # the processes' gradients are averaged
 
-    def _next_update(self) -> tuple[Tensor, float, float]:
+    def _next_update(self, batch: Any) -> tuple[Tensor, float, float]:
         """Make an update, and return its loss, how many answers it has in this process, and in all."""
-        part, last = self._part()
+        part, last = self._part(batch)
         with counted() as counts:
             loss, learner = self._update(part)
         value, count = loss.item(), float(sum(counts)) if counts else _rows(part)
@@ -149,21 +149,25 @@ class Learning(pl.LightningModule):
         self.batch = None if last else self.batch
         return loss, count, answers
 
-    def _part(self) -> tuple[Batch, bool]:
+    def _part(self, batch: Any) -> tuple[Batch, bool]:
         """Return the steps of the next update, and whether they end the batch."""
-        config, size, (number, begin) = self.config, self.config.source.batch_size, self.place
-        if self.batch is None:
-            stretches = config.run.sequence_parallel
-            (rank, stretch), world = divmod(self.global_rank, stretches), self.trainer.world_size // stretches
-            batch = self.source.batch(number, size, rank, world)
-            if stretches > 1:
-                batch = batch.steps(*bounds(batch.length, stretch, stretches), targets=True)
-            self.batch = self.trainer.precision_plugin.convert_input(batch.tensors(self.device))
-        assert self.batch is not None
-        steps = update_steps(config, self.algorithm)
+        steps, (number, begin) = update_steps(self.config, self.algorithm), self.place
         if steps is None:
-            return self.batch, True
+            return batch, True
+        if self.batch is None:
+            rows = self.read_batch(number).tensors(self.device)
+            self.batch = self.trainer.precision_plugin.convert_input(rows)
+        assert self.batch is not None
         return self.batch.part(begin, steps, gradual=self.algorithm.gradual), begin + steps >= self.batch.length
+
+    def read_batch(self, number: int) -> Batch:
+        """Return a batch of the source. Processes in a row of the mesh read the same rows, each its stretch of them."""
+        size, stretches = self.config.source.batch_size, self.config.run.sequence_parallel
+        (rank, stretch), world = divmod(self.global_rank, stretches), self.trainer.world_size // stretches
+        batch = self.source.batch(number, size, rank, world)
+        if stretches > 1:
+            batch = batch.steps(*bounds(batch.length, stretch, stretches), targets=True)
+        return batch
 
     def _update(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make an update of the algorithm. Unless it goes on where the last one ended, it begins sequences."""
@@ -279,11 +283,20 @@ class Learning(pl.LightningModule):
         )
 
 
-class Turns:
-    """An endless loader of nothing: how far a step reads is known only once its updates are made."""
+class Batches:
+    """Endless batches, from the present place on. Iteration begins only after a checkpoint is restored.
 
-    def __iter__(self) -> Iterator[int]:
-        return itertools.repeat(0)
+    If batches are cut into updates, these are zeros: how far a step reads is known only once its updates are made.
+    """
+
+    def __init__(self, learning: Learning) -> None:
+        self.learning = learning
+
+    def __iter__(self) -> Iterator[Any]:
+        learning = self.learning
+        for number in itertools.count(learning.place[0]):
+            cut = update_steps(learning.config, learning.algorithm) is not None
+            yield 0 if cut else learning.read_batch(number).tensors()
 
 
 def _rows(batch: Batch) -> float:
