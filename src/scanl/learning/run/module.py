@@ -62,7 +62,7 @@ class Learning(pl.LightningModule):
         self.read = 0  # updates of the present step
         self.place = (0, 0)  # the batch of the next update, and the step of its sequences with which that begins
         self.batch: Batch | None = None  # the batch of the place, once an update of it was made
-        self.answered = False  # whether the present step has an answer
+        self.answered = True  # whether the present step has an answer
 
     def configure_model(self) -> None:
         run, strategy = self.config.run, self.trainer.strategy
@@ -120,7 +120,7 @@ class Learning(pl.LightningModule):
         loss, count, answers = self._next_update(batch)
         while not answers and self.place[1]:
             loss, count, answers = self._next_update(batch)
-        self.answered |= answers > 0
+        self.answered = answers > 0 or (self.read > 0 and self.answered)
         self.read += 1
         return loss * (count * self.trainer.world_size / max(answers, 1))  # the processes' gradients are averaged
 
@@ -189,7 +189,6 @@ class Learning(pl.LightningModule):
         if not self.answered:  # the optimizer makes no step then
             for parameter in self.model.parameters():
                 parameter.grad = None
-        self.answered = False
         norm = undivided_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip))
         if not norm.isfinite():
             gradients = {name: own(leaf.grad) for name, leaf in self.model.named_parameters() if leaf.grad is not None}
