@@ -19,7 +19,7 @@ PARTS: dict[str, tuple[type, ...]] = {  # what a checkpoint has, and the types
 }  # fmt: skip
 OWN_PARTS: dict[str, tuple[type, ...]] = {  # what its entry "scanl" has
     "config": (dict,), "corpus": (str,), "rows": (int,), "plan": (dict,), "seconds": NUMBER, "loss_sum": NUMBER,
-    "loss_count": NUMBER, "carried": (dict,), "place": (int,), "position": (dict, NoneType),
+    "loss_count": NUMBER, "carried": (dict,), "place": (dict,), "position": (dict, NoneType),
 }  # fmt: skip
 
 
@@ -41,6 +41,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     _check(path, checkpoint, PARTS)
     _check(path, checkpoint["scanl"], OWN_PARTS)
     _check(path, checkpoint["scanl"]["plan"], {"steps": (int,)})
+    _check(path, checkpoint["scanl"]["place"], {"batch": (int,), "step": (int,)})
     _check(path, checkpoint["metrics"], {"size": (int,), "sha256": (str,)})
     _check(path, checkpoint["state_dict"], dict.fromkeys(checkpoint["state_dict"], (Tensor,)))
     if "shards" in checkpoint:

@@ -217,7 +217,7 @@ class Learning(pl.LightningModule):
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             "carried": carried,
-            "place": list(self.place),
+            "place": {"batch": self.place[0], "step": self.place[1]},
             "position": dict(self.source.position(self.rows)) if isinstance(self.source, Packed) else None,
         }
 
@@ -232,7 +232,7 @@ class Learning(pl.LightningModule):
         self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
         self.restored = stored["carried"] or None
-        self.place = (stored["place"][0], stored["place"][1])
+        self.place = (stored["place"]["batch"], stored["place"]["step"])
         if isinstance(self.source, Packed):
             self.source.resume(stored["position"])
 
