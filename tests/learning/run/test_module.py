@@ -85,7 +85,7 @@ def test_a_run_resumes_in_the_middle_of_a_sequence_with_the_same_bits(name, laye
         patch.setattr(Learning, "training_step", interrupted)
         command = ["train", *TINY, *CAPACITY, "--algorithm", name, "--out", str(tmp_path / "cut"), *options]
         assert main(command) == 130
-    assert read_checkpoint(tmp_path / "cut" / "checkpoint.ckpt")["scanl"]["place"] == [0, 40]
+    assert read_checkpoint(tmp_path / "cut" / "checkpoint.ckpt")["scanl"]["place"] == {"batch": 0, "step": 40}
     assert main(["train", "--resume", str(tmp_path / "cut")]) == 0
     expected, found = (load_file(tmp_path / each / "model.safetensors") for each in ("whole", "cut"))
     assert all(torch.equal(found[key], expected[key]) for key in expected)
