@@ -77,16 +77,16 @@ def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any
 
     try:
         with path.open("rb") as file:
-            whole = _is_whole(file)
-        if whole:
-            with safe_open(path, "pt") as stored:
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
-                about = json.loads((stored.metadata() or {}).get("scanl", "{}"))
+            if not _is_whole(file):
+                raise CheckpointError(f"{who}: {path} is damaged: its bytes do not fit its digest; copy it again")
+        with safe_open(path, "pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
+            about = json.loads((stored.metadata() or {}).get("scanl", "{}"))
+    except CheckpointError:
+        raise
     # torch opens the file too, with a RuntimeError where it cannot
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{who}: {path} cannot be read, or is damaged: {error}; copy it again") from error
-    if not whole:
-        raise CheckpointError(f"{who}: {path} is damaged: its bytes do not fit its digest; copy it again")
     if not isinstance(about, dict):
         raise CheckpointError(f"{who}: {path} has metadata that are a {type(about).__name__}, expected an object")
     return tensors, about
