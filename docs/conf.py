@@ -35,7 +35,7 @@ MADE = {  # of a file or a folder beside docs/, the page in the site
     r"CONTRIBUTING\.md": "contributing.md",
     r"src/scanl": "api.md",
     r"src/scanl/cli": "commands.md",
-    r"src/scanl/data/catalogue": "sources.md",
+    r"src/scanl/data/published/catalogue": "sources.md",
     r"src/scanl/data/questions\.py": "questions.md",
     r"src/scanl/inspect": "inspectors.md",
     r"src/scanl/layers": "gallery.md",

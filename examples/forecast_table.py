@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from scanl.learning.frames import Frames
+from scanl.learning.forecasting.frames import Frames
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("file", nargs="?", type=Path, help="CSV with a line of names")

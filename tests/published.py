@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanl.data.audio import TEN, WORDS
 from scanl.data.files import folders
+from scanl.data.published.audio import TEN, WORDS
 
 WRITERS: dict[str, Callable[[Path], None]] = {}
 # With which a source reads the small files. Other options are the defaults.

@@ -31,7 +31,7 @@ from scanl.models import (
     Tokens,
     caduceus,
 )
-from scanl.models.dna import complement, encode
+from scanl.models.whole.dna import complement, encode
 
 torch.manual_seed(0)
 LM = LanguageModel(256, Stack(8, 1, "lru")).eval()
@@ -263,7 +263,7 @@ sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
-from scanl.learning.frames import Frames  # noqa: E402
+from scanl.learning.forecasting.frames import Frames  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 2}
 TRAINED = {"method": "stack", **SMALL}

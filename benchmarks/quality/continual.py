@@ -31,12 +31,12 @@ from torch.nn import functional as F
 
 from scanl.data.batch import Batch
 from scanl.data.files import folders
-from scanl.data.get import get
+from scanl.data.published.get import get
 from scanl.data.questions import Features, Numbers
 from scanl.learning.algorithms import TBPTT, Algorithm, PTNCNLearning
 from scanl.learning.questions import answerer
 from scanl.models import PTNCN, Stack
-from scanl.models.ptncn import ptncn_loss
+from scanl.models.whole.ptncn import ptncn_loss
 from scanl.tasks.bouncing import ITEM, ITEMS, SIDE, BouncingDigits
 
 sys.path.append(str(Path(__file__).parents[1]))

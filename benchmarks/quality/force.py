@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from scanl.data.batch import Batch
 from scanl.layers.rnn.esn import ESN
 from scanl.learning.algorithms import FORCE
-from scanl.learning.readout import fit_readout
+from scanl.learning.forecasting.readout import fit_readout
 from scanl.tasks.mackey_glass_regimes import regimes
 
 AHEAD, WASHOUT = 15, 100

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.data.base import LEVELS, Exam
-from scanl.data.forecasts import LongHorizon, PublishedSeries
+from scanl.data.published.forecasts import LongHorizon, PublishedSeries
 from scanl.data.questions import Forecast
 from scanl.learning import TrainConfig
 from scanl.learning.estimators import optimize

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from scanl.data.batch import Batch
 from scanl.learning.algorithms import GTF
-from scanl.models.dynamics import Dynamics, distance, dynamics_loss
+from scanl.models.whole.dynamics import Dynamics, distance, dynamics_loss
 from scanl.tasks.lorenz import lorenz63, rk4
 
 sys.path.append(str(Path(__file__).parents[1]))

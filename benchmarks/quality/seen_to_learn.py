@@ -31,7 +31,7 @@ from torch import Tensor
 
 from scanl import tasks
 from scanl.layers.rnn.esn import ESN
-from scanl.learning.readout import Ridge
+from scanl.learning.forecasting.readout import Ridge
 from scanl.tasks.mackey_glass import euler
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -23,7 +23,7 @@ from torch import Tensor
 from scanl.data.batch import Batch
 from scanl.learning.algorithms import BPTT, Algorithm, NeumannRBP
 from scanl.models import HorizontalGRU
-from scanl.models.graph_network import node_loss
+from scanl.models.whole.graph_network import node_loss
 from scanl.ops.fixed_point import ConvergenceError
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.subwords import Subwords, learn_subwords
-from scanl.data.translation import Pairs, Verses
+from scanl.data.published.translation import Pairs, Verses
+from scanl.data.text.subwords import Subwords, learn_subwords
 from scanl.models import AttentiveRecurrence, Columns, EncoderDecoder, Stack, Tokens, TransformerEncoder
 
 sys.path.append(str(Path(__file__).parents[1]))

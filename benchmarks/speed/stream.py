@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.models import Forecaster, LanguageModel, Normalization, Stack, distil_model, sashimi
+from scanl.models import Forecaster, LanguageModel, Normalization, Stack, distil_model
+from scanl.models.whole import sashimi
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, measure, parse, parser, resident

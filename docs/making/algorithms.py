@@ -46,12 +46,12 @@ task = answerer(Numbers(Features(2), count=1))  # two numbers are read at every 
 model = task.model({stack})"""
 SPECIAL = {  # algorithms that train no stack of layers: what is imported, the model, its loss and its answer
     "gtf": (
-        "from scanl.models.dynamics import Dynamics, dynamics_loss\n",
+        "from scanl.models.whole.dynamics import Dynamics, dynamics_loss\n",
         "model = Dynamics(2, 8)  # the next observation is the answer",
         "dynamics_loss",
     ),
     "p_tncn": (
-        "from scanl.models.ptncn import PTNCN, ptncn_loss\n",
+        "from scanl.models.whole.ptncn import PTNCN, ptncn_loss\n",
         "model = PTNCN(2, 8, 2)  # the next input is the answer",
         "ptncn_loss",
     ),

@@ -17,7 +17,7 @@ from making.sources import bibtex
 from scanl import tasks
 from scanl.data import sources
 from scanl.data.base import Entry, summary
-from scanl.data.published import records
+from scanl.data.published.sources import records
 from scanl.data.questions import Question
 from scanl.tasks import Task
 

@@ -22,7 +22,7 @@ from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, build_model
 from scanl.models import LanguageModel, PromptLookup
 from scanl.models.block import CHANNEL_MIXERS, NORMS
-from scanl.models.drafts import ModelDraft
+from scanl.models.decoding.drafts import ModelDraft
 from scanl.models.saving import recorded
 
 COVERS = ["cli/data", "cli/demo", "cli/layers", "cli/ops", "cli/parser", "errors"]
@@ -282,7 +282,7 @@ def test_demo(tmp_path, text, monkeypatch, capfd):
     monkeypatch.setattr(demo, "ROUNDS", 2)
     monkeypatch.setattr(demo, "WINDOW", 20)
     calls, compressed = [], data.text.compressed
-    monkeypatch.setattr("scanl.data.text.compressed", lambda text: calls.append(text) or compressed(text))
+    monkeypatch.setattr("scanl.data.text.text.compressed", lambda text: calls.append(text) or compressed(text))
     assert main(["demo", "--minutes", "0.001", "--data", str(text), "--dim", "8", "--marks", "[100, 600]"]) == 0
     assert len(calls) == 1  # for the table and for the picture: it takes seconds
     shown = capfd.readouterr().out

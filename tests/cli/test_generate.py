@@ -10,15 +10,15 @@ from PIL import Image
 
 from scanl.cli import main
 from scanl.data import sources
-from scanl.data.signals import BLOCK, Picture, Recording, expanded, mu_law
+from scanl.data.folders.signals import BLOCK, Picture, Recording, expanded, mu_law
 from scanl.errors import ConfigError, DataError, ShapeError
 from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, seeded_model
 from scanl.models import Channels, Forecaster, Stack
-from scanl.models.heads import make_head
+from scanl.models.heads.distributions import make_head
 
-COVERS = ["data/openings"]
+COVERS = ["data/series/generate"]
 
 SMALL = {"layer": "lru", "dim": 8, "depth": 1, "accelerator": "cpu"}
 
@@ -135,7 +135,7 @@ ROLES = {"target": "y,z", "time": "ds", "series": "id", "past": ["p"], "static":
 
 def by_hand(model, source, name, prompt, steps, freq=None):
     """Medians of the steps after the first `prompt` rows: all that is known is read again for each of them."""
-    from scanl.data.openings import openings
+    from scanl.data.series.generate import openings
 
     (at,) = [i for i, one in enumerate(source.collection.series) if one.name == name]
     one = source.collection.series[at]

@@ -16,10 +16,11 @@ import torch
 import zstandard
 
 import published
-from scanl.data import Source, audio, sources
+from scanl.data import Source, sources
 from scanl.data.batch import Batch
 from scanl.data.files import folders
 from scanl.data.fixed import FromFiles, Part
+from scanl.data.published import audio
 from scanl.data.questions import Features, Flags
 from scanl.data.readers.pickles import plain
 from scanl.errors import ConfigError, DataError
@@ -28,23 +29,23 @@ from scanl.learning.questions import answerer
 from scanl.models import Stack
 
 COVERS = [
-    "data/atari",
-    "data/audio",
-    "data/babyai",
-    "data/choices",
-    "data/contours",
-    "data/documents",
+    "data/published/atari",
+    "data/published/audio",
+    "data/published/babyai",
+    "data/published/choices",
+    "data/published/contours",
+    "data/published/documents",
     "data/fixed",
-    "data/language",
-    "data/music",
-    "data/photographs",
-    "data/pile",
+    "data/published/language",
+    "data/published/music",
+    "data/published/photographs",
+    "data/published/pile",
     "data/readers/*",
-    "data/recordings",
-    "data/timit",
-    "data/translation",
-    "data/videos",
-    "data/yes_no",
+    "data/published/classified_series",
+    "data/published/timit",
+    "data/published/translation",
+    "data/published/videos",
+    "data/published/yes_no",
 ]
 
 

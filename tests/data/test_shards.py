@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from scanl.cli import main
 from scanl.data import ShardedText, ShardLoader, Shards, Text
-from scanl.data.corpus import fraction
 from scanl.data.shards import dataset, reader
 from scanl.data.shards.listing import is_sharded, listed
+from scanl.data.text.corpus import fraction
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 from scanl.learning.questions import answerer
@@ -31,7 +31,7 @@ from scanl.learning.run.module import Learning
 from scanl.learning.run.run import Run
 from scanl.models import LanguageModel, Stack
 
-COVERS = ["data/sharded_text", "data/shards/*"]
+COVERS = ["data/text/sharded_text", "data/shards/*"]
 
 TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64".split()  # noqa: SIM905
 SHARDS, ROWS = 10, 7

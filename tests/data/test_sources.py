@@ -20,9 +20,9 @@ from scanl.data import IGNORED, Corpus, Exam, Folders, OwnSignals, ShardedText, 
 from scanl.data.base import Entry, padded, present
 from scanl.data.batch import Batch, Columns, Outcomes
 from scanl.data.files import folders
+from scanl.data.folders.signals import Recording
 from scanl.data.questions import Class, Features, Forecast, Label, NextToken, Vocabulary
-from scanl.data.series import Collection, Series
-from scanl.data.signals import Recording
+from scanl.data.series.series import Collection, Series
 from scanl.errors import ConfigError
 from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig

@@ -12,15 +12,15 @@ from scanl.cli import main
 from scanl.data import IGNORED, Table
 from scanl.data.base import LEVELS
 from scanl.data.batch import Outcomes
-from scanl.data.forecasts import LongForecast
-from scanl.data.naive import naive, season_errors
+from scanl.data.published.forecasts import LongForecast
 from scanl.data.questions import Forecast
+from scanl.data.series.naive import naive, season_errors
 from scanl.learning.evaluation import baselines
 from scanl.learning.questions import answerer
 from scanl.models import Channels, Features, Forecaster, SequenceRegressor, Stack
-from scanl.models.heads import make_head
+from scanl.models.heads.distributions import make_head
 
-COVERS = ["data/forecasts", "data/naive", "learning/evaluation", "models/heads"]
+COVERS = ["data/published/forecasts", "data/series/naive", "learning/evaluation", "models/heads/distributions"]
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 stats = pytest.importorskip("scipy.stats", reason="scipy is not installed: pip install 'scanl[series]'")
@@ -149,7 +149,7 @@ def normalised(y, location, scale):
 def test_the_interval_of_a_frame():
     """A normal distribution whose mean and deviation are known in the unit of each series."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
-    from scanl.learning.frames import Frames
+    from scanl.learning.forecasting.frames import Frames
 
     draw = np.random.default_rng(0)
     y = {"a": draw.normal(size=60), "b": 100 + 7 * draw.normal(size=60)}

@@ -10,7 +10,7 @@ from scanl.cli import main
 from scanl.learning import RunFolder, predict
 from scanl.learning.run.config import TrainConfig, seeded_model
 
-COVERS = ["data/unanswered", "cli/predict"]
+COVERS = ["data/folders/unanswered", "cli/predict"]
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 

@@ -26,7 +26,7 @@ from scanl.learning.questions import Answerer, answerer, answers
 from scanl.learning.questions.base import registry
 from scanl.learning.scores import scores
 from scanl.models import Stack
-from scanl.models.heads import HEADS
+from scanl.models.heads.distributions import HEADS
 
 COVERS = [
     "data/batch",
@@ -34,7 +34,7 @@ COVERS = [
     "learning/losses/*",
     "learning/questions/*",
     "learning/scores/*",
-    "models/labeler",
+    "models/heads/labeler",
 ]
 
 ROOM = Path(__file__).parents[2] / "src" / "scanl"

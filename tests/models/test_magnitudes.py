@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from scanl.data import Table
-from scanl.data.naive import naive, season_errors
-from scanl.data.rows import scale_of
+from scanl.data.series.naive import naive, season_errors
+from scanl.data.series.rows import scale_of
 from scanl.models import (
     Channels,
     Features,
@@ -22,7 +22,7 @@ sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
 from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
-from scanl.learning.frames import Frames  # noqa: E402
+from scanl.learning.forecasting.frames import Frames  # noqa: E402
 
 EPS = np.finfo(np.float64).eps
 UNITS = [(1e8, 1.0), (-3e12, 7.0), (0.0, 1e-13), (0.0, 1e-300), (5e-9, 1e-12), (1e30, 3e24)]  # offset and scale

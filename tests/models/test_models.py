@@ -32,19 +32,19 @@ from scanl.models import (
     Tokens,
 )
 from scanl.models.block import make_norm
-from scanl.models.sampling import distribution, sample
+from scanl.models.decoding.sampling import distribution, sample
 from scanl.models.saving import recorded
 
 COVERS = [
     "models/block",
-    "models/classifier",
+    "models/heads/classifier",
     "models/embedding",
-    "models/generation",
+    "models/decoding/generation",
     "models/inputs",
-    "models/language_model",
+    "models/heads/language_model",
     "models/pooling",
     "models/reader",
-    "models/sampling",
+    "models/decoding/sampling",
     "models/stack",
 ]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from scanl import layers
 from scanl.layers.rnn.esn import ESN
-from scanl.learning.readout import Ridge
+from scanl.learning.forecasting.readout import Ridge
 
 pytestmark = pytest.mark.cells_by_loop
 

@@ -260,7 +260,9 @@ class Words(Numbers):
 def scripted(monkeypatch, engine, tokens):
     """Let the streams draw these tokens, whatever the model says."""
     coming = iter(tokens)
-    monkeypatch.setattr("scanl.models.streams.Choice.__call__", lambda self, logits: torch.tensor([next(coming)]))
+    monkeypatch.setattr(
+        "scanl.models.decoding.streams.Choice.__call__", lambda self, logits: torch.tensor([next(coming)])
+    )
 
 
 def test_a_stop_within_a_token_and_a_token_that_ends(model, monkeypatch):

@@ -7,7 +7,7 @@ from scanl.cli.parser import Parser
 from scanl.data import sources
 from scanl.data.base import Entry, Source, summary
 from scanl.data.files import Files, folders, root
-from scanl.data.get import get
+from scanl.data.published.get import get
 from scanl.errors import ConfigError, DataError, ScanlError, nearest
 from scanl.learning import TrainConfig
 

@@ -14,7 +14,7 @@ from scanl.cli.evaluate import examined
 from scanl.cli.generate import stream, write
 from scanl.cli.parser import Parser
 from scanl.cli.train import prepare, start
-from scanl.data.text import Bytes, Text
+from scanl.data.text.text import Bytes, Text
 from scanl.layers.state import leaves
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.report import Report

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, Played, Source
-from scanl.data.folders import Folders
+from scanl.data.folders.folders import Folders
+from scanl.data.series.table import Table
 from scanl.data.shards.listing import absolute
-from scanl.data.table import Table
 from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures, trained, written

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.data.columns import WRITTEN, write_table
+from scanl.data.series.columns import WRITTEN, write_table
 from scanl.errors import ConfigError, DataError
-from scanl.learning.forecasting import Forecasts
+from scanl.learning.forecasting.forecasts import Forecasts
 
 READ = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
             args.data, args.future_data, horizon=args.horizon, levels=args.levels or None, freq=args.freq
         )
     if picture is not None:
-        from scanl.learning.forecast_picture import save_forecasts
+        from scanl.learning.forecasting.picture import save_forecasts
 
         save_forecasts(picture, forecasts.rows(args.data)[0], frame, forecasts.table)
         print(picture, file=sys.stderr)

@@ -12,7 +12,7 @@ import torch
 from scanl.cli.parser import Parser
 from scanl.data import Table
 from scanl.data.base import Signal, SignalSource
-from scanl.data.openings import ENDINGS, openings, write_series
+from scanl.data.series.generate import ENDINGS, openings, write_series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.questions.forecast import columns

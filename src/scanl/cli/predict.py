@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scanl.cli.forecast import add_output, noting, refuse_suffix, write
 from scanl.cli.parser import Parser
-from scanl.data.columns import WRITTEN
+from scanl.data.series.columns import WRITTEN
 from scanl.learning.predictions import predict
 
 HELP = """what is written:

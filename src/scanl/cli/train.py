@@ -12,7 +12,7 @@ from scanl.cli.layers import options_of
 from scanl.cli.parser import Parser
 from scanl.cli.tasks import task_help
 from scanl.data import sources
-from scanl.data.series_source import SeriesSource
+from scanl.data.series.source import SeriesSource
 from scanl.data.shards.listing import absolute
 from scanl.errors import ConfigError, DivergenceError, ScanlError
 from scanl.layers import get, names
@@ -94,7 +94,7 @@ def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
 
 def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     """Choose a forecaster by backtests, write its run folder, and print its scores on the test part."""
-    from scanl.learning.choosing import MINUTES, choose, fitted
+    from scanl.learning.forecasting.choose import MINUTES, choose, fitted
 
     config.check()
     refuse_unused(config)

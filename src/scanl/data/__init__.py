@@ -5,9 +5,6 @@ A source that `scanl.data.catalogue` describes has its class here too, by the cl
 
 from typing import Any
 
-from scanl.data.atari import AtariReplay as AtariReplay
-from scanl.data.audio import SpeechCommands as SpeechCommands
-from scanl.data.babyai import BabyAIDemonstrations as BabyAIDemonstrations
 from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import LEVELS as LEVELS
 from scanl.data.base import Exam as Exam
@@ -15,33 +12,36 @@ from scanl.data.base import Source as Source
 from scanl.data.base import register as register
 from scanl.data.base import sources as sources
 from scanl.data.batch import Batch as Batch
-from scanl.data.choices import MMLUQuestions as MMLUQuestions
-from scanl.data.chorales import BachChorales as BachChorales
-from scanl.data.contours import PublishedPathfinder as PublishedPathfinder
-from scanl.data.corpus import Corpus as Corpus
-from scanl.data.corpus import read_corpus as read_corpus
-from scanl.data.corpus import standard_library as standard_library
-from scanl.data.documents import IMDbReviews as IMDbReviews
-from scanl.data.folders import Folders as Folders
-from scanl.data.forecasts import PublishedSeries as PublishedSeries
-from scanl.data.images import Images as Images
-from scanl.data.language import PublishedText as PublishedText
-from scanl.data.music import PublishedPieces as PublishedPieces
-from scanl.data.own_signals import OwnSignals as OwnSignals
-from scanl.data.photographs import ImageNetPatches as ImageNetPatches
-from scanl.data.pile import PileDocuments as PileDocuments
+from scanl.data.folders.folders import Folders as Folders
+from scanl.data.folders.own_signals import OwnSignals as OwnSignals
+from scanl.data.published.atari import AtariReplay as AtariReplay
+from scanl.data.published.audio import SpeechCommands as SpeechCommands
+from scanl.data.published.babyai import BabyAIDemonstrations as BabyAIDemonstrations
+from scanl.data.published.choices import MMLUQuestions as MMLUQuestions
+from scanl.data.published.chorales import BachChorales as BachChorales
+from scanl.data.published.classified_series import ArchiveProblem as ArchiveProblem
+from scanl.data.published.contours import PublishedPathfinder as PublishedPathfinder
+from scanl.data.published.documents import IMDbReviews as IMDbReviews
+from scanl.data.published.forecasts import PublishedSeries as PublishedSeries
+from scanl.data.published.images import Images as Images
+from scanl.data.published.language import PublishedText as PublishedText
+from scanl.data.published.music import PublishedPieces as PublishedPieces
+from scanl.data.published.photographs import ImageNetPatches as ImageNetPatches
+from scanl.data.published.pile import PileDocuments as PileDocuments
+from scanl.data.published.timit import TIMITFrames as TIMITFrames
+from scanl.data.published.translation import IWSLT14Pairs as IWSLT14Pairs
+from scanl.data.published.videos import Skeletons as Skeletons
 from scanl.data.questions import Question as Question
-from scanl.data.recordings import ArchiveProblem as ArchiveProblem
-from scanl.data.sharded_text import ShardedText as ShardedText
+from scanl.data.series.table import Table as Table
 from scanl.data.shards.dataset import ShardLoader as ShardLoader
 from scanl.data.shards.dataset import Shards as Shards
-from scanl.data.table import Table as Table
-from scanl.data.text import Streams as Streams
-from scanl.data.text import Text as Text
-from scanl.data.text import Windows as Windows
-from scanl.data.timit import TIMITFrames as TIMITFrames
-from scanl.data.translation import IWSLT14Pairs as IWSLT14Pairs
-from scanl.data.videos import Skeletons as Skeletons
+from scanl.data.text.corpus import Corpus as Corpus
+from scanl.data.text.corpus import read_corpus as read_corpus
+from scanl.data.text.corpus import standard_library as standard_library
+from scanl.data.text.sharded_text import ShardedText as ShardedText
+from scanl.data.text.text import Streams as Streams
+from scanl.data.text.text import Text as Text
+from scanl.data.text.text import Windows as Windows
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The files of a data set: their folder, their digests, and the packages that have them.
 
 A data set lies in a folder of its own name below `root()`, as its original download unpacks. Nothing is downloaded
-when a file is missing: the error says what to get. `scanl data get NAME` (`scanl.data.get`) downloads.
+when a file is missing: the error says what to get. `scanl data get NAME` (`scanl.data.published.get`) downloads.
 """
 
 import gzip

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.series import Series
+from scanl.data.series.series import Series
 from scanl.errors import DataError
 
 TRAINING, VALIDATION, TEST = range(3)

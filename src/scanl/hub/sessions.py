@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import forwards
 from scanl.hub.patches.base import CACHES
-from scanl.models.drafts import ROWS, Drafting, PromptLookup
-from scanl.models.prefix_tree import Text
-from scanl.models.sampling import Choice
+from scanl.models.decoding.drafts import ROWS, Drafting, PromptLookup
+from scanl.models.decoding.prefix_tree import Text
+from scanl.models.decoding.sampling import Choice
 from scanl.whole import whole_number
 
 OWN_CACHES = ("transformers.models.minimax.", "transformers.models.xlstm.")  # whose caches have classes of their own

@@ -1,4 +1,4 @@
-"""Estimators as scikit-learn has them. `scanl.learning.frames` has a forecaster of frames.
+"""Estimators as scikit-learn has them. `scanl.learning.forecasting.frames` has a forecaster of frames.
 
 This module imports scikit-learn: `pip install 'scanl[sklearn]'`. By default an estimator is `RandomFilters` with a
 readout in closed form, whose choices the series decide that are left out one by one. A stack is trained in memory, with
@@ -24,13 +24,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.data.rows import scale_of
+from scanl.data.series.rows import scale_of
 from scanl.errors import ConfigError, DataError
 from scanl.learning.descent import descend
-from scanl.learning.forecasting import check_levels
-from scanl.learning.leave_one_out import PENALTIES, Fit, fit_ridge
+from scanl.learning.forecasting.forecasts import check_levels
+from scanl.learning.forecasting.leave_one_out import PENALTIES, Fit, fit_ridge
+from scanl.learning.forecasting.readout import Ridge
 from scanl.learning.optimizers import OPTIMIZERS
-from scanl.learning.readout import Ridge
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import Plan, rate
 from scanl.models import Features, RandomFilters, SequenceClassifier, SequenceRegressor, Stack
@@ -621,7 +621,7 @@ class SeriesRegressor(RegressorMixin, _Estimator):
     """Predict one number or several for each series, as an estimator of scikit-learn: `fit`, `predict`.
 
     Args: as in `SeriesClassifier`, but for pool and class_weight.
-        distribution: of the numbers, one of `scanl.models.heads`. With "points", the loss is the squared error in units
+        distribution: of the numbers, one of `scanl.models.heads.distributions`. With "points", the loss is the squared error in units
             of the numbers' deviation. The others, such as "gaussian", are of a stack, and have intervals.
 
     Fitted: `model_`: `RandomFilters`, whose outputs are the numbers, or a `SequenceRegressor`. Of filters, `choice_` is

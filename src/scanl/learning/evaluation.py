@@ -8,10 +8,10 @@ from torch import Tensor
 
 from scanl.data.base import IGNORED, Exam, Source
 from scanl.data.batch import Batch
-from scanl.data.corpus import Bytes, side_by_side
-from scanl.data.corpus import spread as spread
 from scanl.data.questions import Question
-from scanl.data.text import Text
+from scanl.data.text.corpus import Bytes, side_by_side
+from scanl.data.text.corpus import spread as spread
+from scanl.data.text.text import Text
 from scanl.layers.module import in_mode
 from scanl.learning.questions import Answerer, Model, answerer
 from scanl.learning.questions.base import means

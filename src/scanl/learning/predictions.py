@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED
 from scanl.data.batch import Batch
-from scanl.data.columns import as_table
-from scanl.data.folders import Folders
-from scanl.data.own_signals import OwnSignals
+from scanl.data.folders.folders import Folders
+from scanl.data.folders.own_signals import OwnSignals
+from scanl.data.folders.unanswered import Unanswered, of_files, of_table
 from scanl.data.questions import Label, Number, Question
-from scanl.data.table import Table
-from scanl.data.unanswered import Unanswered, of_files, of_table
+from scanl.data.series.columns import as_table
+from scanl.data.series.table import Table
 from scanl.errors import ConfigError
 from scanl.learning.evaluation import trained
-from scanl.learning.forecasting import FRAME, bounds, check_levels, refuse_twice
+from scanl.learning.forecasting.forecasts import FRAME, bounds, check_levels, refuse_twice
 from scanl.learning.questions.base import durations
 from scanl.learning.run.folder import RunFolder
 

@@ -30,7 +30,7 @@ presets: Registry[Preset] = Registry(
 class Whole:
     """A function or a class of `scanl.models` that makes a whole model."""
 
-    name: ClassVar[str] = ""  # set by `whole`; it may be a layer's too: `scanl.models.mega` stacks layers `mega`
+    name: ClassVar[str] = ""  # set by `whole`; it may be a layer's too: `scanl.models.whole.mega` stacks layers `mega`
     aliases: ClassVar[tuple[str, ...]] = ()
     make: ClassVar[Callable[..., Any]]
 

@@ -15,9 +15,9 @@ from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.state import Device, DType
 from scanl.models.block import normed
-from scanl.models.cross_attention import CrossAttention, seen, side_by_side
 from scanl.models.presets import whole
 from scanl.models.stack import Backbone
+from scanl.models.whole.cross_attention import CrossAttention, seen, side_by_side
 
 
 class SlotWriter(Module):

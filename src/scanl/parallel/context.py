@@ -19,7 +19,7 @@ from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.module import in_mode
 from scanl.layers.state import leaves
-from scanl.models.language_model import LanguageModel
+from scanl.models.heads.language_model import LanguageModel
 from scanl.models.stack import Stack
 from scanl.ops._frame.divider import divided_by
 from scanl.ops._frame.op import Op

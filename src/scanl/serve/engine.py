@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from scanl.errors import ConfigError, ScanlError
 from scanl.models import LanguageModel, Session, StateStore, Streams
-from scanl.models.streams import StreamsError
+from scanl.models.decoding.streams import StreamsError
 from scanl.ops import exact
 from scanl.serve.limits import MEBIBYTE, Limits
 from scanl.serve.texts import CONTEXT, Texts, Writing

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scanl.data.batch import Batch
 from scanl.data.files import folders
 from scanl.data.fresh import FreshRows
-from scanl.data.images import read_images
-from scanl.data.published import published
+from scanl.data.published.images import read_images
+from scanl.data.published.sources import published
 from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError
 

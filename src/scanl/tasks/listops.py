@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED, present
 from scanl.data.batch import Batch
-from scanl.data.documents import LISTOPS_TOKENS
+from scanl.data.published.documents import LISTOPS_TOKENS
 from scanl.data.questions import Class, Question, Vocabulary
 from scanl.tasks.base import Task, register
 

@@ -15,8 +15,8 @@ from scanl.errors import ConfigError
 from scanl.layers import build
 from scanl.layers.state import leaves
 from scanl.learning.algorithms import FORCE
+from scanl.learning.forecasting.readout import Ridge
 from scanl.learning.questions import answerer
-from scanl.learning.readout import Ridge
 
 pytestmark = pytest.mark.cells_by_loop
 

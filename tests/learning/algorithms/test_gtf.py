@@ -9,7 +9,7 @@ from scanl.errors import ConfigError
 from scanl.learning.algorithms import BPTT, GTF
 from scanl.learning.algorithms.gtf import growth
 from scanl.models import Features, SequenceLabeler, Stack
-from scanl.models.dynamics import Dynamics, dynamics_loss
+from scanl.models.whole.dynamics import Dynamics, dynamics_loss
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from scanl.learning.questions import answerer
 from scanl.learning.run.config import update_steps
 from scanl.learning.run.run import Run
 from scanl.models import PTNCN, AlignedStack, Stack
-from scanl.models.dynamics import Dynamics
-from scanl.models.ptncn import ptncn_loss
+from scanl.models.whole.dynamics import Dynamics
+from scanl.models.whole.ptncn import ptncn_loss
 
 TASK = answerer(Numbers(Features(2), count=2))
 B, T = 3, 4

@@ -10,7 +10,7 @@ from scanl.learning.algorithms import BPTT, LRA
 from scanl.learning.questions import answerer
 from scanl.models import AlignedStack, SequenceLabeler, Stack
 
-COVERS = ["models/aligned"]
+COVERS = ["models/whole/aligned"]
 
 TASK = answerer(Numbers(Features(3), count=2))
 

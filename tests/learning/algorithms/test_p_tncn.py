@@ -10,9 +10,9 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import PTNCNLearning
 from scanl.models import PTNCN, Features, SequenceLabeler, Stack
-from scanl.models.ptncn import ptncn_loss
+from scanl.models.whole.ptncn import ptncn_loss
 
-COVERS = ["models/ptncn"]
+COVERS = ["models/whole/ptncn"]
 
 FIGURES = json.loads((Path(__file__).parents[2] / "outside" / "ptncn.json").read_text())
 

@@ -42,7 +42,7 @@ def test_it_is_all_nats_over_all_words(name, root):
 
 
 def test_words_stand_between_white_space_and_ends_of_files():
-    from scanl.data.text import _words
+    from scanl.data.text.text import _words
 
     for text in (b"", b" ", b"a", b" a  b\n\tcd", b"a\0b ", b"\0\0x"):
         assert _words(np.frombuffer(text, np.uint8)) == len(text.replace(b"\0", b" ").split())

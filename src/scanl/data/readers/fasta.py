@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from scanl.data.corpus import Bytes
 from scanl.data.files import Files
+from scanl.data.text.corpus import Bytes
 
 BASES = b"ACGTN"
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from scanl.data.corpus import SEPARATOR, Bytes
 from scanl.data.files import Files, lines, whole_lines
+from scanl.data.text.corpus import SEPARATOR, Bytes
 from scanl.errors import DataError
 
 

@@ -47,7 +47,7 @@ cases(
 class ESN(CellLayer):
     """Echo state network: a sparse random reservoir and a linear readout.
 
-    The reservoir is not trained. `scanl.learning.readout.fit_readout` fits the readout by ridge regression; gradient
+    The reservoir is not trained. `scanl.learning.forecasting.readout.fit_readout` fits the readout by ridge regression; gradient
     descent can train it too. In a stack, or in `bidirectional`, the readouts inside start as random projections.
 
     Buffers as in PyPI's reservoirpy: W (E, E), Win (E, D), bias (E). Parameters: readout (D, E) with a bias.

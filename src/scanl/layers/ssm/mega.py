@@ -45,7 +45,7 @@ class Mega(Layer):
     mixes with x.
 
     Differs: a call may end anywhere in a chunk, because the state holds the present chunk. The whole model is
-    `scanl.models.mega`.
+    `scanl.models.whole.mega`.
 
     Parameters as in the released code: move.alpha, move.delta, move.beta (D, N, 1), move.gamma (D, N), move.omega (D);
     v_proj (V, D), mx_proj (2 D + Z + V, D), h_proj (D, V), with biases; gamma, beta (2, Z); rel_pos_bias.rel_pos_bias

@@ -10,7 +10,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
-from scanl.models.dynamics import Dynamics
+from scanl.models.whole.dynamics import Dynamics
 
 
 class GTFLearner(NamedTuple):

@@ -11,7 +11,7 @@ from scanl.errors import ConfigError
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions.base import answered
-from scanl.models.aligned import AlignedStack
+from scanl.models.whole.aligned import AlignedStack
 
 
 @algorithm("lra")

@@ -10,7 +10,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
-from scanl.models.ptncn import PTNCN, Corrected, Expectation
+from scanl.models.whole.ptncn import PTNCN, Corrected, Expectation
 
 
 @algorithm("p_tncn")

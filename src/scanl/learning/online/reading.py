@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from scanl.data.columns import MISSING
+from scanl.data.series.columns import MISSING
 from scanl.errors import ConfigError, DataError, unknown
 
 VALUE = "value"  # name of the column of bare numbers

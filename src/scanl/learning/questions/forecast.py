@@ -8,7 +8,7 @@ from torch import Tensor
 from scanl.data.base import LEVELS, Source
 from scanl.data.batch import Batch, Outcomes
 from scanl.data.questions import Forecast
-from scanl.data.series_source import SeriesSource
+from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, Option, answers, listed
 from scanl.models import Backbone, Channels, Forecaster, Normalization
@@ -31,7 +31,7 @@ class ForecastAnswerer(Answerer[Forecast]):
         "lags": Option(None, BECAUSE),
         "span": Option(None, BECAUSE),
         "log": Option(False, BECAUSE),
-        "start": Option([], BECAUSE),  # read by `scanl.learning.choosing`
+        "start": Option([], BECAUSE),  # read by `scanl.learning.forecasting.choose`
         "rounded": Option(False, BECAUSE),
         "least": Option(None, BECAUSE),
         "calibrated": Option(False, BECAUSE),

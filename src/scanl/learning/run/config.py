@@ -12,17 +12,17 @@ import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.configured import above, at_least, below, check, check_options, one_of, options
 from scanl.data import Folders, OwnSignals, Question, ShardedText, Source, Table, Text, sources
 from scanl.data.base import Entry
-from scanl.data.columns import KINDS, ending
 from scanl.data.inputs_alone import InputsAlone
+from scanl.data.series.columns import KINDS, ending
+from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import is_sharded
-from scanl.data.table import ASKS
 from scanl.errors import ConfigError, ScanlError
 from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run.configuration import Configuration, options_of
 from scanl.models import Stack
-from scanl.models.heads import HEADS
+from scanl.models.heads.distributions import HEADS
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
 OWN = (
@@ -74,7 +74,7 @@ class HeadConfig:
     start: Annotated[
         list[str],
         "of a forecast: simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
-        "starts and stays; `scanl.learning.lag_maps` lists them",
+        "starts and stays; `scanl.learning.forecasting.lag_maps` lists them",
     ] = field(default_factory=list)
     rounded: Annotated[bool, "of a forecast: round it to whole numbers"] = False
     least: Annotated[float | None, "of a forecast: no number is below this one; none: no limit"] = None

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from scanl.data.base import LEVELS, Source
-from scanl.data.folders import Folders
-from scanl.data.series_source import SeriesSource
+from scanl.data.folders.folders import Folders
+from scanl.data.series.source import SeriesSource
 from scanl.files import written_whole
 from scanl.learning.questions import answerer
 from scanl.learning.report import Report

@@ -1,0 +1,1 @@
+"""Folders of one's own files."""

@@ -1,0 +1,1 @@
+"""Series of tables: read, checked, cut into windows, and asked questions."""

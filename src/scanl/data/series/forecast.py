@@ -1,0 +1,175 @@
+"""Batches for the question of the next numbers of a series, and their seasonal naive forecast."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import LEVELS, Repeated
+from scanl.data.batch import Batch, Outcomes
+from scanl.data.questions import Forecast
+from scanl.data.series.columns import Numbers
+from scanl.data.series.naive import naive, season_errors
+from scanl.data.series.rows import Rows, scales_of
+from scanl.data.series.windows import SeriesQuestion, in_batches
+from scanl.data.splits import PARTS, TEST, TRAINING, VALIDATION, sampled
+from scanl.errors import ConfigError, DataError
+
+MOST = 1024  # forecasts in a measurement, spread over the part
+
+Origin = tuple[int, int, int]  # of a forecast: series, number of steps that are read, and the last row that is read
+
+
+class SeriesForecast(SeriesQuestion):
+    """Forecasts of the next `horizon` steps: learnt after every step of a window, or after its last `origins`.
+
+    A forecast of a later part may read the parts before it.
+    """
+
+    ask = "forecast"
+    metric = "CRPS"
+    counted = True
+    noun = "forecasts"
+    first = ahead = 1  # the first step of a series is never forecast; a step to forecast follows each window
+    unit = ", in units of the seasonal naive's error in training"
+    scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")
+    limit: int = MOST  # forecasts of the test part that are measured
+    sampled: int = MOST  # forecasts of the validation part that are measured
+
+    @cached_property
+    def flat(self) -> Rows:
+        return Rows(self.source.collection.series, self.length + self.source.horizon)
+
+    @property
+    def season(self) -> int:
+        """Steps of a season: the user's, or else the calendar's."""
+        return self.source.season or self.source.collection.season
+
+    @cached_property
+    def question(self) -> Forecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+        flat, rows, pieces = self.flat, self.training, self.source.parts[TRAINING]
+        longest = max(end - begin for _, begin, end in pieces)
+        if self.source.season is not None and self.source.season >= longest:
+            raise ConfigError(
+                f"table: season is {self.source.season}, expected less than {longest}, steps of the longest series in "
+                "training"
+            )
+        static = np.concatenate([flat.static[[i]].repeat(end - begin, 0) for i, begin, end in pieces])
+        columns = [flat.target[rows], flat.past[rows], static, flat.future[rows]]
+        target, past, constant, future = (array.shape[1] for array in columns)
+        return Forecast(
+            self.source.horizon,
+            target,
+            past,
+            constant,
+            future,
+            scales=sum((scales_of(array) for array in columns), ()),
+            timed=flat.spans is not None,
+            season=min(self.season, self.length),  # a window of training has no more values
+            distribution=self.source.distribution,
+            scores=self.scores,
+        )
+
+    def batch(self, draw: np.random.Generator, count: int, share: slice) -> Batch:
+        rows, ends = self.windows(draw, count, share)
+        horizon, flat = self.source.horizon, self.flat
+        learnt = min(self.source.origins or self.length, self.length)
+        after = rows[:, -learnt:, None] + 1 + np.arange(horizon)
+        targets = np.full((*rows.shape, horizon, flat.target.shape[1]), np.nan)
+        targets[:, -learnt:] = np.where((after < ends[:, None, None])[..., None], flat.target[after], np.nan)
+        return Batch(flat.columns(rows, horizon), targets, timespans=flat.durations(rows, horizon))
+
+    def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
+        numbers = self.source.collection.series[i].target[begin:end]
+        return numbers[~np.isnan(numbers).all(1), 0]
+
+    def check(self) -> None:
+        super().check()
+        for split in (VALIDATION, TEST):
+            self.origins(split)
+        if self.length < 1:
+            raise DataError(f"table: {self.source.path}: no series has two steps to train on; give a longer table")
+
+    def describe(self) -> str:
+        return f", season {self.season}"
+
+    def origins(self, split: int) -> list[Origin]:
+        """Return the origins of the forecasts that are measured in a split."""
+        horizon, room = self.source.horizon, 0
+        origins: list[Origin] = []
+        for i, begin, end in self.source.parts[split]:
+            least = begin if begin else min(self.length, end - horizon)
+            room = max(room, end - begin - (0 if begin else 1))
+            origins += [(i, min(self.length, last), last - 1) for last in range(max(1, least), end - horizon + 1)]
+        if not origins:
+            raise DataError(
+                f"table: {self.source.path}: horizon is {horizon}, expected at most {room} because of the "
+                f"{PARTS[split]} part of the longest series; give a smaller --horizon or a larger --{PARTS[split]}"
+            )
+        return [origins[i] for i in sampled(len(origins), self.limit if split == TEST else self.sampled)]
+
+    def forecasts(self, split: int) -> Iterator[tuple[Sequence[Origin], Batch]]:
+        """Yield batches of forecasts of a part, and the origins of each."""
+        by_length: dict[int, list[Origin]] = {}
+        for origin in self.origins(split):
+            by_length.setdefault(origin[1], []).append(origin)
+        horizon, flat = self.source.horizon, self.flat
+        for length, of_length in by_length.items():
+            for origins in in_batches(of_length):
+                last = np.array([flat.starts[i] + row for i, _, row in origins])
+                rows = last[:, None] + np.arange(1 - length, 1)
+                numbers = flat.target[last[:, None] + 1 + np.arange(horizon)]
+                units = np.stack([self.units[i] for i, *_ in origins])
+                spans = flat.durations(rows, horizon)
+                yield origins, Batch(flat.columns(rows, horizon), Outcomes(numbers, units), timespans=spans)
+
+    def examples(self, split: int) -> Iterator[Batch]:
+        yield from (batch for _, batch in self.forecasts(split))
+
+    def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+        return {"seasonal naive": Repeated(lambda: (self.naive(origins) for origins, _ in self.forecasts(split)))}
+
+    def naive(self, origins: Sequence[Origin]) -> Numbers:
+        """Return the seasonal naive's quantiles (n, H, C, Q) after the last row of each origin."""
+        quantiles = []
+        for i, _, last in origins:
+            spread = np.nan_to_num(self.naive_errors[i][1])
+            history = self.source.collection.series[i].target[: last + 1]
+            quantiles.append(naive(history, self.season, self.source.horizon, spread, LEVELS))
+        return np.stack(quantiles)
+
+    @cached_property
+    def naive_errors(self) -> list[tuple[Numbers, Numbers]]:
+        """The seasonal naive's mean absolute error and root mean square in training, for each series."""
+        series, parts = self.source.collection.series, self.source.parts
+        begins = {i: begin for split in (VALIDATION, TEST) for i, begin, _ in parts[split] if begin}
+        cut = [begins.get(i, len(member)) for i, member in enumerate(series)]
+        for i, begin, _ in parts[VALIDATION]:
+            cut[i] = begin or cut[i]
+        return [season_errors(member.target[:end], self.season) for member, end in zip(series, cut, strict=True)]
+
+    @cached_property
+    def units(self) -> list[Numbers]:
+        """The unit of errors (C,) of each series. A constant series has the mean of the others, or 1."""
+        errors = np.stack([mean for mean, _ in self.naive_errors])
+        errors[~(errors > 0)] = np.nan
+        with np.errstate(invalid="ignore"):
+            usual = np.nansum(errors, 0) / np.maximum((~np.isnan(errors)).sum(0), 1)
+        usual = np.where(usual > 0, usual, 1.0)
+        return list(np.where(np.isnan(errors), usual, errors))
+
+
+class SeriesGeneration(SeriesForecast):
+    """Forecasts of one step, from which a series is generated step by step."""
+
+    ask = "generate"
+
+    def check_options(self) -> None:
+        super().check_options()
+        if self.source.horizon not in (1, type(self.source).horizon):
+            raise ConfigError(
+                f"table: horizon is {self.source.horizon}, expected 1 because generation goes step by step"
+            )
+        self.source.horizon = 1

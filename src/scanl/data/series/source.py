@@ -1,0 +1,103 @@
+"""Series and a question about them: what a user's table and a published one have in common."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from scanl.data.base import Exam, Repeated, Source
+from scanl.data.batch import Batch
+from scanl.data.questions import Question
+from scanl.data.series.series import Collection
+from scanl.data.series.windows import SeriesQuestion
+from scanl.data.splits import TEST, TRAINING, VALIDATION, Piece
+from scanl.errors import ConfigError
+
+UNSEEN = ("data", "origins", "gaps", "freq", "folder")  # options that leave the digest unchanged
+
+
+class SeriesSource(Source):
+    """A source that has a collection of series in parts. A subclass is a dataclass with the options below.
+
+    asking: the question, and its batches.   horizon, season, distribution, sequence_length, origins, validation, test,
+    seed: see `Table`.
+    """
+
+    asking: SeriesQuestion
+    horizon: int
+    season: int | None
+    distribution: str
+    sequence_length: int
+    origins: int | None
+    validation: float
+    test: float
+    seed: int
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """The file with the series."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> list[str]:
+        """Names of the target columns."""
+
+    @cached_property
+    def collection(self) -> Collection:
+        """The series."""
+        raise NotImplementedError
+
+    @cached_property
+    def parts(self) -> list[list[Piece]]:
+        """The pieces of training, validation and test."""
+        raise NotImplementedError
+
+    def ask_for(self, asking: SeriesQuestion) -> None:
+        """Set the question and the metric. Raises ConfigError for options that do not fit the question."""
+        if self.horizon < 1 or (self.season is not None and self.season < 1):
+            raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
+        asking.check_options()
+        self.asking, self.metric = asking, asking.metric
+
+    def check(self) -> None:
+        """Read the series, and refuse parts in which there is nothing to learn or to measure."""
+        self.asking.check()
+        assert self.question
+
+    @property
+    def length(self) -> int:
+        return self.asking.length
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.asking.question
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
+        draw = np.random.default_rng((self.seed, TRAINING, step))
+        return self.asking.batch(draw, size * world, slice(rank * size, (rank + 1) * size))
+
+    def unseen(self, step: int) -> Iterator[Batch]:
+        return self.asking.examples(VALIDATION)
+
+    def exam(self, *, sample: bool = False) -> Exam:
+        """Return an exam on the test part."""
+        asking, examples = self.asking, Repeated(lambda: self.asking.examples(TEST))
+        count = sum(batch.size for batch in examples)
+        title = f"{self.metric} of {count:,} {asking.noun} in the test part of {self.path.name}{asking.unit}:"
+        return Exam(title, examples, {}, ".4g", asking.rivals(TEST))
+
+    def digest(self) -> str:
+        options = [field.name for field in fields(self)]  # pyright: ignore[reportArgumentType]: of a subclass
+        digest = hashlib.sha256(repr([(name, getattr(self, name)) for name in options if name not in UNSEEN]).encode())
+        for member in self.collection.series:
+            for array in (member.target, member.past, member.static, member.future, member.times):
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        return f"x {self.length} steps of {self.path.name}: {self.collection.summary}{self.asking.describe()}"

@@ -1,0 +1,239 @@
+"""A user's own table as a source: forecast series, generate, classify or label them, or predict numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scanl.data.base import check_shares, own_options, register
+from scanl.data.series.columns import FILE, MANY, files_of, is_text, read_tables, unread
+from scanl.data.series.forecast import SeriesForecast, SeriesGeneration
+from scanl.data.series.frequency import FEW
+from scanl.data.series.label import SeriesLabel
+from scanl.data.series.series import Collection, filled, series_of
+from scanl.data.series.source import SeriesSource
+from scanl.data.series.whole import SeriesClass, SeriesNumber
+from scanl.data.series.windows import SeriesQuestion
+from scanl.data.splits import TRAINING, Piece, by_series, by_time
+from scanl.errors import ConfigError, nearest
+
+ASKS: Mapping[str, type[SeriesQuestion]] = {
+    cls.ask: cls for cls in (SeriesForecast, SeriesGeneration, SeriesClass, SeriesLabel, SeriesNumber)
+}
+
+
+@register("table")
+@dataclass
+class Table(SeriesSource):
+    """Series in a table: forecast or generate them, classify them, label their steps, or predict a number for each.
+
+    The training part alone sets the scales by which numbers are standardised, and the classes. Missing numbers stay
+    missing: the model gets a flag for each number, and a missing answer does not count in the loss. In a split by time,
+    every series begins with training, and then come validation and test. A forecast of a later part may read the parts
+    before it. In a split by series, the digests of the series' names decide, and classes are shared out evenly. To
+    classify, all series get the length of the longest: a shorter one begins with missing steps.
+
+    Args:
+        data: a file, .csv, .tsv, .csv.gz, .parquet, .feather, .xlsx or .npz; or several files with the same columns, by
+            name or by a pattern such as "sales/*.csv". Several are one table, row after row, with a column `file`.
+        ask: "forecast", "generate", "classify", "label" or "regress"; the option `--question`. To generate, a forecast
+            of one step is learnt.
+        target: column of the answers; to forecast, several with commas between them.
+        time, series: columns of the times and of the series' names. Without them rows are steps of one series.
+        static, past, future: columns of covariates: constant over a series; known up to the present; known ahead. A
+            column of text becomes a column of 0 and 1 for each text.
+            Without `past`, and if the question is not "forecast", all columns without a role are read as `past`, except
+            columns without a name, columns that number the rows, and columns of more than 64 texts.
+        horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
+        freq: how far a step is from the next: an alias of pandas, such as "D", "B" or "ME", or a number if the times
+            are numbers. None: what pandas infers.
+        distribution: of the answers, by name.
+        split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
+        validation, test: fractions of the steps, or of the series, in these parts.
+        sequence_length: most steps that a forecast or a label reads.
+        origins: learn only the forecasts after this many last steps of a training window; None: after each step. These
+        forecasts have read about as many steps as the measured ones.
+        gaps: for steps that are absent from regular times: "fill" makes them rows of missing numbers; "durations" makes
+            the durations of steps an input, as for irregular times. None: "fill" if they are at most a tenth of all
+            steps. For a class or a number of a series it is always durations.
+        holidays: country whose holidays are a covariate that is known ahead, as the package `holidays` calls it: "US",
+            or "US-CA" with a part of the country.
+        seed: seed of the order.
+
+    A forecast has three scores. CRPS is twice the mean pinball loss over `LEVELS`, and MASE is the absolute error of
+    the median. Both are in units of the seasonal naive's mean error in training. The third is the coverage of the
+    interval from 5 % to 95 %.
+    """
+
+    data: Sequence[str | Path]
+    ask: str | None = None
+    target: str | None = None
+    time: str | None = None
+    series: str | None = None
+    static: Sequence[str] = ()
+    past: Sequence[str] = ()
+    future: Sequence[str] = ()
+    horizon: int = 12
+    season: int | None = None
+    freq: Any = None
+    distribution: str = "gaussian"
+    split: str | None = None
+    validation: float = 0.1
+    test: float = 0.2
+    sequence_length: int = 256
+    origins: int | None = None
+    gaps: str | None = None
+    holidays: str | None = None
+    seed: int = 0
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        return ("question", *(field.name for field in fields(cls) if field.name != "ask"))
+
+    @classmethod
+    def open(cls, options: Mapping[str, Any]) -> "Table":
+        named = {field.name: options[field.name] for field in fields(cls) if field.name != "ask"}
+        return cls(ask=options["question"], **named, **own_options(cls, options))
+
+    def elsewhere(self, path: Path) -> "Table":
+        """Return a source whose test part is all of another table, behind the series of this one.
+
+        The training part, the classes and the scales stay as they are here.
+        """
+        frame, training = self.read(path), self.collection
+        frame, _ = self.without_gaps(frame, path, training)
+        later = self.collect(frame, path, training)
+        other = replace(self, data=[path])
+        other.collection = replace(training, series=[*training.series, *later.series], summary=later.summary)
+        other.asking.check_answers(later, str(self.target))
+        first = len(training.series)
+        everything = [(first + i, 0, len(member)) for i, member in enumerate(later.series)]
+        other.parts = [self.parts[TRAINING], [], everything]
+        return other
+
+    def __post_init__(self) -> None:
+        if self.ask is None or self.ask not in ASKS:
+            raise nearest("question", self.ask, list(ASKS))
+        asking = ASKS[self.ask](self)
+        if self.target is None:
+            raise ConfigError(f"table: target is none, expected the column to {self.ask}: --target COLUMN")
+        if not self.data:
+            raise ConfigError(
+                "table: data is none, expected one file or several with the same columns: --data TABLE.csv"
+            )
+        if self.split not in (None, "time", "series"):
+            raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
+        if asking.per_series and self.split == "time":
+            raise ConfigError(
+                f"table: split is 'time', expected 'series' because the question {self.ask!r} has one answer for a "
+                "series"
+            )
+        if asking.per_series and self.series is None:
+            raise ConfigError(
+                f"table: series is none, expected the column of the series to {self.ask}: --series COLUMN"
+            )
+        if self.future and not asking.ahead:
+            raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
+        if self.gaps not in (None, "fill", "durations"):
+            raise ConfigError(f"table: gaps is {self.gaps!r}, expected 'fill' or 'durations'")
+        check_shares("table", self.validation, self.test)
+        if self.holidays is not None and (self.time is None or not asking.ahead):
+            raise ConfigError(
+                f"table: holidays is {self.holidays!r}, expected none without a forecast and a column of times"
+            )
+        if self.freq is not None and self.time is None:
+            raise ConfigError(f"table: freq is {self.freq!r}, expected none without a column of times: --time COLUMN")
+        self.ask_for(asking)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.data[0])
+
+    @property
+    def targets(self) -> list[str]:
+        assert self.target is not None
+        return [name.strip() for name in self.target.split(",")] if self.asking.ahead else [self.target]
+
+    @cached_property
+    def collection(self) -> Collection:
+        """The series, read and checked on first use."""
+        frame, absent = self.without_gaps(self.read(self.path), self.path)
+        collection = self.collect(frame, self.path)
+        collection.summary += f", {absent} absent steps are missing numbers" if absent else ""
+        if self.left_out:
+            collection.summary += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
+        self.asking.check_answers(collection, str(self.target))
+        return collection
+
+    def read(self, path: Path, least: int = 2) -> Any:
+        """Read a table with these columns, and at least `least` rows."""
+        paths = [file for name in self.data for file in files_of(Path(name))] if path == self.path else files_of(path)
+        return read_tables(paths, self.names, least)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns whose values are names, of series or classes."""
+        return [name for name in (self.series, self.target if self.asking.classes else None) if name is not None]
+
+    @cached_property
+    def covariates(self) -> list[str]:
+        """Columns that are covariates of the past."""
+        return list(self.past) or [name for name in self._free if name not in self.left_out]
+
+    @cached_property
+    def left_out(self) -> list[str]:
+        """Columns without a role that are not read: they have no name, number the rows, or have too many texts."""
+        frame = self.read(self.path)
+        texts = [name for name in self._free if is_text(frame[name]) and frame[name].nunique() > MANY]
+        return [name for name in frame.columns if name in self._free and name in (*unread(frame), *texts)]
+
+    @property
+    def _free(self) -> list[str]:
+        """Columns without a role that may be covariates."""
+        if self.past or self.asking.ahead:
+            return []
+        roles = {*self.targets, self.time, self.series, *self.static, "step", FILE}
+        return [name for name in self.read(self.path).columns if name not in roles]
+
+    def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:
+        """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
+        return series_of(
+            frame, path, target=self.targets, classes=self.asking.classes, time=self.time,
+            series=self.series, static=self.static, past=self.covariates, future=self.future, freq=self.freq, like=like,
+            answered=answered, holidays=self.holidays,
+        )  # fmt: skip
+
+    def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:
+        """Return a table in which absent steps are rows, as `gaps` says, and how many there are.
+
+        like: the series of training. If their steps have no durations, absent steps are always rows.
+        """
+        if self.time is None or self.gaps == "durations" or self.asking.per_series:
+            return frame, 0
+        if like is not None and like.timed:
+            return frame, 0
+        return filled(
+            frame, path, time=self.time, series=self.series, constant=self.static,
+            max_added=FEW if self.gaps is None and like is None else 1.0, freq=self.freq,
+            known=like.known if like else (),
+        )  # fmt: skip
+
+    @property
+    def roles(self) -> list[tuple[str, list[str]]]:
+        """The columns that are read, by what they are."""
+        return [
+            ("the target", self.targets),
+            ("the time", [] if self.time is None else [self.time]),
+            ("the series", [] if self.series is None else [self.series]),
+            ("a static covariate", list(self.static)),
+            ("a covariate of the past", self.covariates),
+            ("a future covariate", list(self.future)),
+        ]
+
+    @cached_property
+    def parts(self) -> list[list[Piece]]:
+        series = self.collection.series
+        if self.split == "series" or (self.split is None and self.asking.by_series()):
+            return by_series(series, self.validation, self.test, self.path, self.asking.groups())
+        return by_time(series, self.validation, self.test)

@@ -1,0 +1,1 @@
+"""Texts of one's own, and shards of documents."""

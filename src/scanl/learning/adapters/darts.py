@@ -1,0 +1,215 @@
+"""A forecasting model as darts has them. `pip install 'scanl[darts]'`; nothing else of scanl imports darts.
+
+It is `Frames` with the face of a global model of darts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from darts.models.forecasting.forecasting_model import (  # pyright: ignore[reportMissingImports]
+    GlobalForecastingModel,
+)
+from darts.timeseries import TimeSeries  # pyright: ignore[reportMissingImports]
+from darts.utils.likelihood_models.base import (  # pyright: ignore[reportMissingImports]
+    Likelihood,
+    LikelihoodType,
+    quantile_names,
+)
+
+from scanl.data.base import LEVELS
+from scanl.errors import ConfigError, DataError
+from scanl.learning.forecasting.choose import MINUTES
+from scanl.learning.forecasting.frames import Frames, levels_of
+
+GRID = np.arange(0.5, 100) / 100  # probabilities between whose quantiles samples are drawn
+READ = 2  # rows that a forecast needs at least
+
+
+class DartsForecaster(GlobalForecastingModel):
+    """Forecast univariate series with what backtests choose, as a global model of darts.
+
+    Args:
+        output_chunk_length: steps to forecast at once.
+        quantiles: of `predict_likelihood_parameters`.
+        minutes, random_state: as in `Frames`.
+        options: further arguments of `Frames`, such as {"season": 12} or {"layer": "lru", "steps": 300}.
+
+    Covariates of the past, of the future and static ones are read. Without samples, a forecast is the median; more
+    steps than `output_chunk_length` follow from the medians before them. The samples of each step are drawn from its
+    own distribution. Fitted: `frames`, a `Frames`.
+    Raises ConfigError for samples of more steps than `output_chunk_length`, and as `Frames` does.
+    """
+
+    def __init__(
+        self,
+        output_chunk_length: int,
+        *,
+        quantiles: Sequence[float] = LEVELS,
+        minutes: float = MINUTES,
+        random_state: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(add_encoders=None)
+        self.horizon, self.quantiles = output_chunk_length, list(quantiles)
+        self.minutes, self.random_state, self.options = minutes, random_state, dict(options or {})
+        self._considers_static_covariates = True
+
+    def fit(
+        self, series: Any, past_covariates: Any = None, future_covariates: Any = None, verbose: bool | None = None
+    ) -> Self:
+        """Train on one or several series, with their covariates."""
+        super().fit(series, past_covariates, future_covariates)
+        rows, roles = _rows(series, past_covariates, future_covariates)
+        options = {"minutes": self.minutes, "random_state": self.random_state, **self.options}
+        freqs = {one.freq for one in _several(series)}
+        self.frames = Frames(self.horizon, freq=freqs.pop() if len(freqs) == 1 else None, **roles, **options).fit(rows)
+        return self
+
+    def predict(
+        self,
+        n: int,
+        series: Any = None,
+        past_covariates: Any = None,
+        future_covariates: Any = None,
+        num_samples: int = 1,
+        verbose: bool | None = None,
+        predict_likelihood_parameters: bool = False,
+        show_warnings: bool = True,
+        random_state: int | None = None,
+    ) -> Any:
+        """Forecast the n steps after each series: medians, samples, or quantiles as components."""
+        if series is None:
+            series = self.training_series
+            past_covariates = self.past_covariate_series if past_covariates is None else past_covariates
+            future_covariates = self.future_covariate_series if future_covariates is None else future_covariates
+        super().predict(
+            n, series, past_covariates, future_covariates, num_samples,
+            predict_likelihood_parameters=predict_likelihood_parameters, show_warnings=False,
+        )  # fmt: skip
+        several = _several(series)
+        if n > self.horizon:
+            if num_samples > 1:
+                raise ConfigError(f"darts: n is {n}, expected at most {self.horizon}, output_chunk_length, for samples")
+            first = self.predict(self.horizon, several, past_covariates, future_covariates)
+            longer = [one.append(more) for one, more in zip(several, first, strict=True)]
+            last = self.predict(n - self.horizon, longer, past_covariates, future_covariates)
+            forecasts = [one.append(more) for one, more in zip(first, last, strict=True)]
+            return forecasts[0] if isinstance(series, TimeSeries) else forecasts
+        rows, _ = _rows(series, past_covariates, future_covariates)
+        known = self._known(n, several, _several(future_covariates)) if self.frames.future else None
+        probabilities = self.quantiles if predict_likelihood_parameters else [0.5] if num_samples == 1 else list(GRID)
+        levels, columns = levels_of(probabilities)
+        answers, forecasts = self.frames.predict(rows, known, levels), []
+        draw = np.random.default_rng(random_state)
+        for number, one in enumerate(several):
+            values, names = answers.loc[answers["unique_id"] == str(number), columns].to_numpy()[:n, :, None], None
+            if predict_likelihood_parameters:
+                names = self.likelihood.component_names(series=one)
+            elif num_samples > 1:
+                drawn = draw.random((n, 1, num_samples))
+                values = np.stack([np.interp(p, GRID, row[:, 0]) for p, row in zip(drawn, values, strict=True)])
+            plain = names is None
+            forecasts.append(self._build_forecast_series(values, one, names, plain, plain))
+        return forecasts[0] if isinstance(series, TimeSeries) else forecasts
+
+    def _known(self, n: int, several: Sequence[TimeSeries], covariates: Sequence[TimeSeries]) -> Any:
+        """Return the covariates of the future at the steps ahead; those after the n steps may be absent."""
+        parts = []
+        for number, (one, known) in enumerate(zip(several, covariates, strict=True)):
+            times = self._generate_new_dates(self.horizon, one)
+            lacking = times[:n].difference(known.time_index)
+            if len(lacking):
+                raise DataError(
+                    f"darts: future_covariates have no row at {lacking[0]}, expected one at each of the {n} steps that "
+                    "follow the series"
+                )
+            parts.append(_columns(known, times, "future").assign(unique_id=str(number), ds=times))
+        return pd.concat(parts, ignore_index=True)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return Likelihood(LikelihoodType.Quantile, quantile_names(self.quantiles))
+
+    @property
+    def output_chunk_length(self) -> int:
+        return self.horizon
+
+    @property
+    def supports_multivariate(self) -> bool:
+        return False
+
+    @property
+    def supports_probabilistic_prediction(self) -> bool:
+        return True
+
+    @property
+    def supports_past_covariates(self) -> bool:
+        return True
+
+    @property
+    def supports_future_covariates(self) -> bool:
+        return True
+
+    @property
+    def supports_static_covariates(self) -> bool:
+        return True
+
+    @property
+    def supports_sample_weight(self) -> bool:
+        return False
+
+    @property
+    def supports_optimized_historical_forecasts(self) -> bool:
+        return False
+
+    @property
+    def min_train_samples(self) -> int:
+        return 1
+
+    @property
+    def _target_window_lengths(self) -> tuple[int, int]:
+        return READ, self.horizon
+
+    @property
+    def extreme_lags(self) -> tuple[int | None, ...]:
+        past = (-READ, -1) if self.uses_past_covariates else (None, None)
+        future = (-READ, self.horizon - 1) if self.uses_future_covariates else (None, None)
+        return (-READ, self.horizon - 1, *past, *future, 0)
+
+    @property
+    def _model_encoder_settings(self) -> tuple[int, int, bool, bool, None, None]:
+        return READ, self.horizon, True, True, None, None
+
+
+def _several(series: Any) -> list[TimeSeries]:
+    return [] if series is None else [series] if isinstance(series, TimeSeries) else list(series)
+
+
+def _columns(one: TimeSeries, times: Any, role: str) -> Any:
+    """Return the components of a series at some times as columns of a role; absent ones are missing."""
+    return one.to_dataframe().reindex(times).rename(columns=f"{role} {{}}".format).reset_index(drop=True)
+
+
+def _rows(series: Any, past: Any, future: Any) -> tuple[Any, dict[str, list[str]]]:
+    """Return the frame of `Frames`, and the names of the covariates by role."""
+    frames = []
+    several = _several(series)
+    for number, one in enumerate(several):
+        if one.width > 1:
+            raise DataError(f"darts: series has {one.width} components, expected 1; give them as several series")
+        values = {"unique_id": str(number), "ds": one.time_index, "y": one.values()[:, 0]}
+        static = {} if one.static_covariates is None else one.static_covariates.iloc[0].to_dict()
+        parts = [pd.DataFrame(values | {f"static {name}": value for name, value in static.items()})]
+        for role, covariates in (("past", _several(past)), ("future", _several(future))):
+            if covariates:
+                if len(covariates) != len(several):
+                    raise DataError(
+                        f"darts: {role}_covariates are {len(covariates)} series, expected {len(several)} as in series"
+                    )
+                parts.append(_columns(covariates[number], one.time_index, role))
+        frames.append(pd.concat(parts, axis=1))
+    rows = pd.concat(frames, ignore_index=True)
+    roles = ("past", "static", "future")
+    return rows, {role: [name for name in rows.columns if name.startswith(f"{role} ")] for role in roles}

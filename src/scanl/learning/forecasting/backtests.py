@@ -1,0 +1,278 @@
+"""Backtests of linear maps of lags: rolling origins in the part of a table before its test part.
+
+The numbers are normalised as a `Forecaster` normalises them, so its `lags` get the weights that are chosen here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanl.data.series.forecast import SeriesForecast
+from scanl.data.series.naive import season_errors
+from scanl.data.series.rows import scale_of
+from scanl.data.series.source import SeriesSource
+from scanl.data.splits import TRAINING, VALIDATION, sampled
+from scanl.learning.forecasting.lag_maps import LagMap, Numbers
+from scanl.models.forecasting.running import nothing_read, running
+
+FOLDS = 3  # backtests
+FIRST, LATEST = 0.55, 0.8  # bounds of the share of rows before the first of them
+MOST_LEARNT = 6000  # origins in a least squares fit
+MOST_MEASURED = 400  # origins in a backtest
+CERTAIN = 300  # origins in the backtests from which combinations of forecasts are compared
+NEAR = 1.2  # ratio to the lowest error up to which a forecast counts
+SMALL = 10.0  # median of numbers whose forecasts are rounded if they are whole
+MOST_LOG = 700.0  # of a forecast of a logarithm: its exponential is finite
+
+Rows = NDArray[np.int64]
+
+
+@dataclass
+class Past:
+    """The targets before the test part, each channel of each series as one array.
+
+    ends: how many rows of each array come before the test part.   units: of errors, as in `SeriesForecast`.
+    lasts: rows of each series before the test part, by the number of the series.
+    """
+
+    arrays: list[Numbers]
+    ends: list[int]
+    units: list[float]
+    season: int
+    horizon: int
+    lasts: dict[int, int]
+
+    @classmethod
+    def of(cls, source: SeriesSource) -> "Past":
+        """Take the past out of a source."""
+        ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in source.parts[split]}
+        series, asking = source.collection.series, cast(SeriesForecast, source.asking)
+        units = {i: _units(series[i].target[:end], asking.season) for i, end in ends.items()}
+        means = np.array(list(units.values())) if units else np.full((1, 1), np.nan)
+        known = ~np.isnan(means)
+        usual = np.where(known.any(0), np.nansum(means, 0) / known.sum(0).clip(1), 1.0)
+        arrays, lengths, scales = [], [], []
+        for i, end in sorted(ends.items()):
+            for channel in range(series[i].target.shape[1]):
+                arrays.append(series[i].target[:end, channel].astype(np.float64))
+                lengths.append(end)
+                unit = units[i][channel]
+                scales.append(float(unit if unit > 0 else usual[channel]))
+        return cls(arrays, lengths, scales, asking.season, source.horizon, ends)
+
+    @cached_property
+    def borders(self) -> list[float]:
+        """Shares of the rows between which the origins of each backtest are. A season comes before the first."""
+        usual = float(np.median(self.ends))
+        first = min(LATEST, max(FIRST, (self.season + 2 * self.horizon + 4) / usual))
+        return list(np.linspace(first, 1.0, FOLDS + 1))
+
+    @cached_property
+    def known(self) -> Numbers:
+        """All known numbers."""
+        return np.concatenate([array[~np.isnan(array)] for array in self.arrays])
+
+    @property
+    def positive(self) -> bool:
+        """Whether every known number is above 0."""
+        return bool((self.known > 0).all())
+
+    @property
+    def least(self) -> float | None:
+        """0 if no known number is below it, such as a count or a price."""
+        return 0.0 if bool((self.known >= 0).all()) else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the numbers are small whole numbers, so that a forecast between two of them is none."""
+        return bool((self.known % 1 == 0).all()) and float(np.median(np.abs(self.known))) <= SMALL
+
+
+def _units(y: Numbers, season: int) -> Numbers:
+    units = season_errors(y, season)[0]
+    return np.where(units > 0, units, np.nan)
+
+
+class Windows:
+    """The last `lags` values before every origin, normalised by the running statistics, and the numbers that came.
+
+    log, span: of the normalisation.   values: (n, lags).   came: (n, H), NaN where it is not known.   location, scale:
+    (n,).   array, origin: (n,), the array of an origin and its row there.
+    """
+
+    def __init__(self, past: Past, lags: int, log: bool, span: float | None) -> None:
+        self.past, self.lags, self.log, self.span = past, lags, log, span
+        parts: list[tuple[Any, ...]] = []
+        for i, y in enumerate(past.arrays):
+            x = np.log(y) if log else y
+            mean, deviation = scale_of(x)
+            z = torch.from_numpy((x - mean) / deviation)[None, :, None]
+            location, variance, _ = running(z, nothing_read(z.new_zeros(1, 1)), span, None, 1e-5)
+            scale = variance[0, :, 0].sqrt().numpy() * deviation
+            origins = sampled(len(x), 4 * (MOST_LEARNT + MOST_MEASURED))
+            back, ahead = origins[:, None] - np.arange(lags), origins[:, None] + 1 + np.arange(past.horizon)
+            values = np.where(back >= 0, x[np.maximum(back, 0)], np.nan)
+            came = np.where(ahead < len(x), x[np.minimum(ahead, len(x) - 1)], np.nan)
+            at = location[0, :, 0].numpy() * deviation + mean
+            parts.append((values, came, at[origins], scale[origins], np.full(len(origins), i), origins))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        values, came, self.location, self.scale, self.array, self.origin = columns
+        self.values = np.nan_to_num((values - self.location[:, None]) / self.scale[:, None])
+        self.came = (came - self.location[:, None]) / self.scale[:, None]
+        self.ends = np.array(past.ends)[self.array]
+        self.units = np.array(past.units)[self.array]
+
+    @cached_property
+    def folds(self) -> list[tuple[NDArray[np.float64], Rows]]:
+        """Of each backtest: the row (n,) before which the series are learnt, and the origins that are measured."""
+        folds = []
+        for begin, end in zip(self.past.borders, self.past.borders[1:], strict=False):
+            first, last = (np.maximum(1, np.round(share * self.ends)) for share in (begin, end))
+            inside = (self.origin + 1 >= first) & (self.origin + 1 < last) & ~np.isnan(self.came).all(1)
+            folds.append((first, _sample(inside, MOST_MEASURED)))
+        return [fold for fold in folds if len(fold[1])]
+
+    def learnt(self, lags: int, ends: NDArray[np.float64] | None = None) -> Rows:
+        """Return the origins of which all lags and all numbers ahead are before `ends` (n,); None: all rows."""
+        ends = self.ends if ends is None else ends
+        full = (self.origin + 1 >= lags) & (self.origin + self.past.horizon < ends)
+        return _sample(full, MOST_LEARNT)
+
+    def ridge(self, prior: Numbers, rows: Rows, penalty: float) -> Numbers:
+        """Return the weights (H, q) of least squares at some origins, with a penalty on the change of a prior."""
+        x = self.values[rows, : prior.shape[1]]
+        errors = self.came[rows] - x @ prior.T
+        known = ~np.isnan(errors)
+        eye = penalty * np.eye(prior.shape[1])
+        if known.all():
+            return prior + np.linalg.solve(x.T @ x + eye, x.T @ errors).T
+        change = np.zeros_like(prior)
+        for h in range(len(prior)):
+            k = known[:, h]
+            change[h] = np.linalg.solve(x[k].T @ x[k] + eye, x[k].T @ errors[k, h])
+        return prior + change
+
+    def ahead(self, weights: Numbers, rows: Rows) -> Numbers:
+        """Return the forecasts (n, H) of a map at some origins, normalised."""
+        return self.values[rows, : weights.shape[1]] @ weights.T
+
+    def errors(self, forecasts: Numbers, rows: Rows) -> Numbers:
+        """Return the errors (n, H) of normalised forecasts at some origins, in units of the seasonal naive's."""
+        location, scale = self.location[rows, None], self.scale[rows, None]
+        ahead, came = (location + scale * z for z in (forecasts, self.came[rows]))
+        if self.log:
+            ahead, came = np.exp(np.minimum(ahead, MOST_LOG)), np.exp(came)
+        if self.past.least is not None:
+            ahead = np.maximum(ahead, self.past.least)
+        if self.past.whole:
+            ahead = np.round(ahead)
+        return (came - ahead) / self.units[rows, None]
+
+    def error(self, forecasts: Sequence[Numbers]) -> float:
+        """Return the mean absolute error of forecasts as a ratio to the seasonal naive's: the mean over the backtests.
+
+        So a backtest in which all errors are large counts as much as the others.
+        """
+        with np.errstate(over="ignore"):  # the seasonal naive may have no error at all
+            return float(np.mean(self._by_fold(forecasts) / self._of_naive))
+
+    def _by_fold(self, forecasts: Sequence[Numbers]) -> Numbers:
+        """Return the error in each backtest: the mean over the steps ahead, since the last ones have fewer origins."""
+        folds = zip(forecasts, self.folds, strict=True)
+        absolute = [np.abs(self.errors(ahead, rows)) for ahead, (_, rows) in folds]
+        return np.array([float(_mean(errors).mean()) for errors in absolute])
+
+    @cached_property
+    def _of_naive(self) -> Numbers:
+        """The seasonal naive's error in each backtest; at least a hundredth of the mean of all."""
+        season = self.past.season
+        naive = LagMap("seasonal" if 1 < season <= self.lags else "naive", ()).weights(self.past.horizon, season)
+        errors = self._by_fold([self.ahead(naive, rows) for _, rows in self.folds])
+        return np.maximum(errors, max(errors.mean() / 100, np.finfo(np.float64).tiny))
+
+
+def _mean(errors: Numbers) -> Numbers:
+    """Return the mean (H,) over the origins, without the steps ahead that no origin has."""
+    known = ~np.isnan(errors)
+    sums = np.where(known, errors, 0.0).sum(0, dtype=np.float64)
+    return sums[known.any(0)] / known.sum(0)[known.any(0)]
+
+
+def _sample(inside: NDArray[np.bool_], limit: int) -> Rows:
+    rows = np.flatnonzero(inside)
+    return rows[sampled(len(rows), limit)]
+
+
+@dataclass
+class Trial:
+    """A map in the backtests: its weights and forecasts in each, its error, and its weights from all rows."""
+
+    map: LagMap
+    weights: Numbers
+    folds: list[Numbers]
+    forecasts: list[Numbers]
+    error: float
+
+
+def trial(windows: Windows, one: LagMap) -> Trial | None:
+    """Measure a map in the backtests; None for a ridge that has too few origins to learn from in one of them."""
+    past = windows.past
+    fixed = one.weights(past.horizon, past.season)
+    folds, weights = [fixed] * len(windows.folds), fixed
+    if one.family == "ridge":
+        lags, penalty = fixed.shape[1], one.numbers[1]
+        learnt = [windows.learnt(lags, ends) for ends, _ in windows.folds]
+        if min(map(len, learnt), default=0) < 4:
+            return None
+        folds = [windows.ridge(fixed, rows, penalty) for rows in learnt]
+        weights = windows.ridge(fixed, windows.learnt(lags), penalty)
+    forecasts = [windows.ahead(w, rows) for w, (_, rows) in zip(folds, windows.folds, strict=True)]
+    return Trial(one, weights, folds, forecasts, windows.error(forecasts))
+
+
+def combined(windows: Windows, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials whose mean forecast is the best guess.
+
+    With few origins these are the best trial of each family whose error is at most 1.2 times the lowest. A choice among
+    many combinations would fit the chance of the backtests.
+    """
+    trials = sorted(trials, key=lambda one: one.error)
+    if sum(len(rows) for _, rows in windows.folds) >= CERTAIN:
+        return _step_by_step(windows, trials[:60])
+    best: dict[tuple[str, int, str], Trial] = {}
+    for one in trials:
+        if one.error <= NEAR * trials[0].error:
+            prior = "" if one.map.prior is None else one.map.prior.family[:1]
+            best.setdefault((one.map.family, len(one.map.numbers), prior), one)
+    return list(best.values())
+
+
+def mean(trials: Sequence[Trial]) -> list[Numbers]:
+    """Return the mean forecasts of trials in the backtests."""
+    return [np.mean(folds, 0) for folds in zip(*(one.forecasts for one in trials), strict=True)]
+
+
+def _step_by_step(windows: Windows, trials: Sequence[Trial], first: int = 3, size: int = 10) -> list[Trial]:
+    """Return trials, some of them several times: the `first` best, then step by step what lowers the error most.
+
+    Source: Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004, section 2.
+    """
+    chosen = list(trials[:first])
+    total = [np.sum(parts, 0) for parts in zip(*(one.forecasts for one in chosen), strict=True)]
+    lowest, best = windows.error([ahead / len(chosen) for ahead in total]), len(chosen)
+    while len(chosen) < size:
+        errors = [
+            windows.error([(old + new) / (len(chosen) + 1) for old, new in zip(total, one.forecasts, strict=True)])
+            for one in trials
+        ]
+        k = int(np.argmin(errors))
+        chosen.append(trials[k])
+        total = [old + new for old, new in zip(total, trials[k].forecasts, strict=True)]
+        if errors[k] < lowest:
+            lowest, best = errors[k], len(chosen)
+    return chosen[:best]

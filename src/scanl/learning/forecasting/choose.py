@@ -1,0 +1,374 @@
+"""Choose a forecaster for a table: backtests on the rows before the test part decide every option that is not fixed.
+
+1. Simple forecasts are linear maps of the last values (`scanl.learning.forecasting.lag_maps`). The seasonal naive is one of them.
+   They are compared at rolling origins, for the numbers and for their logarithms, and the mean of the best ones is the
+   map `lags` of the forecaster. It stays as it is.
+2. A stack learns what the simple forecast leaves. It is trained on the rows before a backtest and measured in it. The
+   step with the lowest mean error counts. If that is the first one, the simple forecast stands alone.
+3. The errors in the backtests give the quantiles of the simple forecast, and then the factors of the calibration.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scanl.data.base import LEVELS
+from scanl.data.batch import Batch
+from scanl.data.series.forecast import SeriesForecast
+from scanl.data.series.source import SeriesSource
+from scanl.data.splits import VALIDATION, Piece
+from scanl.errors import ConfigError
+from scanl.learning.descent import descend
+from scanl.learning.forecasting.backtests import Past, Trial, Windows, combined, mean, trial
+from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
+from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.questions import answerer
+from scanl.learning.questions.base import means
+from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, make_stack
+from scanl.learning.run.plan import Plan, rate
+from scanl.models import Forecaster
+
+MINUTES = 2.0  # of a run, if nothing else is said
+SIMPLE = 0.6  # share of the minutes for simple forecasts
+PENALTIES = (1.0, 10.0, 100.0, 1000.0)
+ENOUGH = 200  # errors at a step ahead from which its own quantiles are taken
+LEAST_ROWS = 500  # of a table from which a stack can learn
+STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "weight_decay": 0.01}
+STEPS = 240
+MARKS = 6  # measurements of a stack while it learns
+MEASURED = 192  # forecasts in one of them
+GAIN = 0.98  # ratio of the errors after and before training from which a stack is worth it
+FACTORS = (0.3, 4.0)  # bounds of the calibration
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Choice:
+    """What the backtests have chosen.
+
+    options: by their names in `TrainConfig`.   errors: of forecasts in the backtests, by name: MASE.
+    weights: (H, q), of the simple forecast.   quantiles: (C, H, Q), of its errors in units of the running scale.
+    calibration: (H, Q), factors of the quantiles; None: 1.
+    """
+
+    options: dict[str, Any]
+    errors: dict[str, float]
+    weights: Numbers
+    quantiles: Numbers
+    calibration: Numbers | None = None
+
+    def table(self) -> str:
+        """Return the errors as lines of CSV."""
+        return "\n".join(["forecast,MASE", *(f"{name},{error:.6g}" for name, error in self.errors.items()), ""])
+
+
+def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, report: Report = lambda _: None) -> Choice:
+    """Choose the options of `TrainConfig` for a forecast that are not fixed, by backtests within the minutes.
+
+    source: its question is a forecast; it is not changed.   fixed: options and their values.   report: is called with a
+    line on each comparison. Raises ConfigError as a `Forecaster` does.
+    """
+    if fixed.get("distribution", "quantiles") != "quantiles":
+        raise ConfigError(
+            f"choose: distribution is {fixed['distribution']}, expected quantiles because the errors in the backtests "
+            "make them; give steps to train another one"
+        )
+    began = time.monotonic()
+    until = began + 60 * minutes
+    past = Past.of(source)
+    windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, report)
+    lags = max(one.weights.shape[1] for one in chosen)
+    forecasts = mean(chosen)
+    options: dict[str, Any] = {
+        "log": windows.log,
+        "span": windows.span,
+        "rounded": past.whole,
+        "least": past.least,
+        "lags": lags,
+        "start": [str(one.map) for one in chosen],
+        "distribution": "quantiles",
+        "sequence_length": max(2 * lags, 64),
+        "calibrated": False,
+        "steps": 0,
+        **STACK,
+    }
+    options |= {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
+    weights = np.mean([widened(one.weights, lags) for one in chosen], 0)
+    choice = Choice(options, errors, weights, _quantiles(windows, forecasts, len(source.targets)))
+    if fixed.get("steps", sum(past.ends) >= LEAST_ROWS):
+        folds = [np.mean([widened(one.folds[k], lags) for one in chosen], 0) for k in range(len(windows.folds))]
+        _learn(source, past, choice, folds, fixed, until, report)
+    return choice
+
+
+def fitted(source: SeriesSource, choice: Choice, seed: int) -> Forecaster:
+    """Return the forecaster of a choice, trained on all rows before the test part."""
+    model = begun(source, choice, choice.weights, seed)
+    steps = choice.options["steps"]
+    if steps:
+        past = Past.of(source)
+        _Training(_part(source, past, 1.0, 1.0, choice.options), model, choice.options, steps, seed).go(steps)
+    if choice.calibration is not None:
+        assert model.calibration is not None
+        model.calibration.copy_(torch.from_numpy(choice.calibration))
+    return model.eval()
+
+
+def begun(source: SeriesSource, choice: Choice, weights: Numbers, seed: int) -> Forecaster:
+    """Make a forecaster that is the simple forecast of these weights as long as its stack has learnt nothing."""
+    options = choice.options
+    stack = StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options})
+    head = {name: options[name] for name in ("lags", "span", "log", "rounded", "least", "calibrated")}
+    torch.manual_seed(seed)
+    model = answerer(source.question).model(make_stack(stack), head)
+    with torch.no_grad():
+        model.lags.weight.zero_()
+        model.lags.weight[:, : weights.shape[1]] = torch.from_numpy(weights)
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.from_numpy(choice.quantiles).transpose(0, 1).reshape(-1))  # (H, C, Q)
+    model.lags.weight.requires_grad_(False)
+    return model.eval()
+
+
+def _simple(
+    past: Past, fixed: Mapping[str, Any], until: float, report: Report
+) -> tuple[Windows, list[Trial], dict[str, float]]:
+    """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name.
+
+    until: when no further ones are tried, by `time.monotonic`.
+    """
+    season = past.season
+    span = fixed.get("span", 2.0 * max(2, season))
+    names = [LagMap.of(name) for name in fixed.get("start", ())]
+    logs = [fixed["log"]] if "log" in fixed else [False, True] if past.positive else [False]
+    sizes = [max(one.lags(season) for one in names)] if names else _sizes(past, fixed)
+    results = []
+    for log in logs:
+        windows = Windows(past, max(*sizes, season), log, span)
+        if names:
+            some = [trial(windows, one) for one in names]
+            chosen = [one for one in some if one is not None]
+            if len(chosen) < len(some):
+                raise ConfigError(f"start: {fixed['start']} needs more rows than the table has; give a smaller ridge")
+            results.append((windows.error(mean(chosen)), windows, chosen, {}))
+            continue
+        now = time.monotonic()
+        trials = _trials(windows, sizes, now + (until - now) / (len(logs) - len(results)), report)
+        naive = trial(windows, LagMap("seasonal" if season > 1 else "naive", ()))
+        assert naive is not None
+        chosen = combined(windows, trials)
+        error = windows.error(mean(chosen))
+        top = min(trials, key=lambda one: one.error)
+        report(
+            f"{len(trials)} simple forecasts{' of the logarithm' if log else ''}: {top.map} has {top.error:.3f} of the "
+            f"seasonal naive's error, a mean of {len(chosen)} has {error:.3f}"
+        )
+        if not error < naive.error and season <= max(sizes):
+            chosen, error = [naive], naive.error
+        results.append((error, windows, chosen, {"the seasonal naive": naive.error, str(top.map): top.error}))
+    error, windows, chosen, errors = min(results, key=lambda result: result[0])
+    if not names and [one.map.family for one in chosen] in (["seasonal"], ["naive"]):
+        report("nothing is better than the seasonal naive in the backtests, so the forecast is the seasonal naive")
+    return windows, chosen, {**errors, "simple forecasts": error}
+
+
+def _sizes(past: Past, fixed: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of last values that simple forecasts may read."""
+    if fixed.get("lags"):
+        return [int(fixed["lags"])]
+    season = past.season
+    largest = max(1, int(past.borders[0] * np.median(past.ends)) - past.horizon)
+    largest = max(1, min(largest, int(fixed.get("sequence_length", largest))))
+    further = (7 * season + 1,) if 24 <= season < 52 else (5, 9, 17)
+    return sorted({min(size, largest) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
+
+
+def _trials(windows: Windows, sizes: list[int], until: float, report: Report) -> list[Trial]:
+    """Measure all simple forecasts, and ridges about the best of them, the last value and zero."""
+    season = windows.past.season
+    trials: dict[LagMap, Trial] = {}
+    for size in sizes:
+        if trials and time.monotonic() > until:
+            report(f"no time is left for simple forecasts from {size} last values; give more --minutes")
+            break
+        for one in candidates(size, season):
+            if one not in trials and (measured := trial(windows, one)) is not None:
+                trials[one] = measured
+        best = min((one for one in trials.values() if one.map.family != "ridge"), key=lambda one: one.error)
+        for prior in dict.fromkeys([best.map, LagMap("naive", ()), LagMap("zero", ())]):
+            for penalty in PENALTIES:
+                one = LagMap("ridge", (size, penalty), prior)
+                if one.lags(season) <= windows.lags and (measured := trial(windows, one)) is not None:
+                    trials[one] = measured
+    return list(trials.values())
+
+
+def _quantiles(windows: Windows, forecasts: list[Numbers], channels: int) -> Numbers:
+    """Return the quantiles (C, H, Q) of the errors in the backtests, in units of the running scale.
+
+    If a step ahead has few errors, its quantiles have the shape that the errors of all steps have, and its own mean
+    absolute error as their unit. The median is 0.
+    """
+    errors = np.concatenate([windows.came[rows] - f for f, (_, rows) in zip(forecasts, windows.folds, strict=True)])
+    channel = np.concatenate([windows.array[rows] for _, rows in windows.folds]) % channels
+    levels, tables = np.array(LEVELS), []
+    for k in range(channels):
+        of_channel = errors[channel == k]
+        unit = np.nanmean(np.abs(of_channel), 0)
+        unit = np.maximum(np.where(np.isnan(unit), np.nanmean(np.abs(of_channel)), unit), 1e-9)
+        shape = np.nanquantile(of_channel / unit, levels)
+        at_step = np.nanquantile(of_channel, levels, axis=0).T
+        enough = (~np.isnan(of_channel)).sum(0) >= ENOUGH
+        table = np.where(enough[:, None], at_step, unit[:, None] * shape)
+        table = np.where(levels < 0.5, np.minimum(table, 0), np.maximum(table, 0))
+        table[:, LEVELS.index(0.5)] = 0
+        tables.append(np.nan_to_num(table))
+    return np.stack(tables)
+
+
+def _part(source: SeriesSource, past: Past, begin: float, end: float, options: Mapping[str, Any]) -> SeriesSource:
+    """Return the source with the rows before the share `begin` to learn from, and those up to `end` to measure."""
+    copied, lasts = copy.copy(source), past.lasts
+    learnt: list[Piece] = [(i, 0, round(begin * last)) for i, last in lasts.items()]
+    measured: list[Piece] = [(i, round(begin * last), round(end * last)) for i, last in lasts.items()]
+    copied.parts = [learnt, measured, []]
+    copied.sequence_length, copied.distribution = options["sequence_length"], options["distribution"]
+    copied.origins = max(8, options["sequence_length"] - options["lags"])
+    asking = type(cast(SeriesForecast, source.asking))(copied)
+    asking.sampled = MEASURED
+    copied.ask_for(asking)
+    return copied
+
+
+class _Training:
+    """The training of a forecaster in memory. `go(step)` goes on until a step. The map of the last values stays."""
+
+    def __init__(
+        self, source: SeriesSource, model: Forecaster, options: Mapping[str, Any], steps: int, seed: int
+    ) -> None:
+        self.source, self.model, self.done, self.seed = source, model, 0, seed
+        self.size, self.method = options["batch_size"], answerer(source.question)
+        self.optimizer = OPTIMIZERS["adamw"](model, options["lr"], options["weight_decay"])
+        plan = Plan(steps)
+        warmup = TrainConfig().training.warmup
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(plan, warmup, step))
+
+    def go(self, step: int) -> None:
+        """Train until a step."""
+        first = self.done
+
+        def loss(k: int) -> Tensor:
+            torch.manual_seed(self.seed * 1_000_003 + first + k)
+            return self.method.objective(self.model, self.source.batch(first + k, self.size).tensors())[0]
+
+        try:
+            self.model.train()
+            descend(list(self.model.parameters()), self.optimizer, self.schedule, step - first, loss, 1.0)
+        finally:
+            self.model.eval()
+        self.done = step
+
+
+@dataclass
+class _Mark:
+    """A measurement of a forecaster in a backtest: its scores, the quantiles (n, H, C, Q) and the numbers (n, H, C)."""
+
+    scores: dict[str, float]
+    quantiles: Tensor
+    came: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: Forecaster, source: SeriesSource, batches: Sequence[Batch]) -> "_Mark":
+        method = answerer(source.question)
+        answers = [method.answers(model, batch) for batch in batches]
+        scores = means(method.scores(one.outputs, one.targets) for one in answers)
+        return cls(
+            scores, torch.cat([one.outputs for one in answers]), torch.cat([one.targets.numbers for one in answers])
+        )
+
+
+def _learn(
+    source: SeriesSource,
+    past: Past,
+    choice: Choice,
+    folds: Sequence[Numbers],
+    fixed: Mapping[str, Any],
+    until: float,
+    report: Report,
+) -> None:
+    """Let a stack learn before each backtest, and set steps and calibration of the choice."""
+    options, marks = choice.options, []
+    seed = fixed.get("seed", 0)
+    borders = list(zip(past.borders, past.borders[1:], folds, strict=False))
+    steps = fixed.get("steps", STEPS)
+    for k, (begin, end, weights) in enumerate(borders[::-1][:2]):  # the last backtests have the most rows
+        fold = _part(source, past, begin, end, options)
+        batches = [batch.tensors() for batch in fold.asking.examples(VALIDATION)]
+        model = begun(fold, choice, weights, seed)
+        if k == 0 and "steps" not in fixed:
+            seconds, probe = (
+                until - time.monotonic(),
+                _Training(fold, begun(fold, choice, weights, seed), options, 8, seed),
+            )
+            probe.go(2)
+            began = time.monotonic()
+            probe.go(6)
+            a_step = (time.monotonic() - began) / 4
+            steps = min(STEPS, int(0.8 * seconds / (3 * a_step)))
+            if steps < 5 * MARKS:
+                report(f"a step of training takes {a_step:.2g} seconds, so there is no time to train a stack")
+                return
+        training = _Training(fold, model, options, steps, seed)
+        row = [_Mark.of(model, fold, batches)]
+        for mark in range(1, MARKS + 1):
+            training.go(steps * mark // MARKS)
+            row.append(_Mark.of(model, fold, batches))
+        marks.append(row)
+    errors = [[mark.scores["CRPS"] / row[0].scores["CRPS"] for mark in row] for row in marks]
+    ratio = np.mean(errors, 0)
+    best = int(np.argmin(ratio)) if "steps" not in fixed else MARKS
+    if "steps" not in fixed and (ratio[best] > GAIN or max(row[best] for row in errors) >= 1):
+        best = 0
+    options["steps"] = steps * best // MARKS
+    simple, learnt = (float(np.mean([row[k].scores["MASE"] for row in marks])) for k in (0, best))
+    choice.errors["simple forecasts, last backtests"] = simple
+    choice.errors[f"after {options['steps']} steps, last backtests"] = learnt
+    report(
+        f"{options['layer']} of width {options['dim']} on what that leaves: MASE {simple:.3f} before, "
+        f"{learnt:.3f} after {options['steps']} steps"
+        + ("" if best else f"; {steps} steps do not help, so the simple forecast stands alone")
+    )
+    if fixed.get("calibrated", True):
+        options["calibrated"] = True
+        choice.calibration = _factors([row[best] for row in marks], options["log"])
+
+
+def _factors(marks: Sequence[_Mark], log: bool) -> Numbers:
+    """Return the factors (H, Q) with which the quantiles have their levels in the backtests.
+
+    If a step ahead has few forecasts, it has the factors of all steps.
+    """
+    quantiles, came = (torch.cat([getattr(mark, name) for mark in marks]) for name in ("quantiles", "came"))
+    if log:
+        quantiles, came = quantiles.log(), came.log()
+    median = quantiles[..., LEVELS.index(0.5)]
+    factors = np.ones((quantiles.shape[1], len(LEVELS)))
+    for k, level in enumerate(LEVELS):
+        if level == 0.5:
+            continue
+        ratio = ((came - median) / (quantiles[..., k] - median)).numpy()
+        ratio[~np.isfinite(ratio)] = np.nan
+        at = level if level > 0.5 else 1 - level
+        for h in range(len(factors)):
+            values = ratio[:, h]
+            values = values if (~np.isnan(values)).sum() >= ENOUGH else ratio
+            factors[h, k] = np.nanquantile(values, at) if not np.isnan(values).all() else 1.0
+    return factors.clip(*FACTORS)

@@ -1,0 +1,280 @@
+"""Forecasts of the steps after a table by a trained run: `forecast`, which `scanl forecast` calls.
+
+This module needs pandas when it is used: `pip install 'scanl[series]'`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scanl.data.series.columns import as_table, files_of, grouped, rows_of_lines
+from scanl.data.series.outlook import NEWER, Origin, Outlook, joined, refuse_known, seconds
+from scanl.data.series.series import check_order
+from scanl.data.series.table import Table
+from scanl.data.series.times import form_of, times, written
+from scanl.errors import ConfigError, DataError
+from scanl.learning.evaluation import trained
+from scanl.learning.questions.forecast import columns
+from scanl.learning.run.folder import RunFolder
+from scanl.models import Forecaster
+
+USUAL = (80.0, 95.0)  # per cent of the intervals
+FRAME, STREAM = Path("frame"), Path("stream")  # stand for a frame, and for a stream, in messages
+AT_ONCE = 256  # rows of a stream that are read at once, if they are there
+STEP = "step"  # the column that counts the steps where a table has no times
+
+
+class Forecasts:
+    """A trained forecaster, and the table of its training, whose columns, calendar and frequency it forecasts with.
+
+    model: a `Forecaster`.   table: its source.   form: how times are written, as `form_of` returns it; None: as in the
+    table.
+    """
+
+    def __init__(self, model: Forecaster, table: Table, form: str | None = None) -> None:
+        one = table.collection.series[0]
+        columns = [("past", one.past.shape[1]), ("static", len(one.static)), ("future", one.future.shape[1])]
+        for name, count in [("targets", len(table.targets)), *columns, ("timed", one.spans is not None)]:
+            if count != getattr(model, name):
+                raise DataError(
+                    f"table: {table.path} has {name} {count}, expected {getattr(model, name)} as in training; put back "
+                    "the table of training, and name newer rows in --data"
+                )
+        self.model, self.table, self.form = model, table, form
+        if form is None and table.time is not None:
+            self.form = form_of(table.read(table.path)[table.time])
+
+    @classmethod
+    def open(cls, run: str | Path, data: Any = None) -> "Forecasts":
+        """Return the forecaster of a run folder.
+
+        data: the table of training, if it is at another path now; other data are passed over.
+        Raises ConfigError for a run that does not forecast a table, or whose table is not there.
+        """
+        folder = RunFolder.open(run)
+        table = folder.source
+        if not isinstance(table, Table) or not table.asking.ahead:
+            question = f" to {table.ask}" if isinstance(table, Table) else ""
+            raise ConfigError(
+                f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
+                "--question forecast; scanl predict answers the other questions"
+            )
+        if not all(file.exists() for name in table.data for file in files_of(Path(name))):
+            table = _moved(folder, table, data)
+        return cls(trained(folder), table)
+
+    def rows(self, data: Any = None) -> tuple[Any, Path]:
+        """Return the rows that forecasts follow, and their path.
+
+        data: newer rows, behind the rows of the training table: a path, several, or a frame; None: the training table.
+        """
+        if data is None:
+            return self.table.read(self.table.path), self.table.path
+        newer, path = self.read(data)
+        return joined(self.table, newer, path), path
+
+    def read(self, data: Any) -> tuple[Any, Path]:
+        """Return a table as a frame, and its path."""
+        if isinstance(data, str | Path):
+            return self.table.read(Path(data), least=1), Path(data)
+        return as_table(data, "forecast: data"), FRAME
+
+    def after(
+        self,
+        data: Any = None,
+        future: Any = None,
+        *,
+        horizon: int | None = None,
+        levels: Sequence[float] | None = None,
+        freq: Any = None,
+    ) -> Any:
+        """Return the forecast after the last row of each series as a frame. The arguments are as in `forecast`."""
+        horizon, levels = self.check(horizon, levels)
+        refuse_known(self.table, future)
+        rows, path = self.rows(data)
+        outlook = Outlook(self.table, rows, path, None if future is None else self.read(future), freq)
+        newer = outlook.frame.get(NEWER)
+        origins = outlook.last
+        if newer is not None:  # a series without newer rows is not forecast again
+            origins = [o for o in origins if newer.iloc[outlook.places[o[0]]].notna().any()]
+        return self.frame(outlook, origins, horizon, levels)
+
+    def follow(
+        self, batches: Iterable[Sequence[str]], horizon: int | None = None, levels: Sequence[float] | None = None
+    ) -> Iterator[Any]:
+        """Yield frames with the forecasts after each row of a stream, in its order, in constant memory.
+
+        They are what `after` returns for the stream up to that row, with a column `cutoff`: the time of the last row of
+        its series, or the row's number where rows have no times. A row replaces the one of the table with its time.
+
+        batches: lines of CSV, one or more at once; the first line has the names of the columns.
+        """
+        import pandas as pd
+
+        horizon, levels = self.check(horizon, levels, "cutoff")
+        table, header, count, read = self.table, "", 0, dict[str, float]()
+        if table.future:
+            raise ConfigError(
+                f"forecast: follow is given, expected a run without --future because a stream has no "
+                f"{', '.join(table.future)} of later steps"
+            )
+        rows = table.read(table.path)
+        past = {name: rows.iloc[at[-table.length :]] for name, at in grouped(rows, table.path, table.series)}
+        # Of a stream with durations, the step that has come would tell more than is known ahead.
+        size = 1 if table.collection.timed else AT_ONCE
+        for batch in batches:
+            header, lines = (header, batch) if header else (batch[0].removeprefix("\ufeff"), batch[1:])
+            for begin in range(0, len(lines), size):
+                newer = rows_of_lines([header, *lines[begin : begin + size]], table.names)
+                in_order = self._in_order(newer, past, read)
+                for some in [newer] if in_order else [newer.iloc[[row]] for row in range(len(newer))]:
+                    names = [name for name, _ in grouped(some, STREAM, table.series)]
+                    before = pd.concat([rows[:0], *(past[n] for n in names if n in past)])
+                    both = joined(table, some, STREAM, before)
+                    outlook = Outlook(table, both, STREAM)
+                    origins = outlook.newer if in_order else outlook.last
+                    answers = self.frame(outlook, origins, horizon, levels, cutoff=True)
+                    if table.time is None:
+                        answers["cutoff"] = np.repeat(np.arange(count, count + len(some)) + 1, horizon)
+                    yield answers
+                    count += len(some)
+                    both = both.drop(columns=NEWER)
+                    past |= {name: both.iloc[at[-table.length :]] for name, at in grouped(both, STREAM, table.series)}
+
+    def _in_order(self, newer: Any, past: dict[str, Any], read: dict[str, float]) -> bool:
+        """Return whether newer rows of a stream come after all earlier ones. Others correct rows of the table.
+
+        read: time of the last row of each series in the stream. Raises DataError for rows that do not come after it.
+        """
+        table = self.table
+        if table.time is None:
+            return True
+        clock, after = times(newer, STREAM, table.time)[1], True
+        marks = seconds(clock)
+        for name, at in grouped(newer, STREAM, table.series):
+            check_order(STREAM, name, table.time, clock[at])
+            if marks[at[0]] <= read.get(name, -np.inf):
+                of, when = f" of series {name!r}" if name else "", clock.at(clock.marks[at[:1]])[0]
+                raise DataError(
+                    f"table: stream: the times {table.time!r}{of} go back to {when}; correct earlier rows by --data "
+                    "without --follow"
+                )
+            read[name] = float(marks[at[-1]])
+            if name in past:
+                after &= marks[at[0]] > seconds(times(past[name], table.path, table.time)[1])[-1]
+        return bool(after)
+
+    def check(self, horizon: int | None, levels: Sequence[float] | None, *more: str) -> tuple[int, tuple[float, ...]]:
+        """Return the number of steps and the levels of the intervals in per cent.
+
+        Raises ConfigError for wrong ones, and when two columns would have one name. more: further columns.
+        """
+        table, longest = self.table, self.table.horizon
+        if horizon is not None and not 1 <= horizon <= longest:
+            raise ConfigError(
+                f"forecast: horizon is {horizon}, expected 1 to {longest} because of the run's --horizon {longest}"
+            )
+        levels = check_levels("forecast", self.model.distribution, levels)
+        keys = [name for name in (table.series, table.time or STEP) if name is not None]
+        refuse_twice("forecast", [*keys, *more, *(name for y in table.targets for name in (y, *bounds(y, levels)))])
+        return horizon or longest, levels
+
+    @torch.no_grad()
+    def frame(
+        self, outlook: Outlook, origins: Sequence[Origin], horizon: int, levels: Sequence[float], cutoff: bool = False
+    ) -> Any:
+        """Return the forecasts after some origins as a frame.
+
+        cutoff: whether there is a column `cutoff` with the time, or the number, of the last row that was read.
+        """
+        import pandas as pd
+
+        table, tails = self.table, [(1 - level / 100) / 2 for level in levels]
+        probabilities = [0.5, *(p for tail in tails for p in (tail, 1 - tail))]
+        numbers = np.empty((len(origins), table.horizon, len(table.targets), len(probabilities)))
+        for which, batch in outlook.batches(origins):
+            x, inputs = columns(batch.tensors(next(self.model.parameters()).device))
+            quantiles = self.model.predict(x, levels=probabilities, **inputs)[0].quantiles
+            numbers[which] = quantiles.cpu().numpy()
+        numbers = numbers[:, :horizon].reshape(len(origins) * horizon, len(table.targets), len(probabilities))
+        keys = [name for name in (table.series, table.time) if name is not None]
+        steps = np.concatenate([outlook.steps(origin)[:horizon] for origin in origins])
+        result = outlook.frame.iloc[steps][keys].reset_index(drop=True)
+        if table.time is not None:
+            result[table.time] = written(result[table.time], self.form)
+        if cutoff:
+            last = [outlook.places[i][row] for i, row in origins for _ in range(horizon)]
+            when = None if table.time is None else outlook.frame[table.time].iloc[last].reset_index(drop=True)
+            result["cutoff"] = last if when is None else written(when, self.form)
+        if table.time is None:
+            result[STEP] = np.tile(np.arange(1, horizon + 1), len(origins))
+        for channel, target in enumerate(table.targets):
+            for name, values in zip((target, *bounds(target, levels)), numbers[:, channel].T, strict=True):
+                result[name] = values
+        return result if isinstance(result, pd.DataFrame) else pd.DataFrame(result)
+
+
+def _moved(folder: RunFolder, table: Table, data: Any) -> Table:
+    """Return the table of training, which `data` has at another path. Raises DataError for another table."""
+    config = folder.config()
+    lost = f"forecast: the table of the run, {table.path}, does not exist"
+    if not isinstance(data, str | Path):
+        raise DataError(f"{lost}; put it back, or name it at its new path: --data PATH")
+    config.source.data = [str(Path(data).resolve())]
+    other = config.open_source()
+    if not isinstance(other, Table) or other.digest() != folder.stored()[1].get("corpus"):
+        raise DataError(f"{lost}, and {data} is another table; put it back, because newer rows follow its rows")
+    return other
+
+
+def bounds(target: str, levels: Sequence[float]) -> list[str]:
+    """Return the names of the columns with the bounds of intervals."""
+    return [f"{target}-{side}-{level:g}" for level in levels for side in ("lo", "hi")]
+
+
+def refuse_twice(who: str, names: Sequence[str]) -> None:
+    """Raise ConfigError when an answer would have two columns of one name."""
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ConfigError(f"{who}: the answer would have two columns called {twice[0]!r}; rename one in the table")
+
+
+def check_levels(who: str, distribution: str, levels: Sequence[float] | None) -> tuple[float, ...]:
+    """Return the levels of intervals in per cent; None becomes `USUAL`, or none where the distribution is points.
+
+    Raises ConfigError for a level out of range, and for any level where the distribution has no intervals.
+    """
+    if levels is None:
+        return () if distribution == "points" else USUAL
+    for level in levels:
+        if not 0 < level < 100:
+            raise ConfigError(f"{who}: levels is {list(levels)}, expected per cents above 0 and below 100")
+        if distribution == "points":
+            raise ConfigError(f"{who}: levels is {list(levels)}, expected none because the distribution is points")
+    return tuple(dict.fromkeys(levels))
+
+
+def forecast(
+    run: str | Path,
+    data: Any = None,
+    future: Any = None,
+    *,
+    horizon: int | None = None,
+    levels: Sequence[float] | None = None,
+    freq: Any = None,
+) -> Any:
+    """Return what follows each series of a run's table: a frame of pandas with a row for each step.
+
+    The frame has the table's columns of names and times; for each target the median under its own name, and the bounds
+    of intervals as `y-lo-80` and `y-hi-80`. A forecast reads the last `sequence_length` rows before it.
+
+    run: folder of a run with the question "forecast".   data: newer rows, a path or a frame; they follow the table of
+    training, nothing is trained, and only their series are forecast.   future: a path or a frame with the covariates
+    that are known ahead, at the steps that are forecast.   horizon: steps; None: as in the run.   levels: per cents
+    of the intervals; None: 80 and 95.   freq: frequency of the steps, as in `Table`; None: as in the table.
+    Raises ConfigError and DataError as `scanl forecast` prints them.
+    """
+    return Forecasts.open(run, data).after(data, future, horizon=horizon, levels=levels, freq=freq)

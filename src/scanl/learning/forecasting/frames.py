@@ -1,0 +1,412 @@
+"""Forecasts of frames with the columns `unique_id`, `ds` and `y`, with the methods of neuralforecast.
+
+This module imports pandas and scikit-learn: `pip install 'scanl[series,sklearn]'`. The forecaster is trained in memory,
+with the loss, the optimizer and the learning rates of `scanl train`, and leaves no folder.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import pandas as pd
+import torch
+
+from scanl.data.questions import Forecast
+from scanl.data.series.columns import as_table, grouped
+from scanl.data.series.outlook import NEWER, Outlook, in_zone, joined
+from scanl.data.series.series import Collection, Series, check_order, continued
+from scanl.data.series.table import Table
+from scanl.data.series.times import form_of, times
+from scanl.data.splits import Piece
+from scanl.errors import CheckpointError, ConfigError, DataError, nearest
+from scanl.files import written_whole
+from scanl.learning.estimators import check_sizes, optimize, seeded
+from scanl.learning.forecasting.choose import MINUTES, choose, fitted
+from scanl.learning.forecasting.forecasts import Forecasts, check_levels
+from scanl.learning.questions.forecast import ForecastAnswerer
+from scanl.learning.run.config import StackConfig, make_stack
+from scanl.models import Forecaster
+from scanl.models.saving import shortened
+from scanl.whole import whole_number
+
+COLUMNS = ("unique_id", "ds", "y")
+ANSWER = "scanl"  # the column of the median
+STACK = [field.name for field in fields(StackConfig)]
+HEAD = list(ForecastAnswerer.options)
+PATH = Path("df")  # stands for a frame in messages
+ABOUT, ROWS = "frames.json", "rows.parquet"
+
+
+@dataclass
+class FrameTable(Table):
+    """A frame as a source, all of which is training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.frame: Any = None
+
+    def read(self, path: Path, least: int = 2) -> Any:
+        return self.frame
+
+    @cached_property
+    def parts(self) -> list[list[Piece]]:
+        ends = [len(member) - self.horizon for member in self.collection.series]  # the last rows are ahead
+        return [[(i, 0, end) for i, end in enumerate(ends)], [], []]
+
+    def take(self, frame: Any, like: Collection | None = None) -> None:
+        """Hold a frame, and read its series with the calendar of the H steps after them."""
+        self.frame = frame
+        filled, _ = self.without_gaps(frame, PATH, like)
+        training = self.collect(filled, PATH, like)
+        ahead = continued(
+            filled, PATH, self.horizon, time=self.time, series=self.series, constant=self.static, freq=self.freq
+        )
+        self.collection = self.collect(ahead, PATH, training)
+        self.asking.check_answers(self.collection, "y")
+
+
+class Frames:
+    """Forecast frames with the columns `unique_id`, `ds` and `y`, one row a step of a series, in any order.
+
+    Args:
+        horizon: steps to forecast.
+        past, static, future: further columns, as in `Table`.   season, holidays, distribution, sequence_length: too.
+        freq: how far a step is from the next: an offset of pandas or its alias, such as "D", "B" or "ME"; a number if
+            the times are numbers. None: what pandas infers for each series. As in `Table`, steps that are absent are
+            missing numbers if they are few.
+        steps, batch_size, lr, random_state: of training. Without steps, backtests choose them and every other option
+            that is None or is left out (`scanl.learning.forecasting.choose`). A recursive model, and another distribution than
+            quantiles, take 300.
+        minutes: of the backtests and the training of what they choose.
+        options: of the model: arguments of `Stack` such as layer, dim and depth; recursive, lags and span.
+
+    A forecast is a frame with `unique_id`, `ds`, the median as `scanl`, and the bounds of intervals as `scanl-lo-80`
+    and `scanl-hi-80`. It reads the last `sequence_length` steps before it.
+    Fitted: `model`, a `Forecaster`.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        *,
+        past: Sequence[str] = (),
+        static: Sequence[str] = (),
+        future: Sequence[str] = (),
+        season: int | None = None,
+        freq: Any = None,
+        holidays: str | None = None,
+        distribution: str | None = None,
+        sequence_length: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        random_state: int = 0,
+        minutes: float = MINUTES,
+        **options: Any,
+    ) -> None:
+        stack = {"dim": 32, "depth": 1, **{name: options[name] for name in options.keys() & set(STACK)}}
+        head = {name: options[name] for name in options.keys() & set(HEAD)}
+        for name in options:
+            if name not in (*STACK, *HEAD):
+                raise nearest("option of Frames", name, [*STACK, *HEAD])
+        self.horizon, self.past, self.static, self.future = horizon, tuple(past), tuple(static), tuple(future)
+        self.season, self.freq, self.holidays = season, freq, holidays
+        self.distribution, self.sequence_length = distribution, sequence_length
+        self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
+        self.minutes = minutes
+        self.chosen: dict[str, Any] = {}  # by backtests: what the table is read with
+        self.options, self.stack, self.head = options, StackConfig(**stack), head
+        self.model: Forecaster | None = None
+
+    def fit(self, df: pd.DataFrame) -> Self:
+        """Train on every row of a frame.
+
+        Raises DataError as `Table` does, when it is not known when the steps after a series are, and when no series is
+        longer than the horizon.
+        """
+        with _messages():
+            self.chosen = {}
+            source = self._source()
+            rows = self._rows(df)
+            sizes = {"steps": self.steps, "batch_size": self.batch_size, "horizon": self.horizon}
+            check_sizes("frames", **{name: value for name, value in sizes.items() if value is not None})
+            source.take(rows)
+            longest = max(len(member) for member in source.collection.series) - self.horizon
+            if source.length < 1:
+                raise DataError("frames: df has no series of two steps, expected one to train on")
+            if self.horizon >= longest:
+                raise DataError(
+                    f"frames: horizon is {self.horizon}, expected at most {longest - 1} because the longest series has "
+                    f"{longest} steps"
+                )
+            self._form = form_of(rows["ds"])
+            seed = whole_number("frames", "random_state", self.random_state)
+            if self._chooses:
+                _ = source.question  # raises for a season that no series has
+                choice = choose(source, self._fixed, self.minutes)
+                self.chosen = {name: choice.options[name] for name in ("distribution", "sequence_length")}
+                self._table = self._source()
+                self._table.frame, self._table.collection = rows, source.collection
+                with seeded(seed):
+                    self.model = fitted(self._table, choice, seed)
+                return self
+            self._table = source
+
+            def once(step: int) -> torch.Tensor:
+                return method.objective(model, source.batch(step, self.batch_size or 16).tensors())[0]
+
+            with seeded(seed):
+                method = ForecastAnswerer(cast(Forecast, source.question))
+                model = method.model(make_stack(self.stack), self.head)
+                optimize(model, self.steps or 300, self.lr or 3e-3, seed, once)
+            self.model = model
+        return self
+
+    def predict(
+        self, df: pd.DataFrame | None = None, X: pd.DataFrame | None = None, levels: Sequence[float] | None = (80, 95)
+    ) -> pd.DataFrame:
+        """Forecast the steps after each series.
+
+        df: the rows that the forecast reads, of any series; None: the rows of `fit` and `update`.   X: the covariates
+        in `future` at the steps that are forecast: `unique_id`, `ds` and their columns.   levels: per cents of the
+        intervals; None: as many as the distribution has.
+        """
+        table = self._fitted("predict")
+        with _messages():
+            levels = self._levels(levels)
+            rows = table.frame if df is None else in_zone(self._rows(df), PATH, table.frame, PATH, "ds")[0]
+            outlook = self._outlook(table, rows, X)
+            return self._named(self._forecasts.frame(outlook, outlook.last, self.horizon, levels))
+
+    def update(self, df: pd.DataFrame) -> Self:
+        """Take rows that have come since, without training. They follow the rows of their series, or begin new series.
+
+        A row replaces the earlier one with its time. The forecast is then the same as after all rows at once. Raises
+        DataError for rows that do not fit those before, which stay as they were.
+        """
+        table = self._fitted("update")
+        with _messages():
+            frame = table.frame.assign(ds=times(table.frame, PATH, "ds")[0])
+            newer = self._rows(df)
+            newer = newer.assign(unique_id=_like(newer["unique_id"], frame["unique_id"]))
+            more = joined(table, newer, PATH, frame).drop(columns=NEWER)
+            Outlook(table, more, PATH)  # raises for rows that cannot be forecast
+            names = set(newer["unique_id"].astype(str))
+            others = frame[~frame["unique_id"].astype(str).isin(names)]
+            rows = pd.concat([others, more], ignore_index=True) if len(others) else more
+            order = pd.Index(dict.fromkeys([*frame["unique_id"].astype(str), *newer["unique_id"].astype(str)]))
+            places = np.argsort(order.get_indexer(pd.Index(rows["unique_id"].astype(str))), kind="stable")
+            table.frame = rows.iloc[places].reset_index(drop=True)
+        return self
+
+    def cross_validation(
+        self,
+        df: pd.DataFrame,
+        n_windows: int = 1,
+        step: int | None = None,
+        levels: Sequence[float] | None = (80, 95),
+    ) -> pd.DataFrame:
+        """Forecast the end of each series from several origins. For each, the options of this object are fitted anew.
+
+        The last window ends with the series, and each begins `step` rows before the next.   step: None: the horizon.
+        Returns `unique_id`, `ds`, the time `cutoff` of the last row that was read, `y`, and the forecast.
+        """
+        with _messages():
+            step = self.horizon if step is None else step
+            check_sizes("frames", n_windows=n_windows, step=step)
+            levels, rows = self._levels(levels), self._rows(df)
+            if form_of(rows["ds"]) is None:
+                rows = rows.assign(ds=times(rows, PATH, "ds")[0])
+            behind = rows.groupby("unique_id", sort=False).cumcount(ascending=False)
+            shortest = int(behind.groupby(rows["unique_id"]).max().min()) + 1
+            possible = (shortest - 1 - self.horizon) // step + 1
+            if n_windows > max(0, possible):
+                raise DataError(
+                    f"frames: n_windows is {n_windows}, expected at most {max(0, possible)} because the shortest "
+                    f"series has {shortest} steps"
+                )
+            pieces = []
+            for window in reversed(range(n_windows)):
+                past = rows[behind >= self.horizon + window * step]
+                later = rows[(behind < self.horizon + window * step) & (behind >= window * step)]
+                model = Frames(**self._arguments).fit(past)
+                known = later[["unique_id", "ds", *self.future]] if self.future else None
+                answers = model.predict(X=known, levels=levels)
+                cutoff = past.groupby("unique_id", sort=False)["ds"].last().rename("cutoff").reset_index()
+                answers = answers.merge(cutoff, on="unique_id", how="left")
+                pieces.append(answers.merge(later[list(COLUMNS)], on=["unique_id", "ds"], how="left"))
+            result = pd.concat(pieces, ignore_index=True)
+            forecasts = [name for name in result.columns if name.startswith(ANSWER)]
+            return cast(pd.DataFrame, result[["unique_id", "ds", "cutoff", "y", *forecasts]])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a folder with the model, the options and the last rows of each series. `load` reads it."""
+        table, folder = self._fitted("save"), Path(path)
+        assert self.model is not None
+        if not (self.freq is None or isinstance(self.freq, str | int | float)):
+            raise ConfigError(f"frames: freq is {self.freq!r}, expected an alias or a number, which a file can hold")
+        self.model.save(folder)
+        training = table.collection
+        facts = {name: getattr(training, name) for name in ("cycles", "step", "season", "timed", "categories")}
+        about = {
+            "options": {name: list(v) if isinstance(v, tuple) else v for name, v in self._arguments.items()},
+            "collection": facts,
+            "form": self._form,
+            "chosen": self.chosen,
+        }
+        rows = table.frame.groupby("unique_id", sort=False).tail(table.length + 1)
+        with written_whole(folder / ABOUT) as temporary:
+            temporary.write_text(json.dumps(about), "utf-8")
+        with written_whole(folder / ROWS) as temporary:
+            rows.assign(ds=times(rows, PATH, "ds")[0]).to_parquet(temporary, index=False)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Frames":
+        """Return what `save` has written. Raises CheckpointError for another folder."""
+        folder = Path(path)
+        if not (folder / ABOUT).is_file() or not (folder / ROWS).is_file():
+            raise CheckpointError(f"frames: {path} has no {ABOUT} and {ROWS}, expected a folder of Frames.save")
+        try:
+            return cls._loaded(folder)
+        except CheckpointError:
+            raise
+        except Exception as error:  # the files may hold anything, and so raise anything
+            reason = shortened(f"{type(error).__name__}: {error}")
+            raise CheckpointError(f"frames: {path} is damaged, or was changed: {reason}") from error
+
+    @classmethod
+    def _loaded(cls, folder: Path) -> "Frames":
+        about = json.loads((folder / ABOUT).read_text("utf-8"))
+        self = cls(**about["options"])
+        whole_number("frames", "horizon", self.horizon, 1)
+        if self.sequence_length is not None:
+            whole_number("frames", "sequence_length", self.sequence_length, 1)
+        if not isinstance(about["form"], str | None):
+            raise CheckpointError(f"frames: {folder / ABOUT} has form {about['form']!r}, expected text or null")
+        self.chosen = about["chosen"]
+        self.model = Forecaster.load(folder)
+        rows, facts = pd.read_parquet(folder / ROWS), about["collection"]
+        nothing = np.zeros(0)
+        usual = Series("", nothing, nothing, nothing, nothing, nothing if facts.pop("timed") else None, nothing)
+        table = self._source()
+        table.take(rows, Collection([usual], [], facts.pop("season"), "", **facts))
+        self._table, self._form = table, about["form"]
+        return self
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor, by name."""
+        names = (
+            "horizon", "past", "static", "future", "season", "freq", "holidays", "distribution", "sequence_length",
+            "steps", "batch_size", "lr", "random_state", "minutes",
+        )  # fmt: skip
+        return {**{name: getattr(self, name) for name in names}, **self.options}
+
+    def _source(self) -> FrameTable:
+        return FrameTable(
+            [PATH], "forecast", "y", time="ds", series="unique_id", static=self.static, past=self.past,
+            future=self.future, horizon=self.horizon, season=self.season, freq=self.freq, holidays=self.holidays,
+            distribution=self._option("distribution"), sequence_length=self._option("sequence_length"),
+            seed=self.random_state,
+        )  # fmt: skip
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether backtests choose what is left open."""
+        quantiles = self.distribution in (None, "quantiles")
+        return self.steps is None and quantiles and not self.options.get("recursive")
+
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        """What the caller has said of the options that backtests choose."""
+        names = ("distribution", "sequence_length", "batch_size", "lr")
+        values = {name: getattr(self, name) for name in names}
+        return {**{name: value for name, value in values.items() if value is not None}, **self.options}
+
+    def _option(self, name: str) -> Any:
+        """Return the distribution or the length of the sequences."""
+        usual = {"distribution": "quantiles" if self._chooses else "gaussian", "sequence_length": 128}
+        value = getattr(self, name)
+        return self.chosen.get(name, usual[name]) if value is None else value
+
+    @property
+    def _forecasts(self) -> Forecasts:
+        assert self.model is not None
+        return Forecasts(self.model, self._table, self._form)
+
+    def _fitted(self, method: str) -> FrameTable:
+        if self.model is None:
+            raise ConfigError(f"frames: {method} is called before fit, expected fit first")
+        return self._table
+
+    def _levels(self, levels: Sequence[float] | None) -> tuple[float, ...]:
+        if levels is not None and not isinstance(levels, list | tuple):
+            raise ConfigError(f"frames: levels is {levels!r}, expected a list of per cents, such as [80, 95]")
+        usual = levels is not None and tuple(levels) == (80, 95)
+        return check_levels("frames", self._option("distribution"), None if usual else levels)
+
+    def _outlook(self, table: FrameTable, rows: Any, known: Any) -> Outlook:
+        names = ", ".join(self.future)
+        if self.future and known is None:
+            raise ConfigError(f"frames: X is none, expected a frame with {names} at the {self.horizon} steps ahead")
+        if known is not None and not self.future:
+            raise ConfigError("frames: X is given, expected none because future is ()")
+        return Outlook(table, rows, PATH, None if known is None else (as_table(known, "frames: X"), Path("X")))
+
+    def _rows(self, df: Any) -> Any:
+        """Return a frame in the order of series and times. Raises DataError for what is no such frame."""
+        frame = as_table(df, "frames: df")
+        for name in COLUMNS:
+            if name not in frame.columns:
+                raise DataError(f"frames: df has no column {name!r}, expected unique_id, ds and y")
+        frame = frame.reset_index(drop=True)
+        codes, clock = pd.factorize(frame["unique_id"].astype(str))[0], times(frame, PATH, "ds")[1]
+        order = np.lexsort((clock.marks, codes))
+        frame, clock = frame.iloc[order].reset_index(drop=True), clock[order]
+        for name, rows in grouped(frame, PATH, "unique_id"):
+            check_order(PATH, name, "ds", clock[rows])
+        return frame
+
+    def _named(self, answers: Any) -> Any:
+        return answers.rename(columns=lambda name: ANSWER + name[1:] if name == "y" or name.startswith("y-") else name)
+
+
+def levels_of(probabilities: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Return the levels of the intervals whose bounds are these quantiles, and the columns that have the quantiles."""
+    levels = [round(100 * abs(1 - 2 * p), 9) for p in probabilities]
+    names = [f"{ANSWER}-{'lo' if p < 0.5 else 'hi'}-{k:g}" for p, k in zip(probabilities, levels, strict=True)]
+    return [k for k in levels if k], [name if k else ANSWER for name, k in zip(names, levels, strict=True)]
+
+
+def _like(ids: Any, known: Any) -> Any:
+    """Return names of series as the known ones have them: numbers or text. Raises DataError for a new one of others."""
+    number, known_number = (pd.api.types.is_numeric_dtype(names) for names in (ids, known))
+    if number and known_number:
+        return ids.astype(known.dtype) if (ids == ids.astype(known.dtype)).all() else ids
+    if number == known_number:
+        return ids
+    by_text = {str(name): name for name in known.unique()}
+    new = ids[~ids.astype(str).isin(by_text)]
+    if len(new):
+        kinds = ["numbers" if kind else "text" for kind in (number, known_number)]
+        raise DataError(
+            f"frames: df has the unique_id {new.tolist()[0]!r} among {kinds[0]}, expected {kinds[1]} as in fit"
+        )
+    return ids.astype(str).map(by_text)
+
+
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Begin the messages of `Table` as the others do."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if not str(error).startswith("table: "):
+            raise
+        raise type(error)(f"frames: {str(error).removeprefix('table: ')}") from error

@@ -1,0 +1,1 @@
+"""A forecaster of series, and the maps it is made of."""

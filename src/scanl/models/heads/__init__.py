@@ -1,0 +1,1 @@
+"""Heads on a stack: what a user trains, and the distributions of a number."""

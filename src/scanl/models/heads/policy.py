@@ -1,0 +1,135 @@
+"""A policy: a labeler of steps that chooses actions to reach a return."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.state import State, loadable
+from scanl.models.decoding.sampling import as_generator, as_limit, check_options, sample
+from scanl.models.heads.labeler import SequenceLabeler
+from scanl.models.inputs import Features
+from scanl.whole import whole_number
+
+
+@loadable
+class PolicyState(NamedTuple):
+    """The state of a policy between two steps of B episodes.
+
+    stack: the model's state.   to_go: (B,) the return to go when `action` was chosen.
+    action: (B,) int64, the last action; -1 before the first step, where `to_go` is the target.
+    """
+
+    stack: State
+    to_go: Tensor
+    action: Tensor
+
+
+class Environment(Protocol):
+    """An environment with Gymnasium's interface."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]: ...
+
+    def step(self, action: int, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
+
+
+class Policy:
+    """Choose actions so that an episode reaches a return, with a model that has learnt from recorded episodes.
+
+    A step t has the return to go, the action before, and the observation, in the layout of the source `atari`:
+
+        R_1 = target,  R_{t+1} = R_t - r_t,    x_t = [R_t / unit, onehot(a_{t-1}), o_t],    a_t ~ softmax(model(x)_t)
+
+    with zeros for the action before the first. The model predicts the action that players took when this return was
+    still to come. A step costs the same, however long the episode is.
+
+    Source: Chen et al., "Decision Transformer", arXiv:2106.01345, algorithm 1. There a step is three tokens and
+    attention reads the last K steps again; here it is one step of a recurrence.
+
+    Args:
+        model: a labeler of features with one class for each action, such as `scanl train --data atari` trains.
+            `Policy` puts it into evaluation mode.
+        unit: returns are divided by it, as in training.
+    """
+
+    def __init__(self, model: SequenceLabeler, *, unit: float = 1.0) -> None:
+        if not isinstance(model.inputs, Features):
+            raise ConfigError("policy: the model reads tokens, expected features: a return, an action, an observation")
+        self.actions: int = model.head.out_features
+        self.channels = model.inputs.channels - 1 - self.actions
+        if self.channels < 1:
+            raise ConfigError(
+                f"policy: the model reads {model.inputs.channels} channels, expected at least {2 + self.actions}: the "
+                f"return, {self.actions} for the action before, and the observation"
+            )
+        if not unit > 0:
+            raise ConfigError(f"policy: unit is {unit}, expected above 0")
+        self.model, self.unit = model.eval(), unit
+
+    def start(self, target: float | Tensor, batch_size: int = 1) -> PolicyState:
+        """Return the state before an episode. target: the return to reach, a number or (B,)."""
+        weight = self.model.head.weight
+        to_go = torch.as_tensor(target, dtype=torch.float64, device=weight.device)
+        if to_go.shape not in ((), (batch_size,)):
+            raise ShapeError(f"policy: target has shape {tuple(to_go.shape)}, expected () or ({batch_size},)")
+        no_action = torch.full((batch_size,), -1, device=weight.device)
+        stack = self.model.init_state(batch_size, device=weight.device)
+        return PolicyState(stack, to_go.expand(batch_size), no_action)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        state: PolicyState,
+        reward: float | Tensor = 0.0,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, PolicyState]:
+        """Return the next actions (B,) int64 and the state after them.
+
+        observation: (B, ...), flattened to (B, C).   reward: of the action before, a number or one for each episode.
+        temperature: divides the logits; 0 takes the likeliest action.   generator: of random numbers.
+        """
+        check_options("policy", temperature)
+        rows = len(state.action)
+        if observation.shape[:1] != (rows,) or observation.shape[1:].numel() != self.channels:
+            raise ShapeError(
+                f"policy: observation has shape {tuple(observation.shape)}, expected ({rows}, ...) with "
+                f"{self.channels} numbers for each episode"
+            )
+        weight = self.model.head.weight
+        to_go = state.to_go - torch.as_tensor(reward, dtype=torch.float64, device=weight.device)
+        last_action = F.one_hot(state.action + 1, self.actions + 1)[:, 1:]  # zeros for -1
+        parts = (to_go[:, None] / self.unit, last_action, observation.reshape(rows, -1))
+        x = torch.cat([values.to(weight) for values in parts], -1)
+        logits, stack = self.model(x[:, None], state.stack)
+        action = sample(logits[:, 0], temperature, generator=generator)
+        return action, PolicyState(stack, to_go, action)
+
+    def play(
+        self,
+        environment: Environment,
+        target: float,
+        *,
+        max_steps: int | None = None,
+        temperature: float = 1.0,
+        seed: int | None = None,
+    ) -> float:
+        """Play one episode of an environment with Gymnasium's interface, and return its return.
+
+        max_steps: None for no limit.   seed: of the environment and of the choice of actions.
+        """
+        device = self.model.head.weight.device
+        seed = None if seed is None else whole_number("policy", "seed", seed)
+        max_steps, generator = as_limit("policy", "max_steps", max_steps), as_generator("policy", seed, device)
+        observation, _ = environment.reset(seed=seed)
+        state, reward, total, step, over = self.start(target), 0.0, 0.0, 0, False
+        while not over and (max_steps is None or step < max_steps):
+            observations = torch.as_tensor(observation, device=device)[None]
+            action, state = self.act(observations, state, reward, temperature=temperature, generator=generator)
+            observation, reward, ended, cut, _ = environment.step(int(action))
+            total, step, over = total + float(reward), step + 1, bool(ended or cut)
+        return total

@@ -1,0 +1,1 @@
+"""Whole models of the literature, as functions or classes that return one."""

@@ -1,0 +1,322 @@
+"""A compiled step equals the ordinary step. Most kernels run as plain Python here: numba takes seconds for each."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import recorded_in_python
+import scanl
+from scanl import ops
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.state import index, leaves
+from scanl.models import LanguageModel, Stack, Streams, quantize
+from scanl.models.decoding.compiled_step import CompiledStep
+
+LAYERS = ("hawk", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "gru", "xlstm", "lru", "s5", "minlstm", "retnet")
+SOME = ("hawk", "mamba2", "rwkv7")  # in every run; the rest with --all
+VOCABULARY, DIM = 11, 8
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mamba2": {"head_dim": 4},
+    "retnet": {"num_heads": 2},
+    "rwkv7": {"head_dim": 4},
+}
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_in_python.use(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def decoding() -> Iterator[None]:
+    """Without gradients; the ordinary step compiles nothing either."""
+    with torch.no_grad(), ops.backend("reference"):
+        yield
+
+
+def model_of(layer: str, dim: int = DIM, depth: int = 1, **options: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(VOCABULARY, Stack(dim, depth, layer, layer_options=OPTIONS.get(layer), **options)).eval()
+
+
+def check_equal(model: LanguageModel, step: CompiledStep, batch: int, tokens: int = 3) -> None:
+    state = after = None
+    for token in torch.randint(VOCABULARY, (tokens, batch)):
+        expected, state = model.step(token, state)
+        logits, after = step(token, after)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        for (path, leaf), (_, other) in zip(leaves(after), leaves(state), strict=True):
+            torch.testing.assert_close(leaf, other, rtol=1e-4, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(
+    "layer", [layer if layer in SOME else pytest.param(layer, marks=pytest.mark.long) for layer in LAYERS]
+)
+def test_a_compiled_step_equals_the_step(layer: str) -> None:
+    model = model_of(layer)
+    step = model.compile_step()
+    assert step.reason is None
+    check_equal(model, step, 1)
+
+
+@pytest.mark.usefixtures("plain")
+def test_batches_run_in_parts_of_equal_sizes() -> None:
+    model = model_of("gru", channel_mixer="none")
+    step = model.compile_step(2)
+    for batch in (2, 21):  # 21 rows are two parts of 11, which have a row in common
+        check_equal(model, step, batch, tokens=2)
+
+
+@pytest.mark.usefixtures("plain")
+def test_parameters_are_read_anew() -> None:
+    model = model_of("gru", channel_mixer="none")
+    step = model.compile_step()
+    for weight in model.parameters():
+        weight.mul_(1.5)
+    check_equal(model, step, 1, tokens=1)
+    assert model.head is not None
+    model.head.weight = nn.Parameter(torch.ones_like(model.head.weight))
+    check_equal(model, step, 1, tokens=1)
+    model.double()
+    token = torch.tensor([3])
+    torch.testing.assert_close(step(token, None)[0], model.step(token, None)[0])
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter as libraries write it: it calls the layer that it stands for, and may be switched off."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.enabled, self.scaling = base, True, {"default": 1.0}
+        self.down = nn.Parameter(torch.full((2, base.in_features), 0.5))
+        self.up = nn.Parameter(torch.full((base.out_features, 2), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.enabled * self.scaling["default"] * (x @ self.down.T @ self.up.T)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def adapted(model: LanguageModel) -> None:
+    model.head = Adapter(model.head)  # pyright: ignore
+
+
+def switched_off(model: LanguageModel) -> None:
+    model.head.enabled = False  # pyright: ignore
+
+
+def scaled(model: LanguageModel) -> None:
+    model.head.scaling["default"] = 3.0  # pyright: ignore
+
+
+def capped(model: LanguageModel) -> None:
+    model.logit_cap = 0.01
+
+
+def parametrized(model: LanguageModel) -> None:
+    parametrize.register_parametrization(model.head, "weight", Doubled())  # pyright: ignore
+
+
+def replaced_by_method(model: LanguageModel) -> None:
+    model.head.forward = lambda x: -x @ model.head.weight.T  # pyright: ignore
+
+
+def enlarged(model: LanguageModel) -> None:
+    model.head.weight.data = torch.ones(VOCABULARY + 3, DIM)  # pyright: ignore
+
+
+CHANGES = {change.__name__: change for change in (adapted, capped, parametrized, replaced_by_method, enlarged)}
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_a_model_changes_its_compiled_step(change: str) -> None:
+    model = model_of("gru", channel_mixer="none")
+    step, token = model.compile_step(), torch.tensor([3])
+    changes = [CHANGES[change], *((scaled, switched_off) if change == "adapted" else ())]
+    for apply in changes:
+        before = step(token, None)[0]
+        apply(model)
+        expected = model.step(token, None)[0]
+        assert expected.shape != before.shape or not torch.allclose(expected, before)
+        torch.testing.assert_close(step(token, None)[0], expected, rtol=1e-4, atol=1e-5)
+        assert step.reason is None
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "global"])
+def test_a_hook_runs_at_each_step(kind: str) -> None:
+    model = model_of("gru", channel_mixer="none")
+    step, token, calls = model.compile_step(), torch.tensor([3]), list[Any]()
+    register = {
+        "forward": model.stack.register_forward_hook,
+        "forward_pre": model.stack.register_forward_pre_hook,
+        "global": nn.modules.module.register_module_forward_hook,
+    }[kind]
+    handle = register(lambda *call: calls.append(call))
+    try:
+        step(token, None)
+        count = len(calls)
+        step(token, None)
+        assert len(calls) == 2 * count > 0
+        assert "hooks" in model.explain()
+        count = len(calls)
+    finally:
+        handle.remove()
+    step(token, None)
+    assert (len(calls), step.reason) == (count, None)
+
+
+@pytest.mark.usefixtures("plain")
+def test_autocast_is_that_of_the_step() -> None:
+    model, token = model_of("gru", channel_mixer="none"), torch.tensor([3])
+    step = model.compile_step()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(step(token, None)[0], model.step(token, None)[0])
+        assert step._kernel(step._enter(token)) is None
+    assert step._kernel(step._enter(token)) is not None
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_state_stays_as_it_is() -> None:
+    model = model_of("gru", channel_mixer="none")
+    step = model.compile_step()
+    state = step(torch.tensor([1]), None)[1]
+    before = copy.deepcopy(state)
+    step(torch.tensor([2]), state)
+    for (_, leaf), (_, other) in zip(leaves(state), leaves(before), strict=True):
+        assert torch.equal(leaf, other)
+
+
+@pytest.mark.usefixtures("plain")
+def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = model_of("gru", channel_mixer="none"), torch.tensor([[1, 2, 3]])
+    expected = list(model.generate(prompt, max_new_tokens=4, temperature=0))
+    model.compile_step()
+    calls: list[Tensor] = []
+    call = CompiledStep.__call__
+    monkeypatch.setattr(CompiledStep, "__call__", lambda step, *args: (calls.append(args[0]), call(step, *args))[1])
+    assert list(model.generate(prompt, max_new_tokens=4, temperature=0)) == expected
+    assert len(calls) == 3  # the prompt is read at once
+    calls.clear()
+    streams = Streams(model)
+    handle = streams.join(prompt[0], temperature=0)
+    streams.join(prompt[0, :2], temperature=0)
+    steps = [streams.step() for _ in range(4)]
+    assert [step[handle] for step in steps] == [int(token) for token in expected]
+    assert [tokens.shape for tokens in calls] == [(2,)] * 3
+    fresh = model_of("gru", channel_mixer="none")
+    next(fresh.generate(prompt, max_new_tokens=3_000))
+    assert fresh._compiled is not None
+
+
+@pytest.mark.usefixtures("plain")
+def test_few_kernels_serve_batches_of_any_size() -> None:
+    model, sizes = model_of("gru", channel_mixer="none"), (1, 3, 5, 7, 16, 19)
+    step = model.compile_step()
+    with torch.no_grad():
+        _, state = model(torch.randint(VOCABULARY, (max(sizes), 3)))
+        for size in sizes:
+            tokens, before = torch.randint(VOCABULARY, (size,)), index(state, range(size))
+            torch.testing.assert_close(step(tokens, before), model.step(tokens, before))
+    assert step._kernels.keys() <= {1, 2, 4, 8, 16}
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_copy_has_a_step_of_its_own() -> None:
+    model = model_of("gru", channel_mixer="none")
+    model.compile_step()
+    other = copy.deepcopy(model)
+    for weight in other.parameters():
+        weight.mul_(1.5)
+    check_equal(other, other.compile_step(), 1, tokens=1)
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_ordinary_step_runs_where_the_compiled_one_cannot() -> None:
+    model, token = model_of("gru", channel_mixer="none"), torch.tensor([3])
+    step = model.compile_step()
+    with scanl.exact():
+        assert torch.equal(step(token, None)[0], model.step(token, None)[0])
+    with torch.enable_grad():
+        assert step(token, None)[0].requires_grad
+    assert model.explain() == "compiled: can run\nordinary: can run"
+    assert model.bfloat16().explain().startswith("compiled: weight is torch.bfloat16 (takes float32 and float64)\n")
+    assert step(token, None)[0].dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("plain")
+def test_whole_numbers_are_read_where_they_lie() -> None:
+    """Also those of a model that is quantized after its step was compiled."""
+    torch.manual_seed(0)
+    model = LanguageModel(70, Stack(64, 1, "gru", channel_mixer="none"), tie_embeddings=True).eval()
+    step, token = model.compile_step(), torch.tensor([3])
+    before = step(token, None)[0]
+    quantize(model)
+    assert step.reason is None
+    assert not torch.equal(step(token, None)[0], before)
+    check_equal(model, step, 1)
+    assert step.reason is None
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_reason_says_which_operation_has_no_loop() -> None:
+    model = model_of("gru", channel_mixer="none", dropout=0.5).train()
+    assert model.explain() != "compiled: can run\nordinary: can run"
+    assert model.eval().explain() == "compiled: can run\nordinary: can run"
+
+
+@pytest.mark.usefixtures("plain")
+def test_bad_input_is_refused() -> None:
+    model = model_of("gru", channel_mixer="none")
+    with pytest.raises(ConfigError, match="compile_step: batch_size is 0, expected at least 1"):
+        model.compile_step(0)
+    step = model.compile_step()
+    with pytest.raises(ShapeError, match=r"tokens is torch.int64 \(1, 1\), expected integers \(B,\)"):
+        step(torch.tensor([[3]]), None)
+    with pytest.raises(ShapeError, match="gru: state has "):
+        step(torch.tensor([3]), model.init_state(2))
+    with pytest.raises(ShapeError, match="token 11 is out of range, expected 0 to 10 of 11"):
+        step(torch.tensor([11]), None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_kernel_of_numba_equals_the_step(layer: str) -> None:
+    model = model_of(layer, dim=40, depth=2)
+    for batch in (1, 6):
+        check_equal(model, model.compile_step(batch), batch)
+
+
+class TwiceInTraining(torch.nn.Module):
+    """Sums its inputs, in training twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def init_state(self, batch_size):
+        return torch.zeros(batch_size, 3)
+
+    def finish(self, rows, state):
+        after = rows * self.weight * (2 if self.training else 1) + state
+        return after, after
+
+
+def test_a_kernel_is_that_of_the_mode():
+    model = TwiceInTraining().eval()
+    step = CompiledStep(model, lambda tokens: torch.eye(3)[tokens], model.finish)
+    for training in (False, True, False):
+        model.train(training)
+        y, _ = step(torch.tensor([1]), torch.ones(1, 3))
+        assert y.tolist() == [[1.0, 3.0 if training else 2.0, 1.0]]
+    assert step.reason is None
