@@ -38,6 +38,11 @@ def face(
     return get, listed
 
 
+def public(package: str) -> Callable[[], list[str]]:
+    """Return `__dir__` of a package that imports its public names: these names, and no module."""
+    return lambda: sorted(own(package))
+
+
 def members(package: str, classes: Iterable[type[Any]]) -> list[type[Any]]:
     """Return the classes that are defined below a package."""
     return [cls for cls in classes if cls.__module__.startswith(f"{package}.")]

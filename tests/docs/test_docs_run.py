@@ -156,7 +156,7 @@ def test_blocks_are_of_known_kinds(page):
 
 
 def test_records_are_tried_by_the_tests_of_their_pages():
-    """tests/data/published/test_get.py reads those of CONTRIBUTING.md, tests/data/published/test_records.py those of docs/data.md."""
+    """Tests of `data.published.get` read those of CONTRIBUTING.md, tests of its records those of docs/data.md."""
     pages = {page for page in PAGES for language, _ in FENCE.findall(PAGES[page]) if language == "toml"}
     assert pages == {"CONTRIBUTING.md", "docs/data.md"}
 

@@ -116,7 +116,7 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     with folder.locked():
         folder.save_model(model, source.digest())
         folder.write_text(folder.backtests, choice.table())
-        answerer(source.question).show(model, source, folder, config.run.seed)
+        answerer(source.question).show(model, source, folder.path, config.run.seed)
     print(examined(model, source, source.exam(sample=True)))
     return 0
 

@@ -74,7 +74,7 @@ class Files:
     packages: the packages that contain the files.   license: of the data.
     or_needs: paths of another form of the same data, which will do in place of `needs`.
     layout, other_layout: how the files of the two forms are read; None where a class has the code.
-    made_by: module of `scanl.data` whose `make` writes the files into a folder, where no package has them.
+    made_by: module of `scanl.data.published` whose `make` writes the files into a folder, where no package has them.
     """
 
     name: str

@@ -5,3 +5,6 @@ from scanl.export.file import write as write
 from scanl.export.onnx import start_state as start_state
 from scanl.export.onnx import write_onnx as write_onnx
 from scanl.export.package import write_package as write_package
+from scanl.faces import public
+
+__dir__ = public(__name__)

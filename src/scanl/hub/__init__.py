@@ -3,6 +3,7 @@
 Originals read the checkpoints of the programs of models' authors.
 """
 
+from scanl.faces import public
 from scanl.hub.accelerate import Report as Report
 from scanl.hub.accelerate import accelerate as accelerate
 from scanl.hub.accelerate import restore as restore
@@ -12,3 +13,5 @@ from scanl.hub.lora import lora_config as lora_config
 from scanl.hub.quantizer import enable_quantized as enable_quantized
 from scanl.hub.quantizer import quantize as quantize
 from scanl.hub.sessions import CacheSession as CacheSession
+
+__dir__ = public(__name__)

@@ -4,6 +4,7 @@ An inspector is a function from a layer, and what it reads, to an `Inspection`: 
 of a file, and a picture.
 """
 
+from scanl.faces import public
 from scanl.inspect.base import Inspection as Inspection
 from scanl.inspect.base import Inspector as Inspector
 from scanl.inspect.base import inspector as inspector
@@ -39,3 +40,5 @@ from scanl.inspect.picture import save_columns as save_columns
 from scanl.inspect.picture import save_picture as save_picture
 from scanl.inspect.reconstruction import Reconstruction as Reconstruction
 from scanl.inspect.reconstruction import reconstruction as reconstruction
+
+__dir__ = public(__name__)

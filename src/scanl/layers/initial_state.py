@@ -7,17 +7,24 @@ NamedTuple whose fields are annotated with one of these: `conv: Annotated[Tensor
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from scanl.layers.state import Device, DType, State, loadable
 
-if TYPE_CHECKING:
-    from scanl.layers.base import Layer
+
+class Stateful(Protocol):
+    """What this module needs of a layer."""
+
+    state: Any
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State: ...
+
+    def _filled(self, value: float, shape: Sequence[int], device: Device, dtype: DType, at_least: DType) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Axes:
     dtype: torch.dtype = torch.float32
     when: str = ""
     after: Callable[[Tensor, Tensor], Tensor] | None = None
-    sizes: Callable[["Layer"], tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    sizes: Callable[[Stateful], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", _compiled(self.axes))
@@ -71,7 +78,7 @@ class Each:
 Form: TypeAlias = Axes | Each | Of | Fields | type[tuple[Any, ...]]
 
 
-def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: DType) -> State:
+def initial(layer: Stateful, form: Form, batch_size: int, device: Device, dtype: DType) -> State:
     """Return the state before any input, as declared. device and dtype default to those of the parameters."""
     if isinstance(form, Axes):
         if form.when and getattr(layer, form.when) in (None, False):
@@ -86,17 +93,17 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
         shapes = getattr(layer, form.shapes)
         return tuple(layer._filled(0.0, (batch_size, *shape), device, dtype, torch.float32) for shape in shapes)
     if isinstance(form, Of):
-        inner: Layer | nn.ModuleList | None = getattr(layer, form.attribute)
+        inner: Stateful | nn.ModuleList | None = getattr(layer, form.attribute)
         if inner is None:
             return ()
         if isinstance(inner, nn.ModuleList):
-            return tuple(cast("Layer", member).init_state(batch_size, device=device, dtype=dtype) for member in inner)
+            return tuple(cast(Stateful, member).init_state(batch_size, device=device, dtype=dtype) for member in inner)
         return inner.init_state(batch_size, device=device, dtype=dtype)
     state: Any = form.form if isinstance(form, Fields) else form
     return state(*(initial(layer, component, batch_size, device, dtype) for _, component in fields(form)))
 
 
-def later(layer: "Layer", form: Form | None, state: State, steps: Tensor) -> State:
+def later(layer: Stateful, form: Form | None, state: State, steps: Tensor) -> State:
     """Return the state whose tensors that depend on the number of steps alone are those `steps` later, (B,).
 
     The others are None.
@@ -164,7 +171,7 @@ class _OfLayer(ast.NodeTransformer):
         return ast.Attribute(ast.Name("layer", ast.Load()), node.id, ast.Load())
 
 
-def _compiled(axes: str) -> Callable[["Layer"], tuple[int, ...]]:
+def _compiled(axes: str) -> Callable[[Stateful], tuple[int, ...]]:
     """Return the function of a layer that gives the sizes of axes. It is plain Python, which `torch.compile` traces."""
     tree = ast.parse(f"lambda layer: ({axes},)" if axes else "lambda layer: ()", mode="eval")
     tree.body = ast.Lambda(tree.body.args, _OfLayer().visit(tree.body.body))  # pyright: ignore[reportAttributeAccessIssue]

@@ -3,6 +3,7 @@
 `run.module`, `run.train` and `run.callbacks` import lightning; nothing imports them before a run starts.
 """
 
+from scanl.faces import public
 from scanl.learning.evaluation import bits_per_byte as bits_per_byte
 from scanl.learning.evaluation import score as score
 from scanl.learning.evaluation import spread as spread
@@ -12,3 +13,5 @@ from scanl.learning.run.config import TrainConfig as TrainConfig
 from scanl.learning.run.config import build_model as build_model
 from scanl.learning.run.folder import RunFolder as RunFolder
 from scanl.learning.state_tuning import tune_state as tune_state
+
+__dir__ = public(__name__)

@@ -621,8 +621,9 @@ class SeriesRegressor(RegressorMixin, _Estimator):
     """Predict one number or several for each series, as an estimator of scikit-learn: `fit`, `predict`.
 
     Args: as in `SeriesClassifier`, but for pool and class_weight.
-        distribution: of the numbers, one of `scanl.models.heads.distributions`. With "points", the loss is the squared error in units
-            of the numbers' deviation. The others, such as "gaussian", are of a stack, and have intervals.
+        distribution: of the numbers, one of `scanl.models.heads.distributions`. With "points", the loss is the squared
+            error in units of the numbers' deviation. The others, such as "gaussian", are of a stack, and have
+            intervals.
 
     Fitted: `model_`: `RandomFilters`, whose outputs are the numbers, or a `SequenceRegressor`. Of filters, `choice_` is
     as in `SeriesClassifier`, and `errors_` (n, O) has the error of each series when it was left out.

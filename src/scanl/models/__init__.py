@@ -1,5 +1,6 @@
 """Trainable models of sequences, and the stack of layers that all of them use."""
 
+from scanl.faces import public
 from scanl.layers.channel.gated_mlp import GatedMLP as GatedMLP
 from scanl.layers.channel.mlp import MLP as MLP
 from scanl.models.adapting.distillation import distil_model as distil_model
@@ -55,3 +56,5 @@ from scanl.models.whole.spacetime import SpaceTimeNet as SpaceTimeNet
 from scanl.models.whole.vim import ImageClassifier as ImageClassifier
 from scanl.models.whole.vim import Patches as Patches
 from scanl.models.whole.vim import vim as vim
+
+__dir__ = public(__name__)

@@ -1,6 +1,6 @@
 """Public ops, their states and their errors. Feature maps for linear attention are in `feature_maps`."""
 
-from scanl.ops import feature_maps
+from scanl.ops import feature_maps as feature_maps
 from scanl.ops._frame.calls import op_calls
 from scanl.ops._frame.dispatch import backend
 from scanl.ops.associative_scan import associative_scan
@@ -42,7 +42,6 @@ __all__ = [
     "dplr_scan",
     "elman",
     "exact",
-    "feature_maps",
     "fixed_point",
     "gru",
     "indrnn",
@@ -67,3 +66,7 @@ __all__ = [
     "sum_of_powers",
     "weighted_average",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

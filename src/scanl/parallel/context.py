@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from scanl import __version__
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.module import in_mode
@@ -81,7 +81,7 @@ def meet(ranks: Ranks, learned: bool, device: torch.device, **facts: object) -> 
 
     learned: whether anything of this rank requires a gradient.
     """
-    facts = {"version of scanl": __version__, "version of torch": torch.__version__, **facts}
+    facts = {"version of scanl": version("scanl"), "version of torch": torch.__version__, **facts}
     learned = learned and torch.is_grad_enabled()
     numbers = torch.tensor([learned, *(_number(fact) for fact in facts.values())], device=device)
     answers = ranks.everyone(numbers)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scanl.data.base import IGNORED, Played, padded
 from scanl.data.files import folders
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.published import babyai_bot
 from scanl.data.published.sources import published
 from scanl.data.questions import Features, Label
 from scanl.data.readers.pickles import plain
@@ -21,7 +22,6 @@ VIEW = (7, 7, 3)  # cells before the bot, and of each its thing, colour and stat
 KINDS = (11, 6, 4)  # of things, colours, states
 SEEN = sum(KINDS) * 49  # numbers that are 0 or 1
 DIRECTIONS, ACTIONS = 4, 7
-LEVEL = "BabyAI-GoToObj-v0"
 BABYAI = folders["babyai"]
 
 
@@ -122,7 +122,7 @@ class BabyAIDemonstrations(FixedRows, Played):
     """
 
     uneven = True
-    level: str = LEVEL
+    level: str = babyai_bot.LEVEL
 
     @cached_property
     def demonstrations(self) -> tuple[Demonstrations, Demonstrations]:
@@ -179,8 +179,6 @@ class BabyAIDemonstrations(FixedRows, Played):
         return padded(actions, self.length)
 
     def play(self, model: Any) -> str | None:
-        from scanl.data.published import babyai_bot
-
         if not babyai_bot.has_game():
             return None
         count = babyai_bot.EPISODES

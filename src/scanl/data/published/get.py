@@ -37,7 +37,7 @@ def get(files: Files, archives: Mapping[str, Path] | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if files.made_by:
-            importlib.import_module(f"scanl.data.{files.made_by}").make(folder)
+            importlib.import_module(f"scanl.data.published.{files.made_by}").make(folder)
         for package in files.packages:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".get-") as temporary:
                 archive = (archives or {}).get(package.name) or _download(package, Path(temporary))

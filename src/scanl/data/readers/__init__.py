@@ -1,1 +1,1 @@
-"""Readers of published files: one file a format. `scanl.data.published.records` finds them by the names that layouts give."""
+"""Readers of published files: one file a format, with the name that a layout gives it."""

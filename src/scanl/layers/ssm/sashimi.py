@@ -109,8 +109,8 @@ class Sashimi(Layer):
     is added to the steps of the next pool, so the network is causal. Calls may have any length, also a single step, and
     memory is constant: a slow tier runs when its pool is full. A step costs most where several pools fill at once.
 
-    The defaults are of the size of a layer: two tiers of one block each, 16 D² weights. `scanl.models.whole.sashimi` has
-    the published ones: pools of 4 and 4, twice the width in each slower tier, eight blocks a tier, ff = 2.
+    The defaults are of the size of a layer: two tiers of one block each, 16 D² weights. `scanl.models.whole.sashimi`
+    has the published ones: pools of 4 and 4, twice the width in each slower tier, eight blocks a tier, ff = 2.
 
     Differs: the released training code divides the weights of the pooling maps by their norms and learns the norms. The
     released standalone file does not do this, and neither does this layer.

@@ -81,8 +81,8 @@ class Frames:
             the times are numbers. None: what pandas infers for each series. As in `Table`, steps that are absent are
             missing numbers if they are few.
         steps, batch_size, lr, random_state: of training. Without steps, backtests choose them and every other option
-            that is None or is left out (`scanl.learning.forecasting.choose`). A recursive model, and another distribution than
-            quantiles, take 300.
+            that is None or is left out (`scanl.learning.forecasting.choose`). A recursive model, and another
+            distribution than quantiles, take 300.
         minutes: of the backtests and the training of what they choose.
         options: of the model: arguments of `Stack` such as layer, dim and depth; recursive, lags and span.
 

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +22,6 @@ from scanl.layers.state import State
 from scanl.learning.losses import losses
 from scanl.learning.scores import scores
 from scanl.models import Backbone
-
-if TYPE_CHECKING:
-    from scanl.learning.run.folder import RunFolder
 
 Model: TypeAlias = Any  # the model of a question: a `Saved` with a `stack` and `init_state`
 
@@ -106,7 +104,7 @@ class Answerer(ABC, Generic[Q]):
         """Return the targets of a batch that are present, in the form of `Answers`."""
         return targets
 
-    def show(self, model: Model, source: Source, folder: "RunFolder", seed: int) -> None:
+    def show(self, model: Model, source: Source, folder: Path, seed: int) -> None:
         """Write into the folder of a run what shows the answers of the trained model; by default nothing."""
 
     def baselines(self, exam: Exam) -> dict[str, dict[str, float]]:

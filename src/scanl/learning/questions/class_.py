@@ -1,7 +1,8 @@
 """The class of a whole sequence, by a classifier."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from scanl.data.base import Source
 from scanl.data.batch import Batch
@@ -9,9 +10,6 @@ from scanl.data.questions import Class
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers, durations, form
 from scanl.models import Backbone, SequenceClassifier
-
-if TYPE_CHECKING:
-    from scanl.learning.run.folder import RunFolder
 
 
 @answers(Class)
@@ -25,7 +23,7 @@ class ClassAnswerer(Answerer[Class]):
         logits, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
         return Answers(logits, batch.targets, state)
 
-    def show(self, model: SequenceClassifier, source: Source, folder: "RunFolder", seed: int) -> None:
+    def show(self, model: SequenceClassifier, source: Source, folder: Path, seed: int) -> None:
         from scanl.learning.run.picture import save_classes
 
-        save_classes(folder, source, model)
+        save_classes(folder / "classes.png", source, model)

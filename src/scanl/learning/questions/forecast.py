@@ -1,7 +1,8 @@
 """The numbers of the next steps of series, by a forecaster."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -12,9 +13,6 @@ from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, Option, answers, listed
 from scanl.models import Backbone, Channels, Forecaster, Normalization
-
-if TYPE_CHECKING:
-    from scanl.learning.run.folder import RunFolder
 
 BECAUSE = "the question of the data is not a forecast"
 
@@ -63,10 +61,10 @@ class ForecastAnswerer(Answerer[Forecast]):
         x, options = columns(batch)
         return model.loss(x, batch.targets, state, **options)
 
-    def show(self, model: Forecaster, source: Source, folder: "RunFolder", seed: int) -> None:
+    def show(self, model: Forecaster, source: Source, folder: Path, seed: int) -> None:
         from scanl.learning.run.picture import save_forecast
 
-        save_forecast(folder, cast(SeriesSource, source), model)
+        save_forecast(folder / "forecast.png", cast(SeriesSource, source), model)
 
     def scores(self, outputs: Tensor, targets: Outcomes) -> dict[str, tuple[float, int]]:
         numbers, units = (tensor.double().cpu() for tensor in targets)

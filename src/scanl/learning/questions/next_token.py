@@ -1,7 +1,8 @@
 """The next token at every step, by a language model."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from scanl.data.base import IGNORED, Source
 from scanl.data.batch import Batch
 from scanl.data.questions import NextToken
 from scanl.errors import ConfigError
+from scanl.files import written_whole
 from scanl.layers.base import widen
 from scanl.layers.state import State
 from scanl.learning.losses import losses
@@ -20,10 +22,6 @@ from scanl.models import Backbone, LanguageModel
 
 SAMPLE_BYTES = 600
 TIED = Option(False, "the answers are not tokens of the input")
-
-
-if TYPE_CHECKING:
-    from scanl.learning.run.folder import RunFolder
 
 
 @answers(NextToken)
@@ -58,17 +56,18 @@ class NextTokenAnswerer(Answerer[NextToken]):
         parts = losses.get(self.question.loss)(widen(outputs), targets)
         return mean(torch.where(known, parts, 0), known.sum()), state
 
-    def show(self, model: LanguageModel, source: Source, folder: "RunFolder", seed: int) -> None:
+    def show(self, model: LanguageModel, source: Source, folder: Path, seed: int) -> None:
         show_bytes(model, source, folder, seed)
 
     def selected(self, targets: Any) -> Any:
         return targets.flatten()
 
 
-def show_bytes(model: LanguageModel, source: Source, folder: "RunFolder", seed: int) -> None:
+def show_bytes(model: LanguageModel, source: Source, folder: Path, seed: int) -> None:
     """Write a sample of a model of bytes into the folder of a run."""
     if source.metric == BYTES:
-        folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, seed))
+        with written_whole(folder / "sample.txt") as temporary:
+            temporary.write_bytes(sample(model, SAMPLE_BYTES, seed))
 
 
 def sample(model: LanguageModel, count: int, seed: int) -> bytes:

@@ -1,7 +1,8 @@
 """Tokens at some steps of tokens, by a language model."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from scanl.data.base import IGNORED, Source
 from scanl.data.batch import Batch
@@ -10,9 +11,6 @@ from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers
 from scanl.learning.questions.next_token import TIED, show_bytes
 from scanl.models import Backbone, LanguageModel
-
-if TYPE_CHECKING:
-    from scanl.learning.run.folder import RunFolder
 
 
 @answers(TokenLabel)
@@ -29,7 +27,7 @@ class TokenLabelAnswerer(Answerer[TokenLabel]):
         logits, state = model.logits_at(batch.inputs, batch.targets != IGNORED, state)
         return Answers(logits, self.selected(batch.targets), state)
 
-    def show(self, model: LanguageModel, source: Source, folder: "RunFolder", seed: int) -> None:
+    def show(self, model: LanguageModel, source: Source, folder: Path, seed: int) -> None:
         show_bytes(model, source, folder, seed)
 
     def selected(self, targets: Any) -> Any:

@@ -34,9 +34,6 @@ class RunFolder:
         self.metrics = self.path / "metrics.csv"
         self.picture = self.path / "loss.png"
         self.weights = self.path / "model.safetensors"
-        self.sample = self.path / "sample.txt"
-        self.forecast = self.path / "forecast.png"
-        self.classes = self.path / "classes.png"
         self.backtests = self.path / "backtests.csv"
         self.checkpoint = self.path / "checkpoint.ckpt"
 

@@ -73,8 +73,8 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: Report) -
     return save_figure(figure, folder.picture)
 
 
-def save_forecast(folder: RunFolder, source: SeriesSource, model: Forecaster) -> Path:
-    """Write forecast.png: the first and the last forecast of the exam, with intervals, and the true numbers."""
+def save_forecast(path: Path, source: SeriesSource, model: Forecaster) -> Path:
+    """Draw the first and the last forecast of the exam, with intervals, and the true numbers."""
     from matplotlib.figure import Figure
 
     examples = list(source.exam(sample=True).examples)
@@ -89,7 +89,7 @@ def save_forecast(folder: RunFolder, source: SeriesSource, model: Forecaster) ->
             axes.set_title("first forecast of the test part" if k == 0 else "last forecast of the test part")
             axes.set(xlabel="steps from now", ylabel=source.targets[channel])
     figure.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=5, loc="outside lower center")
-    return save_figure(figure, folder.forecast)
+    return save_figure(figure, path)
 
 
 def draw_forecast(axes: Any, history: Tensor, truth: Tensor, quantiles: Tensor) -> None:
@@ -107,8 +107,8 @@ def draw_forecast(axes: Any, history: Tensor, truth: Tensor, quantiles: Tensor) 
 
 
 @torch.no_grad()
-def save_classes(folder: RunFolder, source: Source, model: Any) -> Path:
-    """Write classes.png: a sample of the exam by true and predicted class, and its accuracy by probability."""
+def save_classes(path: Path, source: Source, model: Any) -> Path:
+    """Draw a sample of the exam by true and predicted class, and its accuracy by probability."""
     from matplotlib.figure import Figure
 
     batches = [batch.tensors() for batch in source.exam(sample=True).examples]
@@ -118,7 +118,7 @@ def save_classes(folder: RunFolder, source: Source, model: Any) -> Path:
     confusion, calibration = figure.subplots(1, 2)
     draw_confusion(confusion, logits.argmax(-1), targets, class_names(source, logits.shape[-1]))
     draw_calibration(calibration, logits.double().softmax(-1), targets)
-    return save_figure(figure, folder.classes)
+    return save_figure(figure, path)
 
 
 def class_names(source: Source, count: int) -> Sequence[str]:

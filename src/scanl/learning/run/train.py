@@ -76,7 +76,7 @@ def train(run: Run, steps: int | None = None) -> Outcome:
             title = f"{config.entry.name}: {config.stack.layer}, dim {config.stack.dim}, depth {config.stack.depth}"
             save_loss_curve(folder, rows, title, run.report)
         if not keeper.interrupted:
-            answerer(source.question).show(model.eval(), source, folder, config.run.seed)
+            answerer(source.question).show(model.eval(), source, folder.path, config.run.seed)
     return outcome
 
 

@@ -3,18 +3,15 @@
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from scanl.ops._frame.op import Op
 
 
 class OpCall(NamedTuple):
     """A call of an op: its operands by name, the state too, and its options."""
 
-    op: "Op[..., Any]"
+    op: Any
     operands: Mapping[str, Any]
     options: Mapping[str, Any]
 
@@ -47,7 +44,7 @@ def op_calls() -> Iterator[list[OpCall]]:
 
 
 def note(
-    op: "Op[..., Any]",
+    op: Any,
     operands: Mapping[str, Any],
     options: Mapping[str, Any],
     reverse: bool,
