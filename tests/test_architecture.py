@@ -1,8 +1,15 @@
-"""The plan of docs/design.md, read from every import: arrows point down, in no circle; private names stay at home."""
+"""The plan of docs/design.md, read from every import and folder.
+
+Arrows point down, in no circle. Private names stay at home. A folder has few files, or files of one kind.
+"""
 
 import ast
 import functools
+import types
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 FILES = {
@@ -26,6 +33,14 @@ BELOW: dict[str, set[str]] = {
     "serve": {"common", "ops", "layers", "models"},
     "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect", "export", "serve"},
 }
+# Folders that hold one kind of thing, one file each. Every other folder has at most `MAX_FILES`.
+REGISTRIES = {
+    *("ops", "ops/_cpu", "ops/_triton", "tasks", "cli", "learning/algorithms", "data/readers", "data/published"),
+    *(f"layers/{family}" for family in ("memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel", "parts")),
+}
+MAX_FILES = 18
+# What `dir()` of a room shows. Those of `compat` are the modules of other libraries.
+ROOMS = ("data", "export", "hub", "inspect", "layers", "learning", "models", "ops", "parallel", "serve", "tasks")
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
 
 
@@ -37,40 +52,42 @@ def room(module):
 
 @functools.cache
 def imports(module):
-    """(module, names) of each import of ours: everywhere in the file, but not what only type checkers read."""
+    """(module, name, when) of each import of ours; when: "", "late" in a function, "types" for type checkers alone."""
     found = []
 
-    def visit(node, inside_function):
+    def visit(node, when):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):  # holds no statement
                 continue
-            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-                continue
+            inner = "types" if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" else when
+            if when == "" and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = "late"
             if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == "scanl":
                 assert child.level == 0
                 for alias in child.names:
                     whole = f"{child.module}.{alias.name}"
-                    found.append((whole if whole in FILES else child.module, alias.name, inside_function))
+                    found.append((whole if whole in FILES else child.module, alias.name, when))
             elif isinstance(child, ast.Import):
-                found.extend((a.name, "", inside_function) for a in child.names if a.name.split(".")[0] == "scanl")
-            visit(child, inside_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+                found.extend((a.name, "", when) for a in child.names if a.name.split(".")[0] == "scanl")
+            visit(child, inner)
 
-    visit(ast.parse(FILES[module].read_text("utf-8")), False)
+    visit(ast.parse(FILES[module].read_text("utf-8")), "")
     return found
 
 
 def test_files_are_found():
     assert len(FILES) > 150
-    assert ("scanl.errors", "ConfigError", False) in imports("scanl.registry")
+    assert ("scanl.errors", "ConfigError", "") in imports("scanl.registry")
 
 
 def upward(module):
     """What a module imports from rooms above its own."""
     own = room(module)
-    up = {f"{target} ({name})" for target, name, _ in imports(module) if room(target) not in BELOW[own] | {own}}
+    taken = [(target, name) for target, name, when in imports(module) if when != "types"]
+    up = {f"{target} ({name})" for target, name in taken if room(target) not in BELOW[own] | {own}}
     folder = (*module.split("."), "")[2]
     if own == "layers" and module != "scanl.layers" and folder not in FAMILIES:  # parts and protocol know no model
-        up |= {target for target, *_ in imports(module) if (*target.split("."), "", "")[2] in FAMILIES}
+        up |= {target for target, _ in taken if (*target.split("."), "", "")[2] in FAMILIES}
     return sorted(up)
 
 
@@ -79,8 +96,15 @@ def test_arrows_point_down():
 
 
 def test_no_circle():
-    """A folder's __init__ counts as its face: what is below it imports modules, never the face."""
-    arrows = {name: {target for target, _, late in imports(name) if not late and target in FILES} for name in FILES}
+    """A folder's __init__ counts as its face: what is below it imports modules, never the face.
+
+    What only type checkers read counts too, but for the names of `scanl` itself.
+    """
+    left_out = {"scanl": ("late", "types")}
+    arrows = {
+        name: {target for target, _, when in imports(name) if when not in left_out.get(name, ("late",))} & FILES.keys()
+        for name in FILES
+    }
     open_, done = [], set()
 
     def visit(name):
@@ -100,7 +124,25 @@ def test_private_names_stay_at_home():
     taken = [
         f"{module} from {target}: {name}"
         for module in FILES
-        for target, name, _ in imports(module)
-        if name.startswith("_") and not name.endswith("__") and not (target in FILES and target.endswith(f".{name}"))
+        for target, name, when in imports(module)
+        if when != "types"
+        and name.startswith("_")
+        and not name.endswith("__")
+        and not (target in FILES and target.endswith(f".{name}"))
     ]
     assert not taken
+
+
+def test_a_folder_has_few_files_or_one_kind():
+    root = SRC / "scanl"
+    counts = {str(path.relative_to(root)): len(list(path.glob("*.py"))) for path in root.rglob("*") if path.is_dir()}
+    assert not REGISTRIES - counts.keys()
+    assert {name: count for name, count in counts.items() if count > MAX_FILES and name not in REGISTRIES} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_shows_what_can_be_used(room):
+    package = import_module(f"scanl.{room}")
+    shown = dir(package)
+    assert shown
+    assert not [name for name in shown if isinstance(getattr(package, name), types.ModuleType) or name.startswith("_")]

@@ -48,7 +48,8 @@ class ESN(CellLayer):
     """Echo state network: a sparse random reservoir and a linear readout.
 
     The reservoir is not trained. `scanl.learning.forecasting.readout.fit_readout` fits the readout by ridge regression;
-    gradient descent can train it too. In a stack, or in `bidirectional`, the readouts inside start as random projections.
+    gradient descent can train it too. In a stack, or in `bidirectional`, the readouts inside start as random
+    projections.
 
     Buffers as in PyPI's reservoirpy: W (E, E), Win (E, D), bias (E). Parameters: readout (D, E) with a bias.
     Initialisation as in that code: W normal, then scaled to the spectral radius, to about 1 % for more than 512 units;

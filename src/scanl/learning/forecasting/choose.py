@@ -1,7 +1,8 @@
 """Choose a forecaster for a table: backtests on the rows before the test part decide every option that is not fixed.
 
-1. Simple forecasts are linear maps of the last values (`lag_maps`). The seasonal naive is one of them. They are compared at rolling origins, for the numbers and for their logarithms, and the mean of the best ones is the
-   map `lags` of the forecaster. It stays as it is.
+1. Simple forecasts are linear maps of the last values (`lag_maps`). The seasonal naive is one of them. They are
+   compared at rolling origins, for the numbers and for their logarithms, and the mean of the best ones is the map
+   `lags` of the forecaster. It stays as it is.
 2. A stack learns what the simple forecast leaves. It is trained on the rows before a backtest and measured in it. The
    step with the lowest mean error counts. If that is the first one, the simple forecast stands alone.
 3. The errors in the backtests give the quantiles of the simple forecast, and then the factors of the calibration.
