@@ -9,12 +9,12 @@ import torch
 from making.docstrings import markdown, pieces, prose
 from making.models import options_list, sourced, table
 from making.sources import bibtex
-from scanl.configured import options
 from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.questions import answerer
 from scanl.models import Stack
+from scanl.options import options
 
 LAYERS = ("mingru", "gru", "irnn", "elman", "lru", "columnar_constructive")  # the first that it trains is the example's
 LETTERS = (

@@ -14,11 +14,11 @@ from making.sources import bibtex
 from scanl.cli.columns import WIDTH as SMALL
 from scanl.cli.columns import Columns, columns
 from scanl.cli.layers import WIDTH, backends, origin, state_size, step_cost, summary, without_op
-from scanl.configured import Configured, Option, Range, described, options
 from scanl.layers import Layer, build, classes
 from scanl.layers.initial_state import rows as state_rows
 from scanl.layers.registry import channel_mixers
 from scanl.models import Stack, presets
+from scanl.options import Configured, Option, Range, described, options
 
 Rows = Callable[..., Sequence[dict[str, str]]]  # the rows of a file of results that have some values
 RELATED = 12  # other models that a page names

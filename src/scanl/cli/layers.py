@@ -13,7 +13,6 @@ import torch
 from scanl import layers
 from scanl.cli.columns import row
 from scanl.cli.parser import Parser
-from scanl.configured import Option, options
 from scanl.errors import ConfigError
 from scanl.layers import Layer, build, get
 from scanl.layers.initial_state import rows as state_rows
@@ -25,6 +24,7 @@ from scanl.models.presets import Preset, Whole, wholes
 from scanl.ops import backend
 from scanl.ops import registry as ops
 from scanl.ops.registry import Backend
+from scanl.options import Option, options
 from scanl.registry import Registry, look_up
 
 BODIES = "Bodies and wrappers of other layers"

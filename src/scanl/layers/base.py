@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol,
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Configured, refuse, who
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.adapters import check_read
 from scanl.layers.initial_state import Form, declare, initial, rows
@@ -16,6 +15,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
+from scanl.options import Configured, refuse, who
 
 
 class Hint(NamedTuple):

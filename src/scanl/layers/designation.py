@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from scanl.configured import check_names
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.registry import layers
+from scanl.options import check_names
 from scanl.registry import Registry
 
 Designation: TypeAlias = str | type[Layer] | Layer

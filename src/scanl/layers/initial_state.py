@@ -9,7 +9,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeAlias, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from scanl.layers.state import Device, DType, State, loadable
 class Stateful(Protocol):
     """What this module needs of a layer."""
 
-    state: Any
+    state: ClassVar[Any]
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State: ...
 

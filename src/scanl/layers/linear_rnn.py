@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
@@ -16,6 +15,7 @@ from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType, State, cat, index, leaves, loadable, map_leaves
 from scanl.ops import linear_scan
 from scanl.ops.offsets import sequences
+from scanl.options import at_least
 
 
 @loadable

@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.linear_rnn import LinearRNN
 from scanl.ops import linear_scan
+from scanl.options import at_least
 
 
 @registry.register("multi_scale")

@@ -8,9 +8,9 @@ is annotated in place: `tau: Annotated[float, above(0), "temperature of the deca
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from scanl.configured import Range, above, at_least, at_least_option, between, divides, multiple_of, one_of
 from scanl.layers.parts.hippo import STARTS as DIAGONAL_STARTS
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
+from scanl.options import Range, above, at_least, at_least_option, between, divides, multiple_of, one_of
 
 
 def _fills_heads(expand: float, options: Mapping[str, Any]) -> bool:

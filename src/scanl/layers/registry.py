@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from scanl.configured import check_names
 from scanl.layers.base import Layer
+from scanl.options import check_names
 from scanl.registry import Registry
 
 layers: Registry[Layer] = Registry(

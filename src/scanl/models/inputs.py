@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from scanl.configured import WORDS, Configured, at_least
 from scanl.models.saving import Part
+from scanl.options import WORDS, Configured, at_least
 
 Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Configured, who
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError, ScanlError
 from scanl.layers.base import Layer
@@ -20,6 +19,7 @@ from scanl.layers.designation import import_class, layer_class
 from scanl.layers.designation import recorded as layer_name
 from scanl.layers.module import Module
 from scanl.layers.parts.quantized import prepare, quantized_paths
+from scanl.options import Configured, who
 
 M = TypeVar("M", bound=nn.Module)
 QUANTIZED = "quantized"  # in the header: the bits of the weights that are whole numbers, by the paths of their modules

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from scanl.configured import WORDS, Configured, at_least
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers import auxiliary
 from scanl.layers.base import Layer, widen
@@ -20,6 +19,7 @@ from scanl.layers.state import Device, DType, State
 from scanl.models.block import CHANNEL_MIXERS, NORMS, Block, BlockState, make_norm, normed
 from scanl.models.presets import presets
 from scanl.models.saving import Part
+from scanl.options import WORDS, Configured, at_least
 
 StackState = tuple[BlockState, ...]
 

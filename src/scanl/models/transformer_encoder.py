@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above, at_least, divides
 from scanl.errors import ConfigError
 from scanl.layers.attention._blocks import TransformerBlock
 from scanl.layers.base import Layer, widen
@@ -18,6 +17,7 @@ from scanl.models.block import normed
 from scanl.models.presets import whole
 from scanl.models.stack import Backbone
 from scanl.models.whole.cross_attention import CrossAttention, seen, side_by_side
+from scanl.options import above, at_least, divides
 
 
 class SlotWriter(Module):

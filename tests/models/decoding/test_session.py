@@ -27,6 +27,7 @@ from scanl.models.decoding.streams import StreamsError
 
 COVERS = [
     "models/decoding/cursor",
+    "models/decoding/decodable",
     "models/decoding/drafts",
     "models/decoding/prefix_tree",
     "models/decoding/state_files",

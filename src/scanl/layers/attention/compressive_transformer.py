@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import auxiliary, options, registry
 from scanl.layers.attention.transformer_xl import Clamp, RelativeAttention, detached_past
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
 from scanl.layers.parts.segments import Piece, Segments, chosen, gathered
+from scanl.options import at_least
 
 
 class CompressiveState(NamedTuple):

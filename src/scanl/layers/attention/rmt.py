@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.attention._blocks import TransformerBlock
 from scanl.layers.attention._segments import SegmentLayer
@@ -14,6 +13,7 @@ from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.parts.segments import Piece, Segments, behind_horizon
 from scanl.layers.state import Device, DType
+from scanl.options import at_least
 
 Horizon = Annotated[
     int | None, at_least(1), "segments after which a gradient stops; None for backpropagation through all"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.base import widen
@@ -18,6 +17,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.positions import check_length
 from scanl.layers.parts.segments import Piece, Segments
+from scanl.options import at_least
 
 
 class TransformerXLState(NamedTuple):

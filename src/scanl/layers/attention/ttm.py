@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.ops._frame.opaque import opaque
+from scanl.options import divides
 
 Map = tuple[Tensor, Tensor]  # weight and bias
 EPS = 1e-6  # in the norms

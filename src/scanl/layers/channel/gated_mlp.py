@@ -4,10 +4,10 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
 from scanl.ops.fused.gated import POLYNOMIALS, gated
+from scanl.options import one_of
 
 ACTIVATIONS = [*POLYNOMIALS, "identity"]
 

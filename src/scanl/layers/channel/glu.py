@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
 from scanl.layers.channel.mlp import ACTIVATIONS
 from scanl.ops._frame.exactness import late
+from scanl.options import one_of
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": late(torch, "sigmoid"), **ACTIVATIONS}
 

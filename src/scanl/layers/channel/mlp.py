@@ -6,10 +6,10 @@ from typing import Annotated
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.channel._base import Pointwise
 from scanl.ops._frame.exactness import late
+from scanl.options import one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": late(F, "gelu", approximate="tanh"),

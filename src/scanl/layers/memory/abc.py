@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
@@ -13,6 +12,7 @@ from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import linear_attention, linear_scan
+from scanl.options import above
 
 
 class ABCState(NamedTuple):

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
@@ -14,6 +13,7 @@ from scanl.ops import delta_rule
 from scanl.ops._frame.exactness import late
 from scanl.ops.delta_rule import unit
 from scanl.ops.feature_maps import elu_plus_one
+from scanl.options import one_of
 
 _ACTIVATIONS = {"silu": late(F, "silu"), "relu": F.relu, "elu": elu_plus_one, "identity": lambda x: x}
 

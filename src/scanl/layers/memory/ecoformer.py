@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import normalized_linear_attention
+from scanl.options import at_least
 
 
 class _Sign(torch.autograd.Function):

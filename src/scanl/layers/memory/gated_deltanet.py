@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.parts.delta_memory import DeltaMemory
+from scanl.options import at_least
 
 
 @registry.register("gated_deltanet")

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import linear_attention
+from scanl.options import above
 
 
 @registry.register("gla")

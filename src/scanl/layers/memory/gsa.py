@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
+from scanl.options import above
 
 
 class SlotState(NamedTuple):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
+from scanl.options import divides
 
 
 @registry.register("hgrn2")

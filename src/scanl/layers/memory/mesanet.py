@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least, below
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.initial_state import Axes
@@ -16,6 +15,7 @@ from scanl.layers.parts.query_key_value import LastInputs, QueryKeyValue
 from scanl.ops import linear_attention
 from scanl.ops._frame.nonfinite import readable
 from scanl.ops.delta_rule import unit
+from scanl.options import at_least, below
 
 
 class Sums(NamedTuple):

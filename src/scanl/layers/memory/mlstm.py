@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
@@ -17,6 +16,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution
+from scanl.options import at_least
 
 
 class MLSTMCell(Module):

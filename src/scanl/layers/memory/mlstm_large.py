@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.soft_cap import soft_cap
+from scanl.options import above
 
 
 class MLSTMLargeState(NamedTuple):

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
@@ -16,6 +15,7 @@ from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention
 from scanl.ops._frame.exactness import late
 from scanl.ops.feature_maps import elu_plus_one
+from scanl.options import one_of
 
 _ACTIVATIONS = {"elu": late(F, "elu"), "elu_plus_one": elu_plus_one}
 

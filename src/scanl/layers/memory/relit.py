@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
+from scanl.options import at_least
 
 SOURCE = (
     'Pramanik, Elelimy, Machado and White, "Recurrent Linear Transformers", arXiv:2310.15719, sec. 3, with the '

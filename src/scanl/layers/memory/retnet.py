@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes
@@ -14,6 +13,7 @@ from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.ops import linear_attention
 from scanl.ops.fused.rms_norm import rms_norm
+from scanl.options import at_least
 
 
 class RetNetState(NamedTuple):

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import as_widened, widen
@@ -15,6 +14,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import normalized_linear_attention
+from scanl.options import at_least
 
 
 class T2RState(NamedTuple):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.memory._mini_batches import STEPS_AT_ONCE, Norm, Rates, in_mini_batches, learn, rates
@@ -16,6 +15,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType, loadable
 from scanl.ops._frame.opaque import opaque
+from scanl.options import at_least
 
 
 @loadable

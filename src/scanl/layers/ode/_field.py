@@ -6,9 +6,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options
 from scanl.layers.module import Module
+from scanl.options import at_least
 
 Flow = Callable[[Tensor], Tensor]
 

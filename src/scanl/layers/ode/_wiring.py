@@ -10,8 +10,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import RandomState
 
-from scanl.configured import Range, at_least, below, between
 from scanl.layers import options
+from scanl.options import Range, at_least, below, between
 
 # Not checked for a layer whose option `wiring` is "full".
 enough_neurons = Range(

@@ -5,11 +5,11 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
+from scanl.options import at_least
 
 
 @cell(

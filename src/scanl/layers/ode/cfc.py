@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least, one_of
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._closed_form import (
@@ -25,6 +24,7 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
+from scanl.options import at_least, one_of
 
 
 @cell(

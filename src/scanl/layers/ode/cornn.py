@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
+from scanl.options import at_least
 
 
 @cell(

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
+from scanl.options import above
 
 
 @cell(

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.ode._timed import ACTIVATIONS, TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
+from scanl.options import one_of
 
 
 @cell(

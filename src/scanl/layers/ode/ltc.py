@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least_option
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
@@ -15,6 +14,7 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
+from scanl.options import at_least_option
 
 EQUATION = (
     "c dv/dt = g (v_leak - v) + sum_j a_j (E_j - v),  a_j = w_j sigmoid(sigma_j (v_j - mu_j)) over neurons and inputs"

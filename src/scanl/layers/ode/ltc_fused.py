@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
+from scanl.options import above
 
 
 @cell(

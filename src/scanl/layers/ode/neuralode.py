@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above, one_of
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
@@ -16,6 +15,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
+from scanl.options import above, one_of
 
 SOLVERS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")  # of torchdiffeq, with adaptive steps
 

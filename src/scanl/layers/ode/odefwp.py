@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
@@ -15,6 +14,7 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops import delta_rule, linear_attention
 from scanl.ops.cell import cell
+from scanl.options import one_of
 
 EQUATION = (
     "dW/dt = beta tanh(v - W k) k^T (delta), beta tanh(v) k^T (hebb) or "

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
+from scanl.options import one_of
 
 
 @cell(

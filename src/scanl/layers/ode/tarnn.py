@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
@@ -16,6 +15,7 @@ from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.timespans import durations
 from scanl.ops.cell import cell
+from scanl.options import one_of
 
 SOURCE = 'Kag and Saligrama, "Time Adaptive Recurrent Neural Network", CVPR 2021; the equation is that of their program'
 

@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Range, at_least, one_of
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
+from scanl.options import Range, at_least, one_of
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": late(torch, "tanh"), "ident": lambda h: h}
 odd = Range("an odd number of at least 1", lambda value, _: value > 0 and value % 2 == 1)

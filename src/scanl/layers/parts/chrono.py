@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from scanl.configured import Range, at_least
+from scanl.options import Range, at_least
 
 has_biases = Range("None because of bias=False", lambda value, options: options.get("bias", True), relation=True)
 alone = Range(

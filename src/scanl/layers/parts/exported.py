@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from scanl.configured import who
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.designation import layer_class, recorded
 from scanl.layers.initial_state import initial
 from scanl.layers.state import State, leaves, map_leaves
+from scanl.options import who
 
 
 @functools.lru_cache(maxsize=64)

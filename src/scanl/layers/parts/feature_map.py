@@ -7,7 +7,6 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Configured, above, at_least
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import widen
 from scanl.layers.module import Module
@@ -22,6 +21,7 @@ from scanl.ops.feature_maps import (
     random_projection,
     trigonometric_random_features,
 )
+from scanl.options import Configured, above, at_least
 
 _RANDOM = {
     function.__name__: function

@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, at_least
+from scanl.options import above, at_least
 
 # Laws that no function with a pseudo-derivative obeys: of cells, and of layers.
 SURROGATE = {"the gradients of the output": "a pseudo-derivative stands for the derivative of a spike"}

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least, between
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn._spikes import SPIKING, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
 from scanl.ops.cell import cell
+from scanl.options import at_least, between
 
 
 @cell(

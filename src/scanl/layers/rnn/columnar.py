@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, as_widened, widen
 from scanl.layers.channelwise import Channelwise, driven
@@ -14,6 +13,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops.cell import cell
+from scanl.options import at_least
 
 
 @cell(

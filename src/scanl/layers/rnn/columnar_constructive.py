@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, between, divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
 from scanl.layers.rnn.columnar import ColumnarState, Columns, InitScale
 from scanl.ops import linear_scan
+from scanl.options import above, between, divides
 
 
 class ConstructiveState(NamedTuple):

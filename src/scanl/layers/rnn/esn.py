@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above, at_least, between
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
+from scanl.options import above, at_least, between
 
 EQUATION = "s_t = (1 - alpha) s_{t-1} + alpha tanh(W s_{t-1} + W_in x_t + b)"
 SOURCE = (

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 from scanl.ops._frame.exactness import late
+from scanl.options import one_of
 
 IMPULSES = {"elu": late(F, "elu"), "tanh": late(torch, "tanh"), "identity": lambda raw: raw}
 

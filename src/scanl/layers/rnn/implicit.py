@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, below
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
@@ -13,6 +12,7 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.ops import fixed_point
 from scanl.ops.offsets import sequences
+from scanl.options import above, below
 
 
 @registry.register("implicit")

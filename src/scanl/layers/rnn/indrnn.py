@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least, one_of
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.channelwise import Channelwise, driven
@@ -14,6 +13,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import indrnn
 from scanl.ops.indrnn import ACTIVATIONS
+from scanl.options import at_least, one_of
 
 
 @registry.register("indrnn")

@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least, below, one_of
 from scanl.layers import options, registry
 from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
 from scanl.ops._frame.exactness import late
+from scanl.options import at_least, below, one_of
 
 ACTIVATIONS = {"tanh": late(torch, "tanh"), "sigmoid": late(torch, "sigmoid"), "identity": lambda raw: raw}
 

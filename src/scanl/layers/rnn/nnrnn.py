@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import multiple_of
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn.ornn import Threshold, ornn_cell, skew, skew_blocks
+from scanl.options import multiple_of
 
 
 @registry.register("nnrnn")

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.initial_state import Axes
@@ -13,6 +12,7 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
+from scanl.options import divides
 
 
 @cell(

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import between
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.module import Module
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
+from scanl.options import between
 
 EXPRNN = (
     'Lezcano-Casado and Martínez-Rubio, "Cheap Orthogonal Constraints in Neural Networks: A Simple Parametrization of '

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
+from scanl.options import at_least
 
 
 @cell(

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, driven
 from scanl.layers.parts.window import WindowState, windows
 from scanl.ops import linear_scan
+from scanl.options import one_of
 
 POOLINGS = {"f": 2, "fo": 3, "ifo": 4}  # projections of each
 

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import Axes, Of
@@ -19,6 +18,7 @@ from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
 from scanl.ops import slstm
 from scanl.ops.slstm import FORGET
+from scanl.options import one_of
 
 
 class SLSTMState(NamedTuple):

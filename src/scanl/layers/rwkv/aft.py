@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
@@ -18,6 +17,7 @@ from scanl.layers.state import to as move
 from scanl.ops import weighted_average
 from scanl.ops._frame.nonfinite import faulty, readable, since, suspected
 from scanl.ops._frame.opaque import opaque
+from scanl.options import one_of
 
 WINDOW_AT_ONCE = "the steps of a call that are in a window are summed at once"
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import BonusTimeMix, RWKVState
 from scanl.ops import linear_attention
+from scanl.options import divides
 
 MIXED = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
 

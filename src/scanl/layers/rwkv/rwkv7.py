@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import divides
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
@@ -16,6 +15,7 @@ from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_dept
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import dplr_scan
+from scanl.options import divides
 
 BY_DEFAULT = "by default {} sqrt(dim), to a multiple of 32, at least 32"
 SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the initial token shifts

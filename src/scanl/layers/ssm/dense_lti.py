@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, below
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, as_widened, widen
@@ -14,6 +13,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
 from scanl.ops.cell import cell
+from scanl.options import above, below
 
 SOURCE = 'Kailath, "Linear Systems", 1980, sec. 2.3'
 

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.module import Module
 from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import DiagonalLayer
+from scanl.options import one_of
 
 VARIANTS = {"real": 1.0, "imag": -1.0j, "sum": 1.0 - 1.0j}  # Re(factor z) is Re z, Im z or Re z + Im z
 

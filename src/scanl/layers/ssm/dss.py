@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.module import Module
 from scanl.layers.parts.hippo import diagonal_start
 from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import DiagonalLayer
+from scanl.options import at_least
 
 EPSILON = 1e-7  # bounds the reciprocals, as in the released code
 SOURCE = 'Gupta, Gu and Berant, "Diagonal State Spaces are as Effective as Structured State Spaces", arXiv:2203.14343, '

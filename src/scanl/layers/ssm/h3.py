@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
@@ -16,6 +15,7 @@ from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.diagonal_start import diagonal_systems
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.ops import short_convolution
+from scanl.options import divides
 
 
 class H3State(NamedTuple):

@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
@@ -25,6 +24,7 @@ from scanl.layers.parts.timespans import check_timespans, durations
 from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.cell import cell
+from scanl.options import above, one_of
 
 BLOCK = 16  # steps
 

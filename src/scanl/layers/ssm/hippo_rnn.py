@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
@@ -17,6 +16,7 @@ from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, trans
 from scanl.layers.parts.timespans import durations
 from scanl.layers.ssm.hippo import Elapsed, time_before
 from scanl.ops.cell import Cell, cell
+from scanl.options import one_of
 
 MEASURES = ("legs", "legt", "lagt")
 STEP = 0.01  # of legt and lagt, in units of their time, as in the released code

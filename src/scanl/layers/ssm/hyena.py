@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Range, at_least
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
@@ -14,6 +13,7 @@ from scanl.layers.parts.history import with_history
 from scanl.layers.parts.hyena_filter import HyenaFilter
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.options import Range, at_least
 
 
 class HyenaState(NamedTuple):

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, widen
@@ -13,6 +12,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.hyena import Hyena, ShortFiltered
+from scanl.options import at_least
 
 SPARE = 8  # directions of the search for singular vectors beyond those that are needed
 ROUNDS = 4  # of that search

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, below
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
+from scanl.options import above, below
 
 
 @registry.register("linrnn_lti")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import Axes
@@ -21,6 +20,7 @@ from scanl.layers.ssm.s4d import GatedDiagonalLayer
 from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.ssm_kernels import powers
+from scanl.options import at_least
 
 EQUATION = "s^p_t = A s^p_{t-1} + B x_t s^{p-1}_{t-1},  s^0 = 1,  y_t = 2 Re sum_p C s^p_t"
 BLOCK = 32  # steps

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
@@ -15,6 +14,7 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.polynomial_memory import discretize_dense, transition
 from scanl.ops.cell import cell
+from scanl.options import above
 
 SOURCE = (
     'Voelker, Kajić and Eliasmith, "Legendre Memory Units: Continuous-Time Representation in Recurrent Neural '

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least, between
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, Drive
 from scanl.layers.initial_state import Axes
 from scanl.ops import discretize, linear_scan
+from scanl.options import at_least, between
 
 
 @registry.register("lru")

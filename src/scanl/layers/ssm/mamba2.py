@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
@@ -14,6 +13,7 @@ from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention
+from scanl.options import at_least
 
 
 class Mamba2State(NamedTuple):

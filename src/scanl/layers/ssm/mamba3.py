@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from scanl.configured import Range, at_least
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
 from scanl.layers.initial_state import Axes
@@ -19,6 +18,7 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention, linear_scan
 from scanl.ops._frame.dispatch import transforming
+from scanl.options import Range, at_least
 
 PIECE = 64  # steps that a layer with several inputs takes at a time, so that its keys stay in the caches
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import divides
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
@@ -17,6 +16,7 @@ from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.parts.timestep_norm import TimestepNorm, TimestepNormState
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.cema import ComplexEMA
+from scanl.options import divides
 
 
 class MegalodonState(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import multiple_of
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.designation import Designation, make_layer
 from scanl.layers.initial_state import Of
 from scanl.layers.packing import turned
 from scanl.layers.state import State
+from scanl.options import multiple_of
 
 
 @registry.register("reverse_complement")

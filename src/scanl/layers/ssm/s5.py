@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least, one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.channelwise import Channelwise, Drive
@@ -17,6 +16,7 @@ from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
 from scanl.ops import discretize, linear_scan
 from scanl.ops._frame.exactness import times
+from scanl.options import at_least, one_of
 
 INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
 ACTIVATIONS = ("full_glu", "half_glu1", "half_glu2", "gelu", "none")

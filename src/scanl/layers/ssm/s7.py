@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, widen
 from scanl.layers.parts.time_step import time_step_bias
@@ -15,6 +14,7 @@ from scanl.layers.parts.timespans import durations
 from scanl.layers.ssm.s5 import Activation, MIMODiagonal
 from scanl.ops import discretize
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
+from scanl.options import one_of
 
 
 @registry.register("s7")

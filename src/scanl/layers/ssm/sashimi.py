@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import Axes, Of
@@ -15,6 +14,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.s4 import S4
 from scanl.layers.state import State, cat, index, map_leaves
+from scanl.options import at_least
 
 PHASE = "which steps a slow tier takes depends on the position in the pool, a number in the state"
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above, at_least_option
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.options import above, at_least_option
 
 
 @registry.register("sgconv")

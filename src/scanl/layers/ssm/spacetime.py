@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import divides
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
@@ -14,6 +13,7 @@ from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.options import divides
 
 LEAST_NORM = 1e-4  # vectors whose mean norm is below it are not normalized, as in the released code
 

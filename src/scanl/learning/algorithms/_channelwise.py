@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.configured import who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.channelwise import Channelwise, Drive
@@ -24,6 +23,7 @@ from scanl.layers.registry import classes
 from scanl.layers.state import State
 from scanl.learning.algorithms.base import Algorithm
 from scanl.learning.questions import Model
+from scanl.options import who
 
 Influence = tuple[Tensor, ...]  # (B, M, *target) for each target; M numbers in the state of a channel
 Kinds = frozenset[str]

@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least, who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach, flatten, index, leaves, repeat, unflatten
 from scanl.learning.algorithms.base import Algorithm, Loss, with_gradients
 from scanl.learning.questions import Model
 from scanl.ops import backend, fixed_point
+from scanl.options import at_least, who
 
 Weight = Annotated[
     float,

@@ -5,7 +5,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach, flatten, leaves, repeat, unflatten
@@ -14,6 +13,7 @@ from scanl.learning.algorithms.base import Algorithm, Loss, with_gradients
 from scanl.learning.questions import Model
 from scanl.learning.questions.base import answered
 from scanl.ops import backend
+from scanl.options import who
 
 
 class Variables(NamedTuple):

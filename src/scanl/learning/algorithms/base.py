@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Configured, who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, map_leaves
 from scanl.learning.questions import Model
+from scanl.options import Configured, who
 from scanl.registry import Registry
 
 

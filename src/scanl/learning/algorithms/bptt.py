@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from scanl.configured import at_least
 from scanl.data.batch import Batch
 from scanl.layers import auxiliary
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
 from scanl.learning.questions import Model
+from scanl.options import at_least
 
 
 @algorithm("bptt")

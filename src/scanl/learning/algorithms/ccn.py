@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least, who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.designation import label
@@ -16,6 +15,7 @@ from scanl.layers.state import State, detach
 from scanl.learning.algorithms._channelwise import ByChannel, Followed, Influence, channelwise, start
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
+from scanl.options import at_least, who
 
 
 class CCNLearner(NamedTuple):

@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least
 from scanl.learning.algorithms._equilibrium import (
     PENALTY,
     Application,
@@ -14,6 +13,7 @@ from scanl.learning.algorithms._equilibrium import (
 )
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.ops.fixed_point import ConvergenceError, sizes
+from scanl.options import at_least
 
 
 @algorithm("cg_rbp")

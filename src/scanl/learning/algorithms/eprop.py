@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from scanl.configured import who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State
@@ -16,6 +15,7 @@ from scanl.learning.algorithms.rtrl import Carried
 from scanl.learning.questions import Model
 from scanl.ops import backend
 from scanl.ops.cell import products_hold_inputs
+from scanl.options import who
 
 Feedback = Annotated[
     Literal["symmetric", "random"],

@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, between, who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.packing import unpack
@@ -14,6 +13,7 @@ from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms._readout import readout
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model
+from scanl.options import above, between, who
 
 
 class ForceLearner(NamedTuple):

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, at_least, between
 from scanl.data.batch import Batch
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model
+from scanl.options import above, at_least, between
 
 
 class Averaged(NamedTuple):

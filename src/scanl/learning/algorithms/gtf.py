@@ -5,12 +5,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least, between
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
 from scanl.models.whole.dynamics import Dynamics
+from scanl.options import at_least, between
 
 
 class GTFLearner(NamedTuple):

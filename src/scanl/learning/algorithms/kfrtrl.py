@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers import LSTM, Elman
@@ -18,6 +17,7 @@ from scanl.learning.algorithms.base import Algorithm, algorithm, with_gradients
 from scanl.learning.questions import Model
 from scanl.models.block import BlockState
 from scanl.ops import backend
+from scanl.options import who
 
 WEIGHTS = ("weight_hh_l0", "weight_ih_l0", "bias_hh_l0", "bias_ih_l0")
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from scanl.configured import above, at_least
 from scanl.learning.algorithms._split import Problem, Split, Variables
 from scanl.learning.algorithms.base import Loss, algorithm
+from scanl.options import above, at_least
 
 
 @algorithm("lifted")

@@ -5,13 +5,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import above, at_least
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions.base import answered
 from scanl.models.whole.aligned import AlignedStack
+from scanl.options import above, at_least
 
 
 @algorithm("lra")

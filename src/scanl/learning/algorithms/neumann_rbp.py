@@ -4,13 +4,13 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from scanl.configured import at_least
 from scanl.learning.algorithms._equilibrium import (
     PENALTY,
     Application,
     Equilibrium,
 )
 from scanl.learning.algorithms.base import Loss, algorithm
+from scanl.options import at_least
 
 
 @algorithm("neumann_rbp")

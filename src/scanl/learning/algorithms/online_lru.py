@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import one_of
 from scanl.data.batch import Batch
 from scanl.layers import options
 from scanl.layers.state import detach
 from scanl.learning.algorithms._channelwise import EVERY, ByChannel, Followed, Kinds, Learner, channelwise, start
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
+from scanl.options import one_of
 
 CARRIED: dict[str, Kinds] = {
     "full": EVERY,

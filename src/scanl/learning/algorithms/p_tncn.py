@@ -5,12 +5,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import above, at_least
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.models.whole.ptncn import PTNCN, Corrected, Expectation
+from scanl.options import above, at_least
 
 
 @algorithm("p_tncn")

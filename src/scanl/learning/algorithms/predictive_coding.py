@@ -5,13 +5,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import above, at_least, between
 from scanl.data.batch import Batch
 from scanl.layers.state import State, detach, flatten, unflatten
 from scanl.learning.algorithms._pieces import InPieces
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model
 from scanl.ops import backend
+from scanl.options import above, at_least, between
 
 
 @algorithm("predictive_coding")

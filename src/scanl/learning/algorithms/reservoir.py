@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import who
 from scanl.data.batch import Batch
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms._readout import readout
 from scanl.learning.algorithms.base import Algorithm, algorithm
 from scanl.learning.questions import Model
+from scanl.options import who
 
 
 @algorithm("reservoir")

@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least, who
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach, flatten, unflatten
@@ -17,6 +16,7 @@ from scanl.learning.algorithms._structure import Structures
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model
 from scanl.ops import backend
+from scanl.options import at_least, who
 
 
 class Influenced(NamedTuple):

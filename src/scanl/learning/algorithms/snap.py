@@ -2,9 +2,9 @@
 
 from typing import Annotated, ClassVar
 
-from scanl.configured import at_least
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.algorithms.rtrl import Carried
+from scanl.options import at_least
 
 
 @algorithm("snap")

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least, at_least_option
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, detach
@@ -14,6 +13,7 @@ from scanl.learning.algorithms.base import Algorithm, Loss, algorithm
 from scanl.learning.questions import Model
 from scanl.learning.questions.base import answered
 from scanl.models import Tokens
+from scanl.options import at_least, at_least_option
 
 
 class Window(NamedTuple):

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import above, who
 from scanl.data.batch import Batch
 from scanl.layers.state import State, detach, flatten, unflatten
 from scanl.learning.algorithms._flat import products
@@ -14,6 +13,7 @@ from scanl.learning.algorithms._structure import Structures
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
 from scanl.learning.questions import Model
 from scanl.ops import backend
+from scanl.options import above, who
 
 
 class RankOne(NamedTuple):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from scanl.configured import above, at_least, between, check, check_options, one_of
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import algorithms
 from scanl.learning.online.build import COMPILE_AFTER, FADE, SPAN
@@ -11,6 +10,7 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import StackConfig
 from scanl.learning.run.configuration import Configuration
 from scanl.models import Stack
+from scanl.options import above, at_least, between, check, check_options, one_of
 
 QUESTIONS = ("number", "class")
 DETECTORS = ("adwin", "kswin")

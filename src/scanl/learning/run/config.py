@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_args, get_origin
 import torch
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
-from scanl.configured import above, at_least, below, check, check_options, one_of, options
 from scanl.data import Folders, OwnSignals, Question, ShardedText, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.inputs_alone import InputsAlone
@@ -23,6 +22,7 @@ from scanl.learning.questions import Model, answerer
 from scanl.learning.run.configuration import Configuration, options_of
 from scanl.models import Stack
 from scanl.models.heads.distributions import HEADS
+from scanl.options import above, at_least, below, check, check_options, one_of, options
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
 OWN = (
@@ -335,6 +335,12 @@ def seeded_model(config: TrainConfig, question: Question) -> Model:
     """Make the model of a configuration, with the initial weights that its seed gives."""
     torch.manual_seed(config.run.seed)
     return build_model(config, question)
+
+
+def make_algorithm(config: TrainConfig, source: Source) -> Algorithm:
+    """Make the algorithm, for the question of a source."""
+    training = config.training
+    return algorithms.get(training.algorithm)(answerer(source.question).objective, **training.algorithm_options)
 
 
 def update_steps(config: TrainConfig, algorithm: Algorithm) -> int | None:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args, get_origin, get_ty
 import jsonargparse
 import yaml
 
-from scanl.configured import Range
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
+from scanl.options import Range
 from scanl.parsing import in_a_line
 
 

@@ -20,9 +20,8 @@ from scanl.learning.algorithms import Algorithm
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model
 from scanl.learning.questions.base import counted
-from scanl.learning.run.config import TrainConfig, rows_in_a_step, update_steps
+from scanl.learning.run.config import TrainConfig, make_algorithm, rows_in_a_step, update_steps
 from scanl.learning.run.plan import UNKNOWN, Plan, rate
-from scanl.learning.run.run import make_algorithm
 from scanl.learning.run.sharing import PATIENCE, own, shard, share_sequences, undivided_tensor
 from scanl.learning.run.strategy import Sharded
 from scanl.models import Stack

@@ -3,25 +3,17 @@
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from scanl.data.base import Packed, Source
+from scanl.data.base import Packed
 from scanl.data.questions import Forecast, NextToken
 from scanl.errors import ConfigError
-from scanl.learning.algorithms import Algorithm, algorithms
-from scanl.learning.questions import answerer
 from scanl.learning.report import Report
-from scanl.learning.run.config import TrainConfig, fitting_precision, seeded_model, update_steps
+from scanl.learning.run.config import TrainConfig, fitting_precision, make_algorithm, seeded_model, update_steps
 from scanl.learning.run.folder import RunFolder
 
 if TYPE_CHECKING:  # importing Lightning takes seconds
     import lightning.pytorch as pl
 
     from scanl.learning.run.callbacks import Clock, Keeper, Recorder
-
-
-def make_algorithm(config: TrainConfig, source: Source) -> Algorithm:
-    """Make the algorithm, for the question of a source."""
-    training = config.training
-    return algorithms.get(training.algorithm)(answerer(source.question).objective, **training.algorithm_options)
 
 
 class Run:

@@ -3,20 +3,18 @@
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.layers.state import State, map_leaves
+from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.drafts import ROWS, Draft, Drafting
 from scanl.models.decoding.generation import Generation
 from scanl.models.decoding.prefix_tree import Text
 from scanl.models.decoding.sampling import Choice, check_largest
-
-if TYPE_CHECKING:
-    from scanl.models.heads.language_model import LanguageModel
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Cursor:
     pending, and is read again together with the next draft: on a CPU few more tokens take little more time.
     """
 
-    def __init__(self, model: "LanguageModel", tokens: Text, state: State = None, length: int = 0) -> None:
+    def __init__(self, model: Decodable, tokens: Text, state: State = None, length: int = 0) -> None:
         self.model = model
         self._tokens = tokens
         self._state, self._length = state, length  # number of tokens that it has read
@@ -108,7 +106,7 @@ class Cursor:
         self._read_pieces()
         pending, drafted = self._tokens[self._length :], list[int]()
         if drafting is not None:
-            device = self.model.embedding.weight.device
+            device = self.model.device
             drafted = drafting.propose(self._tokens, ROWS - len(pending), choice.ahead(device))
         tokens = self._row(pending + array("i", drafted))
         if not drafted:
@@ -123,7 +121,7 @@ class Cursor:
         """Read what is pending in pieces, all but the last piece."""
 
     def _row(self, tokens: Text) -> Tensor:
-        return torch.tensor([tokens], dtype=torch.int64, device=self.model.embedding.weight.device)
+        return torch.tensor([tokens], dtype=torch.int64, device=self.model.device)
 
 
 def continued(
@@ -143,7 +141,7 @@ def continued(
     return Generation(draw, cursor.pending, cursor._state, max_steps=max_steps, seed=choice.generator, stop=stop)
 
 
-def as_text(model: "LanguageModel", who: str, name: str, tokens: Tensor | Sequence[int]) -> Text:
+def as_text(model: Decodable, who: str, name: str, tokens: Tensor | Sequence[int]) -> Text:
     """Return tokens as a text. Raises ShapeError unless they are one row of integers below the model's vocab_size."""
     values = torch.as_tensor(tokens)
     if values.ndim == 2 and values.shape[0] == 1:

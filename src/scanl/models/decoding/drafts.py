@@ -10,17 +10,15 @@ where speculative sampling changes no distribution. A draft that draws does it w
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from scanl.layers.state import State
+from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.prefix_tree import Text, common_length
 from scanl.whole import whole_number
-
-if TYPE_CHECKING:
-    from scanl.models.heads.language_model import LanguageModel
 
 ROWS = 16  # tokens that a CPU reads in little more time than one: it reads the weights once for all
 PATIENCE = 64  # most tokens without a draft after drafts that failed
@@ -70,7 +68,7 @@ class PromptLookup:
 class ModelDraft:
     """A draft by a smaller model of the same tokens. It keeps its states, so each proposal costs its tokens alone."""
 
-    def __init__(self, model: "LanguageModel") -> None:
+    def __init__(self, model: Decodable) -> None:
         self.model = model
         self._text = array("i")  # what the last of the states has read
         self._states: list[tuple[int, State]] = [(0, None)]  # with the number of tokens before them
@@ -84,7 +82,7 @@ class ModelDraft:
         del self._states[1:-1]  # what was accepted is rarely taken back
         self._text = text[:length]  # if a call below fails, what it has added belongs to no text
         drafted, pending = array("i"), text[length:]
-        device = self.model.embedding.weight.device
+        device = self.model.device
         for _ in range(count):
             logits, state = self.model.decode_logits(torch.tensor([pending], device=device), state)
             length += len(pending)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from torch import Tensor
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.state import State
 from scanl.models.decoding.cursor import Cursor, as_text
+from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.state_files import ReadText, read_text, write_text
 from scanl.models.decoding.state_store import StateStore
 from scanl.whole import whole_number
-
-if TYPE_CHECKING:
-    from scanl.models.heads.language_model import LanguageModel
 
 
 class Session(Cursor):
@@ -38,7 +36,7 @@ class Session(Cursor):
 
     def __init__(
         self,
-        model: "LanguageModel",
+        model: Decodable,
         tokens: Tensor | Sequence[int] = (),
         *,
         store: StateStore | None = None,
@@ -89,7 +87,7 @@ class Session(Cursor):
     def load(
         cls,
         path: str | os.PathLike[str],
-        model: "LanguageModel",
+        model: Decodable,
         *,
         store: StateStore | None = None,
         every: int = 256,
@@ -124,7 +122,7 @@ class Session(Cursor):
             self.commit(state, stop)
 
 
-def store_of(who: str, model: "LanguageModel", store: StateStore | None) -> StateStore:
+def store_of(who: str, model: Decodable, store: StateStore | None) -> StateStore:
     """Return the store, or a new one. Raises ConfigError for the store of another model."""
     if store is not None and store.model is not model:
         raise ConfigError(f"{who}: store is of another model, expected StateStore(model) of this one")

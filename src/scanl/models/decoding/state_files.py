@@ -2,18 +2,16 @@
 
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from scanl.digests import digest_of, load_tensors, save_tensors
 from scanl.errors import CheckpointError
 from scanl.layers.state import State, restored, stored
+from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.prefix_tree import Text
 from scanl.models.saving import recorded
-
-if TYPE_CHECKING:
-    from scanl.models.heads.language_model import LanguageModel
 
 
 class ReadText(NamedTuple):
@@ -24,7 +22,7 @@ class ReadText(NamedTuple):
     state: State
 
 
-def model_digest(model: "LanguageModel") -> str:
+def model_digest(model: Decodable) -> str:
     """Return the digest of a model's configuration and weights. It reads all weights."""
     return digest_of(model.state_dict(), recorded(model))
 
@@ -35,7 +33,7 @@ def write_text(path: Path, text: ReadText, digest: str) -> None:
     save_tensors({"tokens": tokens, **stored(text.state)}, path, {"model": digest, "length": text.length})
 
 
-def read_text(path: Path, model: "LanguageModel", digest: str, who: str) -> ReadText:
+def read_text(path: Path, model: Decodable, digest: str, who: str) -> ReadText:
     """Read what `write_text` wrote for the same model, onto its device.
 
     Raises CheckpointError if the file is missing or damaged, or of another model or other weights.
@@ -79,6 +77,6 @@ def _text(tokens: torch.Tensor, path: Path, vocab_size: int = 2**31) -> Text:
 
 
 @torch.no_grad()
-def _form(model: "LanguageModel") -> State:
+def _form(model: Decodable) -> State:
     """Return a state of one row after a token. Some layers know the form of their state only when they run."""
-    return model(torch.zeros(1, 1, dtype=torch.long, device=model.embedding.weight.device))[1]
+    return model.next_logits(torch.zeros(1, 1, dtype=torch.long, device=model.device))[1]

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.state import State, leaves, map_leaves
+from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.prefix_tree import Node, PrefixTree, Text
 from scanl.models.decoding.state_files import ReadText, model_digest, read_text, tokens_of, write_text
 from scanl.whole import whole_number
-
-if TYPE_CHECKING:
-    from scanl.models.heads.language_model import LanguageModel
 
 MEBIBYTE = 2**20
 ENDING = ".safetensors"
@@ -64,7 +61,7 @@ class StateStore:
 
     def __init__(
         self,
-        model: "LanguageModel",
+        model: Decodable,
         *,
         limit: int = 256 * MEBIBYTE,
         folder: str | os.PathLike[str] | None = None,

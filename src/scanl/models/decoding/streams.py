@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,13 +9,11 @@ from torch import Tensor
 from scanl.errors import ConfigError, ScanlError, ShapeError
 from scanl.layers.state import State, cat, index
 from scanl.models.decoding.cursor import as_text
+from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.sampling import Choice, as_generator, check_largest, check_options
 from scanl.models.decoding.session import Session, store_of
 from scanl.models.decoding.state_store import StateStore
 from scanl.whole import whole_number
-
-if TYPE_CHECKING:
-    from scanl.models.heads.language_model import LanguageModel
 
 
 @dataclass(eq=False)
@@ -56,7 +53,7 @@ class Streams:
         piece: tokens of prompts that a step reads at most. Fewer let the other streams wait less.
     """
 
-    def __init__(self, model: "LanguageModel", *, store: StateStore | None = None, piece: int = 256) -> None:
+    def __init__(self, model: Decodable, *, store: StateStore | None = None, piece: int = 256) -> None:
         self.model = model
         self.piece = whole_number("streams", "piece", piece, 1)
         self.store = store_of("streams", model, store)
@@ -73,7 +70,7 @@ class Streams:
 
     @property
     def _device(self) -> torch.device:
-        return self.model.embedding.weight.device
+        return self.model.device
 
     def _streams(self) -> list[Stream]:
         return [*self._waiting.values(), *self._failed.values(), *(self._batch[row] for row in self._rows.values())]

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import WORDS, Configured, above, at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.base import as_widened
@@ -25,6 +24,7 @@ from scanl.models.reader import FeatureMap, Standard
 from scanl.models.saving import Part, Saved
 from scanl.models.stack import Backbone, check_causal
 from scanl.ops.offsets import sequences
+from scanl.options import WORDS, Configured, above, at_least
 from scanl.whole import whole_number
 
 EPSILON = 1e-5  # added to the variance of a series that has not varied

@@ -6,7 +6,6 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, at_least
 from scanl.errors import ShapeError
 from scanl.layers.packing import pack
 from scanl.layers.state import Device, DType, loadable
@@ -16,6 +15,7 @@ from scanl.models.presets import whole
 from scanl.models.reader import Standard
 from scanl.models.saving import Saved
 from scanl.ops.fused.exceedances import exceedances
+from scanl.options import above, at_least
 
 POLES = 4  # most of a filter
 SHORTEST = 0.4  # steps: the shortest time constant, with which a filter forgets at once

@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.models.pooling import Pool, Pooled, PooledState
 from scanl.models.reader import AnyStack, Inputs
+from scanl.options import at_least
 
 
 class SequenceClassifier(Pooled):

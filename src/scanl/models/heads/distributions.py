@@ -13,9 +13,9 @@ from torch.distributions import Distribution as Likelihood
 from torch.distributions import NegativeBinomial, Normal, StudentT
 from torch.nn import functional as F
 
-from scanl.configured import one_of
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import widen
+from scanl.options import one_of
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 LEAST = 1e-4  # smallest scale, in standardised units

@@ -4,10 +4,10 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers.packing import unpack
 from scanl.layers.state import Device, DType, State
 from scanl.models.reader import AnyStack, Inputs, Reader
+from scanl.options import at_least
 
 
 class SequenceLabeler(Reader):

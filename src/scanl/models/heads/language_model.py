@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.soft_cap import soft_cap
@@ -21,6 +20,7 @@ from scanl.models.embedding import check_step, check_tensor, check_tokens, embed
 from scanl.models.inputs import Tokens
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
+from scanl.options import above, at_least
 
 
 class LanguageModel(Saved):
@@ -73,6 +73,11 @@ class LanguageModel(Saved):
         """Show the options that the weights do not reveal."""
         options = {"embedding_scale": self.embedding_scale, "logit_cap": self.logit_cap}
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the embedding, on which tokens are read."""
+        return self.embedding.weight.device
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return self.stack.init_state(batch_size, device=device, dtype=dtype)

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least
 from scanl.errors import ShapeError
 from scanl.models.heads.distributions import Distribution, check_counts, make_head
 from scanl.models.inputs import Scales
 from scanl.models.pooling import Pool, Pooled, PooledState
 from scanl.models.reader import AnyStack, Inputs, Standard
+from scanl.options import at_least
 
 
 class SequenceRegressor(Pooled):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.state import Device, DType
 from scanl.models.stack import Backbone
+from scanl.options import at_least
 
 
 class AlignedStack(Backbone):

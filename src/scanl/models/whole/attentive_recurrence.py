@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.configured import Configured, at_least, divides
 from scanl.errors import ConfigError
 from scanl.layers.designation import make_layer
 from scanl.layers.module import Module
 from scanl.models.presets import whole
 from scanl.models.saving import Part
 from scanl.models.whole.cross_attention import CrossAttention
+from scanl.options import Configured, at_least, divides
 
 
 @whole("attentive_recurrence", "ARN", "attentive_recurrent_network")

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers.packing import pack, turned, unpack
 from scanl.models.embedding import check_tokens, embedded, read_out
@@ -15,6 +14,7 @@ from scanl.models.heads.language_model import LanguageModel
 from scanl.models.presets import whole
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, Stack
+from scanl.options import at_least
 
 SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
 MASK, UNKNOWN, BASES = 3, len(SPECIAL) - 1, "ACGTN"

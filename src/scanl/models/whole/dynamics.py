@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import Layer, widen
 from scanl.layers.designation import Designation, make_layer
@@ -17,6 +16,7 @@ from scanl.layers.state import Device, DType
 from scanl.models.saving import Saved
 from scanl.ops import backend
 from scanl.ops.cell import Cell
+from scanl.options import at_least
 
 if TYPE_CHECKING:
     from scanl.data.batch import Batch

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import WORDS, at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import unpack
 from scanl.layers.state import Device, DType, State, index, repeat
@@ -16,6 +15,7 @@ from scanl.models.reader import AnyStack, Inputs, Reader
 from scanl.models.stack import Stack, StackState, check_causal
 from scanl.models.whole.attentive_recurrence import AttentiveRecurrence
 from scanl.models.whole.cross_attention import CrossAttention, seen
+from scanl.options import WORDS, at_least
 from scanl.whole import whole_number
 
 WORDS[Stack] = "a Stack, such as Stack(256, 2, 'lstm')"

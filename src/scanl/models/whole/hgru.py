@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import Device, DType
 from scanl.models.presets import whole
 from scanl.models.saving import Saved
+from scanl.options import at_least
 
 
 @whole("hgru", "=hGRU", "horizontal_gru", "horizontal_gated_recurrent_unit")

@@ -6,13 +6,13 @@ from typing import Annotated, Any, cast
 
 from torch import Tensor, nn
 
-from scanl.configured import above, at_least
 from scanl.layers.parts.timestep_norm import TimestepNorm
 from scanl.layers.ssm.megalodon import Megalodon
 from scanl.layers.state import Device, DType, State
 from scanl.models.heads.language_model import LanguageModel
 from scanl.models.presets import whole
 from scanl.models.stack import Stack
+from scanl.options import above, at_least
 
 
 @whole("mega")

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
 from scanl.errors import ShapeError
 from scanl.layers.state import Device, DType
 from scanl.models.presets import whole
 from scanl.models.saving import Saved
+from scanl.options import at_least
 
 if TYPE_CHECKING:
     from scanl.data.batch import Batch

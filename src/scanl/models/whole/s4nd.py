@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import Configured, above, at_least, refuse
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import options
 from scanl.layers.base import Hint, widen
@@ -19,6 +18,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm.s4d import S4DKernel
 from scanl.models.presets import whole
+from scanl.options import Configured, above, at_least, refuse
 
 
 class AxisKernel(S4DKernel):

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from scanl.configured import at_least
 from scanl.layers.base import Layer
 from scanl.layers.designation import make_layer
 from scanl.layers.state import Device, DType, State
@@ -13,6 +12,7 @@ from scanl.models.block import check_timed
 from scanl.models.heads.language_model import LanguageModel
 from scanl.models.presets import whole
 from scanl.models.stack import Backbone
+from scanl.options import at_least
 
 
 class SashimiStack(Backbone):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least, divides
 from scanl.errors import ShapeError
 from scanl.layers.module import Module
 from scanl.layers.ssm.spacetime import SpaceTime
 from scanl.models.presets import whole
 from scanl.models.saving import Saved
 from scanl.ops import long_convolution
+from scanl.options import at_least, divides
 
 GROUP = 8  # fixed filters of a group: differences of order 0 to 3, then what moving averages leave
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import WORDS, Configured, at_least, refuse
 from scanl.errors import ShapeError
 from scanl.models.presets import whole
 from scanl.models.saving import Part, Saved
 from scanl.models.stack import Backbone, Stack
+from scanl.options import WORDS, Configured, at_least, refuse
 
 UNCUT = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from scanl.configured import (
+from scanl.errors import ConfigError
+from scanl.options import (
     Configured,
     above,
     at_least,
@@ -24,7 +25,6 @@ from scanl.configured import (
     one_of,
     options,
 )
-from scanl.errors import ConfigError
 
 POSITIVE, NAMES = Annotated[int, at_least(1)], ("tanh", "relu")
 
