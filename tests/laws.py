@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from scanl import ops
 from scanl.ops import registry
-from scanl.ops.registry import HALF, Cell, Op, Operand, Sample
+from scanl.ops.registry import HALF_DTYPES, Cell, Op, Operand, Sample
 
 # Ops with declared operands. Of the cells those of scanl.ops: test_cell_laws.py has those in the files of layers.
 OPS = [
@@ -221,7 +221,7 @@ def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
 
 def coarsest(op: Op, backend: str, dtype: torch.dtype) -> torch.dtype | None:
     """Return the dtype to which a backend rounds the factors of its products; None if it is that of the results."""
-    return dtype if dtype in HALF and op.backends[backend].half_products else None
+    return dtype if dtype in HALF_DTYPES and op.backends[backend].half_products else None
 
 
 def worst(own: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:

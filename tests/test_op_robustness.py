@@ -314,8 +314,8 @@ def test_memory_is_taken_again_and_no_more_is_kept_than_said(monkeypatch):
     from scanl.ops._cpu import _memory
 
     monkeypatch.setattr(_memory, "_blocks", {})
-    monkeypatch.setattr(_memory, "KEPT", 3 * _memory.LEAST)
-    shape = (_memory.LEAST // 4,)
+    monkeypatch.setattr(_memory, "MAX_BYTES", 3 * _memory.MIN_BYTES)
+    shape = (_memory.MIN_BYTES // 4,)
     first = _memory.empty(shape, torch.float32)
     place = first.data_ptr()
     assert _memory.empty(shape, torch.float32).data_ptr() != place  # in use

@@ -28,7 +28,7 @@ from scanl.layers.state import leaves
 from scanl.learning.estimators import optimize
 from scanl.models import Features, Patches, SequenceClassifier, Stack, StrandModel, caduceus, hyena_dna
 from scanl.models.whole import vim
-from scanl.models.whole.dna import FIRST, MASK, VOCABULARY
+from scanl.models.whole.dna import FIRST_BASE, MASK, VOCABULARY
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, measure, parse, parser
@@ -127,7 +127,7 @@ def hidden(results: Results, options: argparse.Namespace) -> None:
 def dna(results: Results, options: argparse.Namespace) -> None:
     steps, length = (2, 16) if options.quick else (STEPS, WINDOW)
     source: Any = data.sources.get("ecoli")()
-    parts = [torch.from_numpy(np.asarray(part).astype(np.int64)) + FIRST for part in source.texts]
+    parts = [torch.from_numpy(np.asarray(part).astype(np.int64)) + FIRST_BASE for part in source.texts]
     models = {
         "caduceus": lambda: caduceus(DIM, DEPTH),
         "bidirectional mamba": lambda: strands(both_strands=True),

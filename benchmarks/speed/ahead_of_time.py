@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 
 import scanl.ops
 from scanl.ops import registry
-from scanl.ops.registry import HALF, Cell, Op
+from scanl.ops.registry import HALF_DTYPES, Cell, Op
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
@@ -150,7 +150,7 @@ def operands(case: Case, op: Op) -> tuple[dict[str, Tensor | None], Tensor | Non
             size = int(axis) if isinstance(axis, int) or axis.isdigit() else sizes[axis]
             shape.extend(size if isinstance(size, tuple) else [size])
         kept = state or operand.name in op.wide
-        dtype = torch.float32 if kept and case.dtype in HALF else case.dtype
+        dtype = torch.float32 if kept and case.dtype in HALF_DTYPES else case.dtype
         dtype = dtype.to_real() if operand.name in op.real else dtype
         found[operand.name] = torch.empty(shape, dtype=dtype, device="meta")
     packed = None if case.sequences is None else torch.empty(case.sequences + 1, dtype=torch.int32, device="meta")

@@ -8,7 +8,7 @@ import torch
 from scanl.errors import ConfigError
 from scanl.inspect import gradient_norms, mixing_matrix, picture, save_columns, save_picture
 from scanl.inspect.base import noise
-from scanl.inspect.picture import MOST
+from scanl.inspect.picture import MAX_PANELS
 from scanl.layers import LRU
 
 
@@ -30,9 +30,9 @@ def test_one_panel_for_each_layer(inspection):
 
 
 def test_more_panels_than_a_picture_has(inspection):
-    figure = picture({str(index): inspection for index in range(MOST + 2)})
-    assert sum(axes.get_visible() for axes in figure.axes) == MOST
-    assert figure.get_suptitle() == f"the first {MOST} of {MOST + 2} panels"
+    figure = picture({str(index): inspection for index in range(MAX_PANELS + 2)})
+    assert sum(axes.get_visible() for axes in figure.axes) == MAX_PANELS
+    assert figure.get_suptitle() == f"the first {MAX_PANELS} of {MAX_PANELS + 2} panels"
     with pytest.raises(ConfigError, match="picture: inspections is empty, expected at least one"):
         picture({})
 

@@ -16,7 +16,7 @@ from scanl.data.series.columns import WRITTEN, write_table
 from scanl.errors import ConfigError, DataError
 from scanl.learning.forecasting.forecasts import Forecasts
 
-READ = 2**20  # bytes of a stream at once, at most
+PIECE_BYTES = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
 HELP = """what is written, by series and step:
   the columns of --series and --time of the run, or `step`, which counts the steps, where it has no times
@@ -66,7 +66,7 @@ def lines_of(file: str | None) -> Iterator[list[str]]:
         raise ConfigError(f"forecast: data is {file}, which cannot be read: {error.strerror}") from error
     unfinished = b""
     while True:
-        text = os.read(descriptor, READ)
+        text = os.read(descriptor, PIECE_BYTES)
         if not text and file not in (None, "-"):
             time.sleep(POLL)
             continue

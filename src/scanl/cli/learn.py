@@ -14,7 +14,7 @@ from scanl.learning.online.folder import OnlineFolder
 from scanl.learning.online.run import Run, stderr
 from scanl.learning.run.configuration import add_options
 
-EVERY = 100  # samples between two looks at the clock for the progress line
+PROGRESS_SAMPLES = 100  # samples between two looks at the clock for the progress line
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
         with tqdm(unit=" samples", file=sys.stderr, disable=None, initial=begun, leave=False) as bar:
 
             def progress(count: int) -> None:
-                if count - bar.n >= EVERY and not bar.disable:
+                if count - bar.n >= PROGRESS_SAMPLES and not bar.disable:
                     bar.set_postfix_str(_first(ready), refresh=False)
                     bar.update(count - bar.n)
 

@@ -13,7 +13,7 @@ from scanl.layers.state import flatten
 
 STEPS = 600  # of white noise, or SAMPLES for each number of the state if that is more
 SAMPLES = 5
-LARGEST = 256  # numbers of a state
+MAX_NUMBERS = 256  # numbers of a state
 LAGS = 100
 
 
@@ -99,7 +99,7 @@ def memory_capacity(layer: Layer, x: Tensor | None = None) -> MemoryCapacity:
     4 steps for each number of the state.
     """
     copy, signal = prepared("memory_capacity", layer, x, 1, rows=1)
-    numbers = state_size("memory_capacity", copy, LARGEST)
+    numbers = state_size("memory_capacity", copy, MAX_NUMBERS)
     if x is None:
         signal = noise(1, max(STEPS, SAMPLES * numbers), 1) * noise(1, 1, layer.dim).sign()
     steps = signal.shape[1]

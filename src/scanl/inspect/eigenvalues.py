@@ -12,7 +12,7 @@ from scanl.inspect.base import BLUE, GRAY, LIGHT, Drawing, Inspection, inspector
 from scanl.layers.base import Layer
 from scanl.layers.state import State, flatten, index, leaves, unflatten
 
-LARGEST = 2**13  # numbers of a state
+MAX_NUMBERS = 2**13  # numbers of a state
 DENSE = 2**11  # numbers of a block
 BUDGET = 2**21  # numbers of all copies of the state that are in memory at once
 STEPS = 64  # steps after which the eigenvalues are taken
@@ -95,7 +95,7 @@ def eigenvalues(layer: Layer, x: Tensor | None = None) -> Eigenvalues:
     >>> torch.testing.assert_close(largest, (-layer.nu_log.double().exp().min()).exp().detach())
     """
     layer, x = prepared("eigenvalues", layer, x, STEPS)
-    state_size("eigenvalues", layer, LARGEST)
+    state_size("eigenvalues", layer, MAX_NUMBERS)
     state = None
     if x.shape[1] > 1:
         with torch.no_grad():

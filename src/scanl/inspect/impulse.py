@@ -13,7 +13,7 @@ from scanl.layers.base import Layer
 
 STEPS = 128
 CHANNELS = 8  # that are pushed where the caller names none
-SHOWN = 5  # channels of a picture
+MAX_SHOWN_CHANNELS = 5  # channels of a picture
 PUSH = 1e-4  # in units of the inputs
 BUDGET = 2**21  # numbers of the inputs that are in memory at once
 
@@ -47,7 +47,9 @@ class ImpulseResponse(Inspection):
 
     def _draw(self, axes: Any) -> None:
         """Draw of some channels the output that answers most, in the first sequence."""
-        for curves, channel in zip(self.response[0, :SHOWN], self.channels[:SHOWN].tolist(), strict=True):
+        for curves, channel in zip(
+            self.response[0, :MAX_SHOWN_CHANNELS], self.channels[:MAX_SHOWN_CHANNELS].tolist(), strict=True
+        ):
             strongest = int(curves[1:].square().sum(0).argmax())
             axes.plot(range(1, len(curves)), curves[1:, strongest], lw=1.2, label=f"{channel} to {strongest}")
         axes.axhline(0, lw=0.8, color="#bdbdbd")

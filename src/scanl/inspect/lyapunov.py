@@ -12,8 +12,8 @@ from scanl.layers.base import Layer
 from scanl.layers.state import flatten, repeat, unflatten
 
 STEPS = 300
-MOST = 32  # exponents where the caller asks for no number
-LARGEST = 2**14  # numbers of a state
+MAX_EXPONENTS = 32  # exponents where the caller asks for no number
+MAX_NUMBERS = 2**14  # numbers of a state
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def lyapunov_exponents(layer: Layer, x: Tensor | None = None, *, count: int | No
     steps.
     """
     layer, x = prepared("lyapunov_exponents", layer, x, STEPS, rows=1)
-    size = state_size("lyapunov_exponents", layer, LARGEST)
-    count = min(size, MOST) if count is None else count
+    size = state_size("lyapunov_exponents", layer, MAX_NUMBERS)
+    count = min(size, MAX_EXPONENTS) if count is None else count
     if not 1 <= count <= size:
         raise ConfigError(f"lyapunov_exponents: count is {count}, expected 1 to {size}, the numbers of the state")
     rows, steps = x.shape[:2]

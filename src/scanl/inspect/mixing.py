@@ -15,7 +15,7 @@ from scanl.ops._frame.calls import OpCall
 
 STEPS = 64
 HEADS = 64  # of a matrix; channels beyond are left out
-SHOWN = 3  # heads of a picture
+MAX_SHOWN_HEADS = 3  # heads of a picture
 DECADES = 1e4  # the largest entry over the least that a picture shows
 
 
@@ -47,7 +47,7 @@ class MixingMatrix(Inspection):
         return columns | ({"imaginary": values.imag.tolist()} if values.is_complex() else {})
 
     def panels(self) -> dict[str, Drawing]:
-        return {f"head {head}": self._drawing(head) for head in range(min(SHOWN, self.matrix.shape[1]))}
+        return {f"head {head}": self._drawing(head) for head in range(min(MAX_SHOWN_HEADS, self.matrix.shape[1]))}
 
     def _drawing(self, head: int) -> Drawing:
         def draw(axes: Any) -> None:

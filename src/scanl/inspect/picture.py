@@ -10,7 +10,7 @@ from scanl.errors import ConfigError
 from scanl.files import written_whole
 from scanl.inspect.base import Inspection
 
-MOST = 12  # panels
+MAX_PANELS = 12  # panels
 ACROSS = 3
 
 
@@ -32,7 +32,7 @@ def picture(inspections: Inspection | Mapping[str, Inspection], title: str = "")
     if not panels:
         raise ConfigError("picture: inspections is empty, expected at least one")
     shared = all(inspection.shared for inspection in inspections.values())
-    shown = panels[:MOST]
+    shown = panels[:MAX_PANELS]
     across = min(len(shown), ACROSS)
     down = math.ceil(len(shown) / across)
     figure = Figure(figsize=(6.4 if across == 1 else 4.2 * across, 0.5 + 3.5 * down), layout="constrained")
@@ -44,7 +44,7 @@ def picture(inspections: Inspection | Mapping[str, Inspection], title: str = "")
         axes.set_visible(False)
     for axes in every[: len(shown)]:
         axes.tick_params(labelbottom=True, labelleft=True)
-    more = f"the first {MOST} of {len(panels)} panels" if len(panels) > MOST else ""
+    more = f"the first {MAX_PANELS} of {len(panels)} panels" if len(panels) > MAX_PANELS else ""
     figure.suptitle("; ".join(filter(None, [title, more])))
     return figure
 

@@ -37,7 +37,7 @@ TAKES = {
     "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
     "residual": "(B, T, D), what y is added to; x itself, unless a norm stands before the layer",
 }
-ALWAYS = {"self", "x", "state", "cu_seqlens"}  # what every layer takes
+COMMON_ARGUMENTS = {"self", "x", "state", "cu_seqlens"}  # what every layer takes
 
 if TYPE_CHECKING:
     Result_co = TypeVar("Result_co", covariant=True)
@@ -95,7 +95,7 @@ class Layer(Module, metaclass=Configured):
         cls.preset_of, cls.preset_options, cls.own_path = None, {}, vars(cls).get("own_path", False)
         if cls.state is not None:
             declare(cls.state)
-        for argument in inspect.signature(cls.run).parameters.keys() - ALWAYS - TAKES.keys():
+        for argument in inspect.signature(cls.run).parameters.keys() - COMMON_ARGUMENTS - TAKES.keys():
             raise nearest(f"argument of run of {cls.__name__}", argument, TAKES)
         called = cls.run if cls.forward is Layer.forward else cls.forward
         cls.takes = frozenset(TAKES.keys() & inspect.signature(called).parameters.keys())

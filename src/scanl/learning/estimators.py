@@ -41,7 +41,8 @@ ROWS, STEPS = 256, 2**16  # most series, and most steps of all series, that are 
 LINES = 10  # that `verbose` prints in a fit
 LAYER, TRAINING_STEPS = "hawk", 300  # of a stack, where they are left open
 LONGEST = 0.25  # time constant of the filters, in lengths of the series
-MANY, FEWER = 2048, 512  # series, and most filters for more of them: the readout takes the time of features cubed
+# Series, and most filters for more of them: the readout takes the time of features cubed.
+MANY_SERIES, FILTERS_OF_MANY = 2048, 512
 MEMORY = 2**24  # most filters times series
 PIECEWISE = 256  # filters whose readout is learnt from series that come in pieces
 SHARPNESS = tuple(np.geomspace(0.5, 20, 40))  # factors of the scores before the softmax
@@ -312,7 +313,7 @@ class _Estimator(Trained, BaseEstimator):
         targets: (n, O).   weights, of_loss: (n,), of the series and of their errors.   filters: K; None: by n.
         """
         penalties = PENALTIES if self.penalty is None else [self.penalty]
-        filters = filters or (1024 if len(x) <= MANY else max(1, min(FEWER, MEMORY // len(x))))
+        filters = filters or (1024 if len(x) <= MANY_SERIES else max(1, min(FILTERS_OF_MANY, MEMORY // len(x))))
         options = {"filters": filters, **(self.filter_options or {})}
         w, known = torch.from_numpy(of_loss), ~x.isnan()
         steps = known.any(2)

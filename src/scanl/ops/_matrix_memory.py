@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.constant import constant
-from scanl.ops._frame.declaration import FLOATING, HALF
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES
 from scanl.ops._frame.nonfinite import faulty, since
 from scanl.ops._frame.op import Op
 
@@ -45,7 +45,7 @@ def add_kernels(op: Op, without: Sequence[str] = ()) -> None:
         "triton",
         devices=("cuda",),
         package="triton",
-        dtypes=HALF + FLOATING,
+        dtypes=HALF_DTYPES + FLOATING,
         half_products=True,
         needs=over_a_tile,
         faults=_of_half_products,
@@ -55,7 +55,7 @@ def add_kernels(op: Op, without: Sequence[str] = ()) -> None:
 @constant
 def _of_half_products(device: torch.device, dtype: torch.dtype) -> list[str]:
     """Return why the Triton kernels cannot be trusted with this dtype on this device."""
-    if dtype not in HALF:
+    if dtype not in HALF_DTYPES:
         return []
     from scanl.ops._triton._assembler import faults
 

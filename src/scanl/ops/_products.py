@@ -21,10 +21,10 @@ from scanl.errors import BackendError
 from scanl.ops._frame.exactness import exactly, plain
 
 SIZES = (4, 16, 64)  # rows of a block
-LARGEST = SIZES[-1]
+MAX_SIZE = SIZES[-1]
 STEP = 64  # elements; whole vectors of any processor and dtype
-NARROW = 16  # columns of a matrix, at least
-FEW = 3  # rows that the kernel multiplies
+MIN_COLUMNS = 16  # columns of a matrix, at least
+MAX_ROWS = 3  # rows that the kernel multiplies
 PARTS = (192, 128, 256, 384)  # terms that libraries sum before they add them to others
 
 _bmm, _mm = torch.bmm, torch.mm  # torch's own, also while they are replaced
@@ -44,7 +44,7 @@ def _plan(dtype: torch.dtype, terms: int, columns: int, turned: bool, threads: i
     Rows are tried at other places of a block too. BackendError says that not even the largest blocks agree.
     """
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(2 * LARGEST, terms, generator=draw).to(dtype)
+    x = torch.randn(2 * MAX_SIZE, terms, generator=draw).to(dtype)
     stored = torch.randn((columns, terms) if turned else (terms, columns), generator=draw).to(dtype)
     w = _widened(stored.t() if turned else stored)
 
@@ -56,16 +56,16 @@ def _plan(dtype: torch.dtype, terms: int, columns: int, turned: bool, threads: i
         alone = torch.equal(by_blocks(x[:size], size), y[:size])
         return alone and all(torch.equal(by_blocks(x.roll(n, 0), size), y.roll(n, 0)) for n in (0, 1, 2, 7))
 
-    y = by_blocks(x, LARGEST)
+    y = by_blocks(x, MAX_SIZE)
     sizes = tuple(size for size in SIZES if agrees(size))
-    if LARGEST not in sizes:
+    if MAX_SIZE not in sizes:
         raise BackendError(
             f"exact: a row by a matrix ({terms}, {columns}) of {dtype} depends on its place among others, expected "
             "equal bits; torch's library on this machine cannot multiply exactly"
         )
     span = None
     if dtype in (torch.float32, torch.float64) and _has_kernels():
-        rows, expected = x[-FEW:], y[-FEW:]
+        rows, expected = x[-MAX_ROWS:], y[-MAX_ROWS:]
         parts = [tensor for tensor in (terms, -(-terms // 2), *PARTS) if tensor <= terms]
         span = next(
             (tensor for tensor in parts if torch.equal(_few(rows, stored, turned, None, tensor), expected)), None
@@ -93,7 +93,7 @@ def _few(x: Tensor, stored: Tensor, turned: bool, bias: Tensor | None, span: int
 
 def _widened(w: Tensor) -> Tensor:
     """Return the matrices (..., K, N) with at least NARROW columns: libraries have other code for fewer."""
-    missing = NARROW - w.shape[-1]
+    missing = MIN_COLUMNS - w.shape[-1]
     if missing <= 0:
         return w
     return F.pad(w, (0, missing)) if w.is_contiguous() else F.pad(w.mT, (0, 0, 0, missing)).mT
@@ -113,15 +113,15 @@ def _rows_by_matrix(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     w, turned = _aligned(w)
     plan = _plan(x.dtype, terms, columns, turned, torch.get_num_threads())
     x = x.contiguous()
-    if rows <= FEW and plan.span is not None:
+    if rows <= MAX_ROWS and plan.span is not None:
         return _few(x, w.t() if turned else w, turned, None if bias is None else bias.contiguous(), plan.span)
-    full = rows - rows % LARGEST
+    full = rows - rows % MAX_SIZE
     size_of_last = next(size for size in plan.sizes if size >= rows - full)
     w = _widened(w)
     y = x.new_empty(full + (size_of_last if full < rows else 0), w.shape[1])
     if full:
-        blocks = x[:full].view(-1, LARGEST, terms)
-        _bmm(blocks, w.expand(len(blocks), -1, -1), out=y[:full].view(-1, LARGEST, w.shape[1]))
+        blocks = x[:full].view(-1, MAX_SIZE, terms)
+        _bmm(blocks, w.expand(len(blocks), -1, -1), out=y[:full].view(-1, MAX_SIZE, w.shape[1]))
     if full < rows:
         last = F.pad(x[full:], (0, 0, 0, size_of_last - rows + full))
         _bmm(last[None], w[None], out=y[full:][None])
@@ -134,10 +134,10 @@ def _matrices(a: Tensor, b: Tensor) -> Tensor:
     _, rows, terms = a.shape
     b, turned = _aligned(b)
     plan, a = _plan(a.dtype, terms, b.shape[2], turned, torch.get_num_threads()), a.contiguous()
-    if rows <= FEW and plan.span is not None:
+    if rows <= MAX_ROWS and plan.span is not None:
         return _few(a, b.mT if turned else b, turned, None, plan.span)
-    full, columns, b = rows - rows % LARGEST, b.shape[2], _widened(b)
-    parts = [_bmm(a[:, at : at + LARGEST], b) for at in range(0, full, LARGEST)]
+    full, columns, b = rows - rows % MAX_SIZE, b.shape[2], _widened(b)
+    parts = [_bmm(a[:, at : at + MAX_SIZE], b) for at in range(0, full, MAX_SIZE)]
     if full < rows:
         size_of_last = next(size for size in plan.sizes if size >= rows - full)
         last = a[:, full:] if size_of_last == rows - full else F.pad(a[:, full:], (0, 0, 0, size_of_last - rows + full))
@@ -244,7 +244,7 @@ def linear(input, weight, bias=None):
         return _ORIGINAL["linear"](input, weight, bias)
     input, weight, bias = _as_autocast((input, weight, bias))
     columns, terms = weight.shape
-    if input.numel() <= FEW * terms and not torch.is_grad_enabled() and weight.is_contiguous():  # one token
+    if input.numel() <= MAX_ROWS * terms and not torch.is_grad_enabled() and weight.is_contiguous():  # one token
         span = _plan(input.dtype, terms, columns, True, torch.get_num_threads()).span
         if span is not None:
             return _few(input.contiguous(), weight, True, None if bias is None else bias.contiguous(), span)

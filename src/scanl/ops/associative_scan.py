@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
 
-FEW = 8  # elements that are scanned in the fewest rounds; with more, the joins would be more than twice as many
+# Elements that are scanned in the fewest rounds; with more, the joins would be more than twice as many.
+MAX_FEWEST_ROUNDS = 8
 
 
 @higher_order(
@@ -31,7 +32,7 @@ FEW = 8  # elements that are scanned in the fewest rounds; with more, the joins 
         'Applications", CMU-CS-90-190, 1990; up to 8 elements: Sklansky, "Conditional-Sum Addition Logic", IRE '
         "Trans. Electronic Computers, 1960"
     ),
-    dtypes=HALF + FLOATING + COMPLEX,
+    dtypes=HALF_DTYPES + FLOATING + COMPLEX,
 )
 def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: int = 1, *, reverse: bool = False) -> Any:
     """Combine every element with all before it: y_t = combine(y_{t-1}, e_t), in O(log T) calls on long slices.
@@ -90,7 +91,7 @@ def _scan(
     join: Callable[[list[Tensor], list[Tensor]], list[Tensor]], leaves: list[Tensor], axes: list[int]
 ) -> list[Tensor]:
     steps = leaves[0].shape[axes[0]]
-    if steps <= FEW:
+    if steps <= MAX_FEWEST_ROUNDS:
         return _in_fewest_rounds(join, leaves, axes, steps)
 
     def every_second(tensors: list[Tensor], start: int, stop: int) -> list[Tensor]:

@@ -34,7 +34,7 @@ from scanl.ops._cells.constant import holding
 from scanl.ops._cells.constant import products_hold_inputs as products_hold_inputs
 from scanl.ops._cells.fields import JOINED, Fields, fields
 from scanl.ops._frame.compiled import Kernels, compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, WIDER, Call, full_shape
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, WIDER, Call, full_shape
 from scanl.ops._frame.op import REGISTRY, Op, cast
 from scanl.ops._newton import METHODS as METHODS
 from scanl.ops._newton import Newton, Starts, Trajectory, previous, products
@@ -65,7 +65,7 @@ class Cell(Op[..., Any]):
         self._sums = {} if self.fields is None or not self.fields.parts else {JOINED: self.fields.parts}
         if self.fields is not None:
             declared["derived"] = {**declared.get("derived", {}), **self.fields.derived()}
-        defaults = {"id": None, "neutral": {}, "dtypes": HALF + FLOATING}
+        defaults = {"id": None, "neutral": {}, "dtypes": HALF_DTYPES + FLOATING}
         super().__init__(self._loop(), declaration, **{**defaults, **declared})
         every = {axis for operand in self.operands for axes in operand.choices for axis in axes}
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})

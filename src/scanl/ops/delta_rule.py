@@ -12,7 +12,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Matrix
@@ -32,7 +32,7 @@ from scanl.ops.dplr_scan import chunked
     neutral={"beta": 0.0, "g": 0.0},
     effect=Matrix({"v": 0.0}),
     values="v",
-    dtypes=HALF + FLOATING,
+    dtypes=HALF_DTYPES + FLOATING,
     divides={"G": "H"},
     wide=("beta", "g"),
 )

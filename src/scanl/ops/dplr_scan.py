@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._chunks import chunks, joined, leading, scores, trailing
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
@@ -31,7 +31,7 @@ from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of, spoilt
     neutral={"k": 0.0, "a": 0.0, "g": 0.0},
     effect=Matrix({"v": 0.0}),
     values="v",
-    dtypes=HALF + FLOATING,
+    dtypes=HALF_DTYPES + FLOATING,
     divides={"G": "H"},
     wide=("g",),
 )

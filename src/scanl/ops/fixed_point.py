@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.dispatch import transforming
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
@@ -55,7 +55,7 @@ class FixedPoint(NamedTuple):
         'and Ni, "Anderson Acceleration for Fixed-Point Iterations", SIAM J. Numer. Anal. 49, 2011; Broyden\'s: '
         'Broyden, "A Class of Methods for Solving Nonlinear Simultaneous Equations", Math. Comp. 19, 1965'
     ),
-    dtypes=HALF + FLOATING + COMPLEX,
+    dtypes=HALF_DTYPES + FLOATING + COMPLEX,
 )
 def fixed_point(
     f: Callable[[Tensor, Any], Tensor],

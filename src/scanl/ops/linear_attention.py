@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, scores, trailing
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
@@ -38,7 +38,7 @@ from scanl.ops.linear_scan import linear_scan
     neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
     effect=Diagonal({"v": 0.0}),
     values="v",
-    dtypes=HALF + FLOATING + COMPLEX,
+    dtypes=HALF_DTYPES + FLOATING + COMPLEX,
     divides={"G": "H"},
     wide=("g", "gv", "u"),
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
@@ -30,7 +30,7 @@ from scanl.ops.associative_scan import associative_scan
     neutral={"x": 0.0, "a": 1.0},
     effect=Diagonal({"x": 0.0}),
     values="x",
-    dtypes=HALF + FLOATING + COMPLEX,
+    dtypes=HALF_DTYPES + FLOATING + COMPLEX,
 )
 def linear_scan(
     x: Tensor,
@@ -158,7 +158,7 @@ def _second(forward, inputs, results, cotangents, reverse, cu_seqlens):
 
 _saved = {"saves": ("a", "y", "state"), "second": _second}
 compiled(linear_scan, "cpu", devices=("cpu",), package="numba", **_saved)
-compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING + COMPLEX, **_saved)
+compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF_DTYPES + FLOATING + COMPLEX, **_saved)
 
 
 @linear_scan.samples

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.dispatch import in_forward_mode, transforming
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
@@ -62,7 +62,7 @@ def _form(
     ),
     neutral={},
     values="x",
-    dtypes=HALF + FLOATING + COMPLEX,
+    dtypes=HALF_DTYPES + FLOATING + COMPLEX,
     form=_form,
     excused={
         "causality to the bit": "a transform rounds by all of its range; earlier outputs differ by rounding",

@@ -4,7 +4,7 @@ from typing import Any
 
 from scanl.errors import nearest
 from scanl.ops._frame.compiled import OPERATORS
-from scanl.ops._frame.declaration import HALF as HALF
+from scanl.ops._frame.declaration import HALF_DTYPES as HALF_DTYPES
 from scanl.ops._frame.declaration import Operand as Operand
 from scanl.ops._frame.declaration import Sample as Sample
 from scanl.ops._frame.dispatch import ORDER as ORDER

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from scanl.errors import ConfigError
 from scanl.ops._attention import softmax_attention
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 from scanl.ops._frame.op import op
@@ -89,7 +89,7 @@ def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: 
     ),
     neutral={},
     values="v",
-    dtypes=HALF + FLOATING,
+    dtypes=HALF_DTYPES + FLOATING,
     divides={"G": "H"},
     form=_form,
     check=_check,
@@ -160,7 +160,7 @@ def segment_attention(
     return y, SegmentMemory(keys, values, position)
 
 
-@segment_attention.backend("parallel", dtypes=HALF + FLOATING, whole=True)
+@segment_attention.backend("parallel", dtypes=HALF_DTYPES + FLOATING, whole=True)
 def _parallel(
     q: Tensor,
     k: Tensor,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
@@ -35,7 +35,7 @@ from scanl.ops.linear_scan import linear_scan
     neutral={"delta": 0.0},
     effect=Diagonal({"u": 0.0}),
     values="u",
-    dtypes=HALF + FLOATING + COMPLEX,
+    dtypes=HALF_DTYPES + FLOATING + COMPLEX,
     divides={"G": "E"},
     real=("u", "delta", "D", "z", "delta_bias"),
     wide=("delta", "A", "D", "delta_bias"),
@@ -131,7 +131,7 @@ def _needs(N: int, **_: Any) -> list[str]:
 
 
 compiled(selective_scan, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING + COMPLEX)
-compiled(selective_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING, needs=_needs)
+compiled(selective_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF_DTYPES + FLOATING, needs=_needs)
 
 
 @selective_scan.samples

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Window
@@ -37,7 +37,7 @@ def _kept(sizes: Mapping[str, Any]) -> int:
     ),
     neutral={},
     effect=Window(),
-    dtypes=HALF + FLOATING,
+    dtypes=HALF_DTYPES + FLOATING,
     derived={"R": _kept},
     wide=("w", "bias"),
 )
@@ -94,7 +94,7 @@ def _needs(W: int, **_: Any) -> list[str]:
 
 
 compiled(short_convolution, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
-compiled(short_convolution, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING, needs=_needs)
+compiled(short_convolution, "triton", devices=("cuda",), package="triton", dtypes=HALF_DTYPES + FLOATING, needs=_needs)
 
 
 @short_convolution.samples

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Linear
@@ -70,7 +70,7 @@ class _Averages(Linear):
     neutral={"k": -torch.inf, "decay": 0.0},
     effect=_Averages({"k": -torch.inf}),
     values="v",
-    dtypes=HALF + FLOATING,
+    dtypes=HALF_DTYPES + FLOATING,
     wide=("decay", "bonus"),
     initial=_empty,
 )
@@ -157,7 +157,7 @@ def _parallel(k: Tensor, v: Tensor, decay: Tensor | None, bonus: Tensor | None, 
 
 
 compiled(weighted_average, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
-compiled(weighted_average, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING)
+compiled(weighted_average, "triton", devices=("cuda",), package="triton", dtypes=HALF_DTYPES + FLOATING)
 
 
 def noncausal_weighted_average(

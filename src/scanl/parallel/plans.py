@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from scanl.errors import ConfigError
 from scanl.parallel.cost import Link, forward_seconds, gathered_seconds, received
 
-HALF = 2  # bytes of a number in half precision
+HALF_BYTES = 2  # bytes of a number in half precision
 TRAINED = 16  # bytes of a parameter: itself and its gradient in half precision, a copy and two moments in float32
 EXCHANGES = ("rounds", "all-gather")
 
@@ -125,7 +125,7 @@ def sequence(model: Model, machine: Machine, gpus: int, tokens: float, *, exchan
 
 def _sharded(model: Model, machine: Machine, gpus: int, busy: float) -> tuple[float, float]:
     """Return the bytes of FSDP, three times the parameters, and the seconds by which they take longer than `busy`."""
-    weights, link = 3 * HALF * model.parameters * (gpus - 1) / gpus, machine.collective(gpus)
+    weights, link = 3 * HALF_BYTES * model.parameters * (gpus - 1) / gpus, machine.collective(gpus)
     seconds = weights / link.bandwidth + 3 * model.depth * math.ceil(math.log2(gpus)) * link.latency
     return weights, max(0.0, seconds - busy)
 
@@ -147,10 +147,10 @@ def pipeline(model: Model, machine: Machine, gpus: int, tokens: float, *, chunk:
     chunks, layers = max(1.0, tokens / chunk), math.ceil(model.depth / gpus)
     fraction = layers / model.depth
     one = alone(model, machine, min(chunk, tokens) * fraction)
-    message = HALF * model.width * min(chunk, tokens)
+    message = HALF_BYTES * model.width * min(chunk, tokens)
     slot = max(one.seconds, 2 * machine.link(gpus).message(message))
     waiting = (chunks + gpus - 1) * slot - chunks * one.seconds
-    memory = TRAINED * model.parameters * fraction + HALF * model.width * layers * tokens
+    memory = TRAINED * model.parameters * fraction + HALF_BYTES * model.width * layers * tokens
     return Step(chunks * one.products, chunks * one.ops, waiting, 2 * chunks * message, memory)
 
 
@@ -169,7 +169,7 @@ def tensor(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | N
     if gpus > model.heads:
         return None
     share, link = alone(model, machine, tokens / gpus), machine.collective(gpus)
-    once = HALF * model.width * tokens * (gpus - 1) / gpus
+    once = HALF_BYTES * model.width * tokens * (gpus - 1) / gpus
     waiting = 12 * model.depth * (math.ceil(math.log2(gpus)) * link.latency + once / link.bandwidth)
     return Step(share.products, share.ops, waiting, 12 * model.depth * once, _memory(model, tokens, gpus))
 
@@ -185,7 +185,7 @@ def ring_attention(model: Model, machine: Machine, gpus: int, tokens: float) -> 
     """
     share, link = alone(model, machine, tokens / gpus), machine.link(gpus)
     attention = _attention(model, machine, gpus, tokens)
-    block = 2 * HALF * model.width * tokens / gpus
+    block = 2 * HALF_BYTES * model.width * tokens / gpus
     rounds_ = model.depth * (gpus - 1)
     weights, late = _sharded(model, machine, gpus, share.products + attention)
     waiting = late + rounds_ * max(0.0, 4 * link.message(block) - attention / (model.depth * gpus))
@@ -203,7 +203,7 @@ def ulysses(model: Model, machine: Machine, gpus: int, tokens: float) -> Step | 
     if gpus > model.heads:
         return None
     share, link = alone(model, machine, tokens / gpus), machine.link(gpus)
-    swapped = 4 * HALF * model.width * tokens / gpus * (gpus - 1) / gpus
+    swapped = 4 * HALF_BYTES * model.width * tokens / gpus * (gpus - 1) / gpus
     attention = _attention(model, machine, gpus, tokens)
     weights, late = _sharded(model, machine, gpus, share.products + attention)
     waiting = late + 3 * model.depth * (4 * link.latency + swapped / link.bandwidth)
@@ -217,4 +217,4 @@ def _attention(model: Model, machine: Machine, gpus: int, tokens: float) -> floa
 
 def _memory(model: Model, tokens: float, gpus: int) -> float:
     """Return bytes of a GPU: parameters as the optimizer has them, and the inputs of all blocks."""
-    return (TRAINED * model.parameters + HALF * model.width * model.depth * tokens) / gpus
+    return (TRAINED * model.parameters + HALF_BYTES * model.width * model.depth * tokens) / gpus

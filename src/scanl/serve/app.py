@@ -25,7 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 # of errors; 400 for others
 STATUS: dict[type[ScanlError], int] = {BusyError: 429, SessionBusyError: 409, DivergenceError: 422}
 KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}  # invalid_request_error for others
-SHOWN = 60  # letters of a wrong value in a sentence
+MAX_SHOWN_LETTERS = 60  # letters of a wrong value in a sentence
 DISCARDED = 256 * 2**20  # bytes of a body beyond the limit that are read, so that the client can read the answer
 
 
@@ -116,7 +116,7 @@ def make_app(engine: Engine, name: str, hosts: Sequence[str] = ()) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def _failed(request: Request, error: HTTPException) -> Response:
-        return refusal(error.status_code, f"{request.method} {request.url.path[:SHOWN]}: {error.detail}")
+        return refusal(error.status_code, f"{request.method} {request.url.path[:MAX_SHOWN_LETTERS]}: {error.detail}")
 
     @app.get("/health")
     async def _health() -> dict[str, Any]:
@@ -131,7 +131,7 @@ def make_app(engine: Engine, name: str, hosts: Sequence[str] = ()) -> FastAPI:
         return described if model == name else unknown(model)
 
     def unknown(model: str) -> Response:
-        return refusal(404, f"completions: model is {model[:SHOWN]!r}, expected {name!r}")
+        return refusal(404, f"completions: model is {model[:MAX_SHOWN_LETTERS]!r}, expected {name!r}")
 
     @app.post("/v1/completions")
     async def _completions(request: Request) -> Any:
@@ -240,9 +240,11 @@ def sentence(error: ValidationError) -> str:
         return "completions: the body is not a JSON object, expected one with the fields of a request"
     field = first["loc"][0]
     if first["type"] == "extra_forbidden":
-        return f"completions: {str(field)[:SHOWN]} is no field, expected {', '.join(Completion.model_fields)}"
+        return (
+            f"completions: {str(field)[:MAX_SHOWN_LETTERS]} is no field, expected {', '.join(Completion.model_fields)}"
+        )
     shown = repr(first["input"])
-    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    shown = shown if len(shown) <= MAX_SHOWN_LETTERS else f"{shown[:MAX_SHOWN_LETTERS]}..."
     kinds = dict.fromkeys(
         mistake["msg"] for mistake in (first, *others) if mistake["loc"][:1] == (field,)
     )  # of a union
@@ -322,13 +324,19 @@ class Guard:
         own = {value.lower() for name, value in headers if name == b"host"}
         for value in own:
             if not self._is_own(_host(value), address):
-                return refusal(403, f"completions: Host is {value[:SHOWN]!r}, expected {address!r} or one of --hosts")
+                return refusal(
+                    403, f"completions: Host is {value[:MAX_SHOWN_LETTERS]!r}, expected {address!r} or one of --hosts"
+                )
         for value in (value.lower() for name, value in headers if name == b"origin"):
             if value.partition("://")[2] not in own | (self.hosts - {address}):
-                return refusal(403, f"completions: Origin is {value[:SHOWN]!r}, expected none or that of this server")
+                return refusal(
+                    403, f"completions: Origin is {value[:MAX_SHOWN_LETTERS]!r}, expected none or that of this server"
+                )
         for value in (value for name, value in headers if name == b"content-type"):
             if value.partition(";")[0].strip().lower() != "application/json":
-                return refusal(415, f"completions: Content-Type is {value[:SHOWN]!r}, expected 'application/json'")
+                return refusal(
+                    415, f"completions: Content-Type is {value[:MAX_SHOWN_LETTERS]!r}, expected 'application/json'"
+                )
         return None
 
     def _is_own(self, host: str, address: str) -> bool:

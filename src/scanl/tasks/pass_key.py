@@ -15,7 +15,7 @@ VERBS = "follows,leaves,passes,hides behind,waits for,looks at,forgets,turns to"
 OBJECTS = "the river,a stone,the garden,two birds,the harbor,an open door,the hill,some bread".split(",")  # noqa: SIM905
 DIGITS = 5
 FACT, QUESTION = " The pass key is {}. ", " Which pass key did the text mention? "
-SHORTEST = len(FACT.format("0" * DIGITS)) + len(QUESTION) + DIGITS  # bytes of a text without other sentences
+MIN_BYTES = len(FACT.format("0" * DIGITS)) + len(QUESTION) + DIGITS  # bytes of a text without other sentences
 
 
 @register("pass_key")
@@ -45,7 +45,7 @@ class PassKey(Task):
     vocab_size: int = field(default=256, init=False)
 
     def check(self) -> None:
-        least = SHORTEST - 1
+        least = MIN_BYTES - 1
         self._require(self.length >= least, "length", f"at least {least} because of the sentence and the question")
 
     @property
@@ -53,7 +53,7 @@ class PassKey(Task):
         return 1 / 10
 
     def _generate(self, count: int, random: np.random.Generator) -> Batch:
-        around = self.length + 1 - SHORTEST
+        around = self.length + 1 - MIN_BYTES
         keys = random.integers(0, 10, (count, DIGITS))
         places = random.integers(0, around + 1, count)
         choices = random.integers(0, 8, (count, around // 12 + 1, 3))  # no sentence has fewer than 12 bytes

@@ -41,7 +41,7 @@ def test_a_convolution_is_the_recurrence(closed_loop, monkeypatch):
     layer, x = shaken(SpaceTime(DIM, 3, 4, closed_loop)), torch.randn(2, 45, DIM)
     y, last = layer(x)
     torch.testing.assert_close(y[0], torch.stack(spacetime(layer, list(x[0]))))
-    monkeypatch.setattr(dense_ssm, "FEW", 100)
+    monkeypatch.setattr(dense_ssm, "MAX_RECURRENT_STEPS", 100)
     torch.testing.assert_close(layer(x), (y, last))
 
 

@@ -17,7 +17,7 @@ from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures
 from scanl.learning.forecasting import choose as choosing
 from scanl.learning.forecasting.backtests import Past, Windows
-from scanl.learning.forecasting.choose import ENOUGH, Choice, _factors, _Mark, choose, fitted
+from scanl.learning.forecasting.choose import MIN_ERRORS, Choice, _factors, _Mark, choose, fitted
 
 ROWS = 96
 
@@ -114,7 +114,7 @@ def measured(draw, n, log, steps=2):
 
 
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("n", [ENOUGH // 2, 150])
+@pytest.mark.parametrize("n", [MIN_ERRORS // 2, 150])
 def test_calibrated_quantiles_have_their_levels_in_the_backtests(n, log):
     """Below the median and above, of numbers and of logarithms. Few forecasts have the factors of all steps."""
     marks = [measured(np.random.default_rng(k), n, log) for k in range(2)]
@@ -127,7 +127,7 @@ def test_calibrated_quantiles_have_their_levels_in_the_backtests(n, log):
         below = (came <= at + 1e-9).double().mean((0, 2)).numpy()
         if abs(level - 0.5) > 0.15:  # nearer, the factor may be at its bound
             np.testing.assert_allclose(below, level, rtol=0, atol=1.5 / (2 * n))
-    few = [measured(np.random.default_rng(k), ENOUGH // 4, log) for k in range(2)]
+    few = [measured(np.random.default_rng(k), MIN_ERRORS // 4, log) for k in range(2)]
     one, two = _factors(few, log)
     np.testing.assert_array_equal(one, two)
     assert not np.array_equal(*factors)

@@ -12,7 +12,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError, DataError, DivergenceError
 from scanl.learning.algorithms import BPTT
 from scanl.learning.online import AnswerClass, AnswerNumbers, make_loop
-from scanl.learning.online.scaling import LARGEST, Innovation, Scaling
+from scanl.learning.online.scaling import MAX_DEVIATION, Innovation, Scaling
 from scanl.learning.run.config import StackConfig
 
 COVERS = [
@@ -328,7 +328,7 @@ def test_scaling_is_the_mean_and_variance_of_the_past():
         np.testing.assert_allclose(scaling.mean, np.nanmean(past, 0), rtol=1e-12)
         np.testing.assert_allclose(scaling.variance, np.nanvar(past, 0), rtol=1e-9, atol=1e-12)
     assert np.isnan(scaling.scaled(np.array([0, np.nan])))[1]
-    assert scaling.scaled(np.array([1e9, 0]))[0] == LARGEST
+    assert scaling.scaled(np.array([1e9, 0]))[0] == MAX_DEVIATION
 
 
 def test_after_the_span_the_past_fades():

@@ -43,7 +43,7 @@ from scanl.learning.run.config import (
 )
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.module import Learning
-from scanl.learning.run.plan import UNKNOWN, Plan, rate
+from scanl.learning.run.plan import UNKNOWN_PLAN, Plan, rate
 from scanl.learning.run.run import Run
 from scanl.models import LanguageModel
 
@@ -578,7 +578,7 @@ def test_a_revised_plan_goes_on_without_a_jump():
     assert plan.progress(50) == pytest.approx(0.7)
     assert plan.progress(60) == 1
     assert plan.revised(50, 51).progress(51) == 1
-    assert UNKNOWN.revised(8, 16).progress(12) == pytest.approx(0.5)
+    assert UNKNOWN_PLAN.revised(8, 16).progress(12) == pytest.approx(0.5)
 
 
 def test_minutes_are_kept_to(text, tmp_path):

@@ -54,7 +54,7 @@ def test_any_size_is_the_product(columns):
 def test_threads_share_a_large_product(rows):
     weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
     assert weight.numel() >= _in_team.LARGE
-    assert loops.FEWEST == _rows_by_weight.COLUMNS
+    assert loops.MIN_COLUMNS == _rows_by_weight.COLUMNS
     kernel = Recorded(lambda x: F.linear(x, weight), x)
     try:
         results = []

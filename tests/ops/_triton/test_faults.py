@@ -7,7 +7,7 @@ from scanl.errors import BackendError
 from scanl.ops import delta_rule, dplr_scan, linear_attention
 from scanl.ops._frame import dispatch
 from scanl.ops._triton import _assembler
-from scanl.ops.registry import HALF, Op
+from scanl.ops.registry import HALF_DTYPES, Op
 
 OPS = pytest.mark.parametrize("op", [linear_attention, delta_rule, dplr_scan], ids=lambda op: op.name)
 WRONG = "half-precision products are wrong on compute capability 9.0 with ptxas 12.8, expected 13.3 or newer"
@@ -51,7 +51,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch, triton: str, assembler: str) -> None
 
 
 @OPS
-@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_half_precision_is_refused_by_name_and_left_to_another_backend(op, dtype, monkeypatch):
     hopper(monkeypatch, "3.6.0", "12.8")
     device, arguments = torch.device("cuda"), sizes(op)

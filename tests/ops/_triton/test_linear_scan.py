@@ -65,7 +65,7 @@ CUTS = {
 def test_cut_in_time(case, reverse, monkeypatch):
     """Long sequences of few channels are cut into pieces, here of 8 steps or two tiles, their carries found first."""
     monkeypatch.setattr(kernels, "TILE", 32)
-    monkeypatch.setattr(kernels, "SHORTEST", 2)
+    monkeypatch.setattr(kernels, "MIN_PIECE_TILES", 2)
     entered = []
     enter = kernels._Plan.enter
     monkeypatch.setattr(kernels._Plan, "enter", lambda *args, **more: entered.append(more) or enter(*args, **more))

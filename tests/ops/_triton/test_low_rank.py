@@ -123,7 +123,7 @@ def test_half_precision(op, decay):
 @each_op
 def test_one_unit_a_program(op, monkeypatch):
     """As on a device; the interpreter takes many units at once."""
-    monkeypatch.setattr(_chunks, "MOST", 1)
+    monkeypatch.setattr(_chunks, "MAX_UNITS", 1)
     laws.truth(op, draw(op, 18, "BTHK", H=1), {}, "triton", torch.float64)
 
 

@@ -33,7 +33,7 @@ def _reload() -> None:
 def _shipped():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tuned, "SHRUNK", False)
-        patch.setattr(_tuned, "MOST", _tuned.WIDEST)
+        patch.setattr(_tuned, "MAX_CHANNELS", _tuned.WIDEST)
         _reload()
         yield
     _reload()

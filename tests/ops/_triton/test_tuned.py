@@ -71,7 +71,7 @@ def test_the_interpreter_takes_the_first():
 )
 def test_measuring_leaves_nothing_behind(name, decay, measured, monkeypatch):
     """What a kernel adds to, changes in place, or writes in some of its configurations alone."""
-    monkeypatch.setattr(_tuned, "MOST", 64)
+    monkeypatch.setattr(_tuned, "MAX_CHANNELS", 64)
     for table in (_matrix_memory.APPLY, _matrix_memory.KEYS, _low_rank.FORWARD, _low_rank.PAIRS):
         monkeypatch.setitem(table, (True, decay == "BTHK"), table[False, decay == "BTHK"])
     for cache in (_tuned.cut, _tuned.of_memory):
@@ -95,7 +95,7 @@ def test_every_tile_of_a_memory_gives_the_same_numbers(name, decay, monkeypatch)
     sample = draw(registry.get("dplr_scan" if name == "linear_attention" else name), 20, decay, K=40, V=36)
     for operand in set(sample.operands) - set(registry.get(name).names):
         del sample.operands[operand]
-    monkeypatch.setattr(_tuned, "MOST", 64)
+    monkeypatch.setattr(_tuned, "MAX_CHANNELS", 64)
     _tuned.cut.cache_clear()
     tables = _matrix_memory.APPLY, _matrix_memory.KEYS, _low_rank.FORWARD, _low_rank.PAIRS
     tried = {}

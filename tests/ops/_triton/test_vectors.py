@@ -97,7 +97,7 @@ def test_selective_scan_cut_in_time(bounds, reverse, monkeypatch):
     entered = []
     enter = scan_kernels._Plan.enter
     monkeypatch.setattr(scan_kernels._Plan, "enter", lambda *args, **more: entered.append(more) or enter(*args, **more))
-    monkeypatch.setattr(scan_kernels, "SHORTEST", 16 if bounds is None else 8)
+    monkeypatch.setattr(scan_kernels, "MIN_PIECE_STEPS", 16 if bounds is None else 8)
     operands = scanned(length, 3, 2, more="D z delta_bias", rows=1 if bounds is None else 5)
     more = {} if bounds is None else {"bounds": bounds}
     truth(selective_scan, operands, reverse=reverse, delta_softplus=True, **more)

@@ -127,7 +127,7 @@ def test_operands_of_different_dtypes():
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("scanl.ops._frame.fused.LEAST", 1)
+    monkeypatch.setattr("scanl.ops._frame.fused.MIN_NUMBERS", 1)
 
 
 @pytest.mark.parametrize(("run", "given"), [

@@ -11,7 +11,7 @@ from scanl.ops._cpu import quantized_linear as kernels
 from scanl.ops._recorded import Recorded
 from scanl.ops.fused.quantized_linear import Packed, pack, quantized_linear, unpacked
 
-MOST = {8: kernels.MOST, 4: kernels.MOST_BY_GROUPS}
+MOST = {8: kernels.MAX_INPUT, 4: kernels.MOST_BY_GROUPS}
 EPS = torch.finfo(torch.float32).eps
 
 

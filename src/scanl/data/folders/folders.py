@@ -19,7 +19,7 @@ from scanl.data.questions import Class, Features, Question, Vocabulary
 from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
-READ = 2**27  # bytes of files that are read whole before training
+MAX_READ_BYTES = 2**27  # bytes of files that are read whole before training
 COLORS = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # kinds of pixels that Pillow has, with 8 bits a number
 
 
@@ -327,7 +327,7 @@ class Folders(FixedRows):
         super().check()
         assert self.question
         paths = [path for split in self._files[2] for path, _ in split]
-        if sum(path.stat().st_size for path in paths) <= READ:
+        if sum(path.stat().st_size for path in paths) <= MAX_READ_BYTES:
             for path in paths:
                 self._files[0].row(path)  # raises for a file that is damaged behind its head
 

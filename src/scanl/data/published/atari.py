@@ -17,7 +17,7 @@ from scanl.data.readers import npy
 from scanl.errors import ConfigError, DataError
 
 SIDE = 84  # pixels of a side of the screen
-MOST = 100_000  # transitions of a checkpoint that are read
+MAX_TRANSITIONS = 100_000  # transitions of a checkpoint that are read
 
 
 class Episode(NamedTuple):
@@ -79,7 +79,9 @@ class AtariReplay(FixedRows):
     def logs(self) -> str:
         return f"{self.game}/1/replay_logs"
 
-    def _stored(self, what: str, checkpoint: int, form: tuple[int, ...] = (), max_rows: int = MOST) -> NDArray[Any]:
+    def _stored(
+        self, what: str, checkpoint: int, form: tuple[int, ...] = (), max_rows: int = MAX_TRANSITIONS
+    ) -> NDArray[Any]:
         path = self.files.path(f"{self.logs}/$store$_{what}_ckpt.{checkpoint}.gz", self.folder)
         return npy.packed(self.files, path, form, max_rows, self.folder)
 

@@ -20,7 +20,7 @@ from scanl.errors import ConfigError
 
 VIEW = (7, 7, 3)  # cells before the bot, and of each its thing, colour and state
 KINDS = (11, 6, 4)  # of things, colours, states
-SEEN = sum(KINDS) * 49  # numbers that are 0 or 1
+SEEN_NUMBERS = sum(KINDS) * 49  # numbers that are 0 or 1
 DIRECTIONS, ACTIONS = 4, 7
 BABYAI = folders["babyai"]
 
@@ -136,7 +136,7 @@ class BabyAIDemonstrations(FixedRows, Played):
 
     @property
     def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
-        channels = len(self.demonstrations[0].words) + SEEN + DIRECTIONS + ACTIONS
+        channels = len(self.demonstrations[0].words) + SEEN_NUMBERS + DIRECTIONS + ACTIONS
         return Label(Features(channels), ACTIONS)
 
     def read(self) -> Parts:
@@ -170,8 +170,8 @@ class BabyAIDemonstrations(FixedRows, Played):
         steps[word_steps, row[word_steps, 0]] = 1
         action_steps = np.flatnonzero(has_action)
         steps[action_steps[:, None], cells.reshape(-1) + row[action_steps, 2:]] = 1
-        steps[action_steps, words + SEEN + row[action_steps, 0]] = 1
-        steps[action_steps[1:], words + SEEN + DIRECTIONS + row[action_steps[:-1], 1]] = 1
+        steps[action_steps, words + SEEN_NUMBERS + row[action_steps, 0]] = 1
+        steps[action_steps[1:], words + SEEN_NUMBERS + DIRECTIONS + row[action_steps[:-1], 1]] = 1
         return steps
 
     def answers(self, split: Part) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from scanl.files import written_whole
 
 LEVEL = "BabyAI-GoToObj-v0"
 TRAINING, EPISODES = 1000, 512  # demonstrations to learn from; to measure on, and missions that are played
-FIRST = 10**9  # seed of the first one to measure on, as in the authors' scripts; those to learn from begin at 1
+FIRST_SEED = 10**9  # seed of the first one to measure on, as in the authors' scripts; those to learn from begin at 1
 
 
 def has_game() -> bool:
@@ -27,7 +27,7 @@ def has_game() -> bool:
 
 def make(folder: Path) -> None:
     """Write the two files of the level GoToObj: 1,000 demonstrations to learn from and 512 to measure on."""
-    for ending, count, seed in (("agent", TRAINING, 1), ("agent_valid", EPISODES, FIRST)):
+    for ending, count, seed in (("agent", TRAINING, 1), ("agent_valid", EPISODES, FIRST_SEED)):
         content = pickle.dumps(list(demonstrations(LEVEL, count, seed)), 3)
         with written_whole(folder / f"{LEVEL}_{ending}.pkl") as temporary:
             temporary.write_bytes(content)
@@ -60,7 +60,7 @@ def demonstrations(level: str, count: int, seed: int) -> Iterator[tuple[str, byt
 
 
 @torch.no_grad()
-def fulfilled(model: Any, source: Any, episodes: int, seed: int = FIRST) -> float:
+def fulfilled(model: Any, source: Any, episodes: int, seed: int = FIRST_SEED) -> float:
     """Return the share of missions that a `SequenceLabeler` fulfils, which reads one step at a time.
 
     source: the `BabyAIDemonstrations` that the model has learned from; it makes the inputs.

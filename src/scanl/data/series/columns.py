@@ -21,7 +21,7 @@ from scanl.files import written_whole
 
 KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".feather", ".xlsx", ".npz")
 MOST_CATEGORIES = 1000  # texts in a column of covariates
-MANY = 64  # texts in a column that is read without a role
+MAX_TEXTS = 64  # texts in a column that is read without a role
 FILE = "file"  # the column with the name of the file, where a table is several
 WRITTEN = (".csv", ".parquet")  # the formats in which answers are written
 MISSING = (  # texts that stand for a missing number, as pandas has them

@@ -17,7 +17,7 @@ from scanl.data.series.windows import SeriesQuestion, in_batches
 from scanl.data.splits import PARTS, TEST, TRAINING, VALIDATION, sampled
 from scanl.errors import ConfigError, DataError
 
-MOST = 1024  # forecasts in a measurement, spread over the part
+MAX_FORECASTS = 1024  # forecasts in a measurement, spread over the part
 
 Origin = tuple[int, int, int]  # of a forecast: series, number of steps that are read, and the last row that is read
 
@@ -35,8 +35,8 @@ class SeriesForecast(SeriesQuestion):
     first = ahead = 1  # the first step of a series is never forecast; a step to forecast follows each window
     unit = ", in units of the seasonal naive's error in training"
     scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")
-    limit: int = MOST  # forecasts of the test part that are measured
-    sampled: int = MOST  # forecasts of the validation part that are measured
+    limit: int = MAX_FORECASTS  # forecasts of the test part that are measured
+    sampled: int = MAX_FORECASTS  # forecasts of the validation part that are measured
 
     @cached_property
     def flat(self) -> Rows:

@@ -17,7 +17,7 @@ WEEK = 7 * DAY
 YEAR = 365.25 * DAY
 MONTH = YEAR / 12
 CYCLES = (DAY, WEEK, YEAR)  # of the calendar
-FEW = 0.1  # of all steps are absent at most from times whose frequency is inferred
+MAX_ABSENT_SHARE = 0.1  # of all steps are absent at most from times whose frequency is inferred
 SLACK = 1e-3  # of a step, by which a time may be beside it
 ROUGH = 0.1  # the same for months that begin by no rule
 
@@ -160,7 +160,10 @@ def _mean(offset: Any) -> float:
 
 
 def frequencies(
-    series_times: Sequence[Times], freq: Any = None, max_absent: float = FEW, known: Sequence[Frequency] = ()
+    series_times: Sequence[Times],
+    freq: Any = None,
+    max_absent: float = MAX_ABSENT_SHARE,
+    known: Sequence[Frequency] = (),
 ) -> list[Frequency | None]:
     """Return the frequency of the times of each series; None where it cannot be inferred.
 
@@ -200,7 +203,7 @@ def _refuse_other(freq: Any, frequency: Frequency, times: Times) -> None:
         )
 
 
-def inferred(times: Times, max_absent: float = FEW) -> Frequency | None:
+def inferred(times: Times, max_absent: float = MAX_ABSENT_SHARE) -> Frequency | None:
     """Return the frequency at which at most the fraction `max_absent` of the steps is absent; None if there is none."""
     if len(times) < (3 if times.dates else 2) or (np.diff(times.marks) <= 0).any():
         return None

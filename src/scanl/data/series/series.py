@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.series.columns import Numbers, column, grouped, indicators, is_text, labels, numbers, refuse_overlap
-from scanl.data.series.frequency import CYCLES, DAY, FEW, SLACK, Counts, Frequency, frequencies, season
+from scanl.data.series.frequency import CYCLES, DAY, MAX_ABSENT_SHARE, SLACK, Counts, Frequency, frequencies, season
 from scanl.data.series.times import Times, times
 from scanl.errors import ConfigError, DataError
 
@@ -204,7 +204,7 @@ def filled(
     time: str,
     series: str | None,
     constant: Sequence[str],
-    max_added: float = FEW,
+    max_added: float = MAX_ABSENT_SHARE,
     freq: Any = None,
     known: Sequence[Frequency] = (),
 ) -> tuple[Any, int]:

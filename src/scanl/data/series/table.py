@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from scanl.data.base import check_shares, own_options, register
-from scanl.data.series.columns import FILE, MANY, files_of, is_text, read_tables, unread
+from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_tables, unread
 from scanl.data.series.forecast import SeriesForecast, SeriesGeneration
-from scanl.data.series.frequency import FEW
+from scanl.data.series.frequency import MAX_ABSENT_SHARE
 from scanl.data.series.label import SeriesLabel
 from scanl.data.series.series import Collection, filled, series_of
 from scanl.data.series.source import SeriesSource
@@ -185,7 +185,7 @@ class Table(SeriesSource):
     def left_out(self) -> list[str]:
         """Columns without a role that are not read: they have no name, number the rows, or have too many texts."""
         frame = self.read(self.path)
-        texts = [name for name in self._free if is_text(frame[name]) and frame[name].nunique() > MANY]
+        texts = [name for name in self._free if is_text(frame[name]) and frame[name].nunique() > MAX_TEXTS]
         return [name for name in frame.columns if name in self._free and name in (*unread(frame), *texts)]
 
     @property
@@ -215,7 +215,7 @@ class Table(SeriesSource):
             return frame, 0
         return filled(
             frame, path, time=self.time, series=self.series, constant=self.static,
-            max_added=FEW if self.gaps is None and like is None else 1.0, freq=self.freq,
+            max_added=MAX_ABSENT_SHARE if self.gaps is None and like is None else 1.0, freq=self.freq,
             known=like.known if like else (),
         )  # fmt: skip
 

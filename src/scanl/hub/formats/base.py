@@ -14,7 +14,7 @@ from scanl.layers.parts.norm import RMSNorm
 from scanl.models import Block, LanguageModel, Stack
 from scanl.registry import Registry
 
-MOST = torch.finfo(torch.float32).max  # the largest number accepted in config.json
+MAX_NUMBER = torch.finfo(torch.float32).max  # the largest number accepted in config.json
 
 
 class Layout(ABC):
@@ -174,7 +174,7 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, bool):
         return isinstance(value, bool)
     if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
     # An entry whose default is None or "auto" may be a size too.
     return (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63) or value == default
 

@@ -26,7 +26,7 @@ class InfiniState(NamedTuple):
     steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
-LEAST = 1e-10  # denominator of a read; that of an empty memory is 0
+MIN_DENOMINATOR = 1e-10  # denominator of a read; that of an empty memory is 0
 
 
 @registry.register("infini_attention")
@@ -112,7 +112,7 @@ class InfiniAttention(SegmentLayer):
     def _read(self, queries: Tensor, memory: Tensor, norm: Tensor) -> Tensor:
         """Return what the memory holds at queries (B, Q, H, K)."""
         features = F.elu(queries).transpose(1, 2) + 1
-        values = features @ memory / (features @ norm[..., None]).clamp(min=LEAST)
+        values = features @ memory / (features @ norm[..., None]).clamp(min=MIN_DENOMINATOR)
         return values.transpose(1, 2)
 
     def _after(self, memory: Tensor, norm: Tensor, keys: Tensor, values: Tensor, steps: Tensor) -> tuple[Tensor, ...]:

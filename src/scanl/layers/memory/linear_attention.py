@@ -16,7 +16,8 @@ from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention, noncausal_linear_attention
 from scanl.ops._frame.exactness import exactly
 
-MANY = 256  # features of a head; up to there a kernel of `linear_attention` costs less than scores of pairs of steps
+# Features of a head up to which a kernel of `linear_attention` costs less than scores of pairs of steps.
+MAX_KERNEL_FEATURES = 256
 
 
 class LinearAttentionState(NamedTuple):
@@ -99,7 +100,7 @@ class LinearAttention(Layer):
         self.q_norm, self.k_norm = (nn.LayerNorm(key) if qk_norm == "layernorm" else None for _ in range(2))
         self.feature_map = FeatureMap(feature_map, num_heads, self.head_dim, num_features, nu, horizon, degree)
         plain = causal and not (forget_gate or qk_norm == "sum")
-        self.by_kernel = plain and self.feature_map.has_kernel and self.feature_map.width > MANY
+        self.by_kernel = plain and self.feature_map.has_kernel and self.feature_map.width > MAX_KERNEL_FEATURES
         self.gate_proj = nn.Linear(dim, num_heads) if forget_gate else None
         self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm else None
         self.o_proj = nn.Linear(value, dim, bias=bias)

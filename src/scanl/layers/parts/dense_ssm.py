@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.ops import long_convolution
 from scanl.ops._frame.opaque import opaque
 
-FEW = 16  # up to this many steps the recurrence is used
+MAX_RECURRENT_STEPS = 16  # up to this many steps the recurrence is used
 
 
 def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def _shapes(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) ->
 def dense_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Run a few steps as the recurrence, more by `dense_ssm`. Shapes as there; T may be 0."""
     state = None if state is None else state.to(u.dtype)
-    if u.shape[1] > FEW:
+    if u.shape[1] > MAX_RECURRENT_STEPS:
         return dense_ssm(u, A, B, C, state)
     state = u.new_zeros(u.shape[0], *B.shape) if state is None else state
     A, B, C = (tensor.to(u.dtype) for tensor in (A, B, C))

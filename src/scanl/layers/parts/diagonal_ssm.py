@@ -16,7 +16,7 @@ from scanl.layers.packing import each_alone
 from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal
 from scanl.ops.ssm_kernels import powers
 
-FEW = 16  # up to this many steps the recurrence is used
+MAX_RECURRENT_STEPS = 16  # up to this many steps the recurrence is used
 
 
 def diagonal_ssm(
@@ -41,7 +41,7 @@ def diagonal_ssm(
     """
     state = None if state is None else state.to(A.dtype)
     traced = torch.compiler.is_exporting() or (cu_seqlens is not None and torch.compiler.is_compiling())
-    if traced or x.shape[1] <= FEW or timespans is not None:
+    if traced or x.shape[1] <= MAX_RECURRENT_STEPS or timespans is not None:
         return _recurrence(x, A, B, C, dt, state, discretization, cu_seqlens, timespans)
     if cu_seqlens is not None:
         rows = A.new_zeros(cu_seqlens.shape[0] - 1, *C.shape) if state is None else state

@@ -21,7 +21,7 @@ SOURCE = (
 )
 
 
-EXACT = 512  # most units whose eigenvalues are computed
+MAX_DENSE_UNITS = 512  # most units whose eigenvalues are computed
 
 
 @cell("x: B T E, w: E E, state: B E -> B T E", equation=EQUATION, source=SOURCE)
@@ -101,7 +101,7 @@ def _spectral_radius(W: Tensor) -> float:
     """Return the largest absolute eigenvalue; for more than EXACT units the growth of random vectors, to about 1 %."""
     if W.is_meta:
         return 1.0
-    if len(W) <= EXACT:
+    if len(W) <= MAX_DENSE_UNITS:
         return max(float(torch.linalg.eigvals(W.double()).abs().max()), 1e-8)
     v, steps, growth = torch.randn(len(W), 1), 64, 0.0
     for step in range(2 * steps):  # log ‖W^2k v‖ - log ‖W^k v‖ = k log ρ

@@ -15,7 +15,7 @@ from torch import Tensor
 from scanl.ops._frame.nonfinite import readable
 
 SPAN = 30.0  # e^{-2 SPAN} and e^{SPAN} are far from the limits of float32
-SMALL = 512  # pairs of positions that are computed weight by weight
+MAX_DIRECT_PAIRS = 512  # pairs of positions that are computed weight by weight
 
 
 class Sums(NamedTuple):
@@ -38,7 +38,7 @@ def weighed(w: Tensor, k: Tensor, v: Tensor) -> Sums:
     rows, keys = w.shape[1:]
     least = torch.finfo(w.dtype).min / 2
     a = w.detach().amax(2, keepdim=True).clamp(min=least)
-    if not readable(w, k) or rows * keys <= SMALL:
+    if not readable(w, k) or rows * keys <= MAX_DIRECT_PAIRS:
         exponents = w[..., None] + k[:, None]
         m = exponents.detach().amax(2).clamp(min=least)
         weights = (exponents - m[:, :, None]).exp()

@@ -38,7 +38,7 @@ class AFTState(NamedTuple):
     steps: Tensor
 
 
-MANY, FEW = 256, 64  # steps that are computed together: without and with a window
+BLOCK_STEPS, WINDOW_BLOCK_STEPS = 256, 64  # steps that are computed together: without and with a window
 
 
 def _shapes(
@@ -95,7 +95,7 @@ def _averaged(
 
     k, v = spread(keys), spread(values)
     older = None if average is None else Sums(*(spread(tensor) for tensor in average.split(1, 1)))
-    size, outputs = MANY if older is None else FEW, []
+    size, outputs = BLOCK_STEPS if older is None else WINDOW_BLOCK_STEPS, []
     for first in range(0, length, size):
         end = min(first + size, length)
         row = torch.arange(first, end, device=k.device)[:, None]

@@ -14,9 +14,9 @@ from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.hyena import Hyena, ShortFiltered
 from scanl.options import at_least
 
-SPARE = 8  # directions of the search for singular vectors beyond those that are needed
+SPARE_DIRECTIONS = 8  # directions of the search for singular vectors beyond those that are needed
 ROUNDS = 4  # of that search
-LARGEST = 1 - 1e-7  # radius of a mode
+MAX_RADIUS = 1 - 1e-7  # radius of a mode
 
 
 class LaughingHyenaState(NamedTuple):
@@ -127,13 +127,13 @@ def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) ->
 def _fit_one(h: Tensor, tolerance: float, largest: int) -> tuple[Tensor, ...]:
     steps = len(h) - 1
     rows = (steps + 1) // 2
-    u, singular = _singular_vectors(h[1:], rows, min(rows, largest + SPARE))
+    u, singular = _singular_vectors(h[1:], rows, min(rows, largest + SPARE_DIRECTIONS))
     scaled = singular / singular[0].clamp(min=torch.finfo(h.dtype).tiny)
     order = int((scaled[:largest] > tolerance).sum().clamp(min=1, max=max(1, rows - 1)))
     # u[1:] = u[:-1] A in the least squares sense
     poles = torch.linalg.eigvals(torch.linalg.lstsq(u[:-1, :order], u[1:, :order]).solution)
     poles = poles[poles.imag >= -1e-12]  # one of each conjugate pair
-    poles = torch.polar(poles.abs().clamp(1e-12, LARGEST), poles.angle())
+    poles = torch.polar(poles.abs().clamp(1e-12, MAX_RADIUS), poles.angle())
     powers = torch.exp(torch.arange(1, steps + 1, dtype=h.dtype)[:, None] * poles.log())
     table = torch.cat([powers.real, -powers.imag], 1)
     weights = torch.linalg.lstsq(table, h[1:, None], driver="gelsd").solution[:, 0]

@@ -20,7 +20,7 @@ from scanl.ops._frame.fused import supported
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.fused.low_rank_response import low_rank_response
 
-FEW = 16  # up to this many steps the recurrence is used
+MAX_RECURRENT_STEPS = 16  # up to this many steps the recurrence is used
 
 
 class LowRankKernel(Module):
@@ -153,7 +153,7 @@ def _complex(u: Tensor) -> torch.dtype:
 def _scan(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if u.shape[1] > FEW and dt.ndim == 1:
+    if u.shape[1] > MAX_RECURRENT_STEPS and dt.ndim == 1:
         with as_widened(u):
             return _convolution(u, Lambda, P, B, C, dt, state)
     zeros = Lambda.new_zeros(u.shape[0], *Lambda.shape, dtype=_complex(u))

@@ -24,7 +24,7 @@ from scanl.learning.forecasting.choose import MINUTES
 from scanl.learning.forecasting.frames import Frames, levels_of
 
 GRID = np.arange(0.5, 100) / 100  # probabilities between whose quantiles samples are drawn
-READ = 2  # rows that a forecast needs at least
+MIN_ROWS = 2  # rows that a forecast needs at least
 
 
 class DartsForecaster(GlobalForecastingModel):
@@ -170,17 +170,17 @@ class DartsForecaster(GlobalForecastingModel):
 
     @property
     def _target_window_lengths(self) -> tuple[int, int]:
-        return READ, self.horizon
+        return MIN_ROWS, self.horizon
 
     @property
     def extreme_lags(self) -> tuple[int | None, ...]:
-        past = (-READ, -1) if self.uses_past_covariates else (None, None)
-        future = (-READ, self.horizon - 1) if self.uses_future_covariates else (None, None)
-        return (-READ, self.horizon - 1, *past, *future, 0)
+        past = (-MIN_ROWS, -1) if self.uses_past_covariates else (None, None)
+        future = (-MIN_ROWS, self.horizon - 1) if self.uses_future_covariates else (None, None)
+        return (-MIN_ROWS, self.horizon - 1, *past, *future, 0)
 
     @property
     def _model_encoder_settings(self) -> tuple[int, int, bool, bool, None, None]:
-        return READ, self.horizon, True, True, None, None
+        return MIN_ROWS, self.horizon, True, True, None, None
 
 
 def _several(series: Any) -> list[TimeSeries]:

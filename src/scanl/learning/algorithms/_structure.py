@@ -28,7 +28,7 @@ from scanl.models.pooling import PooledState
 
 DRAWS, ROWS = 4, 64  # random copies, and inputs and states of each; a ReLU is off in about half of them
 BEFORE = 3  # steps before the one that is looked at
-LONG = 64  # steps within which a parameter reaches a state with integers, if at all
+PROBE_STEPS = 64  # steps within which a parameter reaches a state with integers, if at all
 
 Within = Callable[[], AbstractContextManager[Any]]
 
@@ -116,7 +116,7 @@ def _unreached(who: str) -> ConfigError:
 
 def _dense(who: str, model: Model, size: int) -> Structure:
     """Return the structure in which every parameter that reaches the state reaches all of it."""
-    net, x = _random_copy(who, model, 1, LONG)
+    net, x = _random_copy(who, model, 1, PROBE_STEPS)
     try:
         after = flatten(net(x, net.init_state(1))[1])
     except ShapeError:  # of a model with a largest length

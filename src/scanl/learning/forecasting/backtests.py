@@ -21,12 +21,12 @@ from scanl.learning.forecasting.lag_maps import LagMap, Numbers
 from scanl.models.forecasting.running import nothing_read, running
 
 FOLDS = 3  # backtests
-FIRST, LATEST = 0.55, 0.8  # bounds of the share of rows before the first of them
+MIN_FIRST_SHARE, MAX_FIRST_SHARE = 0.55, 0.8  # bounds of the share of rows before the first of them
 MOST_LEARNT = 6000  # origins in a least squares fit
 MOST_MEASURED = 400  # origins in a backtest
 CERTAIN = 300  # origins in the backtests from which combinations of forecasts are compared
-NEAR = 1.2  # ratio to the lowest error up to which a forecast counts
-SMALL = 10.0  # median of numbers whose forecasts are rounded if they are whole
+MAX_ERROR_RATIO = 1.2  # ratio to the lowest error up to which a forecast counts
+MAX_ROUNDED_MEDIAN = 10.0  # median of numbers whose forecasts are rounded if they are whole
 MOST_LOG = 700.0  # of a forecast of a logarithm: its exponential is finite
 
 Rows = NDArray[np.int64]
@@ -69,7 +69,7 @@ class Past:
     def borders(self) -> list[float]:
         """Shares of the rows between which the origins of each backtest are. A season comes before the first."""
         usual = float(np.median(self.ends))
-        first = min(LATEST, max(FIRST, (self.season + 2 * self.horizon + 4) / usual))
+        first = min(MAX_FIRST_SHARE, max(MIN_FIRST_SHARE, (self.season + 2 * self.horizon + 4) / usual))
         return list(np.linspace(first, 1.0, FOLDS + 1))
 
     @cached_property
@@ -90,7 +90,7 @@ class Past:
     @property
     def whole(self) -> bool:
         """Whether the numbers are small whole numbers, so that a forecast between two of them is none."""
-        return bool((self.known % 1 == 0).all()) and float(np.median(np.abs(self.known))) <= SMALL
+        return bool((self.known % 1 == 0).all()) and float(np.median(np.abs(self.known))) <= MAX_ROUNDED_MEDIAN
 
 
 def _units(y: Numbers, season: int) -> Numbers:
@@ -246,7 +246,7 @@ def combined(windows: Windows, trials: Sequence[Trial]) -> list[Trial]:
         return _step_by_step(windows, trials[:60])
     best: dict[tuple[str, int, str], Trial] = {}
     for one in trials:
-        if one.error <= NEAR * trials[0].error:
+        if one.error <= MAX_ERROR_RATIO * trials[0].error:
             prior = "" if one.map.prior is None else one.map.prior.family[:1]
             best.setdefault((one.map.family, len(one.map.numbers), prior), one)
     return list(best.values())

@@ -37,7 +37,7 @@ from scanl.models import Forecaster
 MINUTES = 2.0  # of a run, if nothing else is said
 SIMPLE = 0.6  # share of the minutes for simple forecasts
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
-ENOUGH = 200  # errors at a step ahead from which its own quantiles are taken
+MIN_ERRORS = 200  # errors at a step ahead from which its own quantiles are taken
 LEAST_ROWS = 500  # of a table from which a stack can learn
 STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "weight_decay": 0.01}
 STEPS = 240
@@ -225,7 +225,7 @@ def _quantiles(windows: Windows, forecasts: list[Numbers], channels: int) -> Num
         unit = np.maximum(np.where(np.isnan(unit), np.nanmean(np.abs(of_channel)), unit), 1e-9)
         shape = np.nanquantile(of_channel / unit, levels)
         at_step = np.nanquantile(of_channel, levels, axis=0).T
-        enough = (~np.isnan(of_channel)).sum(0) >= ENOUGH
+        enough = (~np.isnan(of_channel)).sum(0) >= MIN_ERRORS
         table = np.where(enough[:, None], at_step, unit[:, None] * shape)
         table = np.where(levels < 0.5, np.minimum(table, 0), np.maximum(table, 0))
         table[:, LEVELS.index(0.5)] = 0
@@ -369,6 +369,6 @@ def _factors(marks: Sequence[_Mark], log: bool) -> Numbers:
         at = level if level > 0.5 else 1 - level
         for h in range(len(factors)):
             values = ratio[:, h]
-            values = values if (~np.isnan(values)).sum() >= ENOUGH else ratio
+            values = values if (~np.isnan(values)).sum() >= MIN_ERRORS else ratio
             factors[h, k] = np.nanquantile(values, at) if not np.isnan(values).all() else 1.0
     return factors.clip(*FACTORS)

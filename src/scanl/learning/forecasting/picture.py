@@ -14,13 +14,13 @@ from scanl.data.series.times import times
 from scanl.errors import DataError
 from scanl.learning.run.picture import save_figure
 
-MOST = 12  # panels
+MAX_PANELS = 12  # panels
 PAST, FORECAST = "#636363", "#08519c"
 YEARS = (2, 9998)  # that matplotlib draws, with a margin
 
 
 def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
-    """Write a picture with a panel for each series and target, the first `MOST` of them.
+    """Write a picture with a panel for each series and target, the first `MAX_PANELS` of them.
 
     rows: of the table, before the forecast.   forecast: what `scanl.learning.forecast` returns.
     """
@@ -30,8 +30,8 @@ def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
     groups = grouped(forecast, path, table.series)
     panels = [(name, places, target) for name, places in groups for target in table.targets]
     past = dict(grouped(rows, table.path, table.series))
-    columns = min(len(panels[:MOST]), 1 if len(panels) < 3 else 2 if len(panels) < 7 else 3)
-    height = math.ceil(len(panels[:MOST]) / columns)
+    columns = min(len(panels[:MAX_PANELS]), 1 if len(panels) < 3 else 2 if len(panels) < 7 else 3)
+    height = math.ceil(len(panels[:MAX_PANELS]) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 5.2 * columns, 0.9 + 2.9 * height), layout="constrained")
     all_axes = figure.subplots(height, columns, squeeze=False).flatten()
     for axes, (name, places, target) in zip(all_axes, panels, strict=False):
@@ -47,8 +47,8 @@ def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
     for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
     figure.legend(*all_axes[0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower center")
-    if len(panels) > MOST:
-        figure.suptitle(f"the first {MOST} of {len(panels)} forecasts")
+    if len(panels) > MAX_PANELS:
+        figure.suptitle(f"the first {MAX_PANELS} of {len(panels)} forecasts")
     return save_figure(figure, path)
 
 

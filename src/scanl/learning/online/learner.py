@@ -14,7 +14,7 @@ from scanl.learning.online.flat import ELEMENTWISE, Flat
 from scanl.learning.online.repeated import Repeated
 from scanl.learning.questions import Model
 
-NEAR = 1e-6  # is added to a norm, as torch does
+NORM_EPS = 1e-6  # is added to a norm, as torch does
 CHANGE = "the parameters that have gradients change from update to update"
 
 
@@ -95,7 +95,7 @@ class Learner:
                 torch.zeros_like(loss)
             ]  # as of `force`
             norm = torch.stack(squares).sum().sqrt()
-            factor = (self.clip / (norm + NEAR)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
+            factor = (self.clip / (norm + NORM_EPS)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
             places = self._places()
             for parameter, gradient in known:
                 # New tensors in every update would take as long as the update.

@@ -30,7 +30,7 @@ from scanl.learning.online.prequential import Prequential
 from scanl.learning.online.reading import Columns, Item, Row
 from scanl.tasks.stream import Stream
 
-SHOWN = 10  # skipped lines that are reported one by one
+MAX_SHOWN_LINES = 10  # skipped lines that are reported one by one
 
 Report = Callable[[str], None]
 
@@ -112,7 +112,7 @@ class Run:
                 )
                 if self.columns.text:
                     self.report(f"text is not read: {', '.join(self.columns.text)}")
-            if self.unread < SHOWN and row.values.keys() - self.known:
+            if self.unread < MAX_SHOWN_LINES and row.values.keys() - self.known:
                 self._note(row, self.columns)
             try:
                 yield self.columns.item(row)
@@ -254,8 +254,8 @@ class Run:
             advice = "correct it, or give --on-error skip"
             raise DataError(f"learn: {error}; {advice}") from None
         self.skipped += 1
-        if self.skipped <= SHOWN:
-            self.report(f"{error}; skipped" + ("; no more are reported" if self.skipped == SHOWN else ""))
+        if self.skipped <= MAX_SHOWN_LINES:
+            self.report(f"{error}; skipped" + ("; no more are reported" if self.skipped == MAX_SHOWN_LINES else ""))
 
     def _take(self, item: Item) -> None:
         if self.loop is None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
-LARGEST = 10.0  # a standardised number is cut here: an outlier is at most that far from the mean
+MAX_DEVIATION = 10.0  # a standardised number is cut here: an outlier is at most that far from the mean
 
 
 class Scaling:
@@ -40,8 +40,8 @@ class Scaling:
         self.variance = (1 - weight) * (self.variance + change * off)
 
     def scaled(self, x: Values) -> Values:
-        """Return (x - m) / sqrt(v) by the numbers read so far, cut at `LARGEST`; 0 where those were equal."""
-        return _clipped(_ratio(x - self.mean, np.sqrt(self.variance)), -LARGEST, LARGEST)
+        """Return (x - m) / sqrt(v) by the numbers read so far, cut at `MAX_DEVIATION`; 0 where those were equal."""
+        return _clipped(_ratio(x - self.mean, np.sqrt(self.variance)), -MAX_DEVIATION, MAX_DEVIATION)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as lists of numbers."""
@@ -100,7 +100,7 @@ class Innovation:
         residual = y - base
         among = 1 / min(self.count - 1, self.span)
         self.square = (1 - among) * self.square + among * residual * residual
-        return _clipped(_ratio(residual, self.scale), -LARGEST, LARGEST)
+        return _clipped(_ratio(residual, self.scale), -MAX_DEVIATION, MAX_DEVIATION)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as lists of numbers."""

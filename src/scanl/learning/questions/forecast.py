@@ -14,7 +14,7 @@ from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, Option, answers, listed
 from scanl.models import Backbone, Channels, Forecaster, Normalization
 
-BECAUSE = "the question of the data is not a forecast"
+NO_FORECAST = "the question of the data is not a forecast"
 
 
 @answers(Forecast)
@@ -25,14 +25,14 @@ class ForecastAnswerer(Answerer[Forecast]):
     """
 
     options = {  # noqa: RUF012
-        "recursive": Option(False, BECAUSE),
-        "lags": Option(None, BECAUSE),
-        "span": Option(None, BECAUSE),
-        "log": Option(False, BECAUSE),
-        "start": Option([], BECAUSE),  # read by `scanl.learning.forecasting.choose`
-        "rounded": Option(False, BECAUSE),
-        "least": Option(None, BECAUSE),
-        "calibrated": Option(False, BECAUSE),
+        "recursive": Option(False, NO_FORECAST),
+        "lags": Option(None, NO_FORECAST),
+        "span": Option(None, NO_FORECAST),
+        "log": Option(False, NO_FORECAST),
+        "start": Option([], NO_FORECAST),  # read by `scanl.learning.forecasting.choose`
+        "rounded": Option(False, NO_FORECAST),
+        "least": Option(None, NO_FORECAST),
+        "calibrated": Option(False, NO_FORECAST),
     }
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> Forecaster:

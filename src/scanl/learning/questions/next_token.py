@@ -21,7 +21,7 @@ from scanl.learning.report import BYTES
 from scanl.models import Backbone, LanguageModel
 
 SAMPLE_BYTES = 600
-TIED = Option(False, "the answers are not tokens of the input")
+TIED_OPTION = Option(False, "the answers are not tokens of the input")
 
 
 @answers(NextToken)
@@ -29,7 +29,7 @@ class NextTokenAnswerer(Answerer[NextToken]):
     """A `LanguageModel`. Every step has an answer, so none is selected: logits (N * T, V), and targets (N * T,)."""
 
     every_step = True
-    options = {"tie_embeddings": TIED}  # noqa: RUF012
+    options = {"tie_embeddings": TIED_OPTION}  # noqa: RUF012
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> LanguageModel:
         return LanguageModel(self.question.inputs.size, stack, **options)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from scanl.errors import CheckpointError
 from scanl.files import writing
 from scanl.learning.run.folder import RunFolder
-from scanl.learning.run.plan import UNKNOWN
+from scanl.learning.run.plan import UNKNOWN_PLAN
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -86,11 +86,15 @@ class Progress:
         """Show a row of the metrics as `line`; `steps` is the present estimate of the run's length."""
         text = f"{line}  {row['tokens_per_second']:,} tokens/s"
         if self._bar is not None:
-            self._bar.total = steps if steps < UNKNOWN.steps else None
+            self._bar.total = steps if steps < UNKNOWN_PLAN.steps else None
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(row["step"] - self._bar.n)
         elif time.monotonic() - self._printed >= 10 or row["step"] >= steps:
-            print(f"step {row['step']}/{steps if steps < UNKNOWN.steps else '?'}  {text}", file=sys.stderr, flush=True)
+            print(
+                f"step {row['step']}/{steps if steps < UNKNOWN_PLAN.steps else '?'}  {text}",
+                file=sys.stderr,
+                flush=True,
+            )
             self._printed = time.monotonic()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model
 from scanl.learning.questions.base import counted
 from scanl.learning.run.config import TrainConfig, make_algorithm, rows_in_a_step, update_steps
-from scanl.learning.run.plan import UNKNOWN, Plan, rate
+from scanl.learning.run.plan import UNKNOWN_PLAN, Plan, rate
 from scanl.learning.run.sharing import PATIENCE, own, shard, share_sequences, undivided_tensor
 from scanl.learning.run.strategy import Sharded
 from scanl.models import Stack
@@ -50,7 +50,7 @@ class Learning(pl.LightningModule):
         self.config = config
         self.source = source
         self.algorithm = algorithm or make_algorithm(config, source)
-        self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
+        self.plan = UNKNOWN_PLAN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
         self.restored: dict[str, Tensor] | None = None

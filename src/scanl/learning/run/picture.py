@@ -17,7 +17,7 @@ from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
 
 Rows = Sequence[Mapping[str, Any]]
-NAMED = 20  # most classes that are named in a picture
+MAX_NAMED_CLASSES = 20  # most classes that are named in a picture
 BINS = 10  # of probabilities
 
 
@@ -133,7 +133,7 @@ def draw_confusion(axes: Any, predicted: Tensor, targets: Tensor, names: Sequenc
     count = len(names)
     table = torch.bincount(targets * count + predicted, minlength=count * count).view(count, count)
     axes.imshow((table / table.sum(1, keepdim=True).clamp(min=1)).numpy(), cmap="Blues", vmin=0, vmax=1)
-    if count <= NAMED:
+    if count <= MAX_NAMED_CLASSES:
         axes.set_xticks(range(count), names, rotation=45, ha="right")
         axes.set_yticks(range(count), names)
         for row, column in table.nonzero().tolist():

@@ -28,7 +28,7 @@ class Plan:
         return replace(self, steps=steps)
 
 
-UNKNOWN = Plan(10**9)  # until a budget of minutes is converted to steps
+UNKNOWN_PLAN = Plan(10**9)  # until a budget of minutes is converted to steps
 
 
 def rate(plan: Plan, warmup: int, step: int) -> float:

@@ -24,7 +24,7 @@ from scanl.learning.run.run import Run
 from scanl.learning.run.trainer import make_trainer
 
 LOWEST, HIGHEST = 1e-6, 1.0
-LEAST = 20  # trials
+MIN_TRIALS = 20  # trials
 WINDOW = 0.05  # share of the losses on each side of one that are in its mean
 
 
@@ -101,8 +101,8 @@ def search(run: Run, trials: int = 100) -> Found:
     """
     if run.config.run.devices != 1:
         raise ConfigError(f"lr: devices is {run.config.run.devices}, expected 1")
-    if trials < LEAST:
-        raise ConfigError(f"lr: trials is {trials}, expected at least {LEAST}")
+    if trials < MIN_TRIALS:
+        raise ConfigError(f"lr: trials is {trials}, expected at least {MIN_TRIALS}")
     learning = Search(run.model, run.config, run.source, run.algorithm)
     trainer = make_trainer(run.config, trials, checkpoints=InMemory())
     with warnings.catch_warnings():

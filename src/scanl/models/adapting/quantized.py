@@ -9,10 +9,10 @@ from scanl.layers.adapters import READS
 from scanl.layers.base import Layer
 from scanl.layers.parts.quantized import BITS, Quantized, fits, turn
 from scanl.models.heads.language_model import LanguageModel
-from scanl.ops.fused.quantized_linear import LEAST as FEWEST
+from scanl.ops.fused.quantized_linear import MIN_ROWS
 from scanl.ops.fused.quantized_linear import pack
 
-LEAST = 1 << 12  # numbers of the weight of a linear map: a smaller one gains nothing
+MIN_NUMBERS = 1 << 12  # numbers of the weight of a linear map: a smaller one gains nothing
 LARGE = 1 << 20  # numbers of an embedding that is no map to the logits too: a smaller one gains nothing
 
 
@@ -59,7 +59,7 @@ def quantize(model: nn.Module, weights: str = "int8") -> QuantizedReport:
     if not chosen:
         raise ConfigError(
             f"quantize: {type(model).__name__} has no linear map that can be quantized, expected one that is called, "
-            f"with {LEAST:,} numbers and rows of a multiple of 32"
+            f"with {MIN_NUMBERS:,} numbers and rows of a multiple of 32"
         )
     maps = {path for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     float_bytes = _bytes(model)
@@ -87,7 +87,7 @@ def _chosen(model: nn.Module, bits: int) -> dict[str, int]:
     }
     embedded = {id(able[path].weight) for path in chosen}
     for path, module in maps.items():
-        if module.weight.numel() >= LEAST and module.out_features >= FEWEST:
+        if module.weight.numel() >= MIN_NUMBERS and module.out_features >= MIN_ROWS:
             chosen[path] = 8 if id(module.weight) in embedded else bits
     return chosen
 

@@ -21,8 +21,8 @@ from scanl.ops._frame.exactness import exactly
 if TYPE_CHECKING:
     from scanl.ops._recorded import Recorded
 
-PAYS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
-MOST = 16  # rows of a kernel; more rows run in parts
+MIN_TOKENS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
+MAX_ROWS = 16  # rows of a kernel; more rows run in parts
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
 OF_ALL = vars(nn.Module()).keys()
 
@@ -141,7 +141,7 @@ class CompiledStep:
         batch = len(rows)
         if batch == 0 or exactly() or torch.is_autocast_enabled("cpu"):
             return None
-        units = max(-(-batch // MOST), min(torch.get_num_threads(), batch // 4))
+        units = max(-(-batch // MAX_ROWS), min(torch.get_num_threads(), batch // 4))
         size = 1 << (-(-batch // units)).bit_length() - 1  # five kernels serve batches of any size
         kernel = self._kernels.get(size)
         if kernel is None and self.reason is None:

@@ -18,7 +18,7 @@ from scanl.ops.fused.exceedances import exceedances
 from scanl.options import above, at_least
 
 POLES = 4  # most of a filter
-SHORTEST = 0.4  # steps: the shortest time constant, with which a filter forgets at once
+MIN_TIME_CONSTANT = 0.4  # steps: the shortest time constant, with which a filter forgets at once
 CYCLES = 2.0  # most oscillations of a pole within its time constant
 REAL = 0.25  # share of the poles that do not oscillate
 SAMPLES, SERIES = 1000, 100  # outputs from which thresholds are drawn, and from at most how many series
@@ -71,7 +71,7 @@ class RandomFilters(Saved):
         inputs: Annotated[Features, "what is read; with `missing`, one more channel has the share of known features"],
         filters: Annotated[int, at_least(1), "K"] = 1024,
         levels: Annotated[int, at_least(1), "Q, thresholds of a filter"] = 4,
-        longest: Annotated[float, above(SHORTEST), "longest time constant, in steps"] = 64.0,
+        longest: Annotated[float, above(MIN_TIME_CONSTANT), "longest time constant, in steps"] = 64.0,
         leave_out: Annotated[bool, "leave out the steps of which no feature is known, and read no zeros"] = False,
         last: Annotated[bool, "the readout also has the last outputs of the recurrences"] = False,
     ) -> None:
@@ -79,7 +79,7 @@ class RandomFilters(Saved):
         self.inputs, self.leave_out, self.last = inputs, leave_out, last
         self.standard = Standard(self._who(), inputs.channels, inputs.scales)
         channels, shape = inputs.channels + inputs.missing, (POLES, filters)
-        constant = SHORTEST * (longest / SHORTEST) ** torch.rand(shape)
+        constant = MIN_TIME_CONSTANT * (longest / MIN_TIME_CONSTANT) ** torch.rand(shape)
         cycles = CYCLES * torch.rand(shape) * (torch.rand(shape) > REAL)
         pole = torch.polar((-1 / constant).exp(), (2 * math.pi * cycles / constant).clamp(max=math.pi))
         mix = torch.randn(channels, *shape) if channels > 1 else torch.ones(1, *shape)

@@ -18,7 +18,7 @@ from scanl.layers.base import widen
 from scanl.options import one_of
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-LEAST = 1e-4  # smallest scale, in standardised units
+MIN_SCALE = 1e-4  # smallest scale, in standardised units
 UNIT = 0.5413  # softplus(UNIT) is 1: a scale starts there
 
 
@@ -153,7 +153,7 @@ class Gaussian(_Likelihood):
     width = 2
 
     def _valid(self, raw: Tensor) -> Tensor:
-        return torch.stack([raw[..., 0], F.softplus(raw[..., 1] + UNIT) + LEAST], -1)
+        return torch.stack([raw[..., 0], F.softplus(raw[..., 1] + UNIT) + MIN_SCALE], -1)
 
     def in_units(self, parameters: Tensor, location: Tensor, scale: Tensor) -> Tensor:
         return torch.stack([location + scale * parameters[..., 0], scale * parameters[..., 1]], -1)
@@ -171,7 +171,7 @@ class Student(_Likelihood):
     width = 3
 
     def _valid(self, raw: Tensor) -> Tensor:
-        scale, df = F.softplus(raw[..., 1] + UNIT) + LEAST, 2 + F.softplus(raw[..., 2] + 3) + LEAST
+        scale, df = F.softplus(raw[..., 1] + UNIT) + MIN_SCALE, 2 + F.softplus(raw[..., 2] + 3) + MIN_SCALE
         return torch.stack([raw[..., 0], scale, df], -1)
 
     def in_units(self, parameters: Tensor, location: Tensor, scale: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Counts(_Likelihood):
     counts = True
 
     def _valid(self, raw: Tensor) -> Tensor:
-        mean, dispersion = F.softplus(raw[..., 0] + UNIT) + LEAST, F.softplus(raw[..., 1] + UNIT) + LEAST
+        mean, dispersion = F.softplus(raw[..., 0] + UNIT) + MIN_SCALE, F.softplus(raw[..., 1] + UNIT) + MIN_SCALE
         return torch.stack([mean, dispersion], -1)
 
     def in_units(self, parameters: Tensor, location: Tensor, scale: Tensor) -> Tensor:

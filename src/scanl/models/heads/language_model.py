@@ -10,7 +10,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
-from scanl.models.decoding.compiled_step import PAYS, CompiledStep
+from scanl.models.decoding.compiled_step import MIN_TOKENS, CompiledStep
 from scanl.models.decoding.cursor import Cursor, as_text, continued
 from scanl.models.decoding.drafts import Draft, ModelDraft
 from scanl.models.decoding.generation import Generation
@@ -182,7 +182,7 @@ class LanguageModel(Saved):
             proposing = self._as_draft(draft)
             return continued(self._cursor(prompt, state, session, mask), choice, proposing, max_steps, stop)
 
-        if max_steps is not None and max_steps >= PAYS:
+        if max_steps is not None and max_steps >= MIN_TOKENS:
             self.compile_step(prompt.shape[0])
 
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:

@@ -18,7 +18,7 @@ from scanl.options import at_least
 
 SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
 MASK, UNKNOWN, BASES = 3, len(SPECIAL) - 1, "ACGTN"
-FIRST = len(SPECIAL)  # the token of A
+FIRST_BASE = len(SPECIAL)  # the token of A
 VOCABULARY = 16  # the twelve tokens, up to a multiple of eight
 
 
@@ -30,7 +30,7 @@ def encode(text: str) -> Tensor:
     >>> encode("AcGTNx").tolist()
     [7, 8, 9, 10, 11, 6]
     """
-    return torch.tensor([FIRST + BASES.find(base) if base in BASES else UNKNOWN for base in text.upper()]).long()
+    return torch.tensor([FIRST_BASE + BASES.find(base) if base in BASES else UNKNOWN for base in text.upper()]).long()
 
 
 def decode(tokens: Tensor) -> str:
@@ -54,7 +54,7 @@ def complement(tokens: Tensor) -> Tensor:
 
 def complements(size: int = VOCABULARY) -> Tensor:
     """Return the complement of each token, (size,)."""
-    a, c, g, t = range(FIRST, FIRST + 4)
+    a, c, g, t = range(FIRST_BASE, FIRST_BASE + 4)
     table = torch.arange(size)
     table[[a, t, c, g]] = torch.tensor([t, a, g, c])
     return table
@@ -113,7 +113,7 @@ class StrandModel(Saved):
 
     def __init__(
         self,
-        vocab_size: Annotated[int, at_least(FIRST + len(BASES)), "V; tokens as `encode` returns them"],
+        vocab_size: Annotated[int, at_least(FIRST_BASE + len(BASES)), "V; tokens as `encode` returns them"],
         stack: Annotated[Backbone, "bidirectional layers, of the width of one strand"],
         *,
         both_strands: Annotated[bool, "read the reverse complement too"] = True,

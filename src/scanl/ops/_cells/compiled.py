@@ -20,7 +20,7 @@ from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
 from scanl.ops._cells.values import Sizes, Values
 
 AFTER, BEFORE = "states after", "states before"  # the steps; no operand can have these names
-MOST = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
+MAX_MEMORY_RATIO = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
 LENGTH = 4096  # steps over which this is counted
 
 
@@ -74,7 +74,7 @@ class Compiled:
     """The kernels of a cell for certain options and operands; a subclass writes and runs the kernels of a device.
 
     frugal: store no products with matrices, but compute all of them again in the backward pass. Otherwise as many are
-    stored as `MOST` allows if all axes have the same size.
+    stored as `MAX_MEMORY_RATIO` allows if all axes have the same size.
     """
 
     def __init__(
@@ -207,20 +207,20 @@ class Compiled:
 
     def _room(self, sizes: Sizes) -> float:
         """Return how many numbers of a step may be stored besides the states, its inputs and outputs and what the
-        backward pass writes, for all to take `MOST` times its inputs, outputs and states.
+        backward pass writes, for all to take `MAX_MEMORY_RATIO` times its inputs, outputs and states.
         """
         inputs, state = sum(sizes[self._size(n)] for n in self.timed), sizes[self.state]
         written = sum(sizes[numbers] for numbers in self._rows.values()) + sizes[self.y]
         passing = sum(sizes[numbers] for numbers in self._factors.values()) * min(self.window(sizes) / LENGTH, 1)
         required = inputs + sizes[self.y] + written + passing + (0 if self.y_is_state else state)
-        return MOST * (inputs + sizes[self.y] + state) - required
+        return MAX_MEMORY_RATIO * (inputs + sizes[self.y] + state) - required
 
     def window(self, sizes: Sizes) -> int:
         """Return for how many steps at a time the backward pass stores factors of products."""
         raise NotImplementedError
 
     def within(self, sizes: Sizes) -> bool:
-        """Whether the stored products, if there are any, are within the memory that `MOST` allows."""
+        """Whether the stored products, if there are any, are within the memory that `MAX_MEMORY_RATIO` allows."""
         if sizes not in self._within:
             stored = sum(sizes[node.size] for node in self._kept)
             self._within[sizes] = not stored or stored <= self._room(sizes)

@@ -19,8 +19,9 @@ from scanl.ops._cpu._cells import blocks, groups, in_panels, sequences
 from scanl.ops._cpu._memory import empty
 
 WINDOW = 1024  # most steps of the backward pass whose factors of products are in memory at the same time
-SHORTEST = 128  # of such windows
-LONG = 512  # least steps of sequences that have products of their own; in several windows, shorter ones have them too
+MIN_WINDOW_STEPS = 128  # of such windows
+# Least steps of sequences that have products of their own; in several windows, shorter ones have them too.
+MIN_PRODUCT_STEPS = 512
 HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
 REREAD = 16  # least steps for which the matrices are copied into panels
 CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
@@ -92,7 +93,7 @@ class OnCpu(Compiled):
                 ranges[:, 1:] = low, high
             slots = self.module.backward.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
             self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
-            alone = cu_seqlens is None and (steps >= LONG or window < steps)
+            alone = cu_seqlens is None and (steps >= MIN_PRODUCT_STEPS or window < steps)
             pieces = _pieces(batch, steps, low, high, reverse, alone=alone)
             for start, end, at in pieces:
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
@@ -106,7 +107,7 @@ class OnCpu(Compiled):
         """
         passing = max(sum(sizes[numbers] for numbers in self._factors.values()), 1)
         passed = sum(sizes[self._size(n)] for n in self.timed) + sizes[self.y] + sizes[self.state]
-        return min(WINDOW, max(SHORTEST, LENGTH * passed // (4 * passing)))
+        return min(WINDOW, max(MIN_WINDOW_STEPS, LENGTH * passed // (4 * passing)))
 
     def _values(self, torchs: OfTorch, plan: Plan, first: Tensor) -> dict[str, Any]:
         """Return the slots of matrices and other values without a batch axis."""

@@ -13,7 +13,7 @@ from scanl.ops._cells.plan import Plan
 from scanl.ops._cells.sizes import Axes
 from scanl.ops._cells.trace import Ref, Unsupported
 
-MOST = 64  # tiles of one value
+MAX_TILES = 64  # tiles of one value
 
 
 class Tile(NamedTuple):
@@ -97,7 +97,7 @@ class Tiles:
             width = self.widths[letter] if letter else 1
             groups = self.groups if self.group in letters else 1
             count = size // (width * groups)
-            if count > MOST:
+            if count > MAX_TILES:
                 raise Unsupported(f"an axis of {self.axes.expression(size)} numbers beside its channels")
             if count > 1:
                 tiles.append(("each", count, by * groups * width))
@@ -120,8 +120,8 @@ class Tiles:
                 group = by
             elif by:
                 axis, channel = kind, by
-        if math.prod(map(len, offsets)) > MOST:
-            raise Unsupported(f"a value of more than {MOST} numbers for each channel")
+        if math.prod(map(len, offsets)) > MAX_TILES:
+            raise Unsupported(f"a value of more than {MAX_TILES} numbers for each channel")
         return [Tile(ref.offset + sum(by), group, axis, channel) for by in product(*offsets)]
 
     def count(self, shape: Sequence[int]) -> int:

@@ -23,7 +23,7 @@ from scanl.ops._cells import rules
 from scanl.ops._cells.sizes import Axes
 
 _PAIR = pytree.tree_flatten(((0, 0), {}))[1]  # the form of two arguments
-MOST = 400  # operations; a step that loops over an axis would loop over its size in the trace
+MAX_OPERATIONS = 400  # operations; a step that loops over an axis would loop over its size in the trace
 
 
 class Unsupported(Exception):
@@ -117,9 +117,9 @@ class Trace(TorchDispatchMode):
         self._alive.append(tensor)
         node.whole = self.ref(tensor)
         self.nodes.append(node)
-        if len(self.nodes) > MOST:
+        if len(self.nodes) > MAX_OPERATIONS:
             raise RuntimeError(
-                f"the step has more than {MOST} operations; does it loop over an axis? Name it in `static`"
+                f"the step has more than {MAX_OPERATIONS} operations; does it loop over an axis? Name it in `static`"
             )
         return node
 

@@ -31,7 +31,7 @@ from scanl.ops._triton._tuned import tuned
 '''
 HELPERS = ("expm1", "largest", "log1p", "log_sigmoid", "product", "sequences_of", "sigmoid", "smallest", "tanh")
 _OF_TRITON = ("abs", "cos", "erf", "exp", "log", "sin", "sqrt")
-MOST = 512  # tiles of a step
+MAX_STEP_TILES = 512  # tiles of a step
 WARPS = {True: (8, 16), False: (2, 4)}  # whether a program has a matrix: numbers of warps to measure
 
 
@@ -72,8 +72,8 @@ class Writer:
             {"elementwise": self._compute, "product": self._multiply, "reduce": self._reduce, "join": self._join}[
                 node.kind
             ](node)
-            if len(self._names) > MOST:
-                raise Unsupported(f"more than {MOST} values for each channel")
+            if len(self._names) > MAX_STEP_TILES:
+                raise Unsupported(f"more than {MAX_STEP_TILES} values for each channel")
         for root in self.plan.roots:
             self._root(root)
         self._end()

@@ -17,7 +17,7 @@ from scanl.ops._cpu._helper import helper
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2E = np.float32(1.44269504088896341)
 ROUND = np.float32(3 << 22)  # x + ROUND holds x, rounded to an integer, in its lowest bits
-LEAST, MOST = np.float32(-87.5), np.float32(89)
+LOWEST_EXPONENT, HIGHEST_EXPONENT = np.float32(-87.5), np.float32(89)
 POLYNOMIAL = tuple(np.float32(c) for c in (0.00138145405, 0.00836874545, 0.0416683890, 0.166665211, 0.49999994))
 
 
@@ -44,8 +44,8 @@ def _exp32(x):
     e^x = 2^n e^r with |r| <= ln(2)/2. e^r is a minimax polynomial (relative error 3e-9). 2^(n-1) is built from exponent
     bits: it is 0 at n = -126 and the largest power at n = 128. So clamped x give 0 and inf without a special case.
     """
-    x = LEAST if x < LEAST else x
-    x = MOST if x > MOST else x
+    x = LOWEST_EXPONENT if x < LOWEST_EXPONENT else x
+    x = HIGHEST_EXPONENT if x > HIGHEST_EXPONENT else x
     rounded = x * LOG2E + ROUND
     n = rounded - ROUND
     r = (x - n * LN2_HIGH) - n * LN2_LOW

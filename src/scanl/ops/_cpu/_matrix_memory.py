@@ -48,15 +48,15 @@ _HEAD = (
 # dS before the step, as it enters dS after the step, and as it multiplies P
 V, Y, O, DO, DV, DY, E, DE, FIRST, LAST, SEEN, LANES = (n * W for n in range(12))
 # Vectors of a step, at a constant stride, so that the compiler knows that they do not overlap
-MOST = 512
-STRIDE = MOST + 16
+MAX_WIDTH = 512
+STRIDE = MAX_WIDTH + 16
 D, A, K, B, Q, DQ, U, STEP = (n * STRIDE for n in range(8))  # for two steps; then the sums of the backward pass
 TO_K, TO_A, TO_B, TO_D, TO_Q, TO_U, VECTORS = (2 * STEP + n * STRIDE for n in range(7))
-WIDE = 192  # keys from which on the forward pass takes products over chunks
+MIN_CHUNKED_KEYS = 192  # keys from which on the forward pass takes products over chunks
 AHEAD = 4  # steps between prefetching q, k, v and using them
 PLAIN, BONUS, DELTA, GENERAL = range(4)  # kinds; the last two have a low-rank term
 # Numbers after a step's first vector: q·a, q·k (weighted, with a bonus), y·do, v·do, the sum of dlog d, k·da, v·dv
-QA, QK, Y_DO, V_DO, SUM_D, K_DA, V_DV = range(MOST, MOST + 7)
+QA, QK, Y_DO, V_DO, SUM_D, K_DA, V_DV = range(MAX_WIDTH, MAX_WIDTH + 7)
 
 
 def _strip_of_pass(low_rank, columns):
@@ -766,7 +766,7 @@ def _in_chunks(slots, g, gv, work, *, back):
     keys, values = work.slots["keys"], work.slots["values"]
     empty_columns = -values % W - -values % (W // 4)  # products have whole vectors instead of whole blocks
     wasteful = keys >= W < values and 4 * empty_columns >= values + -values % W
-    return work.slots["longest"] > CHUNK and (back or keys >= WIDE or wasteful)
+    return work.slots["longest"] > CHUNK and (back or keys >= MIN_CHUNKED_KEYS or wasteful)
 
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):

@@ -17,8 +17,8 @@ import weakref
 import numpy as np
 import torch
 
-LEAST = 1 << 20  # bytes; the C library reuses smaller allocations itself
-KEPT = 1 << 29  # bytes kept here, in use or idle; older blocks are freed with their tensors
+MIN_BYTES = 1 << 20  # bytes; the C library reuses smaller allocations itself
+MAX_BYTES = 1 << 29  # bytes kept here, in use or idle; older blocks are freed with their tensors
 
 _blocks: dict[int, tuple[mmap.mmap, weakref.ref]] = {}  # each with the view that a tensor owns, the latest last
 _lock = threading.RLock()  # reentrant: a signal handler may call `empty` on the same thread
@@ -37,13 +37,13 @@ def _take(size: int) -> mmap.mmap:
 
 
 def _remember(block: mmap.mmap, lease: np.ndarray) -> None:
-    if len(block) > KEPT:
+    if len(block) > MAX_BYTES:
         return
     with _lock:
         _blocks[id(block)] = block, weakref.ref(lease)
         total = sum(len(other) for other, _ in list(_blocks.values()))
         for key in list(_blocks):
-            if total <= KEPT:
+            if total <= MAX_BYTES:
                 return
             total -= len(_blocks.pop(key, (b"",))[0])
 
@@ -51,9 +51,9 @@ def _remember(block: mmap.mmap, lease: np.ndarray) -> None:
 def empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised CPU tensor. A large one may reuse the memory of an earlier result."""
     size = math.prod(shape) * dtype.itemsize
-    if size < LEAST or sys.platform == "win32":
+    if size < MIN_BYTES or sys.platform == "win32":
         return torch.empty(shape, dtype=dtype)
-    block = _take(-(-size // LEAST) * LEAST)
+    block = _take(-(-size // MIN_BYTES) * MIN_BYTES)
     lease = np.frombuffer(block, np.uint8, size)
     _remember(block, lease)
     return torch.from_numpy(lease).view(dtype).view(shape)

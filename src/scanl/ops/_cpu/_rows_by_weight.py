@@ -20,7 +20,7 @@ from scanl.ops._cpu._team import array, scratch
 COLUMNS = 6  # of a tile: rows of the weight, which has as many at least
 TERMS = 128  # terms summed in registers, and then added: rounding errors of long sums stay small
 PANEL = BYTES // 4  # rows of a panel: the lanes of a vector of float32
-FEW = 9  # rows for which a panel takes less time than tiles of four, though its other rows are zero
+PANEL_ROWS = 9  # rows for which a panel takes less time than tiles of four, though its other rows are zero
 _SUMS = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}  # many partial sums, in vectors
 
 
@@ -74,7 +74,7 @@ _six_by_panel = tile(COLUMNS, 1)  # a panel is its second factor, whose rows are
 @helper()
 def panels_of(rows):
     """Return the number of panels for a number of rows."""
-    return (rows + PANEL - FEW) // PANEL
+    return (rows + PANEL - PANEL_ROWS) // PANEL
 
 
 @helper()

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from scanl.ops._cpu._helper import helper
 
 CORES = os.cpu_count() or 1
-SMALL = 1 << 15  # with fewer elements, waking other threads costs more than the work
+MIN_SHARED_ELEMENTS = 1 << 15  # with fewer elements, waking other threads costs more than the work
 
 
 @intrinsic
@@ -82,7 +82,7 @@ def run(call: Callable, address: int, packed: list[int], units: int, work: int) 
     """Run a kernel, which gets the counter's address, `units`, then the packed numbers."""
     counter = ctypes.c_int64(0)
     arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(counter), units, *packed)
-    workers = 1 if work < SMALL else min(threads(), units)
+    workers = 1 if work < MIN_SHARED_ELEMENTS else min(threads(), units)
     if workers == 1:
         call(arguments)
     else:

@@ -119,7 +119,7 @@ class Emitter:
         def bits(number: int) -> ir.Constant:
             return ir.Constant(words, [number] * self.strip.count)
 
-        for order, bound in (("<", _math.LEAST), (">", _math.MOST)):
+        for order, bound in (("<", _math.LOWEST_EXPONENT), (">", _math.HIGHEST_EXPONENT)):
             x = self.builder.select(self.builder.fcmp_ordered(order, x, same(bound)), same(bound), x)
         rounded = self.add(same(_math.ROUND), x, same(_math.LOG2E))
         n = self.add(rounded, same(-_math.ROUND))

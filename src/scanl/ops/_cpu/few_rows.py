@@ -23,7 +23,7 @@ from scanl.ops._cpu._team import scratch
 
 BYTES = 32  # bytes of a vector: more would not leave registers for the square
 SIDE = 2  # vectors side by side: each sum waits for the one before it, so two that do not wait for one another
-WIDE = 64  # columns of a unit where rows of the matrix are adjacent
+UNIT_COLUMNS = 64  # columns of a unit where rows of the matrix are adjacent
 _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 
@@ -137,10 +137,10 @@ def _by_columns(slots):
 @kernel("rows terms columns part blocks x w y")
 def _by_terms(slots):
     rows, terms, columns, dtype = slots.rows, slots.terms, slots.columns, slots.dtype
-    sums = scratch(WIDE, dtype)
-    for unit in units(slots):  # a unit is WIDE columns of a matrix
-        matrix, column = unit // slots.blocks, unit % slots.blocks * WIDE
-        wide = min(WIDE, columns - column)
+    sums = scratch(UNIT_COLUMNS, dtype)
+    for unit in units(slots):  # a unit is UNIT_COLUMNS columns of a matrix
+        matrix, column = unit // slots.blocks, unit % slots.blocks * UNIT_COLUMNS
+        wide = min(UNIT_COLUMNS, columns - column)
         for r in range(matrix * rows, matrix * rows + rows):
             x, y = part(slots.x, r * terms, terms, dtype), part(slots.y, r * columns + column, wide, dtype)
             fill(y, 0, wide, y.dtype.type(0))
@@ -175,7 +175,7 @@ def multiply_by_terms(x: torch.Tensor, w: torch.Tensor, terms: int) -> torch.Ten
     size, columns = w.shape[-2:]
     matrices = 1 if w.ndim == 2 else len(w)
     y = empty((*x.shape[:-1], columns), x.dtype)
-    rows, blocks = x.numel() // (size * matrices), -(-columns // WIDE)
+    rows, blocks = x.numel() // (size * matrices), -(-columns // UNIT_COLUMNS)
     packed = _by_terms.pack(rows=rows, terms=size, columns=columns, part=terms, blocks=blocks, x=x, w=w, y=y)
     _by_terms.run(x.dtype, packed, blocks * matrices, w.numel())
     return y

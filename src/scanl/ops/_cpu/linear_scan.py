@@ -28,8 +28,8 @@ _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time"
 _FORWARD, _BACKWARD = " ".join(_LAYOUT) + " x a y carry", " ".join(_LAYOUT) + " dy a y carry state dx da"
 
 WIDEST = 4096  # most channels of a block, so that its carry and rows fit the first-level cache
-NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
-LONG = 4096  # least steps of a sequence that is cut in time
+MIN_BLOCK_CHANNELS = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
+MIN_CUT_STEPS = 4096  # least steps of a sequence that is cut in time
 SPLIT = 1024  # from this many channels on, cutting channels is as fast as cutting time and needs no repair
 PIECES = 4  # pieces of time, or blocks of channels with one da; a constant, since rounding depends on it
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
@@ -308,7 +308,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         first, last = np.array(bounds[:-1]), np.array(bounds[1:])
         a_first = first * a_time
     else:
-        if cut and batch == 1 and steps >= LONG and outer * inner < SPLIT:
+        if cut and batch == 1 and steps >= MIN_CUT_STEPS and outer * inner < SPLIT:
             pieces = PIECES
         edges = np.array([steps * i // pieces for i in range(pieces + 1)])
         base = np.arange(batch)[:, None]
@@ -341,7 +341,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
 def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
     """Return the channels of a block and the number of blocks, so that blocks × `others` units occupy all cores."""
     block = -(-inner * min(cores, others) // cores)
-    block = max(1, min(-(-block // NARROW) * NARROW, WIDEST, inner))
+    block = max(1, min(-(-block // MIN_BLOCK_CHANNELS) * MIN_BLOCK_CHANNELS, WIDEST, inner))
     return block, -(-inner // block)
 
 

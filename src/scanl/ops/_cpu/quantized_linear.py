@@ -31,10 +31,10 @@ from scanl.ops._cpu._team import scratch
 LANES = 16  # whole numbers of a vector
 GROUP = 2 * LANES  # terms of a group of a weight of 4 bits: one byte for each pair of terms LANES apart
 TERMS = 128 * GROUP  # terms of which a lane of 32 bits has the sum of an eighth
-MOST = 32767  # largest whole number of x beside 8 bits: 127 · 32767 · TERMS / 8 < 2³¹
+MAX_INPUT = 32767  # largest whole number of x beside 8 bits: 127 · 32767 · TERMS / 8 < 2³¹
 MOST_BY_GROUPS = 4095  # the same beside 4 bits: a number is at most 8 · 127
 ROWS = 16  # rows of a unit: they stay in the first-level cache
-NARROW = 64  # columns of a unit, at least
+MIN_UNIT_COLUMNS = 64  # columns of a unit, at least
 _SIZE = ir.IntType(64)
 _BYTES, _SHORTS, _PRODUCTS = (ir.VectorType(ir.IntType(bits), LANES) for bits in (8, 16, 32))
 _SUMS = ir.VectorType(ir.IntType(32), LANES // 2)
@@ -174,7 +174,7 @@ def _add_products(totals, count, x, x_at, terms, w, column, apart, group, groupe
 @helper()
 def division(columns, threads):
     """Return how many columns a unit has, and how many units the columns are."""
-    blocks = max(1, min(columns // NARROW, 2 * threads if threads > 1 else 1))
+    blocks = max(1, min(columns // MIN_UNIT_COLUMNS, 2 * threads if threads > 1 else 1))
     width = (columns + 4 * blocks - 1) // (4 * blocks) * 4
     return width, (columns + width - 1) // width
 
@@ -192,7 +192,7 @@ def product(slots):
     rows, columns, terms, grouped = slots.rows, slots.columns, slots.terms, slots.groups != 0
     w = part(slots.packed, 0, columns * (terms // 2 if grouped else terms), np.int8)
     group = part(slots.groups, 0, columns * (terms // GROUP) if grouped else 0, np.int8)
-    scale, limit = part(slots.scale, 0, columns, np.float32), MOST_BY_GROUPS if grouped else MOST
+    scale, limit = part(slots.scale, 0, columns, np.float32), MOST_BY_GROUPS if grouped else MAX_INPUT
     numbers, factors = scratch(min(rows, ROWS) * terms, np.int16), scratch(ROWS, np.float32)
     totals, ready = scratch(8, np.int64), -1
     for unit in units(slots):  # a unit is some rows and `width` columns

@@ -42,7 +42,7 @@ _HEAD = _WORK + " reverse positive A B C D bias state"
 
 W = 128  # most channels of a block; constant, so that the compiler knows that rows of an array do not overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time
-NARROW = 32  # with fewer channels in a group, B and C become rows
+MIN_GROUP_CHANNELS = 32  # with fewer channels in a group, B and C become rows
 FLAGS = {"forceinline": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
 
 # Rows of W in the scratch of a step
@@ -540,7 +540,7 @@ def _divide(
     else:
         ranges = np.array([(0, a, b) for a, b in itertools.pairwise(bounds)], np.int64).reshape(-1, 3)
     groups = max(1, B_groups, C_groups)
-    narrow = groups > 1 and width // groups < NARROW
+    narrow = groups > 1 and width // groups < MIN_GROUP_CHANNELS
     span = width if narrow else width // groups  # blocks do not cross multiples of this many channels
     least = max(-(-span // W), -(-CORES * span // max(1, width * len(ranges))))
     unit = width // groups if narrow else 16

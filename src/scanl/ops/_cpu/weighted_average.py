@@ -34,7 +34,7 @@ _HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v dec
 
 WIDTH = 128  # channels at a time; constant, so that the compiler knows that rows in scratch do not overlap
 CHUNK = 32  # steps between the states that the backward pass stores
-LEAST = -1e308  # replaces -inf, so that no difference is NaN
+LOWEST_LOG = -1e308  # replaces -inf, so that no difference is NaN
 
 # Rows of WIDTH in the float64 scratch, and in the scratch of the operands' dtype
 P, Z, M, DP, DZ, DM, DW, DU = (n * WIDTH for n in range(8))
@@ -52,7 +52,7 @@ def _weigh(k, w, s, c):
     half, third, fourth, fifth = kind(1 / 2), kind(1 / 3), kind(1 / 4), kind(1 / 5)
     for i in range(k.size):
         old = s[M + i] + w[i]
-        old = LEAST if old < LEAST else old
+        old = LOWEST_LOG if old < LOWEST_LOG else old
         gap = k[i] - old
         good = k[i] < math.inf and old < math.inf
         far = c.dtype.type(abs(gap))
@@ -60,7 +60,7 @@ def _weigh(k, w, s, c):
         lost = far * (one - half * far * (one - third * far * (one - fourth * far * (one - fifth * far))))
         lost = lost if far < near else one - small
         lost = lost if gap > 0 else zero
-        c[LOST + i] = lost if old > LEAST else one
+        c[LOST + i] = lost if old > LOWEST_LOG else one
         new = one if gap > 0 else small
         c[NEW + i] = new if good else kind(math.nan)
         highest = np.float64(k[i]) if gap > 0 else old
@@ -76,7 +76,7 @@ def _weigh_bonus(k, u, s, c):
         gap = now - s[M + i]
         small = exp(c.dtype.type(-abs(gap)))
         past = small if gap > 0 else one
-        c[READ_A + i] = past if s[M + i] > LEAST else zero
+        c[READ_A + i] = past if s[M + i] > LOWEST_LOG else zero
         present = one if gap > 0 else small
         c[READ_B + i] = present if now < math.inf and s[M + i] < math.inf else nan
 
@@ -168,16 +168,16 @@ def _start(state, step, size, s):
         s[P + i] = state[i]
         s[Z + i] = state[step + i]
         m = np.float64(state[2 * step + i])
-        s[M + i] = LEAST if m < LEAST else m
+        s[M + i] = LOWEST_LOG if m < LOWEST_LOG else m
 
 
 @helper(**_FLAGS)
 def _finish(s, size, state, step):
     """Write the state in the operands' dtype; scale p and z by m as rounded to that dtype."""
     for i in range(size):
-        m = state.dtype.type(-math.inf if s[M + i] <= LEAST else s[M + i])
+        m = state.dtype.type(-math.inf if s[M + i] <= LOWEST_LOG else s[M + i])
         state[2 * step + i] = m
-        factor = exp(s[M + i] - m) if m > LEAST else 1.0
+        factor = exp(s[M + i] - m) if m > LOWEST_LOG else 1.0
         state[i] = s[P + i] * factor
         state[step + i] = s[Z + i] * factor
 

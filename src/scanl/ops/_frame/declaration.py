@@ -21,7 +21,7 @@ from torch import Tensor
 from scanl.errors import ShapeError, unknown
 from scanl.ops._frame.summary import Effect
 
-HALF = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 FLOATING = (torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 REAL_PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -267,7 +267,7 @@ class Declaration:
         first = present[self.names[0]]
         common = functools.reduce(torch.promote_types, (v.dtype for k, v in present.items() if k not in self.wide))
         for name, value in present.items():
-            if name in self.wide and not (common in HALF and value.dtype in (torch.float32, *HALF)):
+            if name in self.wide and not (common in HALF_DTYPES and value.dtype in (torch.float32, *HALF_DTYPES)):
                 common = torch.promote_types(common, value.dtype)
         return first.device, common if common.is_complex and self.names[0] not in self.real else first.dtype, common
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES
 from scanl.ops._frame.dispatch import in_forward_mode, transforming
 
-_NUMBERS = {*HALF, *FLOATING, *COMPLEX}
+_NUMBERS = {*HALF_DTYPES, *FLOATING, *COMPLEX}
 
 
 class _Thread(threading.local):

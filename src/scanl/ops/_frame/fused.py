@@ -14,7 +14,7 @@ from torch import Tensor
 from scanl.ops._frame.dispatch import in_forward_mode, preferred, transforming
 from scanl.ops._frame.exactness import exactly
 
-LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
+MIN_NUMBERS = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
 
 
 def supported(*operands: Tensor) -> bool:
@@ -44,7 +44,7 @@ def is_faster(*operands: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():  # the comparison would limit a number of steps that is left open
         return False
-    return (operands[0].numel() >= LEAST or exactly()) and supported(*operands)
+    return (operands[0].numel() >= MIN_NUMBERS or exactly()) and supported(*operands)
 
 
 def kernels(name: str) -> Any:

@@ -20,7 +20,7 @@ from scanl.ops._frame.constant import constant, imitation, static_kinds
 from scanl.ops._frame.declaration import (
     COMPLEX,
     FLOATING,
-    HALF,
+    HALF_DTYPES,
     REAL_PART,
     WIDER,
     Call,
@@ -138,7 +138,7 @@ class Op(Declaration, Generic[P, S]):
         for at, operand in enumerate(self.operands[:-1]):
             name, value = operand.name, operands[operand.name]
             to = real if name in self.real else compute
-            keeps = operand.truth or (compute in HALF and name in self.wide)
+            keeps = operand.truth or (compute in HALF_DTYPES and name in self.wide)
             if value is not None and not keeps and value.dtype != to:
                 casts.append((at, to))
         return casts

@@ -31,10 +31,10 @@ erf, cos, sin, sqrt, atan2 = math.erf, math.cos, math.sin, math.sqrt, math.atan2
 inf, nan = math.inf, math.nan
 '''
 LARGE = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
-FEWEST = 6  # its least columns: COLUMNS of _rows_by_weight.py, which imports numba
+MIN_COLUMNS = 6  # its least columns: COLUMNS of _rows_by_weight.py, which imports numba
 CODES = {"float32": "32", "float64": "64", "int8": "08", "int64": "00"}  # of the kinds of memory, in the sources
 CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
-MOST = 12  # elementwise loops that become one
+MAX_LOOPS = 12  # elementwise loops that become one
 WAITING = 32  # calls that a later one may still be put among
 FLAGS = '{"error_model": "numpy", "fastmath": {"contract", "nsz"}}'
 SUMS = '{"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}'  # many partial sums, in vectors
@@ -72,7 +72,7 @@ class Loops:
         The calls between that it depends on then run before those, if they may, and the others after them.
         """
         for at, group in reversed(list(enumerate(self._open))):
-            if len(group) == MOST or not all(statement.fits(other) for other in group):
+            if len(group) == MAX_LOOPS or not all(statement.fits(other) for other in group):
                 continue
             needed: list[list[_Statement | _Other]] = []
             others: list[list[_Statement | _Other]] = []
@@ -252,7 +252,7 @@ class Loops:
             if self._sums_in_loop(out, out.expanded(b.shape), [column, b], "{0} + {1} * {2}"):
                 return
         one = not any(size > 1 for size in groups) and _adjacent(out, a)
-        if one and b.strides[-2] == 1 and k * m >= LARGE and m >= FEWEST:
+        if one and b.strides[-2] == 1 and k * m >= LARGE and m >= MIN_COLUMNS:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
             pairs = ", ".join(f"p{at}, {row}" for at, row in enumerate(rows))
             self._call_kernel("times", [out, a, b], f"{pairs}, {n}, {m}, {k}")

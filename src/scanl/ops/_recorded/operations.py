@@ -6,7 +6,7 @@ from typing import Any
 from scanl.ops._cells import rules
 from scanl.ops._recorded.loops import Loops
 from scanl.ops._recorded.values import Unsupported, Value
-from scanl.ops.fused.quantized_linear import LEAST
+from scanl.ops.fused.quantized_linear import MIN_ROWS
 
 Rule = Callable[[Loops, Value, list[Any], dict[str, Any]], None]
 RULES: dict[str, Rule] = {}
@@ -203,7 +203,7 @@ def _addmm(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) ->
 @rule("quantized_linear")
 def _quantized(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) -> None:
     x, packed, scale, groups, bias = args
-    if out.shape[1] < LEAST or any(value.memory.kind != "float32" for value in (out, x, scale)):
+    if out.shape[1] < MIN_ROWS or any(value.memory.kind != "float32" for value in (out, x, scale)):
         raise Unsupported("a product by whole numbers that is not of float32, or has few columns")
     loops.quantized(out, x, packed, scale, groups, bias)
 

@@ -22,13 +22,13 @@ from scanl.ops._recorded.loops import Loops
 from scanl.ops._recorded.operations import add
 from scanl.ops._recorded.values import Memory, Unsupported, Value
 
-MOST = 4000  # operations: a kernel of more takes minutes to compile
+MAX_OPERATIONS = 4000  # operations: a kernel of more takes minutes to compile
 STORED = {  # as what kernels have them
     torch.bool: torch.float32, torch.uint8: torch.float32, torch.int64: torch.float64,
 }  # fmt: skip
 KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.uint8: "float32",
          torch.int64: "float64"}  # fmt: skip
-READ = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
+READ_KINDS = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
 aten = torch.ops.aten
 
 
@@ -195,8 +195,8 @@ class Recorded:
             if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "profiler":
                 module.graph.erase_node(node)
         module.graph.eliminate_dead_code(lambda node: _writes(node) or node.is_impure())
-        if len(module.graph.nodes) > MOST:
-            raise Unsupported(f"it has {len(module.graph.nodes)} operations, expected at most {MOST}")
+        if len(module.graph.nodes) > MAX_OPERATIONS:
+            raise Unsupported(f"it has {len(module.graph.nodes)} operations, expected at most {MAX_OPERATIONS}")
         return module
 
     # --- values
@@ -224,7 +224,7 @@ class Recorded:
                 raise Unsupported(f"a tensor of {tensor.dtype} that is no operand")
             tensor = tensor.to(STORED[tensor.dtype])
         name = f"a{len(self.captured)}"
-        value = self._outside(name, self._mode.from_tensor(tensor), READ)
+        value = self._outside(name, self._mode.from_tensor(tensor), READ_KINDS)
         if value.memory.name == name:
             self.captured[name] = tensor
         return value

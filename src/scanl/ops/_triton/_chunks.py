@@ -27,7 +27,7 @@ from scanl.ops._triton._tuned import SHRUNK
 
 CHUNK = 16 if SHRUNK else 64  # short chunks, so that small tests have several
 C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
-MOST = 64 if CHUNK == 16 else 1  # units of a program
+MAX_UNITS = 64 if CHUNK == 16 else 1  # units of a program
 LOWEST: tl.constexpr = tl.constexpr(-128.0)  # replaces -inf: its exponential is 0 in float32 too, but times 0 it is 0
 LOWEST_IN_DOUBLE: tl.constexpr = tl.constexpr(-1e4)  # the same for float64
 SCALED: tl.constexpr = tl.constexpr(256.0)  # scales decays for float16: few become subnormal, and LOWEST fits
@@ -44,7 +44,7 @@ def units(UNITS: tl.constexpr):
 
 def units_of(count: int) -> int:
     """Return how many units a program does: a power of two that divides `count`."""
-    return min(MOST, count & -count)
+    return min(MAX_UNITS, count & -count)
 
 
 @triton.jit
@@ -347,7 +347,7 @@ def chunks(batch: int, length: int, reverse: bool, cu_seqlens: Tensor | None) ->
     parts = (steps + CHUNK - 1) // CHUNK
     ends = parts.cumsum(0)
     count = length // CHUNK + n
-    if MOST > 1:  # round up, so that one program of the interpreter can do many chunks
+    if MAX_UNITS > 1:  # round up, so that one program of the interpreter can do many chunks
         count = triton.next_power_of_2(count)
     i = torch.arange(count, device=offsets.device)
     owner = torch.searchsorted(ends, i, right=True).clamp(max=n - 1)

@@ -22,7 +22,7 @@ STEPS = 16  # use this kernel for at most this number of steps
 BLOCK = 16  # columns of a program: two sectors of a row of S, and enough programs for one sequence to fill a GPU
 STAGES = 3  # steps whose operands are being loaded
 SHARE = 1024  # elements of S per warp, 32 registers per thread
-MOST = 8 if SHRUNK else 1  # heads of a program: the interpreter is faster with few programs
+MAX_HEADS = 8 if SHRUNK else 1  # heads of a program: the interpreter is faster with few programs
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -88,7 +88,11 @@ def forward(q, k, v, g, state, reverse, cu_seqlens, scale, *, u=None, beta=None,
     if state.numel() == 0 or o.numel() == 0:
         return o.zero_(), state.clone()
     H, K, V = state.shape[1:]
-    heads, rows, columns = min(MOST, triton.next_power_of_2(H)), triton.next_power_of_2(K), triton.next_power_of_2(V)
+    heads, rows, columns = (
+        min(MAX_HEADS, triton.next_power_of_2(H)),
+        triton.next_power_of_2(K),
+        triton.next_power_of_2(V),
+    )
     columns = min(BLOCK, columns)
     operands = [None if x is None else x.contiguous() for x in (q, k, v, g, u, beta, a, b, state)]
     with torch.cuda.device_of(state):

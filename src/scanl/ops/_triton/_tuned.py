@@ -19,8 +19,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SHRUNK = INTERPRETED  # small tiles, chunks and programs, so that small tests have several of each
 NARROWEST = 16  # least size of an axis in a matrix product
 WIDEST = 256
-MOST = NARROWEST if SHRUNK else WIDEST  # most channels of a block
-SMALL = 16  # with fewer channels, nothing is measured
+MAX_CHANNELS = NARROWEST if SHRUNK else WIDEST  # most channels of a block
+MIN_MEASURED_CHANNELS = 16  # with fewer channels, nothing is measured
 
 
 class Tile(NamedTuple):
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
 def _worth_measuring(configs: list[Config], _: Any, **flags: Any) -> list[Config]:
     widest = max(size for name, size in flags.items() if name in ("CHANNELS", "K", "V") or name.startswith("BLOCK_"))
-    return configs if widest >= SMALL else configs[:1]
+    return configs if widest >= MIN_MEASURED_CHANNELS else configs[:1]
 
 
 def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str] = ()) -> Callable[[Any], Any]:
@@ -72,7 +72,7 @@ def _restoring(names: Sequence[str]) -> dict[str, Any]:
 
 def block(width: int, limit: int) -> int:
     """Return the channels of a block: a power of two, at most `limit`."""
-    return max(NARROWEST, min(limit, MOST, triton.next_power_of_2(width)))
+    return max(NARROWEST, min(limit, MAX_CHANNELS, triton.next_power_of_2(width)))
 
 
 @functools.cache

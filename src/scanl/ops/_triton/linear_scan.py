@@ -28,7 +28,7 @@ from scanl.ops._triton._tuned import SHRUNK, tuned
 TILE = 128 if SHRUNK else 8192
 WIDEST, NARROW = 128, 16  # most and least channels of a block; accesses are coalesced at least to sectors of 32 bytes
 PROGRAMS = 512  # enough to fill a GPU; with fewer than half, narrow the blocks; with fewer than a quarter, cut time
-SHORTEST = 8  # least tiles of a piece
+MIN_PIECE_TILES = 8  # least tiles of a piece
 _tuned = tuned(
     [Config({"STAGES": stages}, warps) for stages, warps in ((3, 4), (4, 4), (3, 8), (2, 2))],
     ("COMPLEX", "A_TIME", "A_INNER", "SUMMARY", "STEPS", "CHANNELS"),
@@ -382,7 +382,7 @@ class _Plan:
         steps = max(TILE // (channels * state.itemsize), 4)
         while steps * outer * inner >= 2**30:  # offsets inside a tile have 32 bits
             steps //= 2
-        size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), SHORTEST) * steps
+        size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), MIN_PIECE_TILES) * steps
         size = 0 if uncut or 4 * size > length else size
         self.ranges = ranges_of(x, self.a_time, cu_seqlens, size)
         ranges = (self.ranges.size, self.ranges.pieces, self.ranges.sequences)

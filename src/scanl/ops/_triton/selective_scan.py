@@ -34,7 +34,7 @@ ELEMENTS = 8192  # elements of a tile: 32 registers of each of 256 threads
 CHANNELS = 8 if SHRUNK else 64  # most channels of a block; each block writes its sums for dB and dC
 STEPS = 8  # most steps of a tile
 CHUNK = 16 if SHRUNK else 32
-SHORTEST = 64  # least steps of a piece
+MIN_PIECE_STEPS = 64  # least steps of a piece
 WARPS = 8
 _tuned = tuned(
     [Config({"STAGES": stages}, num_warps=None) for stages in (2, 1, 3)],
@@ -325,7 +325,7 @@ class _Plan:
         states = triton.next_power_of_2(self.states)
         channels = min(CHANNELS, triton.next_power_of_2(self.span), max(ELEMENTS // states, 16))
         self.blocks = triton.cdiv(self.span, channels)
-        self.ranges = ranges(u, cu_seqlens, self.groups * self.blocks, max(SHORTEST, CHUNK))
+        self.ranges = ranges(u, cu_seqlens, self.groups * self.blocks, max(MIN_PIECE_STEPS, CHUNK))
         self.steps = min(STEPS, max(ELEMENTS // (states * channels), 1))
         self.steps_back = max(self.steps // 2, 1)  # three tiles are in registers at a time
         self.numbers = (u.shape[1], self.ranges.size, self.ranges.pieces, self.ranges.sequences)

@@ -25,7 +25,7 @@ from scanl.ops._triton._rows import rows
 from scanl.ops._triton._tuned import SHRUNK
 
 LANES, ROWS = (16, 4) if SHRUNK else (32, 8)  # lanes of a program; steps of a backward tile (forward tiles: twice that)
-LEAST = tl.constexpr(-1e308)  # replaces -inf, so that no difference is NaN
+LOWEST_LOG = tl.constexpr(-1e308)  # replaces -inf, so that no difference is NaN
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _begin(p_w, p_u, p_state, p_cu, length, sequences, width, TIMED: tl.constexp
     b_p = tl.load(p_state + i_state, mask=there, other=0.0).to(tl.float64)
     b_z = tl.load(p_state + i_state + width, mask=there, other=0.0).to(tl.float64)
     b_m = tl.load(p_state + i_state + 2 * width, mask=there, other=0.0).to(tl.float64)
-    b_m = tl.where(b_m < LEAST, LEAST, b_m)
+    b_m = tl.where(b_m < LOWEST_LOG, LOWEST_LOG, b_m)
     b_w, b_u = tl.full((LANES,), 0.0, tl.float64), tl.full((LANES,), 0.0, tl.float64)
     if p_w is not None and not TIMED:
         b_w += tl.load(p_w + i_channel, mask=there, other=0.0).to(tl.float64)
@@ -76,7 +76,7 @@ def _read(p_k, p_v, p_w, first, begin, steps, k_row, v_row, w_row, i_channel, b_
 def _weigh(k, w, m, live, dtype: tl.constexpr):
     """Return 1 minus the weight of the past, the weight of the current step, and the new m. NaN or +inf gives NaN."""
     old = m + w
-    old = tl.where(old < LEAST, LEAST, old)
+    old = tl.where(old < LOWEST_LOG, LOWEST_LOG, old)
     gap = k - old
     good = (k < float("inf")) & (old < float("inf"))
     far = tl.minimum(tl.abs(gap), 1e4).to(dtype)
@@ -87,7 +87,7 @@ def _weigh(k, w, m, live, dtype: tl.constexpr):
         lost = tl.where(far < 0.0625, series, lost)
     above = gap > 0
     lost = tl.where(above, lost, 0.0)
-    lost = tl.where((old > LEAST) | (live == 0), lost, 1.0)
+    lost = tl.where((old > LOWEST_LOG) | (live == 0), lost, 1.0)
     new = tl.where(good, tl.where(above, 1.0, small), float("nan"))
     return lost, new, tl.where(good, tl.where(above, k, old), float("nan"))
 
@@ -101,7 +101,7 @@ def _weigh_bonus(k, u, m, dtype: tl.constexpr):
     small = tl.exp(-tl.minimum(tl.abs(gap), 1e4).to(dtype))
     above = gap > 0
     present = tl.where(good, tl.where(above, 1.0, small), float("nan"))
-    return tl.where(m > LEAST, tl.where(above, small, 1.0), 0.0), present
+    return tl.where(m > LOWEST_LOG, tl.where(above, small, 1.0), 0.0), present
 
 
 @triton.jit(do_not_specialize=["length", "sequences"])
@@ -139,10 +139,10 @@ def _forward(
 def _keep(p, width, b_p, b_z, b_m, there):
     """Write a state in the operands' dtype; scale p and z by m as rounded to that dtype."""
     m = b_m.to(p.dtype.element_ty)
-    factor = tl.where(b_m > LEAST, tl.exp((b_m - m).to(p.dtype.element_ty)), 1.0)
+    factor = tl.where(b_m > LOWEST_LOG, tl.exp((b_m - m).to(p.dtype.element_ty)), 1.0)
     tl.store(p, b_p * factor, mask=there)
     tl.store(p + width, b_z * factor, mask=there)
-    tl.store(p + 2 * width, tl.where(b_m <= LEAST, -float("inf"), m), mask=there)
+    tl.store(p + 2 * width, tl.where(b_m <= LOWEST_LOG, -float("inf"), m), mask=there)
 
 
 @triton.jit(do_not_specialize=["length", "sequences"])

@@ -22,7 +22,7 @@ from scanl.ops._cpu._memory import contiguous
 from scanl.ops._frame.fused import kernels, supported
 
 GROUP = 32  # terms of a group; the number of terms is a multiple
-LEAST = 4  # rows of a weight, at least
+MIN_ROWS = 4  # rows of a weight, at least
 PIECE = 1 << 22  # numbers of a weight that are quantized at a time
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # steps that are tried for a group, in parts of the step that clips nothing
 _KERNEL = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of x for which the kernel computes, in float32
@@ -123,7 +123,7 @@ def quantized_linear(
 def _multiply(x: Tensor, packed: Tensor, scale: Tensor, groups: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + bias for x (M, K)."""
     rows = contiguous(x.float())
-    fits = x.dtype in _KERNEL and packed.shape[0] >= LEAST and x.numel() > 0
+    fits = x.dtype in _KERNEL and packed.shape[0] >= MIN_ROWS and x.numel() > 0
     if not (fits and supported(rows)):
         y = F.linear(x, unpacked(packed, scale, groups).to(x.dtype))
         return y if bias is None else y + bias
