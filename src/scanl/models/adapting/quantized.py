@@ -9,8 +9,7 @@ from scanl.layers.adapters import READS
 from scanl.layers.base import Layer
 from scanl.layers.parts.quantized import BITS, Quantized, fits, turn
 from scanl.models.heads.language_model import LanguageModel
-from scanl.ops.fused.quantized_linear import MIN_ROWS
-from scanl.ops.fused.quantized_linear import pack
+from scanl.ops.fused.quantized_linear import MIN_ROWS, pack
 
 MIN_NUMBERS = 1 << 12  # numbers of the weight of a linear map: a smaller one gains nothing
 LARGE = 1 << 20  # numbers of an embedding that is no map to the logits too: a smaller one gains nothing
