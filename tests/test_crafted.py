@@ -110,7 +110,10 @@ def test_the_fields_of_a_text(tmp_path):
 def checkpoint():
     """Return the entries of a small checkpoint."""
     examples = {dict: {}, list: [], int: 1, str: "text", float: 0.5}
-    own = {name: examples[kinds[0]] for name, kinds in OWN_PARTS.items()} | {"plan": {"steps": 3}}
+    own = {name: examples[kinds[0]] for name, kinds in OWN_PARTS.items()} | {
+        "plan": {"steps": 3},
+        "place": {"batch": 0, "step": 0},
+    }
     return {
         **{name: examples[kinds[0]] for name, kinds in PARTS.items()},
         "state_dict": {"model.weight": torch.zeros(2)},

@@ -601,7 +601,7 @@ def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, width, a_shap
     Cores share the repair by channels: two blocks of them at width 100.
     """
     kernels = importlib.import_module("scanl.ops._cpu.linear_scan")
-    monkeypatch.setattr(kernels, "LONG", 8)
+    monkeypatch.setattr(kernels, "MIN_CUT_STEPS", 8)
     monkeypatch.setattr(kernels, "CORES", 3)
     kernels._layout.cache_clear()
     operands = {"x": torch.randn(1, 29, width), "a": torch.rand(a_shape), "state": torch.randn(1, width)}

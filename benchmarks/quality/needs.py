@@ -26,8 +26,7 @@ from torch.nn import functional as F
 from scanl import data, layers
 from scanl.layers.state import leaves
 from scanl.learning.estimators import optimize
-from scanl.models import Features, Patches, SequenceClassifier, Stack, StrandModel, caduceus, hyena_dna
-from scanl.models.whole import vim
+from scanl.models import Features, Patches, SequenceClassifier, Stack, StrandModel, caduceus, hyena_dna, vim
 from scanl.models.whole.dna import FIRST_BASE, MASK, VOCABULARY
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.models import Forecaster, LanguageModel, Normalization, Stack, distil_model
-from scanl.models.whole import sashimi
+from scanl.models import Forecaster, LanguageModel, Normalization, Stack, distil_model, sashimi
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, measure, parse, parser, resident

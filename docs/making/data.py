@@ -42,7 +42,7 @@ def pages(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def path(module: str) -> str:
     """Return the path of a group's page, without its ending."""
-    _, package, name = module.split(".", 2)
+    package, name = module.split(".")[1], module.rpartition(".")[2]
     return f"{'sources' if package == 'data' else package}/{name}"
 
 

@@ -281,7 +281,7 @@ def test_demo(tmp_path, text, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "ROUNDS", 2)
     monkeypatch.setattr(demo, "WINDOW", 20)
-    calls, compressed = [], data.text.compressed
+    calls, compressed = [], data.text.text.compressed
     monkeypatch.setattr("scanl.data.text.text.compressed", lambda text: calls.append(text) or compressed(text))
     assert main(["demo", "--minutes", "0.001", "--data", str(text), "--dim", "8", "--marks", "[100, 600]"]) == 0
     assert len(calls) == 1  # for the table and for the picture: it takes seconds

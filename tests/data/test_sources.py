@@ -163,7 +163,7 @@ def test_the_model_answers_the_question(name):
     numbers = targets.numbers if isinstance(targets, Outcomes) else targets
     assert len(outputs) == len(numbers) > 0
     for total, count in method.scores(outputs.detach(), targets).values():
-        assert (total >= 0, count) == (True, int((numbers != IGNORED).sum()))
+        assert (total / count >= 0, count) == (True, int((numbers != IGNORED).sum()))
     found, _ = method.loss(model, source.batch(0, 2).tensors())
     found.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

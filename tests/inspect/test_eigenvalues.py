@@ -66,7 +66,7 @@ def test_half_life_and_figures():
 
 def test_what_is_refused(monkeypatch):
     module = import_module("scanl.inspect.eigenvalues")  # the package has the function under this name
-    monkeypatch.setattr(module, "LARGEST", 10)
+    monkeypatch.setattr(module, "MAX_NUMBERS", 10)
     with pytest.raises(ConfigError, match="eigenvalues: the state of gru has 12 numbers, expected 1 to 10; build"):
         eigenvalues(GRU(12))
     monkeypatch.undo()

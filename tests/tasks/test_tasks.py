@@ -480,7 +480,7 @@ def test_the_loss_is_that_of_what_is_asked_for(name):
     config = config_of(name)
     question = config.open_source().question
     model, source = seeded_model(config, question), config.open_source()
-    inputs, targets, mask, timespans, _ = batch = source.batch(5, 4).tensors()
+    inputs, targets, mask, timespans, *_ = batch = source.batch(5, 4).tensors()
     found, _ = answerer(source.question).loss(model, batch)
     outputs = None if mask is not None else model(inputs)[0]
     if isinstance(source.question, Number):

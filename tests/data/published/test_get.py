@@ -432,7 +432,7 @@ def test_a_series_file_is_read_as_published(root):
 
 def test_the_sources_of_the_page_work(root, monkeypatch, tmp_path):
     """CONTRIBUTING's sources, with the files that they read: one is its record alone, one has a class."""
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text("utf-8")
     code = re.findall(r"```python\n(# src/scanl/data/.*?)```", page, re.DOTALL)
     (tmp_path / "catalogue").mkdir()
     for name, record in re.findall(

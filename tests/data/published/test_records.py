@@ -24,7 +24,7 @@ from scanl.learning import TrainConfig
 
 COVERS = ["data/published/sources"]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HEAD = 'form = "small files"\n'
 SOURCE = """
 [sources.{name}]

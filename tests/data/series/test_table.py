@@ -68,7 +68,7 @@ def test_windows_hold_what_the_table_has(tmp_path):
     assert (question.target, question.past, question.static) == (1, 1, 1)
     assert (question.horizon, question.season) == (5, 7)
     assert question.future == 2  # sine and cosine of the week; two years are not there
-    columns, targets, mask, timespans, _ = source.batch(3, 50)
+    columns, targets, mask, timespans, *_ = source.batch(3, 50)
     assert [part.shape for part in columns] == [(50, 20, 1), (50, 20, 1), (50, 1), (50, 25, 2)]
     assert (targets.shape, mask, timespans) == ((50, 20, 5, 1), None, None)
     for target, past, static, future, wanted in zip(*columns, targets, strict=True):
@@ -157,7 +157,7 @@ def test_missing_numbers_and_irregular_times(tmp_path):
     said = str(source)
     assert "10.0% of the target is missing" in said
     assert "times are irregular: durations are an input" in said
-    columns, targets, _, spans, _ = source.batch(0, 40)
+    columns, targets, _, spans, *_ = source.batch(0, 40)
     assert 0.05 < np.isnan(columns.target).mean() < 0.15
     assert np.isnan(targets).any()
     assert spans.shape == (40, 25)

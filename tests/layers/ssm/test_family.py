@@ -159,10 +159,10 @@ def test_gradients_of_the_convolution(name, monkeypatch):
 
     found = gradients()
     for module in (diagonal_ssm, s4_layer, dense_ssm):
-        monkeypatch.setattr(module, "FEW", 100)
+        monkeypatch.setattr(module, "MAX_RECURRENT_STEPS", 100)
     torch.testing.assert_close(found, gradients())
     for module in (diagonal_ssm, s4_layer, dense_ssm):
-        monkeypatch.setattr(module, "FEW", 0)
+        monkeypatch.setattr(module, "MAX_RECURRENT_STEPS", 0)
     short = torch.randn(1, 5, DIM).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (short,), fast_mode=True)
 

@@ -220,7 +220,7 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
     assert "chosen: log True" in err
     assert "dim" not in err.split("chosen:")[1]
     folder = RunFolder.open(tmp_path / "run")
-    for path in (folder.weights, folder.backtests, folder.forecast):
+    for path in (folder.weights, folder.backtests, folder.path / "forecast.png"):
         assert path.exists()
     written = yaml.safe_load(folder.config_file.read_text("utf-8"))
     assert written["head"]["start"]

@@ -96,8 +96,10 @@ def checkpoint(mesh):
     model = LanguageModel(5, Stack(8, 1, "mingru"))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     shard(model, mesh)
-    own = dict.fromkeys(OWN_PARTS, 0)
-    return weights, {**dict.fromkeys(PARTS, 1), "scanl": own, "state_dict": model.state_dict()}
+    own = {name: kinds[0]() for name, kinds in OWN_PARTS.items()}
+    own |= {"plan": {"steps": 1}, "place": {"batch": 0, "step": 0}}
+    parts = {name: kinds[0]() for name, kinds in PARTS.items()} | {"metrics": {"size": 0, "sha256": ""}}
+    return weights, {**parts, "scanl": own, "state_dict": model.state_dict()}
 
 
 def test_shards_are_read_whole_and_divided(checkpoint, mesh, tmp_path):
@@ -143,7 +145,7 @@ def test_damaged_shards_are_refused(checkpoint, tmp_path):
     file.unlink()
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         check_shards(found, path)
-    with pytest.raises(CheckpointError, match=r"shards-1 cannot be read"):
+    with pytest.raises(CheckpointError, match=r"needs 2816 bytes of .*shards-1, which has 0"):
         read_shards(path)
 
 

@@ -519,14 +519,14 @@ def test_each_part_of_a_run_is_made_once(text, tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, counting)
 
     counted(TrainConfig, "open_source")
-    counted(config_module, "answerer")
+    counted(config_module, "build_model")
     counted(pl, "Trainer")
     folder = tmp_path / "run"
     assert main(["train", *options(text, folder, 2)]) == 0
-    assert sorted(made) == ["Trainer", "answerer", "open_source"]
+    assert sorted(made) == ["Trainer", "build_model", "open_source"]
     made.clear()
     assert main(["train", "--resume", str(folder)]) == 0
-    assert sorted(made) == ["Trainer", "answerer", "open_source"]
+    assert sorted(made) == ["Trainer", "build_model", "open_source"]
     made.clear()
     assert main(["eval", str(folder)]) == 0
     assert sorted(made) == ["answerer", "open_source"]

@@ -14,9 +14,18 @@ from scanl.data.text.text import Tokens
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import build
 from scanl.layers.channel.mlp import MLP
-from scanl.models import ImageClassifier, LanguageModel, Patches, SoftPrompt, Stack, StrandModel, caduceus, hyena_dna
+from scanl.models import (
+    ImageClassifier,
+    LanguageModel,
+    Patches,
+    SoftPrompt,
+    Stack,
+    StrandModel,
+    caduceus,
+    hyena_dna,
+    vim,
+)
 from scanl.models.saving import recorded
-from scanl.models.whole import vim
 from scanl.models.whole.dna import complement, decode, encode
 
 COVERS = ["models/adapting/soft_prompt", "models/whole/vim"]
@@ -46,7 +55,7 @@ def test_init_of_hyena_dna():
 
 def test_hyena_dna_is_the_released_program(tmp_path):
     """`standalone_hyenadna.py` ran once in float64, with sines for weights: its logits of bases at the last place."""
-    found = json.loads((Path(__file__).parents[1] / "outside" / "models.json").read_text())["hyena_dna"]
+    found = json.loads((Path(__file__).parents[2] / "outside" / "models.json").read_text())["hyena_dna"]
     model = hyena_dna(4, 2, 10).double().eval()
     with torch.no_grad():
         for index, (_, parameter) in enumerate(sorted(model.named_parameters())):

@@ -71,8 +71,7 @@ MODELS = {
         decoder(),
         Tokens(7),
         num_heads=4,
-        recurrence=AttentiveRecurrence(8, 3, num_heads=2),
-        fusion="gate",
+        recurrence=AttentiveRecurrence(8, 3, num_heads=2, fusion="gate"),
     ),
     "memformer": lambda: EncoderDecoder(
         V, TransformerEncoder(8, 2, num_heads=2, num_slots=3), decoder("lstm", 1), Tokens(7), num_heads=1
@@ -136,7 +135,7 @@ def test_a_padded_source_equals_itself_alone_and_one_of_no_steps_reads_nothing(n
     assert_same(last, states.index(before, row), rtol=0, atol=0)
     changed = [attention(torch.ones(1, 2, 8), *(operand[2:] for operand in operands)) for attention, *operands in zip(
         model.attentions, *model.encode(source, mask=mask)[0], strict=True)]  # fmt: skip
-    assert name == "arn" or not any(each.any() for each in changed)
+    assert name.startswith("arn") or not any(each.any() for each in changed)
     grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()), allow_unused=True)
     assert all(grad is None or grad.isfinite().all() for grad in grads)
 
@@ -346,12 +345,8 @@ def test_what_does_not_fit_is_refused():
         (lambda: Columns([]), r"columns is \[\], expected a list of at least one stack"),
         (lambda: Cascade([small, 3]), r"columns is \['TransformerEncoder', 'int'\], expected"),
         (
-            lambda: EncoderDecoder(5, small, decoder(), Tokens(5), fusion="gate"),
-            'fusion is "gate", expected "stack" because recurrence is None',
-        ),
-        (
             lambda: EncoderDecoder(
-                5, small, decoder(), Tokens(5), attention="first", recurrence=AttentiveRecurrence(8), fusion="gate"
+                5, small, decoder(), Tokens(5), attention="first", recurrence=AttentiveRecurrence(8, fusion="gate")
             ),
             'fusion is "gate", expected "stack" because the last block does not attend to the encoder',
         ),

@@ -390,7 +390,7 @@ def test_the_backward_pass_in_windows(op, long, monkeypatch):
     """Windows and chunks that end anywhere, with more sequences than a chunk has rows. A sequence that is not long may
     have several windows too.
     """
-    for name, value in (("WINDOW", 4), ("LONG", long), ("HEAD", 2), ("CHUNK", 5)):
+    for name, value in (("WINDOW", 4), ("MIN_PRODUCT_STEPS", long), ("HEAD", 2), ("CHUNK", 5)):
         monkeypatch.setattr(kernels, name, value)
     for batch, steps, more in (
         (3, 9, {}),

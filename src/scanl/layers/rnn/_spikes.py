@@ -12,7 +12,6 @@ SURROGATE = {"the gradients of the output": "a pseudo-derivative stands for the 
 SPIKING: dict[str, str] = {
     "gradients_are_the_derivatives_and_reach_every_parameter": "a pseudo-derivative stands for that of a spike",
     "the_derivative_of_a_gradient_is_right": "the pseudo-derivative is a constant for the second derivative",
-    "the_future_changes_nothing_before_it": "not every change of an input changes a spike",
 }
 
 Tau = Annotated[float, above(0), "τ, time constant of the membrane in steps: v decays by exp(-1/τ) in a step"]

@@ -105,9 +105,9 @@ def followed_lines(path: Path, anew: Callable[[int], None]) -> Iterator[bytes]:
 
 @dataclass
 class Form:
-    """The form of the lines of a stream. kind: json, number or csv; None before the first line.   names: of CSV."""
+    """The form of the lines of a stream. syntax: json, number or csv; None before the first line.   names: of CSV."""
 
-    kind: str | None = None
+    syntax: str | None = None
     names: list[str] | None = None
 
 
@@ -126,11 +126,11 @@ def rows(lines: Iterable[bytes], skip: int, form: Form, before: int = 0) -> Iter
             text = line.decode("utf-8-sig").strip()
             if not text:
                 continue
-            if form.kind is None:
-                form.kind = "json" if text.startswith("{") else "number" if _is_number(text) else "csv"
-            if form.kind == "json":
+            if form.syntax is None:
+                form.syntax = "json" if text.startswith("{") else "number" if _is_number(text) else "csv"
+            if form.syntax == "json":
                 values = _object(text)
-            elif form.kind == "number":
+            elif form.syntax == "number":
                 values = {VALUE: _float(text)}
             else:
                 fields = [each.strip() for each in next(csv.reader([text]))]

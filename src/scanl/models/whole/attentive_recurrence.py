@@ -1,7 +1,7 @@
 """The Attentive Recurrent Network: a recurrence over its own reads of a whole sequence."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,9 +38,13 @@ class AttentiveRecurrence(Part, Module, metaclass=Configured):
         layer: Annotated[str, "F, a registered causal layer or module:Class"] = "lstm",
         layer_options: Annotated[Mapping[str, Any] | None, "options of F"] = None,
         num_heads: Annotated[int, divides("dim"), "heads of the attention; a divisor of dim"] = 8,
+        fusion: Annotated[
+            Literal["stack", "gate"],
+            'how a decoder reads the steps: "stack", after the encoder\'s outputs; "gate", in a gated sum of both',
+        ] = "stack",
     ) -> None:
         super().__init__()
-        self.dim, self.steps = dim, steps
+        self.dim, self.steps, self.fusion = dim, steps, fusion
         self.attention = CrossAttention(dim, dim, num_heads)
         self.layer = make_layer(layer, dim, layer_options or {})
         if self.layer.bidirectional:

@@ -78,10 +78,6 @@ class EncoderDecoder(Reader):
         recurrence: Annotated[
             AttentiveRecurrence | None, "further reader of the source, which the last block attends to"
         ] = None,
-        fusion: Annotated[
-            Literal["stack", "gate"],
-            'how the last block reads the recurrence: "stack", after the encoder; "gate", in a gated sum of both',
-        ] = "stack",
     ) -> None:
         super().__init__(stack, inputs)
         check_causal(self._who(), decoder)
@@ -97,15 +93,16 @@ class EncoderDecoder(Reader):
             )
         self.decoder, self.recurrence = decoder, recurrence
         depth = len(decoder.blocks)
-        if fusion == "gate" and (recurrence is None or (attention == "first" and depth > 1)):
-            why = "recurrence is None" if recurrence is None else "the last block does not attend to the encoder"
+        gated = recurrence is not None and recurrence.fusion == "gate"
+        if gated and attention == "first" and depth > 1:
+            why = "the last block does not attend to the encoder"
             raise ConfigError(f'{self._who()}: fusion is "gate", expected "stack" because {why}')
         self.places = list(range(depth)) if attention == "every" else [0]  # the block after which each attention stands
         self.places += [] if recurrence is None else [depth - 1]
         self.attentions = nn.ModuleList(
             CrossAttention(decoder.dim, stack.dim, num_heads, len(self.places)) for _ in self.places
         )
-        self.fusion_gate = nn.Linear(2 * decoder.dim, decoder.dim) if fusion == "gate" else None
+        self.fusion_gate = nn.Linear(2 * decoder.dim, decoder.dim) if gated else None
         self.embedding = nn.Embedding(vocab_size, decoder.dim)
         self.head = nn.Linear(decoder.dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
