@@ -43,3 +43,12 @@ def test_other_operands_are_refused() -> None:
     before = kernel(X.T.contiguous().T)  # strides of its own
     torch.testing.assert_close(before[0], 2 * X)
     assert kernel(X)[0].data_ptr() != before[0].data_ptr()  # a result stays as it is
+
+
+def test_a_conjugate_is_an_operand() -> None:
+    """In torch it is a view of the numbers, with a mark."""
+    z = torch.polar(X, X)
+    recorded = Recorded(lambda z, s: (2 * z, s + 1), z, X)
+    kernel = Bound(recorded, [X.clone()], [X.clone()])
+    for y, *_ in (kernel(z.conj()), recorded(z.conj(), X)):
+        torch.testing.assert_close(y, torch.complex(2 * z.real, -2 * z.imag))

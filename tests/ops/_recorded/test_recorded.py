@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import recorded_in_python
 from scanl.errors import ShapeError
 from scanl.ops._recorded import Recorded, Unsupported
 
@@ -43,6 +44,27 @@ def complex_(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
     ]  # fmt: skip
 
 
+def positions(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
+    """Axes that count from the last, and arguments that are no defaults."""
+    return [
+        F.pad(a, (1, 2), value=3.0), F.pad(c, (0, 1, 2, 0, 1, 1), value=-0.5), F.pad(a > 0, (1, 0), value=True).to(a),
+        F.pad(z, (2, 0), value=1.0), a.sum(-1), c.amax((-1, 0)), c.amin(-2, keepdim=True), c.mean((0, -1)),
+        a.softmax(-2), a.cumsum(-2), c.flip(-1, 0), torch.cat([a, a[:, :1]], -1), torch.stack([a, -a], -1),
+        torch.arange(7, 1, -2) * a[0, :3], a[-1], a[:, -2:], a.var(1), a.var(0, correction=0), c.std((0, 2)),
+        a.var(1, correction=2), a.gather(-1, torch.ones(3, 2, dtype=torch.int64)),
+        a.scatter(-1, torch.ones(3, 1, dtype=torch.int64), 2.0), torch.sub(a, c, alpha=0.5), 2 - a,
+    ]  # fmt: skip
+
+
+def of_slices(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of slices whose ends count from the last, or are beyond the axis."""
+    a, c, z = (each.detach().requires_grad_() for each in (a, c, z))
+    of_a = a[:, -2:], a[:, -9:], a[-9:2], a[:, -9:-1], a[-2:, 1::2], a[:, :-1], a[:, 9:], a[-1], a[:, -3], a[0:9:2]
+    sliced = [*of_a, c[..., -3::2], c[:, -2], c.select(-1, -4), z[-1:], z[:, -2].conj()]
+    weighted = [(y * torch.arange(1.0, 1 + y.numel()).view(y.shape)).sum() for y in sliced]
+    return torch.autograd.grad(torch.stack([total.real for total in weighted]).sum(), (a, c, z))
+
+
 def gradients(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     a, b, c, z = (each.detach().requires_grad_() for each in (a, b, c, z))
     y = F.silu(F.linear(c, a)) @ F.layer_norm(b[:3], (5,)).tanh()
@@ -55,8 +77,10 @@ def double(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-@pytest.mark.parametrize("function", [real, complex_, gradients])
-def test_a_kernel_equals_its_function(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function", [real, complex_, gradients, positions, of_slices])
+def test_a_kernel_equals_its_function(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if function in (positions, of_slices):  # of which numba has nothing to decide
+        recorded_in_python.use(monkeypatch)
     operands = A, B, C, Z
     expected, exact = function(*operands), function(*map(double, operands))
     for at, (y, like, true) in enumerate(zip(Recorded(function, *operands)(*operands), expected, exact, strict=True)):
@@ -65,13 +89,15 @@ def test_a_kernel_equals_its_function(function: Callable[..., Any]) -> None:
         assert (y - true).abs().max() <= allowed, at
 
 
-def test_a_buffer_that_is_read_before_it_is_written_has_its_old_numbers() -> None:
+@pytest.mark.parametrize("view", [lambda buffer: buffer, lambda buffer: buffer.view(3, 4)])
+def test_a_buffer_that_is_read_before_it_is_written_has_its_old_numbers(view: Callable[[Tensor], Tensor]) -> None:
     buffer = torch.ones(3, 4)
+    written = view(buffer)
 
     def function(x: Tensor) -> Tensor:
         y = x + 1
         old = 2 * buffer
-        buffer.copy_(y)
+        written.copy_(y)
         return old
 
     kernel = Recorded(function, A)
@@ -118,13 +144,44 @@ def test_rows_run_in_parts() -> None:
 
 
 def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
-    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]])
+    """Each of them is the first of a row, and the last."""
+    one = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+    x = torch.stack([*(one.roll(n) for n in range(4)), one.nan_to_num(2.0), one.nan_to_num(2.0).flip(0)])
 
     def function(x: Tensor) -> list[Tensor]:
-        return [x * 2, x.amax(1), x.amin(1), x.clamp(min=0.0), x.isnan(), x.isfinite(), F.relu(x), x.sum(), x.sigmoid()]
+        return [
+            x * 2, x.amax(1), x.amin(1), x.clamp(min=0.0), x.isnan(), x.isfinite(), F.relu(x), x.sum(), x.sigmoid(),
+            x.isinf(), x[:4].amax((0, 1)), x[:, 1:].amin(0), torch.maximum(x, x.flip(1)), torch.minimum(x, x.flip(1)),
+        ]  # fmt: skip
 
     for y, expected in zip(Recorded(function, x)(x), function(x), strict=True):
         torch.testing.assert_close(y, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_fused_step_of_adam_is_its_equations(decoupled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_in_python.use(monkeypatch)
+    values = [A.clone(), C[0].clone(), C[1].square()]
+    parameter, mean, square, count = (*(value.clone() for value in values), torch.tensor(3.0))
+    options = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.2, "eps": 0.3}
+    fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
+
+    def step(gradient: Tensor) -> Tensor:
+        torch._foreach_add_([count], 1)
+        fused([parameter], [gradient], [mean], [square], [], [count], amsgrad=False, maximize=False, **options)
+        return parameter + 0
+
+    kernel = Recorded(step, A)
+    p, m, v = (value.double() for value in values)
+    for t in (4, 5):
+        gradient = (A + t).double()
+        result = kernel(A + t)
+        p, gradient = ((1 - 0.1 * 0.2) * p, gradient) if decoupled else (p, gradient + 0.2 * p)
+        m, v = 0.8 * m + 0.2 * gradient, 0.9 * v + 0.1 * gradient**2
+        p = p - 0.1 * (m / (1 - 0.8**t)) / ((v / (1 - 0.9**t)).sqrt() + 0.3)
+        for mine, true in zip((result, parameter, mean, square), (p, p, m, v), strict=True):
+            torch.testing.assert_close(mine, true.float())
+    assert count == 5
 
 
 class Pair(NamedTuple):
@@ -165,6 +222,13 @@ def test_parameters_are_read_anew_and_buffers_are_written() -> None:
         (lambda x: x.half(), "float16"),
         (lambda x: BUFFER.add_(x), "add_.Tensor of a tensor that is no operand"),
         (lambda x: "text", "a result of str"),
+        (lambda x: F.elu(x, 0.5), "elu"),
+        (F.selu, "elu"),
+        (lambda x: F.pad(x, (-1, 1)), "a negative padding"),
+        (lambda x: torch.addmm(x, x, x.T @ x, beta=2.0), "addmm with factors"),
+        (lambda x: torch.addmm(x, x, x.T @ x, alpha=2.0), "addmm with factors"),
+        (lambda x: torch.add(Z, x, alpha=2.0), "add of complex numbers with a factor"),
+        (lambda x: x.scatter(1, (x > 9).long(), x, reduce="add"), "scatter with a reduction"),
     ],
 )
 def test_a_function_that_no_kernel_runs_is_refused(function: Callable[[Tensor], Any], message: str) -> None:

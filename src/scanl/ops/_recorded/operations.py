@@ -231,7 +231,7 @@ def _select_backward(loops: Loops, out: Value, args: list[Any], kwargs: dict[str
 def _slice_backward(loops: Loops, out: Value, args: list[Any], kwargs: dict[str, Any]) -> None:
     source, _, axis, start, _, step = args
     axis %= len(out.shape)
-    start = start + out.shape[axis] if start < 0 else start
+    start = max(0, start + out.shape[axis]) if start < 0 else start
     loops.fill(out, 0.0)
     loops.copy(out.at(axis, start, source.shape[axis], step), source)
 
