@@ -264,12 +264,43 @@ def test_normalized_linear_attention(name):
     torch.testing.assert_close(total, values["k"].sum(1, keepdim=True))
 
 
+@pytest.mark.parametrize("name", ["chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_sum_of_nothing_normalizes_nothing(name, dtype):
+    """Keys or queries that are 0, as padding has them, read 0; q_t·z_t is that at the first step."""
+    values, _ = drawn(FUNCTIONS[name], 2)
+    values = {key: value.detach().abs().to(dtype) for key, value in values.items() if key != "normalize"}
+    values["k"][0, :3], values["q"][1, 4] = 0, 0
+    values = {key: value.requires_grad_() for key, value in values.items()}
+    o, _ = getattr(fla, name)(**values, normalize=True)
+    assert o.dtype == dtype
+    assert not o[0, :3].any()
+    assert not o[1, 4].any()
+    assert o[0, 3:].all()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(o.sum(), list(values.values())))
+    weights = torch.einsum("bthk,bshk->bhts", *(values[key].double() for key in "qk")).tril()
+    mean = torch.einsum("bhts,bshv->bthv", weights, values["v"].double()) / weights.sum(-1).mT[..., None]
+    torch.testing.assert_close(o[0, 3:].double(), mean[0, 3:], rtol=8 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["chunk_linear_attn", "fused_recurrent_linear_attn"])
+def test_a_state_without_sums_is_one_of_sums_zero(name):
+    values, S = drawn(FUNCTIONS[name], 2)
+    values = {key: value.abs() for key, value in values.items() if key != "normalize"}
+    zero, options = torch.zeros(2, 1, H, K, dtype=S.dtype), {"output_final_state": True, "normalize": True}
+    alone, both = (getattr(fla, name)(**values, initial_state=start, **options) for start in (S, (S, zero)))
+    torch.testing.assert_close(alone, both)
+    torch.testing.assert_close(alone[1][1], values["k"].sum(1, keepdim=True))
+
+
 @pytest.mark.parametrize("name", ["chunk_delta_rule", "chunk_gated_delta_rule", "fused_recurrent_kda", "chunk_comba"])
 def test_unit_queries_and_keys(name):
     values, _ = drawn(FUNCTIONS[name], 2)
     normed = {key: unit(value) if key in ("q", "k", "p") else value for key, value in values.items()}
     ours = getattr(fla, name)(**values, use_qk_l2norm_in_kernel=True)
     torch.testing.assert_close(ours, getattr(fla, name)(**normed))
+    zero = {key: torch.zeros_like(value) if key in ("q", "k", "p") else value for key, value in values.items()}
+    assert not getattr(fla, name)(**zero, use_qk_l2norm_in_kernel=True)[0].any()
 
 
 @pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "fused_recurrent_gdn", "chunk_kda", "fused_recurrent_kda"])
@@ -325,6 +356,32 @@ def test_more_heads_of_values_or_queries():
     torch.testing.assert_close((o, *last), (y, *(part[:, :1] for part in final)))
     with pytest.raises(ShapeError, match="gsa: q has 1 heads, expected a multiple of H=2 from k"):
         fla.chunk_gsa(**values | {"q": values["q"][:, :, :1]})
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in FUNCTIONS.items() if each.body.__name__ in ("gated_delta_rule", "kda", "comba")]
+)
+def test_heads_of_values_share_queries_and_keys(name):
+    """Value head h reads query and key head h // 2."""
+    function, shared = FUNCTIONS[name], [h // 2 for h in range(2 * H)]
+    values, _ = drawn(function, 2)
+    few = [key for key in values if key in ("q", "k", "p")]
+    values |= {key: draw(key, 2, (T, 2 * H, *x.shape[3:])) for key, x in values.items() if key not in few}
+    state = torch.randn(2, 2 * H, K, V, dtype=torch.float64).requires_grad_()
+    own = values | {key: values[key][:, :, shared] for key in few}
+    ours = getattr(fla, name)(**values, initial_state=state, output_final_state=True)
+    agree(ours, plain(function, own, state), values, state)
+
+
+@pytest.mark.parametrize("name", ["chunk_gsa", "fused_recurrent_gsa"])
+def test_heads_of_queries_share_keys_and_states(name):
+    """Query head h reads key head h // 2, as repeated keys have it."""
+    shared, (values, state) = [h // 2 for h in range(2 * H)], drawn(FUNCTIONS[name], 2)
+    values["q"] = draw("q", 2, (T, 2 * H, K))
+    own = {key: value if key == "q" else value[:, :, shared] for key, value in values.items()}
+    o, last = slots(**own, state=tuple(part[:, shared] for part in state))
+    ours = getattr(fla, name)(**values, initial_state=state, output_final_state=True)
+    agree(ours, (o, tuple(part[:, ::2] for part in last)), values, state)
 
 
 @pytest.mark.parametrize("name", ["parallel_simple_gla", "parallel_retention"])
