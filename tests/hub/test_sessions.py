@@ -97,6 +97,22 @@ def test_a_turn_goes_back_to_the_end_of_one_that_it_begins_with(monkeypatch):
     assert lengths[0] == 3
 
 
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
+def test_any_text_follows_any_other(name):
+    """Also those that leave it at the end of a turn, twice, and around it, and those that are all read already."""
+    model = accelerated(name)
+    session = CacheSession(model)
+    with scanl.exact():
+        first = generated(model, TEXT, custom_generate=session)  # all but its last token is read
+        other = 1 + first[:, -4:] % 7
+        texts = [torch.cat([first, TEXT[:, at : at + 2]], 1) for at in (0, 4, 7)]
+        texts += [torch.cat([first[:, :-cut], other[:, -cut:]], 1) for cut in (1, 2, 3)]
+        for text in (*texts, first[:, :-1], first[:, :-2], TEXT, TEXT[:, :1], first):
+            ours = generated(model, text, max_new_tokens=2, custom_generate=session)
+            plain = generated(model, text, max_new_tokens=2)
+            assert torch.equal(ours, plain)
+
+
 def test_the_criteria_of_generate_apply():
     model = accelerated("mamba")
     end = int(generated(model, TEXT)[0, -5])

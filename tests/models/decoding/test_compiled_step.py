@@ -255,6 +255,19 @@ def test_the_ordinary_step_runs_where_the_compiled_one_cannot() -> None:
 
 
 @pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("wanted", ["weight", "state"])
+def test_the_ordinary_step_runs_where_one_tensor_alone_has_a_gradient(wanted: str) -> None:
+    model, token = model_of("gru", channel_mixer="none").requires_grad_(False), torch.tensor([3])
+    step, state = model.compile_step(), model.init_state(1)
+    leaf = [leaf for _, leaf in leaves(state)][-1] if wanted == "state" else next(model.stack.parameters())
+    leaf.requires_grad_()
+    with torch.enable_grad():
+        slopes = [torch.autograd.grad(one(token, state)[0].square().sum(), leaf)[0] for one in (step, model.step)]
+    torch.testing.assert_close(*slopes)
+    assert slopes[0].any()
+
+
+@pytest.mark.usefixtures("plain")
 def test_whole_numbers_are_read_where_they_lie() -> None:
     """Also those of a model that is quantized after its step was compiled."""
     torch.manual_seed(0)
@@ -273,6 +286,22 @@ def test_a_reason_says_which_operation_has_no_loop() -> None:
     model = model_of("gru", channel_mixer="none", dropout=0.5).train()
     assert model.explain() != "compiled: can run\nordinary: can run"
     assert model.eval().explain() == "compiled: can run\nordinary: can run"
+
+
+@pytest.mark.usefixtures("plain")
+def test_another_mode_is_noticed() -> None:
+    """In training mode dropout draws numbers, which no kernel does."""
+    model, token = model_of("gru", channel_mixer="none", dropout=0.5), torch.tensor([3])
+    step, ys = model.compile_step(), list[Tensor]()
+    for training in (False, True, False):
+        model.train(training)
+        torch.manual_seed(1)
+        expected = model.step(token, None)[0]
+        torch.manual_seed(1)
+        ys.append(step(token, None)[0])
+        torch.testing.assert_close(ys[-1], expected)
+        assert (step.reason is None) is not training
+    assert not torch.allclose(ys[0], ys[1])
 
 
 @pytest.mark.usefixtures("plain")

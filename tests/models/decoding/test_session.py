@@ -193,6 +193,44 @@ def test_any_earlier_token_can_be_gone_back_to(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("move", ["append", "take", "rewind"])
+@pytest.mark.parametrize("taken", range(1, 5))
+def test_a_draft_of_another_text_is_forgotten(taken, move):
+    """A generation that is put down in the middle of a right draft leaves logits that belong to its text alone."""
+    periodic = cyclic()
+    session, begin = Session(periodic, every=4), torch.tensor([[0, 1, 2, 0, 1, 2, 0]])
+    tokens = drawn(periodic, begin, taken, session=session, temperature=0, draft=PromptLookup())
+    whole = [*begin[0].tolist(), *tokens]
+    if move == "rewind":
+        session.rewind(len(whole) - 1)
+        whole.pop()
+    elif move == "append":
+        session.append([2, 2])
+        whole += [2, 2]
+    else:
+        session.take(whole[-1])
+        whole += [whole[-1]]
+    assert session.tokens.tolist() == whole
+    expected = drawn(periodic, torch.tensor([whole]), 4, temperature=0)
+    assert expected[0] == (whole[-1] + 1) % 3
+    assert drawn(periodic, text(0), 4, session=session, temperature=0) == expected
+
+
+def test_a_text_is_gone_back_to_around_the_end_of_what_its_state_has_read():
+    """At that very length its last token is pending again: some token always is."""
+    large, prompt = model(), text(14)
+    for read in (5, 8):
+        for length in (0, read - 1, read, read + 1, 14):
+            session = Session(large, prompt, every=4)
+            session.read(read)
+            session.rewind(length)
+            assert session.pending.shape[1] >= (length > 0)
+            assert torch.equal(session.pending[0], prompt[0, length - session.pending.shape[1] : length])
+            tail = text(2, seed=length) if length % 2 or not length else text(0)
+            expected = drawn(large, torch.cat([prompt[:, :length], tail], 1), 2, temperature=0)
+            assert drawn(large, tail, 2, session=session, temperature=0) == expected
+
+
 def test_forks_go_their_own_ways():
     large = model()
     session = Session(large, text(9))

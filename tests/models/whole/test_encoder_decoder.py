@@ -24,7 +24,7 @@ from scanl.models import (
     TransformerEncoder,
 )
 from scanl.models.transformer_encoder import SlotWriter
-from scanl.models.whole.cross_attention import CrossAttention, side_by_side
+from scanl.models.whole.cross_attention import CrossAttention, seen, side_by_side
 from tests.layers.attention.test_rmt import rms_norm
 from tests.test_layers import assert_same
 
@@ -325,10 +325,28 @@ def test_a_gate_weighs_what_is_read_of_the_encoder_and_of_the_recurrence():
     torch.testing.assert_close(model(source, target)[0], expected)
 
 
+def test_columns_are_their_stacks_side_by_side():
+    columns = [Stack(8, 1, "s5", channel_mixer="none"), Stack(8, 2, "s5", channel_mixer="none")]
+    both = shaken(Columns(columns))
+    assert both.timed
+    assert not both.bidirectional
+    x, spans, state = torch.randn(2, 6, 8), torch.rand(2, 6) + 0.5, None
+    ys = torch.cat([column(x, timespans=spans)[0] for column in columns], -1)
+    for at in (slice(0, 4), slice(4, 6)):
+        y, state = both(x[:, at], state, timespans=spans[:, at])
+        torch.testing.assert_close(y, ys[:, at] @ both.out_proj.weight.T + both.out_proj.bias)
+    other = Columns([decoder(), recurrent()])
+    assert not other.timed
+    assert not Columns([columns[0], decoder()]).timed
+    assert other.bidirectional
+    assert [type(mixer).__name__ for mixer in other.mixers()] == ["HGRN", "HGRN", "Bidirectional"]
+
+
 def test_packed_sequences_stand_side_by_side():
     rows, mask = side_by_side(torch.arange(1.0, 6).view(1, 5, 1), torch.tensor([0, 2, 2, 5]))
     assert rows[..., 0].tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
     assert mask.sum(1).tolist() == [2, 0, 3]
+    assert seen(mask, rows).int().tolist() == [[[1, 1, 0]], [[1, 1, 1]], [[1, 1, 1]]]  # never nothing
     encoder = shaken(TransformerEncoder(8, 1, num_heads=2, num_slots=2))
     x = torch.randn(1, 5, 8, requires_grad=True)
     y, slots = encoder(x, cu_seqlens=torch.tensor([0, 2, 2, 5]))
