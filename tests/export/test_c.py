@@ -11,10 +11,12 @@ from torch import nn
 
 from scanl.errors import ConfigError
 from scanl.export import write_c
+from scanl.export.c_loops import real
 from scanl.layers import build
 from scanl.layers.state import map_leaves
 from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
-from tests.ops._recorded.test_recorded import complex_, real
+from tests.ops._recorded.test_recorded import complex_
+from tests.ops._recorded.test_recorded import real as of_reals
 
 COVERS = ["export/c_loops"]
 
@@ -30,9 +32,26 @@ class Functions(nn.Module):
     def forward(self, x, state):
         a = x.reshape(3, 4)
         b, c, z = torch.cat([a.T, 0.3 - a.T], 1)[:, 1:], torch.stack([a + 0.2, -a]), torch.complex(a, a + 1)
-        results = [*real(a, b, c, z), *complex_(a, b, c, z)]
+        results = [*of_reals(a, b, c, z), *complex_(a, b, c, z)]
         numbers = [torch.view_as_real(value) if value.is_complex() else value for value in results]
         return torch.cat([value.reshape(1, 1, -1).float() for value in numbers], -1), state * a[0, 0]
+
+
+class Views(nn.Module):
+    """Its weights are parts of larger memory, one of them turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.randn(9, 7)
+        self.register_buffer("turned", memory[1:5, 1:4].T)
+        self.register_buffer("every_other", memory[5:, ::2])
+
+    def init_state(self, batch_size: int) -> torch.Tensor:
+        return torch.zeros(batch_size, 4)
+
+    def forward(self, x, state):
+        y = x.reshape(4, 3) @ self.turned @ self.every_other
+        return y.reshape(1, 1, -1), state + self.every_other[:1]
 
 
 def of_tokens() -> nn.Module:
@@ -51,6 +70,7 @@ def of_wide_features() -> nn.Module:
 NUMBERS = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0))
 MODELS = {
     "functions": (Functions, NUMBERS),
+    "views": (Views, NUMBERS),
     "tokens": (of_tokens, torch.tensor([[3, 1, 6, 2, 0]])),
     "features": (of_features, NUMBERS[..., :2]),
     "wide": (of_wide_features, NUMBERS[..., :2]),
@@ -125,6 +145,17 @@ def test_keywords_of_c_are_keys(tmp_path):
     write_c(Keyed(state), tmp_path / "double.c", NUMBERS[..., :2])
     if shutil.which("cc") is not None:
         subprocess.run(["cc", *FLAGS, tmp_path / "double.c", "-o", tmp_path / "cell.so", "-lm"], check=True)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float", np.float32), ("double", np.float64)])
+def test_a_literal_is_its_number(kind, dtype):
+    least, limit = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max
+    drawn = np.random.default_rng(0).standard_normal(200).astype(dtype) ** 5
+    for value in (*drawn, dtype(0.1), dtype(1) / 3, least, limit, -limit, dtype(1 << 24) + 1, dtype(-0.0)):
+        text = real(float(value), kind)
+        assert text.endswith("f") == (kind == "float")
+        assert dtype(text.removesuffix("f")).tobytes() == value.tobytes()
+    assert [real(value, kind) for value in (np.inf, -np.inf, np.nan)] == ["INFINITY", "-INFINITY", "NAN"]
 
 
 def test_refusals(tmp_path):

@@ -10,6 +10,8 @@ import torch
 
 from scanl.errors import CheckpointError, ConfigError
 from scanl.export import start_state, write_onnx, write_package
+from scanl.export.flat import Flat
+from scanl.export.onnx import described
 from scanl.files import files_written_whole
 from scanl.layers import build
 from scanl.models import Forecaster, LanguageModel, Stack
@@ -44,9 +46,6 @@ def test_onnxruntime_reads_pieces_and_steps(tmp_path):
 
 def test_the_first_state_comes_from_the_file():
     model = Forecaster(2, Stack(4, 1, "lru"))
-    from scanl.export.flat import Flat
-    from scanl.export.onnx import described
-
     flat = Flat(model)
     metadata = json.dumps({leaf.name: described(leaf.start) for leaf in flat.leaves})
     state = start_state(metadata, 3)
@@ -100,6 +99,14 @@ def test_a_full_disk_leaves_the_file_before(write, tmp_path, monkeypatch):
         write(build("gru", 4), path)
     assert path.read_text() == "the model before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "start", [torch.tensor([[1.5, -2.0]]), torch.full((1, 2), 7), torch.zeros(1, 0), torch.eye(2)[None]]
+)
+def test_any_numbers_may_be_the_first_state(start):
+    (value,) = start_state(json.dumps({"state": described(start)}), 3).values()
+    np.testing.assert_array_equal(value, start.expand(3, *start.shape[1:]).numpy(), strict=True)
 
 
 def test_refusals(tmp_path, monkeypatch):

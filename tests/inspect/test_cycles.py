@@ -58,6 +58,16 @@ def test_all_cycles_of_small_networks_are_found(options):
         assert [assert_all_found(network, length, **options) for length in (1, 2, 3)] == counts
 
 
+def test_a_search_ends_after_rounds_without_a_new_cycle():
+    """Each of six units has fixed points -2 and 1, so all 64 regions have one; a round with one draw finds one."""
+    eye, ones = torch.eye(6).double(), torch.ones(6).double()
+    network = Regions(0.5 * eye, 1.5 * eye, eye, 0 * ones, -ones)
+    points = torch.stack([cycle.points[0] for cycle in cycles(network, 1, draws=1, rounds=3)])
+    assert 10 < len(points) < 64
+    assert ((points - 1).abs().minimum((points + 2).abs()) < 1e-9).all()
+    assert len(cycles(network, 1, draws=1, rounds=4)) == 64  # each sequence is tried
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda: plain(3, 4), lambda: PLRNN(3, branches=2), lambda: ShallowPLRNN(3, 4), lambda: ShallowPLRNN(2, 3, False)],

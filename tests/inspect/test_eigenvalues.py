@@ -58,6 +58,15 @@ def test_blocks_have_the_eigenvalues_of_the_whole_matrix():
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-4)  # zeros of a window are not simple
 
 
+@pytest.mark.parametrize("copies", [1, 5])
+def test_few_rows_of_the_matrix_at_a_time_make_the_same_matrix(copies, monkeypatch):
+    torch.manual_seed(0)
+    layer, x = GRU(12), noise(1, 3, 12)
+    expected = eigenvalues(layer, x).values[0]
+    monkeypatch.setattr(import_module("scanl.inspect.eigenvalues"), "BUDGET", 12 * copies)
+    torch.testing.assert_close(ordered(eigenvalues(layer, x).values[0]), ordered(expected))
+
+
 def test_half_life_and_figures():
     one = Eigenvalues(torch.tensor([[0.5 + 0j, 1.0 + 0j, 0.0 + 0j]], dtype=torch.complex128))
     torch.testing.assert_close(one.half_life(), torch.tensor([[1.0, math.inf, 0.0]]).double())

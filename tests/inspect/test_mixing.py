@@ -6,7 +6,7 @@ import torch
 from scanl.errors import ConfigError
 from scanl.inspect import mixing_matrix
 from scanl.inspect.base import noise
-from scanl.layers import GLA, GRU, HiPPO, WindowAttention, build
+from scanl.layers import GLA, GRU, HiPPO, LinRNNLTI, WindowAttention, build
 from scanl.ops import op_calls, registry
 
 
@@ -26,6 +26,18 @@ def test_that_of_a_gated_linear_attention_is_queries_keys_and_decays():
     torch.testing.assert_close(inspection.matrix[0], expected)
     y = call.op(**call.operands, **call.options)[0][0]
     torch.testing.assert_close(torch.einsum("hts,shv->thv", inspection.matrix[0], v), y)
+
+
+def test_the_state_before_the_first_step_is_not_in_it():
+    class Begun(LinRNNLTI):
+        def forward(self, x, state=None, **others):
+            return super().forward(x, torch.ones_like(self.init_state(len(x))) if state is None else state, **others)
+
+    torch.manual_seed(0)
+    layer, x = Begun(4, 3), noise(1, 5, 4)
+    plain = LinRNNLTI(4, 3)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(mixing_matrix(layer, x).matrix, mixing_matrix(plain, x).matrix)
 
 
 def test_that_of_attention_is_the_softmax():

@@ -99,6 +99,9 @@ def test_what_hippo_remembers():
     assert inspection.steps.tolist() == list(range(400))
     assert inspection.values.shape == (400,)
     assert hold(signal, 8, "legt").steps.tolist() == list(range(300, 400))
+    assert hold(signal, 8, "lagt", 20.0).steps.tolist() == list(range(320, 400))  # four times θ
+    assert hold(signal, 8, "lagt", 200.0).steps.tolist() == list(range(400))
+    assert hold(signal, 8, "legt", 1000.0).steps.tolist() == list(range(400))
     assert hold(signal, 32, "fourier").what == "Fourier: the last 100 steps"
 
 
