@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from scanl.errors import CheckpointError, ConfigError
-from scanl.export import start_state, write_onnx, write_package
+from scanl.export import native, start_state, write_onnx, write_package
 from scanl.export.flat import Flat
+from scanl.export.lowering import Called
 from scanl.export.onnx import described
 from scanl.files import files_written_whole
 from scanl.layers import build
 from scanl.models import Forecaster, LanguageModel, Stack
+from scanl.ops import delta_rule, linear_attention, short_convolution
 
 COVERS = ["export/native"]
 
@@ -55,8 +57,6 @@ def test_the_first_state_comes_from_the_file():
 
 
 def test_numbers_that_are_not_finite_are_texts():
-    from scanl.export.onnx import described
-
     inf = float("inf")
     for start in (torch.full((1, 2), -inf), torch.tensor([[inf, 0.5, -inf, float("nan")]])):
         metadata = json.dumps({"state": described(start)}, allow_nan=False)
@@ -99,6 +99,48 @@ def test_a_full_disk_leaves_the_file_before(write, tmp_path, monkeypatch):
         write(build("gru", 4), path)
     assert path.read_text() == "the model before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def operator(name, inputs, attributes, like):
+    """The equations of LinearAttention and CausalConvWithState, as ONNX has them, step by step."""
+    if name == "CausalConvWithState":
+        x, weight, bias, state = inputs
+        window = torch.cat([state, x], -1)
+        y = torch.nn.functional.conv1d(window, weight, bias, groups=x.shape[1])
+        return y * y.sigmoid() if attributes["activation"] == "silu" else y, window[..., x.shape[-1] :]
+    q, k, v = (x.unflatten(-1, (attributes["q_num_heads"], -1)) for x in inputs[:3])
+    state, g, beta = inputs[3:]
+    assert (g is not None) == attributes["update_rule"].startswith("gated")
+    ys = []
+    for t in range(q.shape[1]):
+        if g is not None:
+            state = g[:, t].unflatten(-1, (q.shape[2], -1)).exp()[..., None] * state
+        new = v[:, t]
+        if attributes["update_rule"].endswith("delta"):
+            new = beta[:, t, :, None] * (new - (k[:, t, :, None] @ state)[:, :, 0])
+        state = state + k[:, t, :, :, None] * new[:, :, None]
+        ys.append(attributes["scale"] * (q[:, t, :, None] @ state)[:, :, 0])
+    return torch.stack(ys, 1).flatten(2), state
+
+
+def test_what_an_operator_gets_computes_the_op(monkeypatch):
+    """Also with fewer heads of queries and keys, other widths of values, and decays of any axes."""
+    monkeypatch.setattr(native, "_operator", operator)
+    q, k, v = (torch.randn(2, 5, heads, width) for heads, width in ((2, 3), (2, 3), (4, 6)))
+    state, beta, x = torch.randn(2, 4, 3, 6), torch.rand(2, 5, 4), torch.randn(2, 5, 3)
+    decays = [None, -torch.rand(2, 5, 4), -torch.rand(2, 5, 4, 3), -torch.rand(4)]
+    scales = [{"scale": None}, {"scale": 0.3}]
+    norms = [{"normalize_keys": False, "eps": 1e-6}, {"normalize_keys": True, "eps": 0.5}]
+    window = {"x": x, "w": torch.randn(3, 4)}, {"x": x, "w": torch.randn(3, 4), "bias": torch.randn(3)}
+    calls = [(linear_attention, {"q": q, "k": k, "v": v, "g": g}, state, scale) for g in decays for scale in scales]
+    calls += [(delta_rule, {"q": q, "k": k, "v": v, "beta": beta, "g": g}, state, scale | norm)
+              for g in decays[:3] for scale, norm in zip(scales, norms, strict=True)]  # fmt: skip
+    calls += [(short_convolution, each, torch.randn(2, 3, 3), {"silu": silu}) for each in window for silu in (0, 1)]
+    for op, operands, start, options in calls:
+        operands = {name: value for name, value in operands.items() if value is not None}
+        ours = native.NATIVE[op.name](Called(op, operands, start, options))
+        for mine, expected in zip(ours, op(**operands, state=start, **options, backend="reference"), strict=True):
+            torch.testing.assert_close(mine, expected)
 
 
 @pytest.mark.parametrize(

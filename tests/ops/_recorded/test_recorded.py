@@ -51,8 +51,11 @@ def positions(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
         F.pad(z, (2, 0), value=1.0), a.sum(-1), c.amax((-1, 0)), c.amin(-2, keepdim=True), c.mean((0, -1)),
         a.softmax(-2), a.cumsum(-2), c.flip(-1, 0), torch.cat([a, a[:, :1]], -1), torch.stack([a, -a], -1),
         torch.arange(7, 1, -2) * a[0, :3], a[-1], a[:, -2:], a.var(1), a.var(0, correction=0), c.std((0, 2)),
-        a.var(1, correction=2), a.gather(-1, torch.ones(3, 2, dtype=torch.int64)),
-        a.scatter(-1, torch.ones(3, 1, dtype=torch.int64), 2.0), torch.sub(a, c, alpha=0.5), 2 - a,
+        a.var(1, correction=2), torch.var(a), torch.ops.aten.var.correction(a, [1]),
+        a.gather(-1, torch.ones(3, 2, dtype=torch.int64)), a.scatter(-1, torch.ones(3, 1, dtype=torch.int64), 2.0),
+        torch.sub(a, c, alpha=0.5), 2 - a, torch.full((2, 2), 1.0 + 2.0j) * z[:2, :2], torch.complex(a.relu(), a).sgn(),
+        torch.complex(a, (a - 0.5).relu()).sgn(), torch.complex(a.relu(), a.relu()).sgn(), F.softshrink(a, 0.3),
+        F.hardshrink(a.clamp(-0.5, 0.5), 0.5),
     ]  # fmt: skip
 
 
@@ -156,6 +159,21 @@ def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
 
     for y, expected in zip(Recorded(function, x)(x), function(x), strict=True):
         torch.testing.assert_close(y, expected, equal_nan=True)
+
+
+def test_parts_of_larger_memory_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors that are no operands, and of operands."""
+    recorded_in_python.use(monkeypatch)
+    memory, wide = torch.randn(9, 7), torch.randn(8, dtype=torch.float64)[3::2]
+    part, turned, z = memory[4:, 2:6], memory[1:4, :3].T, torch.randn(7, dtype=torch.complex64)[2:5]
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [x @ part.T, x[:, :3] @ turned, wide * 2, z * 2, part.sum(0)]
+
+    kernel = Recorded(function, A)
+    for x in (A, A.T.contiguous().T, torch.randn(3, 9)[:, 1::2]):
+        for y, expected in zip(kernel(x), function(x), strict=True):
+            torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
