@@ -409,6 +409,16 @@ def test_slots_without_gates_are_averages(cu_seqlens):
             torch.testing.assert_close(o[0, t], torch.einsum("hm,hmv->hv", read, slots))
 
 
+def test_slots_without_gates_add_to_their_first_state():
+    """The first step has weight 1 beside it; z_t is the logarithm of the sum of the exponentials so far."""
+    values, state = drawn(FUNCTIONS["chunk_gsa"], 2)
+    q, k, v, s = (values.pop(name) for name in "qkvs")
+    z = torch.stack([s[:, : t + 1].exp().sum(1).log() for t in range(T)], 1)
+    g = torch.stack([z[:, max(0, t - 1)] - z[:, t] for t in range(T)], 1)
+    ours = fla.chunk_gsa(q, k, v, s, initial_state=state, output_final_state=True)
+    agree(ours, slots(q, k, v, (s - z).exp(), g, state), {"q": q, "k": k, "v": v, "s": s}, state)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     for name, function in FUNCTIONS.items():

@@ -107,7 +107,9 @@ def test_any_text_follows_any_other(name):
         other = 1 + first[:, -4:] % 7
         texts = [torch.cat([first, TEXT[:, at : at + 2]], 1) for at in (0, 4, 7)]
         texts += [torch.cat([first[:, :-cut], other[:, -cut:]], 1) for cut in (1, 2, 3)]
-        for text in (*texts, first[:, :-1], first[:, :-2], TEXT, TEXT[:, :1], first):
+        ours = first
+        for text in (*texts, first[:, :-1], first[:, :-2], TEXT, TEXT[:, :1], first, None, None):
+            text = ours[:, :-1] if text is None else text  # what is read, and no more
             ours = generated(model, text, max_new_tokens=2, custom_generate=session)
             plain = generated(model, text, max_new_tokens=2)
             assert torch.equal(ours, plain)
