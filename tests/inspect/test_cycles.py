@@ -58,6 +58,23 @@ def test_all_cycles_of_small_networks_are_found(options):
         assert [assert_all_found(network, length, **options) for length in (1, 2, 3)] == counts
 
 
+def test_multipliers_are_those_of_the_derivative_over_the_steps():
+    network, count = regions(plain(3, 7)), 0
+    for length in (1, 2, 3):
+        for cycle in cycles(network, length):
+
+            def around(z, length=length):
+                for _ in range(length):
+                    z = network.step(z)
+                return z
+
+            expected = torch.linalg.eigvals(torch.autograd.functional.jacobian(around, cycle.points[0]))
+            for value in expected:
+                assert (cycle.multipliers - value).abs().min() < 1e-9 * (1 + value.abs())
+            count += 1
+    assert count == 7
+
+
 def test_a_search_ends_after_rounds_without_a_new_cycle():
     """Each of six units has fixed points -2 and 1, so all 64 regions have one; a round with one draw finds one."""
     eye, ones = torch.eye(6).double(), torch.ones(6).double()

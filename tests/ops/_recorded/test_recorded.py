@@ -125,6 +125,18 @@ def test_doubles_whole_numbers_and_truths() -> None:
         torch.testing.assert_close(y, expected)
 
 
+def test_a_number_that_becomes_float32_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a later loop alone reads it."""
+    recorded_in_python.use(monkeypatch)
+    x = torch.randn(5, dtype=torch.float64)
+
+    def function(x: Tensor) -> Tensor:
+        return (x / 3).float().double() - x / 3
+
+    assert torch.equal(Recorded(function, x)(x), function(x))
+    assert function(x).any()
+
+
 def test_products_by_weights_for_tiles_and_what_is_left() -> None:
     weight, bias, x = torch.randn(35, 40), torch.randn(35), torch.randn(7, 40)
 
