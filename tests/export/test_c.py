@@ -54,6 +54,21 @@ class Views(nn.Module):
         return y.reshape(1, 1, -1), state + self.every_other[:1]
 
 
+class Pairs(nn.Module):
+    """A step reads two tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 3)
+
+    def init_state(self, batch_size: int) -> torch.Tensor:
+        return torch.zeros(batch_size, 3)
+
+    def forward(self, x, state):
+        y = self.embedding(x)
+        return y.flatten(2) + torch.cat([state, state], -1)[:, None], state + y[:, 0, 0] - y[:, 0, 1]
+
+
 def of_tokens() -> nn.Module:
     return LanguageModel(7, Stack(6, 3, ["gru", "indrnn", "slstm"], layer_options={"slstm": {"num_heads": 2}}))
 
@@ -71,6 +86,7 @@ NUMBERS = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0))
 MODELS = {
     "functions": (Functions, NUMBERS),
     "views": (Views, NUMBERS),
+    "pairs": (Pairs, torch.tensor([[[3, 1], [6, 2], [0, 5]]])),
     "tokens": (of_tokens, torch.tensor([[3, 1, 6, 2, 0]])),
     "features": (of_features, NUMBERS[..., :2]),
     "wide": (of_wide_features, NUMBERS[..., :2]),

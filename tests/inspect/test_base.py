@@ -88,6 +88,41 @@ def test_an_inspector_leaves_the_layer_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
+def test_an_inspector_reads_a_copy_that_drops_nothing():
+    layer, x = layers.build("gru", 3).train(), torch.randn(2, 4, 3, requires_grad=True)
+    copy, read = prepared("it", layer, x, 9)
+    assert layer.training
+    assert not any(module.training for module in copy.modules())
+    assert all(parameter.requires_grad for parameter in layer.parameters())
+    assert not any(parameter.requires_grad or parameter.dtype is not torch.float64 for parameter in copy.parameters())
+    assert {p.data_ptr() for p in copy.parameters()}.isdisjoint(p.data_ptr() for p in layer.parameters())
+    assert not read.requires_grad
+    assert torch.equal(read, x.detach().double())
+
+
+def test_columns_name_the_place_of_each_number():
+    """Numbers of which no two are equal, by their indices."""
+    numbers = torch.arange(24.0).double()
+    cube = numbers.view(1, 2, 4, 3)
+    for inspection, names, value, expected in (
+        (inspect.ImpulseResponse(cube, torch.tensor([5, 7])), ("into", "steps", "out_of"), "mean",
+         {(c, k, d): cube[0, i, k, d] for i, c in enumerate((5, 7)) for k in range(4) for d in range(3)}),
+        (inspect.GradientNorms(cube[0, 0]), ("row", "distance"), "norm",
+         {(b, k): cube[0, 0, b, k] for b in range(4) for k in range(3)}),
+        (inspect.LyapunovExponents(cube[0, 0]), ("row", "number"), "exponent",
+         {(b, 1 + m): cube[0, 0, b, m] for b in range(4) for m in range(3)}),
+        (inspect.StateNorms(torch.tensor([1, 4, 9, 16]), cube[0, 1], torch.ones(4), ("a", "b", "c")),
+         ("tensor", "steps"), "norm",
+         {(name, n): cube[0, 1, at, p] for at, n in enumerate((1, 4, 9, 16)) for p, name in enumerate("abc")}),
+        (inspect.MixingMatrix(1 + numbers.view(1, 6, 2, 2), "op"), ("head", "t", "s"), "value",
+         {(h, t, s): 1 + 4 * h + 2 * t + s for h in range(6) for t in range(2) for s in range(2)}),
+    ):  # fmt: skip
+        columns = inspection.columns()
+        places = list(zip(*(columns[name] for name in names), strict=True))
+        assert len(set(places)) == len(places) == len(expected)
+        assert dict(zip(places, columns[value], strict=True)) == {at: float(number) for at, number in expected.items()}
+
+
 def test_what_no_inspector_takes():
     with pytest.raises(ConfigError, match=r"eigenvalues: layer is a GRU, expected a scanl.layers.Layer"):
         inspect.eigenvalues(nn.GRU(3, 3))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.inspect import decoded, memory_capacity
+from scanl.inspect import MemoryCapacity, decoded, memory_capacity
 from scanl.inspect.base import noise
 from scanl.layers import GRU, LRU, Layer
 from scanl.layers.initial_state import Axes
@@ -40,6 +40,13 @@ def test_no_linear_system_holds_more_than_it_has_numbers():
     torch.manual_seed(0)
     inspection = memory_capacity(LRU(4))
     assert 1 < inspection.capacity() <= inspection.numbers + 1  # noise over finitely many steps adds to 100 lags
+
+
+def test_its_figures_count_what_is_held():
+    """Less than nothing is read by chance, and takes nothing away."""
+    held = MemoryCapacity(torch.tensor([1.0, 0.75, -0.5, 0.6], dtype=torch.float64), 4)
+    assert held.figures() == {"capacity": pytest.approx(2.35), "numbers": 4, "half is held for, steps": 2}
+    assert MemoryCapacity(torch.ones(3), 4).figures()["half is held for, steps"] == 3
 
 
 def test_a_sequence_that_is_too_short():

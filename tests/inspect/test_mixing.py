@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError
-from scanl.inspect import mixing_matrix
+from scanl.inspect import MixingMatrix, mixing_matrix
 from scanl.inspect.base import noise
 from scanl.layers import GLA, GRU, HiPPO, LinRNNLTI, WindowAttention, build
 from scanl.ops import op_calls, registry
@@ -38,6 +38,13 @@ def test_the_state_before_the_first_step_is_not_in_it():
     plain = LinRNNLTI(4, 3)
     plain.load_state_dict(layer.state_dict())
     torch.testing.assert_close(mixing_matrix(layer, x).matrix, mixing_matrix(plain, x).matrix)
+
+
+def test_its_figures_are_means_over_heads_of_shares():
+    """Signs do not cancel, and a head that reads nothing has no share."""
+    matrix = torch.tensor([[[[1.0, 0.0], [3.0, -4.0]], [[0.0, 0.0], [2.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]])
+    figures = MixingMatrix(matrix, "op").figures()
+    assert list(figures.values()) == pytest.approx([3, 5 / 8 / 3, (3 / 8 + 1) / 3])
 
 
 def test_that_of_attention_is_the_softmax():
