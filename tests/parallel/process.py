@@ -158,7 +158,9 @@ def sharded():
     learn(model, whole, 2)
     compare(divided)
     path, states = Path(sys.argv[3]).with_name("checkpoint.ckpt"), [optimizer.state_dict()]
-    other = {**dict.fromkeys(PARTS, 0), "scanl": dict.fromkeys(OWN_PARTS, 0)}
+    other, own = ({name: kinds[0]() for name, kinds in parts.items()} for parts in (PARTS, OWN_PARTS))
+    own |= {"plan": {"steps": 1}, "place": {"batch": 0, "step": 0}}
+    other |= {"metrics": {"size": 0, "sha256": ""}, "scanl": own}
     write_shards({**other, "state_dict": divided.state_dict(), "optimizer_states": states}, path)
     learn(model, whole, 1)
     for each, axis in ((alone, None), (by_two, two)) if RANK < 2 else ((alone, None),):

@@ -62,7 +62,10 @@ class LIF(CellLayer):
     equation = "v_t = alpha v_{t-1} + W x_t + b + U z_{t-1} - z_{t-1},  z_t = H(v_t - 1),  alpha = exp(-1/tau)"
     cell = lif_cell
     state: ClassVar = Axes("dim", "v")
-    excused: ClassVar = SPIKING
+    excused: ClassVar = {
+        **SPIKING,
+        "the_future_changes_nothing_before_it": "not every change of an input changes a spike",
+    }
     added: ClassVar = {}  # the Newton methods need derivatives, not pseudo-derivatives
     sample: ClassVar = {"tau": 2.0}
 
