@@ -101,6 +101,7 @@ def test_a_horizon_reads_the_target_too(tmp_path):
     run.learn()
     assert run.columns.names == ["y", "a"]
     assert (run.loop.count, run.scored, len(run.ahead)) == (20, 17, 3)
+    assert run.loop.bank.learners[0].model.inputs.channels == 2  # the last truth is among the inputs already
 
 
 def test_objects_with_truths_of_their_own_lines(tmp_path, capfd):

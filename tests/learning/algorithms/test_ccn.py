@@ -79,6 +79,23 @@ def test_a_stage_is_constant_when_the_next_one_learns_and_the_layer_lets_it_thro
     assert layer.grown.tolist() == [1] * 4
 
 
+def test_with_the_first_stage_all_learns_but_the_later_stages():
+    """An update of the whole sequence has the gradient of backpropagation, also below the layer."""
+    model, x, y = drawn()
+    plain = copy.deepcopy(model)
+    plain.stack.mixers()[0].grow(0)
+    for net, algorithm in ((plain, BPTT(TASK.loss)), (model, CCN(TASK.loss))):
+        loss, _ = algorithm.update(net, algorithm.init(net, 2), part(x, y, 0, 24))
+        loss.backward()
+    expected = dict(plain.named_parameters())
+    assert expected["input.weight"].grad.any()
+    for name, parameter in model.named_parameters():
+        if ".stages.1." in name:
+            assert parameter.grad is None
+        elif parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, expected[name].grad)
+
+
 def test_other_models_are_refused():
     for layers in ("columnar", ["columnar_constructive", "columnar_constructive"]):
         with pytest.raises(

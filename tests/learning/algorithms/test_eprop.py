@@ -94,6 +94,15 @@ def test_random_feedback_is_for_one_layer():
         algorithm.update(model, algorithm.init(model, 2), numbers(1))
 
 
+def test_random_feedback_is_for_rows_of_one_length():
+    algorithm, model = RFLO(QUESTION.loss), tiny("elman")
+    batch = numbers(3)._replace(mask=torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(
+        ConfigError, match="rflo: the batch has a mask, expected an answer at every step of rows of one"
+    ):
+        algorithm.update(model, algorithm.init(model, 2), batch)
+
+
 def traces(layer, x, signal):
     """Return the gradient of the weights by e-prop, from the traces of the paper in a loop over steps and weights.
 

@@ -132,10 +132,14 @@ def test_the_loss_is_that_of_the_answers_before_they_were_learnt_from():
 def test_padding_is_not_learnt():
     model, batch = tiny("lru"), numbers(6)
     mask = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
+    other, algorithm, padded = (
+        tiny("lru"),
+        FORCE(QUESTION.loss),
+        batch.targets.clone(),
+    )  # with numbers, as data has them
     batch.targets[0, 4:] = torch.nan
-    other, algorithm = tiny("lru"), FORCE(QUESTION.loss)
     algorithm.update(model, algorithm.init(model, 2), batch)
-    algorithm.update(other, algorithm.init(other, 2), batch._replace(mask=mask))
+    algorithm.update(other, algorithm.init(other, 2), Batch(batch.inputs, padded, mask))
     torch.testing.assert_close(model.head.weight, other.head.weight, rtol=1e-10, atol=1e-12)
 
 

@@ -122,3 +122,17 @@ def test_new_orbits_begin_at_the_data_and_go_on_with_the_forcing(model, batch):
     torch.testing.assert_close(again, first)  # the same orbit, from its first observation, by the same α
     _, learner = algorithm.update(model, algorithm.renew(model, learner, 3), batch)
     assert learner.forcing[0] < renewed.forcing[0]
+
+
+def test_forcing_fades_towards_its_estimate(model, batch):
+    """A system of Jacobians near 2 I, in which α* is near 1/2."""
+    with torch.no_grad():
+        model.layer.A.fill_(2.0)
+        model.layer.W1.mul_(0.01)
+    estimate = 1 - 1 / growth(model, batch.inputs)
+    assert 0.4 < estimate < 0.6
+    algorithm = GTF(dynamics_loss, every=1, fade=0.9)
+    learner = algorithm.init(model, 3)
+    for update in (1, 2, 3):
+        _, learner = algorithm.update(model, learner, batch)
+        assert learner.forcing[0].item() == pytest.approx(estimate + 0.9**update * (1 - estimate), rel=1e-6)

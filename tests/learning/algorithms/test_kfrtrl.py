@@ -54,6 +54,24 @@ def test_the_first_two_steps_are_those_of_the_paper():
     pytest.fail("no signs give the factors after the second step")
 
 
+def test_the_state_of_a_channel_mixer_is_none_of_a_layer():
+    """After one step u ⊗ A of each layer is its own influence, though channel mixers have states between them."""
+    model, batch = tiny("elman", "elman", dim=3, channel_mixer="rwkv4"), numbers(1, rows=1)
+    seen = []
+    hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for layer in model.stack.mixers()]
+    model(batch.inputs)
+    for hook in hooks:
+        hook.remove()
+    algorithm = KFRTRL(QUESTION.loss)
+    _, learner = algorithm.update(model, algorithm.init(model, 1), batch)
+    for x, layer, u, a in zip(seen, model.stack.mixers(), learner.sources, learner.factors, strict=True):
+        h = torch.tanh(layer.weight_ih_l0 @ x[0, 0] + layer.bias_ih_l0 + layer.bias_hh_l0).detach()
+        source = torch.cat([torch.zeros(3), x[0, 0].detach(), torch.ones(1)])
+        torch.testing.assert_close(
+            torch.outer(u[0], a[0].flatten()), torch.outer(source, torch.diag(1 - h**2).flatten())
+        )
+
+
 def test_memory_is_as_declared():
     learner = KFRTRL(QUESTION.loss).init(tiny("elman"), 2)
     numbers_kept = sum(

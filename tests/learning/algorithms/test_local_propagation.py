@@ -81,6 +81,13 @@ def test_the_bias_of_auxiliary_coordinates_falls_as_one_over_the_penalty(model, 
     assert weak / strong == pytest.approx(10, rel=0.1)
 
 
+def test_the_penalty_grows_between_rounds_alone(model, batch):
+    """One round of a factor of 10 has the penalty of the option, whatever the growth."""
+    _, once, _ = gradients(Lifted(TASK.loss, method="mac", penalty=2.0, rounds=1, growth=10.0), model, batch)
+    _, same, _ = gradients(Lifted(TASK.loss, method="mac", penalty=2.0, rounds=1, growth=1.0), model, batch)
+    torch.testing.assert_close(once, same, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("method", "penalty"), [("mac", 1.0), ("bcd", 1.0), ("bregman", 1.0), ("admm", 100.0)])
 def test_a_minimization_never_raises_the_objective_and_residuals_fall(method, penalty, model, batch, monkeypatch):
     algorithm, sizes = Lifted(TASK.loss, method=method, penalty=penalty, rounds=4, iterations=3), []

@@ -158,6 +158,19 @@ def test_conjugate_gradients_need_no_contraction():
         gradients(RBP(squared), model, batch)
 
 
+def test_eta_is_added_to_the_normal_equations():
+    """Against ((I - J)(I - J^T) + η I) z = (I - J) g, solved directly at the equilibrium 0, where J = W.
+
+    The loss is read one application later, so g is J^T times its derivative.
+    """
+    model, eta = Autonomous([[0.5, 0.2], [-0.4, 0.1]], [0.0, 0.0]), 0.3
+    batch = Batch(torch.zeros(1, 1, 1), torch.tensor([[[0.3, -0.4]]]).double())
+    _, found, _ = gradients(CGRBP(squared, eta=eta), model, batch)
+    apart, slope = torch.eye(2) - model.W.detach(), -batch.targets[0, 0]
+    z = torch.linalg.solve(apart @ apart.T + eta * torch.eye(2).double(), apart @ model.W.detach().T @ slope)
+    torch.testing.assert_close(found["b"], slope + z, rtol=1e-9, atol=1e-9)
+
+
 def test_the_penalty_bounds_the_column_sums_and_its_gradient_is_exact():
     model, batch = Autonomous([[0.6, 0.2], [0.5, 0.3]], [0.1, -0.2]), Batch(torch.zeros(1, 1, 1), torch.ones(1, 1, 2))
     algorithm = RBP(squared, penalty=10.0, tolerance=1e-14)

@@ -8,7 +8,11 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from gradients import QUESTION, by_bptt, cosine, difference, learned, numbers, parts, tiny
-from scanl.learning.algorithms import SnAp
+from scanl.data.batch import Batch
+from scanl.data.questions import NextToken, Vocabulary
+from scanl.learning.algorithms import BPTT, SnAp
+from scanl.learning.questions import answerer
+from scanl.models import Stack
 
 pytestmark = pytest.mark.cells_by_loop
 
@@ -78,3 +82,15 @@ def test_sparse_weights_keep_a_sparse_influence_whatever_the_input_is():
         assert [leaf.shape[1:] for leaf in other.influence] == [leaf.shape[1:] for leaf in learner.influence]
     assert sizes == [1, 2, 3, 6]
     assert isinstance(recurrent, nn.Parameter)
+
+
+def test_every_row_of_an_embedding_reaches_the_state_though_no_probe_reads_it():
+    """Of more tokens than the structure is read from; in a diagonal recurrence n = 1 is exact."""
+    question = answerer(NextToken(Vocabulary(1000)))
+    torch.manual_seed(0)
+    model = question.model(Stack(2, 1, "mingru", channel_mixer="none")).double()
+    tokens = torch.arange(9, 999, 99).view(2, 5)
+    batch = Batch(tokens, tokens.roll(1, 1))
+    gradients, _ = learned(SnAp(question.loss, n=1), model, parts(batch, 1))
+    expected, _ = learned(BPTT(question.loss), model, [batch])
+    assert difference(gradients, expected) < 1e-9

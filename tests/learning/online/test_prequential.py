@@ -1,5 +1,6 @@
 """The prequential loop: its order, delay, bank, memory, and what it does with odd samples."""
 
+import copy
 import gc
 import itertools
 import math
@@ -252,6 +253,22 @@ def test_an_answer_is_scored_as_it_was_given_though_the_best_rate_changes_before
     np.testing.assert_allclose(order.errors, expected, rtol=1e-15)
 
 
+def test_a_bank_goes_on_with_the_learner_that_answered_though_another_is_best():
+    """A sample that waits is scored by its own answer, also in a stored loop; `peek` is of the best learner."""
+    series, order = wave(40), Order()
+    first, second = (loop_of(numbers(), lr=[0.0, 1e-2], scores=scores) for scores in (None, order))
+    while not first.queue or first.queue[0].best != 1:
+        if first.queue:
+            first.learn(series[first.count])
+        answer = first.answer([series[first.count]])
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for loop in (first, second):
+        loop.learn(answer)
+    assert order.errors == [0.0]
+    assert first.bank.best == 1
+    assert first.peek([0.3]) == first.answer([0.3])
+
+
 def test_a_learner_of_a_bank_that_diverges_answers_no_more():
     loop = loop_of(numbers(), lr=[1e-2, 1e38])
     answers = run(loop, wave(20))
@@ -299,6 +316,9 @@ def test_classes_are_known_once_they_have_been_seen():
     loop.answer([0.0])
     with pytest.raises(DataError, match="'d', a class beyond the 3 of before"):
         loop.learn("d")
+    for missing in (None, math.nan, np.float32("nan")):
+        with pytest.raises(DataError, match="expected a class"):
+            loop_of(AnswerClass(3, feedback=False)).kind.read(missing)
 
 
 def test_peek_changes_nothing():
@@ -344,6 +364,13 @@ def test_the_scale_is_the_root_of_the_mean_square_of_what_the_base_leaves():
     for y in (7.0, 3.0, 1.0):  # the first has nothing to be compared with
         innovation.update(np.array([y]), np.zeros(1), None)
     assert innovation.scale[0] == np.sqrt((9 + 1) / 2)
+
+
+def test_an_outlier_is_learnt_as_the_largest_deviation():
+    innovation = Innovation(1, 10_000)
+    for t in range(400):
+        innovation.update(np.array([(-1.0) ** t]), np.zeros(1), None)
+    assert innovation.update(np.array([1e9]), np.zeros(1), None) == MAX_DEVIATION  # sqrt(400) of their root mean square
 
 
 def test_the_last_truth_is_an_input_in_units_of_the_deviation():

@@ -15,7 +15,8 @@ pytest.importorskip("river", reason="river is not installed: pip install 'scanl[
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
 from scanl.errors import ConfigError, DataError
-from scanl.learning.online import RiverClassifier, RiverRegressor
+from scanl.learning.online import AnswerNumbers, RiverClassifier, RiverRegressor, make_loop
+from scanl.learning.run.config import StackConfig
 
 MODELS = {"regressor": RiverRegressor, "classifier": RiverClassifier}
 
@@ -62,6 +63,23 @@ def test_a_copy_goes_on_to_the_bit(again):
         assert model.predict_proba_one(x) == other.predict_proba_one(x)
         model.learn_one(x, y)
         other.learn_one(x, y)
+
+
+def test_the_seed_is_that_of_the_weights():
+    models = [RiverRegressor(dim=2, seed=seed) for seed in (0, 1)]
+    for model, seed in zip(models, (0, 1), strict=True):
+        model.learn_one({"a": 1.0}, 0.5)
+        model.learn_one({"a": 2.0}, 0.7)
+        stack = StackConfig(layer="lru", dim=2, depth=1)
+        alone = make_loop(
+            AnswerNumbers(1, model.span, True), 16, stack, algorithm="bptt", optimizer="adamw", lr=[1e-3],
+            span=model.span, seed=seed,
+        )  # fmt: skip
+        for value, truth in ((1.0, 0.5), (2.0, 0.7)):
+            alone.answer([value, *[math.nan] * 15])
+            alone.learn(truth)
+        assert model.predict_one({"a": 3.0}) == alone.peek([3.0, *[math.nan] * 15])
+    assert models[0].predict_one({"a": 3.0}) != models[1].predict_one({"a": 3.0})
 
 
 def test_a_bad_truth_changes_nothing():

@@ -1,6 +1,8 @@
 """A run makes the updates of its algorithm, keeps what outlives a sequence, and resumes in the middle of one."""
 
 import csv
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,3 +156,28 @@ def _question():
 def test_what_an_algorithm_cannot_learn_is_refused_before_the_run_begins(options, message):
     with pytest.raises(ConfigError, match=message):
         Run(TrainConfig.of(dim=4, depth=1, **options))
+
+
+def test_each_part_of_a_sequence_with_one_answer_is_learnt_by_forward_propagation(tmp_path):
+    """By a loop: the loss of part p of 2 is p/2 of the squared error there, and each makes a step."""
+    data = ["--data", "adding", "--data-options.length", "6"]
+    options = ["--layer", "elman", "--block", "3", "--steps", "4", "--lr", "1e-30"]
+    config = trained(tmp_path / "run", "fptt", *options, data=data)
+    source = config.open_source()
+    model, expected = seeded_model(config, source.question), []
+    for number in range(2):
+        batch, state = source.batch(number, 3).tensors(), None
+        for p in (1, 2):
+            y, state = model(batch.inputs[:, 3 * p - 3 : 3 * p], state)
+            expected.append(p / 2 * (y.flatten() - batch.targets.flatten()).square().mean().item())
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+
+
+def test_each_batch_of_a_step_has_random_numbers_of_its_own():
+    training = SimpleNamespace(accumulate=3)
+    config, seeds = SimpleNamespace(training=training, run=SimpleNamespace(seed=1)), set()
+    for step, read, rank in itertools.product(range(3), range(3), range(2)):
+        place = SimpleNamespace(config=config, global_step=step, read=read, global_rank=rank)
+        Learning.on_train_batch_start(place, None, 0)
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 18
