@@ -265,6 +265,14 @@ def test_a_shard_without_a_row_is_passed_over(tmp_path):
         assert [row["n"] for row in islice(resumed, 7)] == [*range(stop, 5), *range(5), *range(5)][:7]
 
 
+def test_shards_whose_rows_are_gone_do_not_begin_epoch_after_epoch(tmp_path, monkeypatch):
+    """A position within an epoch, of shards that have no row now."""
+    rows, epochs = Shards(write(tmp_path / "a")).reader, iter(range(3))
+    monkeypatch.setattr(reader.Reader, "rows", lambda *_: iter(()) if next(epochs) < 2 else None)
+    with pytest.raises(DataError, match="all other shards have no row, expected one or more"):
+        next(rows.endless(reader.Cursor(row=1)))
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_position_is_that_of_the_batch_that_was_worked_on(tmp_path, ahead, workers):

@@ -81,6 +81,19 @@ def every_op():
             close(gradient, expected, f"{op.name}, gradient of {name}")
 
 
+def reverse():
+    """The last rank is the first one, and has the state."""
+    x, a, state = random(2, STEPS, 3), torch.rand(2, STEPS, 3, dtype=torch.float64), random(2, 3)
+    y, last = ops.linear_scan(x, a, state, reverse=True)
+    own = [stretch(value, RANK, SIZE, lengths=LENGTHS) for value in (x, a)]
+    part, after = scan(ops.linear_scan, *own, state if RANK == SIZE - 1 else None, reverse=True)
+    close(part, stretch(y, RANK, SIZE, lengths=LENGTHS), "reverse")
+    if RANK == 0:
+        close(after, last, "reverse, last state")
+    answers = Group(None).reversed().everyone(torch.tensor([RANK]))
+    assert [int(answer) for answer in answers] == [*reversed(range(SIZE))]
+
+
 def hybrid():
     """A language model of layers of both kinds, on packed sequences."""
     torch.manual_seed(1)
@@ -216,6 +229,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"file://{sys.argv[3]}", timeout=timedelta(seconds=30), rank=RANK, world_size=SIZE)
     for what in sys.argv[4:]:
-        works = every_op, hybrid, counted, refused, sharded, another_version, another_mesh, lost
+        works = every_op, reverse, hybrid, counted, refused, sharded, another_version, another_mesh, lost
         {work.__name__: work for work in works}[what]()
     dist.destroy_process_group()

@@ -175,7 +175,7 @@ def test_a_model_that_no_rank_can_answer_is_refused():
 def test_processes_equal_one(size, tmp_path):
     """By torch.distributed: ops, a hybrid on packed sequences, received bytes, what is refused, shards, lost ranks."""
     program, store = Path(__file__).with_name("process.py"), tmp_path / "store"
-    what = ("every_op", "hybrid", "counted", "refused", "sharded", "another_version", "another_mesh", "lost")
+    what = ("every_op", "reverse", "hybrid", "counted", "refused", "sharded", "another_version", "another_mesh", "lost")
     ranks = [begun_script(program, rank, size, store, *what) for rank in range(size)]
     for rank in ranks:
         rank.join(200)

@@ -31,6 +31,13 @@ def test_messages_that_share_lanes_take_longer():
     assert gathered_seconds(5, Link(10.0, 2.0), state=3, carry=5, join=1.0) == 3 * 10 + 4 * (8 / 2 + 1)
 
 
+def test_a_full_node_uses_no_network():
+    machine = replace(FAST, node=4, near=Link(1.0, 30.0), far=Link(2.0, 5.0))
+    assert [machine.link(gpus) for gpus in (3, 4, 5)] == [machine.near, machine.near, machine.far]
+    assert [machine.collective(gpus) for gpus in (4, 5)] == [Link(1.0, 30.0), Link(2.0, 4 * 5.0)]
+    assert replace(machine, far=Link(2.0, 10.0)).collective(5) == Link(2.0, 30.0)
+
+
 def test_one_gpu_by_hand():
     step = plans.alone(MODEL, FAST, 1000)
     assert step.products == pytest.approx(8 * 1e6 * 1000 / 1e12)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,13 @@ def test_stretches_are_the_whole_in_their_order():
         assert torch.equal(torch.cat([stretch(x, rank, 3, lengths=lengths) for rank in range(3)], 1), x)
     assert [stretch(x, rank, 3).shape[1] for rank in range(3)] == [4, 4, 3]
     assert [bounds(11, rank, 3) for rank in range(3)] == [(0, 4), (4, 8), (8, 11)]
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("steps", [0, 4, 13, 23])
+def test_bounds_are_those_of_numpy(steps, size):
+    found = [list(range(*bounds(steps, rank, size))) for rank in range(size)]
+    assert found == [part.tolist() for part in np.array_split(np.arange(steps), size)]
 
 
 @pytest.mark.parametrize("lengths", [[5, 5], [4, 4, 4]])

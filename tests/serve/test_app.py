@@ -123,6 +123,11 @@ def test_a_mistake_gets_a_sentence(client, body):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_a_body_of_exactly_the_limit_is_taken(client):
+    body = b'{"prompt": "a", "max_tokens": 1}'.ljust(LIMITS.body)
+    assert client.post("/v1/completions", content=body).status_code == 200
+
+
 def test_other_paths_and_methods_are_refused(client):
     assert client.get("/etc").json()["error"]["message"] == "GET /etc: Not Found"
     assert client.get("/v1/completions").status_code == 405

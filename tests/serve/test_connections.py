@@ -26,6 +26,15 @@ async def application(scope, receive, send):
         await send({"type": "http.response.body", "body": bytes(LARGE // 2), "more_body": not part})
 
 
+async def pausing(scope, receive, send):
+    """Send much, wait until it is taken, and longer than a client may idle; then send the rest."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % (LARGE + 3))]})
+    await send({"type": "http.response.body", "body": bytes(LARGE), "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
+    await asyncio.sleep(1.5 * IDLE)
+    await send({"type": "http.response.body", "body": b"end"})
+
+
 async def small(scope, receive, send):
     if scope["path"] == "/slow":
         await asyncio.sleep(2 * IDLE)
@@ -129,3 +138,13 @@ def test_a_client_that_takes_all_is_not_closed():
             writer.close()
 
     asyncio.run(run())
+
+
+def test_a_client_that_has_taken_all_may_wait_for_the_rest():
+    async def run():
+        async with serving(pausing) as (port, _):
+            return await closed_after(port, WHOLE)
+
+    got, _ = asyncio.run(run())
+    assert got.endswith(b"end")
+    assert len(got) > LARGE

@@ -117,9 +117,8 @@ def test_an_answer_has_one_last_piece(model):
     engine = Engine(model, Numbers(), Limits(seconds=1e-9))
     heard = Heard(engine, 1, length=1)
     assert heard.piece().finish == "length"
-    settled(engine)
-    assert heard.pieces.empty()
     engine.close()
+    assert heard.pieces.empty()
 
 
 def test_an_error_in_a_step_ends_the_answers_and_not_the_engine(model, engine, monkeypatch):

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures
 from scanl.learning.forecasting import choose as choosing
 from scanl.learning.forecasting.backtests import Past, Windows
-from scanl.learning.forecasting.choose import MIN_ERRORS, Choice, _factors, _Mark, choose, fitted
+from scanl.learning.forecasting.choose import MIN_ERRORS, Choice, _factors, _Mark, _quantiles, choose, fitted
 
 ROWS = 96
 
@@ -102,6 +103,27 @@ def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path
     choice.options["steps"] = 0
     simple = measures(fitted(source, choice, 0), source, source.exam().examples)
     assert scores["MASE"] < 0.8 * simple["MASE"]
+
+
+def test_a_step_with_few_errors_has_the_shape_of_all_steps():
+    """By plain loops over two channels: the first step ahead has enough errors, the second has not."""
+    draw = np.random.default_rng(0)
+    count, steps = 2 * MIN_ERRORS, 2
+    came = draw.gamma(2.0, [1.0, 3.0], size=(count, steps)) - [1.7, 5.0]
+    channel, forecast = np.arange(count) % 2, draw.normal(size=(count, steps))
+    came[10:22, 1] = np.nan
+    parts = np.arange(count // 4), np.arange(count // 4, count)
+    windows = SimpleNamespace(came=came, array=channel, folds=[(None, rows) for rows in parts])
+    found = _quantiles(windows, [forecast[rows] for rows in parts], 2)
+    for k in range(2):
+        errors = [e[~np.isnan(e)] for e in (came - forecast)[channel == k].T]
+        assert [len(e) >= MIN_ERRORS for e in errors] == [True, False]
+        units = [np.abs(e).mean() for e in errors]
+        shape = np.quantile(np.concatenate([e / unit for e, unit in zip(errors, units, strict=True)]), LEVELS)
+        for expected, row in zip((np.quantile(errors[0], LEVELS), units[1] * shape), found[k], strict=True):
+            assert (expected[:5] < 0).all()
+            assert (expected[6:] > 0).all()
+            np.testing.assert_allclose(row, [*expected[:5], 0, *expected[6:]], rtol=1e-12)
 
 
 def measured(draw, n, log, steps=2):

@@ -9,7 +9,7 @@ pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
 
 from scanl.errors import CheckpointError, ConfigError, DataError  # noqa: E402
-from scanl.learning.forecasting.frames import Frames  # noqa: E402
+from scanl.learning.forecasting.frames import ANSWER, Frames, levels_of  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 2, "batch_size": 4, "sequence_length": 12}
 
@@ -37,6 +37,10 @@ def test_a_frame_goes_in_and_comes_out(freq):
     truth = np.sin(2 * np.pi * np.arange(80, 87) / 7)
     assert np.abs(answers["scanl"][:7] - truth).mean() < 0.45  # the mean of the waves is off by 0.64
     assert np.abs(answers["scanl"][7:] - truth - 50).mean() < 0.45
+
+
+def test_a_quantile_is_a_bound_of_an_interval_and_the_median_is_the_answer():
+    assert levels_of([0.05, 0.5, 0.9]) == ([90, 80], [f"{ANSWER}-lo-90", ANSWER, f"{ANSWER}-hi-80"])
 
 
 def test_rows_may_come_in_any_order_and_as_an_index():

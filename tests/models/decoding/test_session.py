@@ -542,6 +542,25 @@ def test_a_long_prompt_lets_the_others_go_on():
     assert streams.step().keys() == {first}
     second = streams.join(text(30), temperature=0)
     assert [sorted(streams.step()) for _ in range(4)] == [[first]] * 3 + [[first, second]]
+    both = [streams.join(text(6), temperature=0) for _ in range(2)]  # of which a step reads one and a third
+    assert [sorted(streams.step().keys() & both) for _ in range(2)] == [both[:1], both]
+
+
+def test_a_session_in_a_stream_keeps_states_to_go_back_to():
+    """Those of every 8 tokens, and the one before a prompt."""
+    large = model()
+    streams, session = Streams(large), Session(large, text(3), every=8)
+    handle = streams.join(session=session, temperature=0)
+    for _ in range(30):
+        streams.step()
+    streams.leave(handle)
+    lengths = range(9, 33)
+    unread = [Session(large, session.tokens[:n], store=session.store).pending.shape[1] for n in lengths]
+    assert unread == [(n - 1) % 8 + 1 for n in lengths]
+    once = Session(large, text(4))
+    drawn(large, text(0), 3, session=once, temperature=0)
+    streams.join([1, 2], session=once)
+    assert Session(large, once.tokens, store=once.store).pending.shape[1] == 3  # and the last token before
 
 
 REFUSED = [
@@ -600,9 +619,10 @@ def test_a_session_is_in_one_stream_alone():
         streams.join(session=session)
 
 
-def test_a_rewind_to_what_the_state_has_read():
+@pytest.mark.parametrize("every", [5, 99])
+def test_a_rewind_to_what_the_state_has_read(every):
     large = model()
-    session = Session(large, text(6))
+    session = Session(large, text(6), every=every)
     session.read()
     assert session.pending.shape == (1, 1)
     session.rewind(5)
@@ -629,7 +649,7 @@ def test_logits_of_a_draft_are_of_the_text_before_an_append():
 
 def test_the_last_tokens():
     session = Session(model(), [1, 2, 3])
-    assert [session.last(n) for n in (0, 2, 3, 9)] == [[], [2, 3], [1, 2, 3], [1, 2, 3]]
+    assert [session.last(n) for n in (0, 2, 3, 4, 9)] == [[], [2, 3], *[[1, 2, 3]] * 3]
 
 
 def spoiled_at(token):

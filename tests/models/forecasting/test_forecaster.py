@@ -198,6 +198,14 @@ def test_running_statistics_by_a_loop(span):
     torch.testing.assert_close(torch.stack([mean, variance], -1)[0, :, 0], found)
 
 
+def test_a_constant_series_has_a_variance_of_its_own():
+    """By hand: ε is added until a number differs, here by 3 from three that equal the mean before the first."""
+    x = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)[None, :, None]
+    _, variance, _ = running(x, nothing_read(torch.full((1, 1), 2.0, dtype=torch.float64)), epsilon=0.25)
+    expected = [2.0**-n / (n + 2.0**-n) + 0.25 for n in (1, 2, 3)] + [(4 * 27 / 16 + 2.0**-4) / (4 + 2.0**-4)]
+    torch.testing.assert_close(variance.flatten(), torch.tensor(expected, dtype=torch.float64))
+
+
 def test_without_a_span_they_are_those_of_all_numbers():
     x = 5 + torch.randn(1, 60, 2, dtype=torch.float64)
     mean, variance, _ = running(x, nothing_read(torch.zeros(1, 2, dtype=torch.float64)))
