@@ -186,6 +186,19 @@ def numbers_of(items):
     return [[row["n"] for row in item] for item in items]
 
 
+@each_kind
+def test_each_row_may_come_from_a_reading_of_its_own(tmp_path, kind):
+    """The position behind the last row of a shard too, where the reading began within it."""
+    write(tmp_path / "a", kind)
+    texts, position = [], Shards(tmp_path / "a").state_dict()
+    for _ in range(ROWS + 3):
+        shards = Shards(tmp_path / "a", columns=column(kind))
+        shards.load_state_dict(position)
+        texts += texts_of(islice(shards, 1))
+        position = shards.state_dict()
+    assert texts == TEXTS[: ROWS + 3]
+
+
 def numbered(folder, sizes):
     """Write shards of these numbers of rows, which are numbered through."""
     folder.mkdir()
@@ -442,6 +455,11 @@ def test_what_paths_stand_for(tmp_path, monkeypatch):
     memory.pipe({f"/bucket/{path.name}": path.read_bytes() for path in sorted(folder.glob("0*.jsonl"))})
     for words in ("memory://bucket", "memory://bucket/*.jsonl"):
         assert texts_of(Shards(words, columns=["text"])) == TEXTS
+    find = type(memory).find  # a file system may list its files in any order
+    monkeypatch.setattr(type(memory), "find", lambda *args, **more: dict(reversed(find(*args, **more).items())))
+    assert texts_of(Shards("memory://bucket", columns=["text"])) == TEXTS
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     memory.rm("/bucket", recursive=True)
     sharded = ["a", "a/*.jsonl", "a/00.jsonl", "s3://bucket", "b/*.txt", "a.tar.gz"]
     assert [word for word in [*sharded, "b", "b/00.txt", "none", "."] if is_sharded(word)] == sharded
