@@ -647,6 +647,24 @@ def test_logits_of_a_draft_are_of_the_text_before_an_append():
     assert following == drawn(large, session.tokens[None, :-1], 1, temperature=0)[0]
 
 
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_draft_that_passes_a_multiple_leaves_a_state(size):
+    """Of 8 tokens, after which the last draft of the twelve was taken whole."""
+    large = model()
+    tokens = drawn(large, text(size), 12, temperature=0)
+
+    class Right:
+        def propose(self, text, count, choose):
+            return tokens[len(text) - size :][:count]
+
+    session, drafting = Session(large, text(size), every=8), Drafting(Right())
+    with torch.inference_mode():
+        for _ in range(12):
+            session.draw(Choice(0.0), drafting)
+    assert session.tokens.tolist() == text(size)[0].tolist() + tokens
+    assert Session(large, session.tokens, store=session.store).pending.shape[1] <= size + 12 - 8
+
+
 def test_the_last_tokens():
     session = Session(model(), [1, 2, 3])
     assert [session.last(n) for n in (0, 2, 3, 4, 9)] == [[], [2, 3], *[[1, 2, 3]] * 3]
