@@ -51,7 +51,8 @@ def plain(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, least: T
     log_a = r_gate.sigmoid().to(log_decay.dtype) * log_decay
     square = -torch.expm1(2 * log_a)
     scale = apply(BoundedSqrt, square) if square.requires_grad else square.sqrt()
-    return x * i_gate.sigmoid() * scale.clamp(min=least), log_a.exp()
+    # Not clamp(min=least): its derivative where both are equal is 1 until torch 2.14 and 1/2 from 2.15 on.
+    return x * i_gate.sigmoid() * torch.where(scale >= least, scale, least), log_a.exp()
 
 
 def _flat(x: Tensor) -> Tensor:
