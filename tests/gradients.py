@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.learning.algorithms import BPTT
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
-QUESTION = answerer(Numbers(Features(3), count=2))
+QUESTION = answerer(Numbers(FeatureInputs(3), count=2))
 
 
 def tiny(*layers, dim=4, seed=0, **options):

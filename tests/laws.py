@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from scanl import ops
 from scanl.ops import registry
-from scanl.ops.registry import HALF_DTYPES, Cell, Op, Operand, Sample
+from scanl.ops.registry import HALF_DTYPES, Cell, Op, Operand, OpSample
 
 # Ops with declared operands. Of the cells those of scanl.ops: test_cell_laws.py has those in the files of layers.
 OPS = [
@@ -119,26 +119,26 @@ def called(op: Op, operands: Mapping[str, Any], more: Mapping[str, Any]) -> tupl
     return y, seen(op, last, operands, options, more.get("backend", "auto"))
 
 
-def unstructured(op: Op, sample: Sample) -> Sample:
+def unstructured(op: Op, sample: OpSample) -> OpSample:
     """Return the sample; without its initial state if the op's state is structured."""
     kept = {name: value for name, value in sample.operands.items() if name != op.state or op.form is None}
-    return Sample(kept, sample.options)
+    return OpSample(kept, sample.options)
 
 
 DRAWS = 4
 ALL = os.environ.get("SCANL_TEST_ALL") == "1"
 
 
-def some(samples: Sequence[Sample], count: int) -> Sequence[Sample]:
+def some(samples: Sequence[OpSample], count: int) -> Sequence[OpSample]:
     """Select `count` samples at even distances from the first to the last; all of them with `--all`."""
     if ALL or len(samples) <= count:
         return samples
     return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
-def kinds(cell: Cell) -> list[dict[bool, Sample]]:
+def kinds(cell: Cell) -> list[dict[bool, OpSample]]:
     """Return samples for every set of options and operands, which has kernels of its own: one packed, one not."""
-    found: dict[Any, dict[bool, Sample]] = {}
+    found: dict[Any, dict[bool, OpSample]] = {}
     for sample in cell.samples:
         options = {name: value for name, value in sample.options.items() if name in cell.options}
         packed = "cu_seqlens" in sample.options
@@ -211,7 +211,7 @@ def moved(value: Tensor, by: float, generator: torch.Generator) -> Tensor:
     return (value * (1 + by * (2 * uniform - 1))).to(value.dtype)
 
 
-def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
+def refusal(op: Op, sample: OpSample, backend: str) -> Sequence[str]:
     """Return the reasons that a backend declares for not accepting the shapes and options of a sample."""
     operands = {name: sample.operands.get(name) for name in op.names}
     sizes = op.sizes(operands, sample.options.get("cu_seqlens"))
@@ -276,7 +276,7 @@ def place(backend: str) -> str:
     return "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
 
 
-def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
+def at(op: Op, sample: OpSample, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
     """Return the operands in a dtype. For a complex dtype elements get different phases; log decays keep their size.
 
     A backend that declares faults of the dtype on this device is not tested, as it refuses the call.
@@ -296,7 +296,7 @@ def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Te
     return pytree.tree_map(lambda v: v.to(place(backend)), operands)
 
 
-def options(sample: Sample, backend: str) -> dict[str, Any]:
+def options(sample: OpSample, backend: str) -> dict[str, Any]:
     return {k: v.to(place(backend)) if isinstance(v, Tensor) else v for k, v in sample.options.items()}
 
 
@@ -322,7 +322,7 @@ def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any],
 
 def truth(
     op: Op,
-    sample: Sample,
+    sample: OpSample,
     more: Mapping[str, Any],
     backend: str,
     dtype: torch.dtype,
@@ -352,7 +352,7 @@ def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[
     return cut
 
 
-def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequence[int], dtype: torch.dtype) -> None:
+def pieces(op: Op, sample: OpSample, reverse: bool, backend: str, lengths: Sequence[int], dtype: torch.dtype) -> None:
     """A sequence read in pieces with the state carried over equals the whole (splitting, duality, chunked prefill)."""
     operands = at(op, sample, dtype, backend)
     steps = operands[op.names[0]].shape[1]
@@ -371,7 +371,7 @@ def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequenc
     close(seen(op, state, operands, more, backend), exact_last, rounding, f"{op.name} {backend} last state")
 
 
-def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
+def causal(op: Op, sample: OpSample, reverse: bool, backend: str) -> None:
     """A change of the input at a step changes no earlier output."""
     operands, first = at(op, sample, torch.float64, backend), op.names[0]
     axes = {
@@ -394,7 +394,7 @@ def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
         assert not torch.equal(z[:, t], y[:, t])
 
 
-def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
+def packing(op: Op, sample: OpSample, reverse: bool, backend: str) -> None:
     """Each packed sequence equals the same sequence alone. An empty sequence keeps its state."""
     operands = at(op, sample, torch.float64, backend)
     bounds = sample.options["cu_seqlens"].tolist()
@@ -434,7 +434,7 @@ def per_step(op: Op, operands: Mapping[str, Tensor], name: str) -> Tensor:
     return value.expand(*first.shape[:2], *value.shape)
 
 
-def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
+def padding(op: Op, sample: OpSample, reverse: bool, backend: str) -> None:
     """In a batch padded with neutral steps, left or right, each row equals its sequence alone, with its last state."""
     operands = at(op, sample, torch.float64, backend)
     steps = operands[op.names[0]].shape[1]
@@ -458,7 +458,7 @@ def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
             close(last[b : b + 1], state, rounding, f"{op.name} {backend} padded state {b}")
 
 
-def beams(op: Op, sample: Sample, backend: str) -> None:
+def beams(op: Op, sample: OpSample, backend: str) -> None:
     """The rows of a state can be reordered, repeated and selected in the middle of a sequence."""
     operands = at(op, sample, torch.float64, backend)
     steps, batch = operands[op.names[0]].shape[1], operands[op.names[0]].shape[0]
@@ -481,7 +481,7 @@ NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
 Place = tuple[str, int | None, float]  # an operand or a cotangent, a step of it, and the number to put there
 
 
-def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]:
+def rows_of(op: Op, sample: OpSample, steps: int, count: int) -> dict[str, Tensor]:
     """Return the sample's operands in float32, repeated to `steps` steps and `count` rows."""
     sample = unstructured(op, sample)
     first, operands = sample.operands[op.names[0]], {}
@@ -541,7 +541,9 @@ def by_rows(
     return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
-def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: Sequence[int], *, packed: bool) -> None:
+def stays(
+    op: Op, sample: OpSample, reverse: bool, backend: str, steps: int, at: Sequence[int], *, packed: bool
+) -> None:
     """A number that is not finite affects no earlier step, no other row and no other sequence, and it is not lost.
 
     Some rows of the batch (or packed sequences) have one number that is NaN, inf or -inf, in an operand or in the
@@ -597,7 +599,7 @@ def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: S
             assert all(actual[name][row].isfinite().all() for name in ("y", "last")), f"{what}: more than the reference"
 
 
-def is_not_lost(op: Op, sample: Sample, backend: str, steps: int) -> None:
+def is_not_lost(op: Op, sample: OpSample, backend: str, steps: int) -> None:
     """A number that is not finite, in an operand that all rows use, is not lost.
 
     Where the reference's output or state is not finite, that of the backend is not finite either.

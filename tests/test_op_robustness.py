@@ -29,7 +29,7 @@ from scanl.ops._cpu import _cache, _slots
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._slots import part, units
 from scanl.ops._frame import cache as kernel_files
-from scanl.ops.registry import Cell, Op, Sample
+from scanl.ops.registry import Cell, Op, OpSample
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
@@ -41,7 +41,7 @@ each_in_the_frame = pytest.mark.parametrize(("op", "backend"), [c for c in CASES
 EMULATED = not torch.cuda.is_available()  # Triton's interpreter is thousands of times slower than a GPU
 
 
-def _some(op: Op, backend: str) -> list[Sample]:
+def _some(op: Op, backend: str) -> list[OpSample]:
     """Samples that a backend takes; one where Triton is emulated."""
     able = [laws.unstructured(op, sample) for sample in op.samples if not laws.refusal(op, sample, backend)]
     return able[:1] if backend == "triton" and EMULATED else able
@@ -141,7 +141,7 @@ def test_an_empty_axis(op, backend):
             more = laws.options(sample, backend)
             if packed and axis == "T":
                 more["cu_seqlens"] = torch.zeros_like(more["cu_seqlens"])
-            if laws.refusal(op, Sample(left, more), backend):
+            if laws.refusal(op, OpSample(left, more), backend):
                 continue
             results = []
             for one in ("reference", backend):
@@ -661,7 +661,7 @@ def _drawn(*shape: int) -> Tensor:
 def test_the_gradient_of_a_decay_that_is_constant_over_many_steps(backend, a):
     """Kernels sum it in parts, of which a long sequence has several."""
     operands = {"x": _drawn(2, 600, 3), "a": 0.9 + 0.1 * torch.rand(a, dtype=torch.float64), "state": _drawn(2, 3)}
-    laws.truth(linear_scan, Sample(operands), {}, backend, torch.float64)
+    laws.truth(linear_scan, OpSample(operands), {}, backend, torch.float64)
 
 
 @pytest.mark.parametrize("cores", [1, 8])
@@ -680,7 +680,7 @@ def test_the_gradient_of_a_heads_decay_over_several_blocks_of_values(monkeypatch
     try:
         for backend in op.preference()[:-1]:
             if not (backend == "triton" and cores > 1):
-                laws.truth(op, Sample(operands), {}, backend, torch.float64)
+                laws.truth(op, OpSample(operands), {}, backend, torch.float64)
     finally:
         _columns._divide.cache_clear()
 
@@ -696,5 +696,5 @@ def test_the_gradient_of_step_sizes_between_5_and_20(backend, reverse):
     delta = torch.linspace(4.5, 21, 32, dtype=torch.float64).view(lead)
     operands = {"u": _drawn(*lead), "delta": delta, "A": -torch.rand(2, 3).double() / 20, "B": _drawn(1, 16, 3)}
     operands |= {"C": _drawn(1, 16, 3), "delta_bias": torch.zeros(2).double(), "state": _drawn(1, 2, 3)}
-    laws.truth(op, Sample(operands, {"delta_softplus": True}), {"reverse": reverse}, backend, torch.float64)
-    laws.truth(op, Sample(operands), {"reverse": reverse}, backend, torch.float64)
+    laws.truth(op, OpSample(operands, {"delta_softplus": True}), {"reverse": reverse}, backend, torch.float64)
+    laws.truth(op, OpSample(operands), {"reverse": reverse}, backend, torch.float64)

@@ -22,7 +22,7 @@ import scanl.ops
 from scanl.cli.ops import table
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops import registry
-from scanl.ops.registry import ORDER, Cell, HigherOrder, Op, Operand, Sample
+from scanl.ops.registry import ORDER, Cell, HigherOrder, Op, Operand, OpSample
 
 COVERS = ["ops/delta_rule", "ops/dplr_scan", "ops/linear_attention", "ops/linear_scan", "ops/offsets", "ops/registry"]
 
@@ -60,7 +60,7 @@ def _takes(op: Op, backend: str, dtype: torch.dtype) -> bool:
     return chosen.compute_dtype(dtype) in chosen.dtypes
 
 
-def _able(op: Op, backend: str) -> list[Sample]:
+def _able(op: Op, backend: str) -> list[OpSample]:
     """The samples that a backend declares itself able to run; of the others it has to say why not, and refuse them."""
     able = []
     for sample in op.samples:
@@ -74,16 +74,16 @@ def _able(op: Op, backend: str) -> list[Sample]:
     return able
 
 
-def _plain(op: Op, backend: str = "reference") -> list[Sample]:
+def _plain(op: Op, backend: str = "reference") -> list[OpSample]:
     return [sample for sample in _able(op, backend) if "cu_seqlens" not in sample.options]
 
 
-def _few(samples: list[Sample], backend: str, each: int) -> list[Sample]:
+def _few(samples: list[OpSample], backend: str, each: int) -> list[OpSample]:
     """Every so many of them where Triton's interpreter runs the kernels, thousands of times slower than a GPU."""
     return samples[::each] if backend == "triton" and not torch.cuda.is_available() else samples
 
 
-def _one_way(samples: list[Sample], op: Op, backend: str, reverse: bool) -> Sequence[Sample]:
+def _one_way(samples: list[OpSample], op: Op, backend: str, reverse: bool) -> Sequence[OpSample]:
     """Two of the samples in reverse where the frame turns time, which does so for all backends alike; one if emulated.
 
     A backend that turns time itself, on a CPU or in parallel, runs them all both ways.
@@ -93,7 +93,7 @@ def _one_way(samples: list[Sample], op: Op, backend: str, reverse: bool) -> Sequ
     return laws.some(samples, 1 if backend == "triton" and not torch.cuda.is_available() else 2)
 
 
-def _packed(op: Op, backend: str = "reference") -> list[Sample]:
+def _packed(op: Op, backend: str = "reference") -> list[OpSample]:
     return [sample for sample in _able(op, backend) if "cu_seqlens" in sample.options]
 
 
@@ -605,7 +605,7 @@ def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, width, a_shap
     monkeypatch.setattr(kernels, "CORES", 3)
     kernels._layout.cache_clear()
     operands = {"x": torch.randn(1, 29, width), "a": torch.rand(a_shape), "state": torch.randn(1, width)}
-    sample = Sample({name: value.double() for name, value in operands.items()})
+    sample = OpSample({name: value.double() for name, value in operands.items()})
     try:
         layout = kernels._layout((1, 29, width), a_shape, None, True)
         assert layout.cut
@@ -697,7 +697,7 @@ def _arguments(draw, op):
     kind = draw(st.sampled_from([dtype for dtype in (torch.float64, torch.complex128) if dtype in op.dtypes]))
     options = {name: next(iter(op.samples)).options[name] for name in op.required}
     options |= {"reverse": draw(st.booleans()), "cu_seqlens": None if offsets is None else torch.tensor(offsets)}
-    return laws.at(op, Sample(operands), kind, "cpu"), options, kind
+    return laws.at(op, OpSample(operands), kind, "cpu"), options, kind
 
 
 @pytest.mark.parametrize(  # an instance calls its op step by step: long, and tested in the op's own file

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from scanl import layers, tasks
 from scanl.data import questions
 from scanl.data.base import IGNORED
-from scanl.data.batch import Batch, Columns
+from scanl.data.batch import Batch, SeriesColumns
 from scanl.errors import ConfigError, DataError, DivergenceError, ShapeError
 from scanl.inspect.reconstruction import waves
 from scanl.learning.questions import answerer
@@ -173,16 +173,16 @@ def test_counts_are_whole_numbers_of_at_least_0(odd):
 
 
 FEATURES = torch.randn(2, 5, 3)
-COLUMNS = Columns(FEATURES[..., :1], FEATURES[..., :0], FEATURES[:, 0, :0], torch.zeros(2, 7, 0))
+COLUMNS = SeriesColumns(FEATURES[..., :1], FEATURES[..., :0], FEATURES[:, 0, :0], torch.zeros(2, 7, 0))
 UNANSWERED = {
-    "label": (questions.Label(questions.Features(3), 4), FEATURES, torch.full((2, 5), IGNORED)),
+    "label": (questions.Label(questions.FeatureInputs(3), 4), FEATURES, torch.full((2, 5), IGNORED)),
     "label of tokens": (questions.TokenLabel(questions.Vocabulary(7)), PROMPT, torch.full((1, 3), IGNORED)),
     "next token": (questions.NextToken(questions.Vocabulary(7)), PROMPT, torch.full((1, 3), IGNORED)),
-    "numbers": (questions.Numbers(questions.Features(3), 2), FEATURES, torch.full((2, 5, 2), math.nan)),
+    "numbers": (questions.Numbers(questions.FeatureInputs(3), 2), FEATURES, torch.full((2, 5, 2), math.nan)),
     "flags": (
-        questions.Flags(questions.Features(3), 2), FEATURES, torch.full((2, 5, 2), math.nan),
+        questions.Flags(questions.FeatureInputs(3), 2), FEATURES, torch.full((2, 5, 2), math.nan),
     ),
-    "forecast": (questions.Forecast(2), COLUMNS, torch.full((2, 5, 2, 1), math.nan)),
+    "forecast": (questions.ForecastQuestion(2), COLUMNS, torch.full((2, 5, 2, 1), math.nan)),
 }  # fmt: skip
 
 

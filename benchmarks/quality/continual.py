@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from scanl.data.batch import Batch
 from scanl.data.files import folders
 from scanl.data.published.get import get
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.learning.algorithms import TBPTT, Algorithm, PTNCNLearning
 from scanl.learning.questions import answerer
 from scanl.models import PTNCN, Stack
@@ -96,7 +96,7 @@ class Learner:
             self.model = PTNCN(size, width, output="sigmoid")
             self.algorithm = PTNCNLearning(ptncn_loss)
         else:
-            task = answerer(Numbers(Features(size), size))
+            task = answerer(Numbers(FeatureInputs(size), size))
             self.model = task.model(Stack(width, 1, "gru", channel_mixer="none"))
             self.algorithm = TBPTT(task.loss, every=1, window=5)
         self.optimizer = torch.optim.Adam(self.model.parameters(), rate)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.export import start_state, write
-from scanl.export.flat import Flat
+from scanl.export.flat import FlatModel
 from scanl.layers import registry
 from scanl.models import Features, Forecaster, LanguageModel, SequenceClassifier, Stack
 
@@ -107,7 +107,7 @@ def by_onnx(model: nn.Module, file: Path) -> float:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     state = start_state(session.get_modelmeta().custom_metadata_map["state"], 3)
-    flat, x, outputs = Flat(model), inputs(model, 3), []
+    flat, x, outputs = FlatModel(model), inputs(model, 3), []
     for piece in x.split([STEPS // 2, STEPS // 2 - 4, 1, 1, 1, 1], 1):
         y, *last = session.run(None, {"x": piece.numpy(), **state})
         state = dict(zip(state, last, strict=True))
@@ -124,7 +124,7 @@ def by_c(model: nn.Module, file: Path) -> float:
     """Return the error of the outputs of a C file."""
     library = file.with_suffix(".so")
     subprocess.run(["cc", *FLAGS, str(file), "-o", str(library), "-lm"], check=True)
-    functions, flat, x = ctypes.CDLL(str(library)), Flat(model), inputs(model, 1)
+    functions, flat, x = ctypes.CDLL(str(library)), FlatModel(model), inputs(model, 1)
     state = ctypes.create_string_buffer(16 * sum(leaf.start.numel() + 1 for leaf in flat.leaves))
     functions.model_start(state)
     actual, expected, now = [], [], flat.start(1)
@@ -140,7 +140,7 @@ def by_c(model: nn.Module, file: Path) -> float:
 
 def inputs(model: nn.Module, rows: int) -> Tensor:
     torch.manual_seed(1)
-    example = Flat(model).example
+    example = FlatModel(model).example
     if not example.is_floating_point():
         return torch.randint(100, (rows, STEPS))
     return torch.randn(rows, STEPS, example.shape[-1])

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from scanl.data.base import LEVELS, Exam
 from scanl.data.published.forecasts import LongHorizon, PublishedSeries
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.learning import TrainConfig
 from scanl.learning.estimators import optimize
 from scanl.learning.evaluation import baselines, measures
@@ -119,7 +119,7 @@ def _long(who: str, horizon: int, seed: int, quick: bool) -> dict[str, Any]:
 
 def _dlinear(source: LongHorizon, horizon: int, seed: int, steps: int) -> dict[str, Any]:
     """Train DLinear on the same windows, and measure it on the same forecasts."""
-    assert isinstance(source.question, Forecast)
+    assert isinstance(source.question, ForecastQuestion)
     scales = torch.tensor(source.question.scales)
     location, scale = scales.unbind(1)
     source.origins = 1

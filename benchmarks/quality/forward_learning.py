@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.learning.algorithms import BPTT, FPTT, KFRTRL, UORO
 from scanl.learning.questions import answerer
 from scanl.models import Stack
@@ -60,7 +60,7 @@ def run(rule: str, options: argparse.Namespace, seed: int, length: int, batches:
     """Train a GRU. Return the errors after each tenth of the batches, and the seconds."""
     torch.manual_seed(seed)
     draw = torch.Generator().manual_seed(seed)
-    model = answerer(Numbers(Features(2), count=1)).model(Stack(options.dim, 1, "gru", channel_mixer="none"))
+    model = answerer(Numbers(FeatureInputs(2), count=1)).model(Stack(options.dim, 1, "gru", channel_mixer="none"))
     optimizer = torch.optim.Adam(model.parameters(), options.rate)
     loss = Weighted()
     algorithm = FPTT(loss, alpha=options.alpha) if rule == "fptt" else BPTT(loss)
@@ -99,7 +99,7 @@ def adding(results: Results, options: argparse.Namespace) -> None:
 
 def estimates(results: Results, options: argparse.Namespace) -> None:
     draws, rows = (200, 10) if options.quick else (20_000, 50)
-    question = answerer(Numbers(Features(3), count=2))
+    question = answerer(Numbers(FeatureInputs(3), count=2))
     torch.manual_seed(0)
     model = question.model(Stack(3, 1, "elman", channel_mixer="none")).double()
     one = Batch(torch.randn(1, 5, 3, dtype=torch.float64), torch.randn(1, 5, 2, dtype=torch.float64))

@@ -24,7 +24,7 @@ from scanl.cli.train import start_from
 from scanl.data import sources
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.evaluation import measures
-from scanl.learning.report import Report
+from scanl.learning.report import ScoreReport
 from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.run import Run
@@ -157,7 +157,7 @@ def _run(path: Path, options: Options, seed: int, easier: Sequence[Options] = ()
     config = TrainConfig.of(**options, seed=seed, out=str(path), init=init)
     folder, outcome, seconds = _trained(config)
     source = config.open_source()
-    report = Report.of(source)
+    report = ScoreReport.of(source)
     validation = [float(row[report.measured]) for row in read_metrics(folder) if row[report.measured]]
     return {
         **measures(outcome.model, source, source.exam().examples),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.learning.algorithms import algorithms
 from scanl.learning.questions import answerer
 from scanl.models import Stack
@@ -30,7 +30,7 @@ from harness import Results, parse, parser
 BLOCK, DELAY = 2, 20
 RADIUS, WIDTH, LR = 0.72, 8, 1e-2
 NAMES = ("bptt", "diagonal_rtrl", "online_lru")
-TASK = answerer(Numbers(Features(2), count=1))
+TASK = answerer(Numbers(FeatureInputs(2), count=1))
 
 
 class Streams:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.layers.state import leaves
 from scanl.learning.algorithms import algorithms
 from scanl.learning.questions import answerer
@@ -57,7 +57,7 @@ def learn(name: str, length: int) -> tuple[Any, Any]:
     """Return a call that learns a stream of this length, and a call that returns the bytes kept meanwhile."""
     case = CASES[name]
     torch.manual_seed(0)
-    task = answerer(Numbers(Features(INPUTS), count=1))
+    task = answerer(Numbers(FeatureInputs(INPUTS), count=1))
     model = task.model(Stack(WIDTH, 1, case["layer"], channel_mixer="none"))
     algorithm = algorithms.get(name)(task.loss, **case.get("options", {}))
     x, y = torch.randn(1, length, INPUTS), torch.randn(1, length, 1)

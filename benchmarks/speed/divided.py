@@ -37,7 +37,7 @@ from scanl.models import Stack
 from scanl.ops import linear_attention
 from scanl.ops._frame.summary import Effect
 from scanl.parallel import ContextParallel
-from scanl.parallel.context import Group
+from scanl.parallel.context import RankGroup
 from scanl.parallel.cost import Link, forward_seconds, received
 from scanl.parallel.exchanges import state_before
 
@@ -121,7 +121,7 @@ def memory(results: Results, options: argparse.Namespace) -> None:
 def exchanged(rank: int, size: int, store: str, rounds: int, found: "mp.SimpleQueue[Took]") -> None:
     """Puts the times of messages and whole exchanges, which take turns, and of joins of two pairs into `found`."""
     joined(rank, size, store)
-    ranks, effect = Group(), linear_attention.effect
+    ranks, effect = RankGroup(), linear_attention.effect
     assert effect is not None
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     for kilobytes in FITTED:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.learning.algorithms import RTRL
 from scanl.learning.questions import answerer
 from scanl.models import Stack
@@ -56,7 +56,7 @@ def by_jacfwd(width: int) -> Callable[[], object]:
 
 def by_scanl(width: int, steps: int) -> Callable[[], object]:
     torch.manual_seed(0)
-    question = answerer(Numbers(Features(3), count=2))
+    question = answerer(Numbers(FeatureInputs(3), count=2))
     model = question.model(Stack(width, 1, "gru", channel_mixer="none"))
     algorithm = RTRL(question.loss)
     learner, batch = algorithm.init(model, 1), Batch(torch.randn(1, steps, 3), torch.randn(1, steps, 2))

@@ -9,7 +9,7 @@ import torch
 from making.docstrings import markdown, pieces, prose
 from making.models import options_list, sourced, table
 from making.sources import bibtex
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.questions import answerer
@@ -125,7 +125,7 @@ def example(cls: type[Algorithm]) -> str:
 
 def _layer(cls: type[Algorithm]) -> str:
     """Return a layer that an algorithm trains."""
-    task = answerer(Numbers(Features(2), count=1))
+    task = answerer(Numbers(FeatureInputs(2), count=1))
     for layer in LAYERS:
         with torch.random.fork_rng(devices=[]):
             model = task.model(Stack(4, 1, layer, channel_mixer="none"))

@@ -2,13 +2,13 @@
 
 from importlib import import_module
 
-from scanl.compat.calls import FUNCTIONS, KERNEL, Written
+from scanl.compat.calls import FUNCTIONS, KERNEL, FlaFunction
 
 
 def table() -> str:
     """Return a row for each recurrence: its functions, our op, and which arguments are ignored and refused."""
     import_module("scanl.compat.fla")  # which registers them
-    groups: dict[str, list[Written]] = {}
+    groups: dict[str, list[FlaFunction]] = {}
     for function in FUNCTIONS.values():
         groups.setdefault(function.body.__name__.removeprefix("parallel_"), []).append(function)
     rows = ["| functions | op | ignored | refused |", "| --- | --- | --- | --- |"]

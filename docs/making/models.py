@@ -12,7 +12,7 @@ from making.drawing import drawing
 from making.equations import latex, split
 from making.sources import bibtex
 from scanl.cli.columns import WIDTH as SMALL
-from scanl.cli.columns import Columns, columns
+from scanl.cli.columns import SurveyColumns, columns
 from scanl.cli.layers import WIDTH, backends, origin, state_size, step_cost, summary, without_op
 from scanl.layers import Layer, build, classes
 from scanl.layers.initial_state import rows as state_rows
@@ -69,7 +69,7 @@ def pages(folder: Path, rows: Rows) -> Iterator[tuple[Path, str]]:
     yield folder / "gallery.md", gallery()
 
 
-def page(cls: type[Layer], measured: Columns | None, rows: Rows = lambda *_, **__: ()) -> str:
+def page(cls: type[Layer], measured: SurveyColumns | None, rows: Rows = lambda *_, **__: ()) -> str:
     """Return the page of a layer."""
     results = _results(cls.name, rows)
     layer = build(cls.name, WIDTH)
@@ -129,7 +129,7 @@ def whole(name: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def family_page(name: str, measured: dict[str, Columns | None]) -> str:
+def family_page(name: str, measured: dict[str, SurveyColumns | None]) -> str:
     """Return the page of a family: a card for each model."""
     members = [cls for cls in classes() if family(cls) == name]
     cards = "\n".join(_card(cls, measured[cls.name]) for cls in members)
@@ -182,7 +182,7 @@ later compared. A card without a word is of a recurrence that is nonlinear and d
 sees the future."""
 
 
-def _card(cls: type[Layer], measured: Columns | None) -> str:
+def _card(cls: type[Layer], measured: SurveyColumns | None) -> str:
     kind = "" if measured is None else ", ".join(word for word, holds in measured._asdict().items() if holds)
     lines = [
         f"[**{cls.__name__}**](../layers/{cls.name}.md)" + (f" *{kind}*" if kind else ""),
@@ -251,7 +251,7 @@ def _costs(cls: type[Layer], layer: Layer) -> str:
     return text
 
 
-def _recurrence(measured: Columns | None, layer: Layer) -> str:
+def _recurrence(measured: SurveyColumns | None, layer: Layer) -> str:
     if layer.bidirectional:
         kind = "It reads the whole sequence before it answers, so it does not stream."
     elif measured is None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scanl.cli import main
-from scanl.layers.parts.quantized import Quantized
+from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.run.config import build_model
 from scanl.models import LanguageModel, Stack
@@ -32,7 +32,7 @@ def test_a_run_becomes_a_run(run: Path, tmp_path: Path, capfd: pytest.CaptureFix
     assert folder.stored()[1]["corpus"] == folder.source.digest()
     model = folder.load_model()
     assert isinstance(model, LanguageModel)
-    assert any(isinstance(module, Quantized) for module in model.modules())
+    assert any(isinstance(module, QuantizedWeight) for module in model.modules())
     tokens = torch.arange(9).view(1, -1)
     with torch.no_grad():
         assert torch.equal(LanguageModel.load(out)(tokens)[0], model(tokens)[0])
@@ -51,4 +51,4 @@ def test_a_run_becomes_a_run(run: Path, tmp_path: Path, capfd: pytest.CaptureFix
 def test_a_model_becomes_a_model(tmp_path: Path) -> None:
     LanguageModel(300, Stack(64, 1, "lru")).save(tmp_path / "float")
     assert main(["quantize", str(tmp_path / "float"), str(tmp_path / "whole")]) == 0
-    assert any(isinstance(module, Quantized) for module in LanguageModel.load(tmp_path / "whole").modules())
+    assert any(isinstance(module, QuantizedWeight) for module in LanguageModel.load(tmp_path / "whole").modules())

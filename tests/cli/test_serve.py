@@ -9,7 +9,7 @@ from scanl.cli import main
 from scanl.cli.serve import load
 from scanl.errors import ConfigError
 from scanl.models import LanguageModel, Stack
-from scanl.serve.texts import Bytes, Numbers
+from scanl.serve.texts import ByteText, NumberText
 
 COVERS = ["cli/bench_decode"]
 
@@ -30,9 +30,9 @@ def refused(capfd, *words):
 
 def test_a_model_is_loaded_with_its_texts(folder):
     model, texts = load(str(folder / "256"), "serve")
-    assert isinstance(texts, Bytes)
+    assert isinstance(texts, ByteText)
     assert not model.training
-    assert isinstance(load(str(folder / "7"), "serve")[1], Numbers)
+    assert isinstance(load(str(folder / "7"), "serve")[1], NumberText)
 
 
 def test_mistakes(folder, capfd):

@@ -12,7 +12,7 @@ from scanl.cli import main
 from scanl.data.base import IGNORED
 from scanl.data.batch import Batch
 from scanl.data.inputs_alone import InputsAlone
-from scanl.data.questions import Class, Features, Label, NextToken, Number, Numbers, TokenLabel, Vocabulary
+from scanl.data.questions import Class, FeatureInputs, Label, NextToken, Number, Numbers, TokenLabel, Vocabulary
 from scanl.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ def test_causal_layers_predict_the_next_input():
     asked = InputsAlone(Given(TokenLabel(Vocabulary(7)), TOKENS, TOKENS), False, 0).question
     assert asked == NextToken(Vocabulary(7))
     features = np.stack([TOKENS, TOKENS**2], -1).astype(np.float64)
-    question = Number(Features(2, scales=((1.0, 2.0), (-3.0, 4.0))))
+    question = Number(FeatureInputs(2, scales=((1.0, 2.0), (-3.0, 4.0))))
     source = InputsAlone(Given(question, features, np.zeros(2), MASK), False, 0)
     assert source.question == Numbers(question.inputs, 2)
     targets = source.batch(0, 2).targets
@@ -55,7 +55,7 @@ def test_causal_layers_predict_the_next_input():
 def test_layers_of_both_directions_predict_what_is_hidden(missing):
     inputs = np.random.default_rng(0).normal(size=(40, 50, 1))
     mask = np.arange(50) < np.arange(11, 51)[:, None]
-    question = Number(Features(1, scales=((0.5, 2.0),), missing=missing))
+    question = Number(FeatureInputs(1, scales=((0.5, 2.0),), missing=missing))
     source = InputsAlone(Given(question, inputs, np.zeros(40), mask), True, 3)
     batch = source.batch(7, 40)
     hidden = ~np.isnan(batch.targets[..., 0])

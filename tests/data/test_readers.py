@@ -19,9 +19,9 @@ import published
 from scanl.data import Source, sources
 from scanl.data.batch import Batch
 from scanl.data.files import folders
-from scanl.data.fixed import FromFiles, Part
+from scanl.data.fixed import FixedPart, FromFiles
 from scanl.data.published import audio
-from scanl.data.questions import Features, Flags
+from scanl.data.questions import FeatureInputs, Flags
 from scanl.data.readers.pickles import plain
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
@@ -429,7 +429,7 @@ def test_notes_of_a_frame_are_predicted_from_those_before(root):
 
 
 def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
-    question = Flags(Features(3), 2)
+    question = Flags(FeatureInputs(3), 2)
     model = answerer(question).model(Stack(8, 1, "lru"), {})
     inputs, targets = torch.randn(2, 5, 3), torch.tensor([0.0, 1.0]).repeat(2, 5, 1)
     targets[1, 3:] = torch.nan
@@ -458,7 +458,7 @@ def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(roo
             before = screens[t - 1].reshape(-1) if t > begin else np.zeros(84 * 84)
             np.testing.assert_allclose(row[step, 5 : 5 + 84 * 84], before, rtol=1e-6)
     assert np.isnan(batch[2, 4:]).all()  # an episode of four
-    assert found.answers(Part(rows, rows)).tolist() == [
+    assert found.answers(FixedPart(rows, rows)).tolist() == [
         [1, 2, 3, 0, 1, 2],
         [0, 1, 2, 3, 0, 1],
         [2, 3, 0, 1, -100, -100],

@@ -244,7 +244,7 @@ def test_all_ranks_get_as_many_items_of_an_epoch(tmp_path, monkeypatch, sizes, s
                 assert numbers_of(item for item, _ in rest) == expected[rank][number:]
             alone = make(rank)
             assert numbers_of(alone) == expected[rank]
-            assert alone.state_dict() == {"rows": len(rows), **reader.Cursor(1)._asdict()}
+            assert alone.state_dict() == {"rows": len(rows), **reader.ShardPlace(1)._asdict()}
 
 
 def test_rounds_of_ranks_go_on_into_the_next_epoch(tmp_path):
@@ -281,9 +281,9 @@ def test_a_shard_without_a_row_is_passed_over(tmp_path):
 def test_shards_whose_rows_are_gone_do_not_begin_epoch_after_epoch(tmp_path, monkeypatch):
     """A position within an epoch, of shards that have no row now."""
     rows, epochs = Shards(write(tmp_path / "a")).reader, iter(range(3))
-    monkeypatch.setattr(reader.Reader, "rows", lambda *_: iter(()) if next(epochs) < 2 else None)
+    monkeypatch.setattr(reader.ShardReader, "rows", lambda *_: iter(()) if next(epochs) < 2 else None)
     with pytest.raises(DataError, match="all other shards have no row, expected one or more"):
-        next(rows.endless(reader.Cursor(row=1)))
+        next(rows.endless(reader.ShardPlace(row=1)))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
@@ -299,7 +299,7 @@ def test_a_position_is_that_of_the_batch_that_was_worked_on(tmp_path, ahead, wor
         resumed.load_state_dict(loader.state_dict())
         assert numbers_of(resumed) == batches[max(0, number - ahead) :]
     assert next(fetched, None) is None
-    assert loader.state_dict() == {"rows": 13, **reader.Cursor(1)._asdict()}
+    assert loader.state_dict() == {"rows": 13, **reader.ShardPlace(1)._asdict()}
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
@@ -569,7 +569,7 @@ def test_documents_are_packed_into_rows(tmp_path):
     """As by joining all of them, in the order of the reader, and cutting."""
     packed = source(write(tmp_path / "a"))
     packed.check()
-    rows = list(packed.reader.rows(reader.Cursor()))
+    rows = list(packed.reader.rows(reader.ShardPlace()))
     texts = [
         b"\0" + row.record()["text"].encode() for row, _ in rows if fraction(f"{row.shard.name}/{row.number}") >= 0.2
     ]

@@ -18,19 +18,19 @@ from scanl import tasks
 from scanl.cli import main
 from scanl.data import IGNORED, Corpus, Exam, Folders, OwnSignals, ShardedText, Source, Table, Text, register, sources
 from scanl.data.base import Entry, padded, present
-from scanl.data.batch import Batch, Columns, Outcomes
+from scanl.data.batch import Batch, Outcomes, SeriesColumns
 from scanl.data.files import folders
 from scanl.data.folders.signals import Recording
-from scanl.data.questions import Class, Features, Forecast, Label, NextToken, Vocabulary
+from scanl.data.questions import Class, FeatureInputs, ForecastQuestion, Label, NextToken, Vocabulary
 from scanl.data.series.series import Collection, Series
 from scanl.errors import ConfigError
 from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answerer
-from scanl.learning.report import Report
+from scanl.learning.report import ScoreReport
 from scanl.learning.run.config import OWN
 from scanl.models import Stack
-from scanl.tasks.stream import Stream
+from scanl.tasks.stream import StreamTask
 
 COVERS = ["data/base", "data/fresh", "learning/report"]
 
@@ -71,7 +71,7 @@ def config_of(name: str, **given: Any) -> TrainConfig:
     short: dict[str, Any] = {}
     if "sequence_length" in sources.get(name).option_names():
         short = {"sequence_length": 20, "carry_state": True}
-    elif name in ("path_x", "miniimagenet") or issubclass(sources.get(name), Stream):
+    elif name in ("path_x", "miniimagenet") or issubclass(sources.get(name), StreamTask):
         short = {"eval_examples": 2}  # pictures take long to draw and to read, and flows long to reach their attractor
     named = {} if name in OWN else {"data": [name], "data_options": published.OPTIONS.get(name, {})}
     return TrainConfig.of(**named, **short, **given)
@@ -111,7 +111,7 @@ def opened(name: str) -> Source:
 
 def test_every_task_is_a_source():
     others = {name for name in sources.names() if sources.get(name).needs is not None}
-    streams = {name for name in sources.names() if issubclass(sources.get(name), Stream)}
+    streams = {name for name in sources.names() if issubclass(sources.get(name), StreamTask)}
     assert len(streams) == 7
     assert set(sources.names()) == {
         "table",
@@ -173,7 +173,7 @@ def test_the_model_answers_the_question(name):
 def test_a_source_says_what_its_scores_mean(name):
     source = opened(name)
     source.check()
-    report = Report.of(source)
+    report = ScoreReport.of(source)
     assert {report.measured, *([report.bits] if report.bits else [])} <= {*report.columns}
     for known in (source.chance, report.best):
         report.check_reachable(known, name)
@@ -209,7 +209,7 @@ class Signs(Source):
 
     metric = "accuracy"
     chance = 0.5
-    question = Class(Features(1), 2)
+    question = Class(FeatureInputs(1), 2)
 
     sequence_length: int
     seed: int
@@ -303,7 +303,7 @@ def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("tokens", [True, False])
 def test_a_row_that_ends_early_is_read_to_its_end(tokens):
     """In one piece and in chunks, one of which begins after the end of a row."""
-    question = Class(Vocabulary(9) if tokens else Features(2), 3)
+    question = Class(Vocabulary(9) if tokens else FeatureInputs(2), 3)
     model = answerer(question).model(Stack(8, 1, "lru"), {}).eval()
     random, lengths = np.random.default_rng(0), (5, 2, 9)
     rows = [random.integers(0, 9, n) if tokens else random.normal(size=(n, 2)).astype(np.float32) for n in lengths]
@@ -320,7 +320,7 @@ def test_a_row_that_ends_early_is_read_to_its_end(tokens):
 
 
 def test_labels_of_features_have_a_model():
-    question = Label(Features(3), 4)
+    question = Label(FeatureInputs(3), 4)
     model = answerer(question).model(Stack(8, 1, "lru"), {})
     inputs, targets = torch.randn(2, 5, 3), torch.tensor([[0, IGNORED, 3, 1, 1], [IGNORED] * 5])
     outputs, asked, _ = answerer(question).answers(model, Batch(inputs, targets))
@@ -332,13 +332,13 @@ def test_labels_of_features_have_a_model():
 
 def test_columns_of_a_forecast_reach_their_arguments():
     """Targets, covariates of the past, static ones, those known ahead, and the durations."""
-    question = Forecast(
+    question = ForecastQuestion(
         4, target=2, past=3, static=1, future=2, timed=True, scales=tuple((float(i), i + 1.0) for i in range(8)),
         distribution="gaussian",
     )  # fmt: skip
     method = answerer(question)
     model = method.model(Stack(8, 1, "lru"), {"lags": 2})
-    columns = Columns(*(torch.randn(2, *shape) for shape in ((5, 2), (5, 3), (1,), (9, 2))))
+    columns = SeriesColumns(*(torch.randn(2, *shape) for shape in ((5, 2), (5, 3), (1,), (9, 2))))
     batch = Batch(columns, torch.randn(2, 5, 4, 2), timespans=torch.rand(2, 9))
     given = {**columns._asdict(), "timespans": batch.timespans}
     x = given.pop("target")
@@ -351,7 +351,7 @@ def test_columns_of_a_forecast_reach_their_arguments():
 
 @pytest.mark.parametrize(("name", "value"), [("recursive", True), ("lags", 3), ("span", 5.0)])
 def test_options_of_forecasters_are_theirs(name, value):
-    for question in (NextToken(Vocabulary(4)), Class(Features(2), 2)):
+    for question in (NextToken(Vocabulary(4)), Class(FeatureInputs(2), 2)):
         with pytest.raises(
             ConfigError, match=f"train: {name} is {value}, but the question of the data is not a forecast; leave out"
         ):

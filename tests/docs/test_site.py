@@ -27,7 +27,7 @@ from making import data as data_pages
 from making import ops as op_pages
 from scanl import ops
 from scanl.cli import COMMANDS
-from scanl.cli.columns import Columns
+from scanl.cli.columns import SurveyColumns
 from scanl.cli.train import parse
 from scanl.compat import fla
 from scanl.data import sources as data
@@ -50,7 +50,7 @@ FOLDER = Path("made")
 @pytest.fixture(scope="module")
 def gla(write):
     """The page of a layer."""
-    return models.page(get("gla"), Columns(True, True, True, False), write.rows)
+    return models.page(get("gla"), SurveyColumns(True, True, True, False), write.rows)
 
 
 def letters(text: str) -> str:

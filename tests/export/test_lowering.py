@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError
-from scanl.export.flat import Flat, exported
+from scanl.export.flat import FlatModel, exported
 from scanl.export.lowering import Called, _decomposition, lowered
 from scanl.export.native import NATIVE
 from scanl.layers import build
@@ -16,7 +16,7 @@ COVERS = ["export/flat"]
 
 def test_a_program_of_scans_equals_its_model():
     torch.manual_seed(0)
-    flat = Flat(Stack(8, 3, ["gru", "hawk", "gla"], layer_options={"gla": {"num_heads": 2}}), torch.randn(2, 5, 8))
+    flat = FlatModel(Stack(8, 3, ["gru", "hawk", "gla"], layer_options={"gla": {"num_heads": 2}}), torch.randn(2, 5, 8))
     program = lowered(exported(flat), {})
     assert not [node for node in program.graph.nodes if str(node.target).startswith("scanl")]
     run, x = program.module(), torch.randn(3, 9, 8)
@@ -28,7 +28,7 @@ def test_a_program_of_scans_equals_its_model():
 def test_a_model_in_training_is_exported_as_it_decodes_and_stays_as_it_is():
     torch.manual_seed(0)
     model, x = Stack(4, 1, "gru", dropout=0.5).train(), torch.randn(2, 3, 4)
-    flat = Flat(model, x)
+    flat = FlatModel(model, x)
     assert model.training
     y = flat(x, *flat.start(2))[0]
     torch.testing.assert_close(y, model.eval()(x)[0])
@@ -65,9 +65,9 @@ def test_an_operator_of_onnx_stands_for_what_it_computes_alone():
 
 def test_what_goes_not_step_by_step_is_refused():
     with pytest.raises(ConfigError, match=r"the model uses scanl\.\w+\.default, expected ops that go step by step"):
-        lowered(exported(Flat(build("mlstm", 8, num_heads=2))), {})
+        lowered(exported(FlatModel(build("mlstm", 8, num_heads=2))), {})
 
 
 def test_refusals():
     with pytest.raises(ConfigError, match="example is None for a Linear"):
-        Flat(torch.nn.Linear(2, 2))
+        FlatModel(torch.nn.Linear(2, 2))

@@ -10,7 +10,7 @@ import torch
 
 from scanl.errors import CheckpointError, ConfigError
 from scanl.export import native, start_state, write_onnx, write_package
-from scanl.export.flat import Flat
+from scanl.export.flat import FlatModel
 from scanl.export.lowering import Called
 from scanl.export.onnx import described
 from scanl.files import files_written_whole
@@ -48,7 +48,7 @@ def test_onnxruntime_reads_pieces_and_steps(tmp_path):
 
 def test_the_first_state_comes_from_the_file():
     model = Forecaster(2, Stack(4, 1, "lru"))
-    flat = Flat(model)
+    flat = FlatModel(model)
     metadata = json.dumps({leaf.name: described(leaf.start) for leaf in flat.leaves})
     state = start_state(metadata, 3)
     assert list(state) == [leaf.name for leaf in flat.leaves]

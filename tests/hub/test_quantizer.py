@@ -7,7 +7,7 @@ import torch
 
 from scanl import hub, ops
 from scanl.errors import CheckpointError
-from scanl.layers.parts.quantized import Quantized
+from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.models import quantize
 
 transformers = pytest.importorskip("transformers")
@@ -41,7 +41,7 @@ def test_folders_keep_whole_numbers(tie: bool, tmp_path: Path) -> None:
         assert torch.equal(again(TOKENS).logits, logits)
         assert torch.equal(again.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0), generated)
         ours = hub.load(tmp_path)
-        assert sum(isinstance(module, Quantized) for module in ours.modules()) == len(report.maps) - tie
+        assert sum(isinstance(module, QuantizedWeight) for module in ours.modules()) == len(report.maps) - tie
         torch.testing.assert_close(ours(TOKENS)[0], logits, rtol=1e-3, atol=1e-3)
 
 

@@ -9,13 +9,13 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.inspect import MemoryCapacity, decoded, memory_capacity
 from scanl.inspect.base import noise
 from scanl.layers import GRU, LRU, Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 
 
 class Delays(Layer):
     """A state that holds the last four inputs of channel 0."""
 
-    state: ClassVar = Axes("4")
+    state: ClassVar = StateAxes("4")
 
     def __init__(self):
         super().__init__()

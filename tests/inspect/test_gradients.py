@@ -9,12 +9,12 @@ from scanl.errors import ConfigError
 from scanl.inspect import gradient_norms
 from scanl.inspect.base import noise
 from scanl.layers import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 
 
 class Sum(Layer):
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
 
     def __init__(self, decay: float = 1.0):
         super().__init__()

@@ -10,13 +10,13 @@ from scanl.errors import ConfigError
 from scanl.inspect import lyapunov_exponents
 from scanl.inspect.base import noise
 from scanl.layers import LRU, Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 
 
 class Tent(Layer):
     """The tent map beside a contraction: the exponents are ln 2 and ln 1/4."""
 
-    state: ClassVar = Axes("dim", fill=0.1234567)
+    state: ClassVar = StateAxes("dim", fill=0.1234567)
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class Tent(Layer):
 class TanhMap(Tent):
     """s = tanh(2 s) ends at s* with tanh(2 s*) = s*, where the slope is 2 (1 - s*²). It begins near s*."""
 
-    state: ClassVar = Axes("dim", fill=0.9575)
+    state: ClassVar = StateAxes("dim", fill=0.9575)
 
     def run(self, x, state, cu_seqlens):
         state = self._begin(x, state, cu_seqlens)

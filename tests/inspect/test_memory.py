@@ -10,7 +10,7 @@ from scanl.errors import ConfigError
 from scanl.inspect import effective_memory
 from scanl.inspect.base import noise
 from scanl.layers import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 
 DECAYS = [0.5, 0.9, 0.97, 1.0, 0.0]
@@ -19,7 +19,7 @@ DECAYS = [0.5, 0.9, 0.97, 1.0, 0.0]
 class Leaky(Layer):
     """Channels that decay each at its own rate, and a copy of the input that must not count."""
 
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
 
     def __init__(self):
         super().__init__()

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import Layer
-from scanl.layers.initial_state import Axes, Each, Fields, Of, declare
+from scanl.layers.initial_state import Each, Of, StateAxes, StateFields, declare
 
 
 class Inner(Layer):
     """A layer inside of another."""
 
-    state = Axes("dim", "the last input", fill=0.5)
+    state = StateAxes("dim", "the last input", fill=0.5)
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ def outer(form):
     ],
 )
 def test_axes_are_expressions_of_attributes(axes, shape):
-    state = outer(Axes(axes))().init_state(6)
+    state = outer(StateAxes(axes))().init_state(6)
     assert state.shape == shape
     assert not state.any()
 
 
 def test_a_state_is_filled_with_a_number_or_one_for_each_entry_of_its_first_axis():
-    assert (outer(Axes("dim", fill=-2.0))().init_state(3) == -2).all()
-    state = outer(Axes("heads, dim", fill=(1.0, -3.0)))().init_state(5)
+    assert (outer(StateAxes("dim", fill=-2.0))().init_state(3) == -2).all()
+    state = outer(StateAxes("heads, dim", fill=(1.0, -3.0)))().init_state(5)
     assert torch.equal(state, torch.tensor([1.0, -3.0])[None, :, None].expand(5, 2, 4))
 
 
@@ -67,12 +67,12 @@ def test_the_dtype_of_axes_is_the_narrowest_and_an_integer_is_the_only_one():
         (torch.int64, torch.float64, torch.int64),
     ):
         for fill in (1.0, (1.0, 2.0)):
-            assert outer(Axes("heads", dtype=dtype, fill=fill))().init_state(1, dtype=asked).dtype == made
-    assert outer(Axes("heads", fill=(1.0, 2.0)))().init_state(1, device="meta").is_meta
+            assert outer(StateAxes("heads", dtype=dtype, fill=fill))().init_state(1, dtype=asked).dtype == made
+    assert outer(StateAxes("heads", fill=(1.0, 2.0)))().init_state(1, device="meta").is_meta
 
 
 def test_a_tensor_is_absent_where_its_attribute_is_none_false_or_zero():
-    layer = outer(Axes("dim", when="window"))()
+    layer = outer(StateAxes("dim", when="window"))()
     for layer.window, absent in ((0, True), (None, True), (False, True), (1, False), (True, False)):
         assert (layer.init_state(2) == ()) is absent
 
@@ -93,7 +93,7 @@ def test_each_shape_has_a_tensor():
 class Pair(NamedTuple):
     """A state of this module, with a state inside."""
 
-    count: Annotated[Tensor, Axes("", "steps so far", dtype=torch.int64)]
+    count: Annotated[Tensor, StateAxes("", "steps so far", dtype=torch.int64)]
     inner: Annotated[Tensor, Of("last", "of the last")]
 
 
@@ -116,7 +116,7 @@ def test_named_tuples_are_made_field_by_field():
     assert (state.pair.count.dtype, state.pair.count.shape) == (torch.int64, (2,))
     assert state.pair.inner.shape == (2, 7)
     assert len(state.pieces) == 3
-    state = outer(Fields(Foreign, keys=Axes("dim"), values=Axes("heads, dim", fill=1.0)))().init_state(2)
+    state = outer(StateFields(Foreign, keys=StateAxes("dim"), values=StateAxes("heads, dim", fill=1.0)))().init_state(2)
     assert type(state) is Foreign
     assert (state.keys.shape, state.values.shape) == ((2, 4), (2, 2, 4))
     assert (state.values == 1).all()
@@ -125,25 +125,25 @@ def test_named_tuples_are_made_field_by_field():
 
 def test_a_field_that_lacks_axes_is_refused_when_the_class_is_made():
     class Lacking(NamedTuple):
-        count: Annotated[Tensor, Axes("")]
+        count: Annotated[Tensor, StateAxes("")]
         rest: Tensor
 
     for make in (outer, declare):
-        with pytest.raises(AssertionError, match="Lacking: a field lacks Axes"):
+        with pytest.raises(AssertionError, match="Lacking: a field lacks StateAxes"):
             make(Lacking)
 
 
 @pytest.mark.parametrize(
     ("form", "line"),
     [
-        (Axes("dim", "the last input"), "state (B, dim): the last input"),
-        (Axes("", fill=-1.0), "state (B), -1.0 at the start"),
+        (StateAxes("dim", "the last input"), "state (B, dim): the last input"),
+        (StateAxes("", fill=-1.0), "state (B), -1.0 at the start"),
         (
-            Axes("heads", fill=(1.0, 0.0), when="window"),
+            StateAxes("heads", fill=(1.0, 0.0), when="window"),
             "state (B, heads), (1.0, 0.0) at the start, or () without window",
         ),
-        (Axes("*memory", dtype=torch.complex64), "state (B, *memory), complex"),
-        (Axes("", dtype=torch.int64), "state (B), int64"),
+        (StateAxes("*memory", dtype=torch.complex64), "state (B, *memory), complex"),
+        (StateAxes("", dtype=torch.int64), "state (B), int64"),
         (Each("shapes", "sums"), "state: sums, a tensor for each of shapes"),
         (Of("first", "of the first"), "state: the state of first, of the first"),
         (
@@ -151,7 +151,7 @@ def test_a_field_that_lacks_axes_is_refused_when_the_class_is_made():
             "count (B), int64: steps so far; inner: the state of last, of the last; "
             "pieces: sums, a tensor for each of shapes",
         ),
-        (Fields(Foreign, keys=Axes("dim"), values=Axes("heads")), "keys (B, dim); values (B, heads)"),
+        (StateFields(Foreign, keys=StateAxes("dim"), values=StateAxes("heads")), "keys (B, dim); values (B, heads)"),
     ],
 )
 def test_the_docstring_lists_the_tensors_of_the_state(form, line):

@@ -13,7 +13,7 @@ from scanl.data import IGNORED, Table
 from scanl.data.base import LEVELS
 from scanl.data.batch import Outcomes
 from scanl.data.published.forecasts import LongForecast
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.data.series.naive import naive, season_errors
 from scanl.learning.evaluation import baselines
 from scanl.learning.questions import answerer
@@ -245,7 +245,7 @@ def test_scores_of_a_long_horizon_by_a_loop():
     draw = np.random.default_rng(0)
     rows, steps, columns = 3, 48, 2
     scales = ((5.0, 4.0), (0.0, 0.5))
-    question = Forecast(steps, target=columns, scales=scales, scores=LongForecast.scores)
+    question = ForecastQuestion(steps, target=columns, scales=scales, scores=LongForecast.scores)
     quantiles = np.sort(draw.normal(size=(rows, steps, columns, len(LEVELS))), -1)
     numbers = draw.normal(size=(rows, steps, columns))
     numbers[0, 5, 1] = numbers[2, 40, 0] = np.nan

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from scanl.cli import main
 from scanl.data import questions, sources
 from scanl.data.base import IGNORED
-from scanl.data.batch import Batch, Columns, Outcomes
-from scanl.data.questions import Features, Forecast, NextToken, Number, Numbers, Question, Vocabulary
+from scanl.data.batch import Batch, Outcomes, SeriesColumns
+from scanl.data.questions import FeatureInputs, ForecastQuestion, NextToken, Number, Numbers, Question, Vocabulary
 from scanl.errors import ConfigError
 from scanl.learning import losses as of_losses
 from scanl.learning import questions as of_questions
@@ -144,7 +144,7 @@ def stepped(method, model, batch):
 
 def test_a_new_loss_is_one_new_file(absolute_error):
     torch.manual_seed(0)
-    method = answerer(Numbers(Features(3), 2, loss="absolute_error"))
+    method = answerer(Numbers(FeatureInputs(3), 2, loss="absolute_error"))
     model = method.model(Stack(8, 1, "lru"))
     targets = torch.randn(2, 5, 2)
     targets[0, 3] = torch.nan
@@ -167,9 +167,9 @@ def test_a_new_loss_of_a_distribution_is_one_new_class(monkeypatch):
 
     monkeypatch.setitem(HEADS, "absolute", Absolute)
     torch.manual_seed(0)
-    method = answerer(Forecast(2, distribution="absolute"))
+    method = answerer(ForecastQuestion(2, distribution="absolute"))
     model = method.model(Stack(8, 1, "lru"))
-    columns = Columns(torch.randn(2, 5, 1), torch.zeros(2, 5, 0), torch.zeros(2, 0), torch.zeros(2, 7, 0))
+    columns = SeriesColumns(torch.randn(2, 5, 1), torch.zeros(2, 5, 0), torch.zeros(2, 0), torch.zeros(2, 7, 0))
     before, after = stepped(method, model, Batch(columns, torch.randn(2, 5, 2, 1)))
     assert after < before
 
@@ -232,17 +232,19 @@ def test_what_is_unknown_or_known_twice_is_refused():
         answers(NextToken)(Answerer)
     with pytest.raises(ConfigError, match="loss 'cross_entropy' is registered twice: cross_entropy and mine"):
         losses.add("cross_entropy")(mine)
-    method = answerer(Numbers(Features(1), 1, loss="squared_eror"))
+    method = answerer(Numbers(FeatureInputs(1), 1, loss="squared_eror"))
     with pytest.raises(ConfigError, match=r"unknown loss 'squared_eror'; did you mean 'squared_error'\?"):
         method.loss(method.model(Stack(8, 1, "lru")), Batch(torch.zeros(1, 2, 1), torch.zeros(1, 2, 1)))
     with pytest.raises(ConfigError, match=r"unknown score 'CRP'; did you mean 'CRPS'\?"):
-        answerer(Forecast(1, scores=("CRP",))).scores(torch.zeros(1, 1, 1, 11), Outcomes(*torch.zeros(2, 1, 1, 1)))
+        answerer(ForecastQuestion(1, scores=("CRP",))).scores(
+            torch.zeros(1, 1, 1, 11), Outcomes(*torch.zeros(2, 1, 1, 1))
+        )
 
 
 def test_a_number_of_rows_that_end_early_is_learnt_without_their_padding():
     """The loss is the mean of those of the rows alone, and every gradient is finite."""
     torch.manual_seed(0)
-    method = answerer(Number(Features(2)))
+    method = answerer(Number(FeatureInputs(2)))
     model = method.model(Stack(8, 1, "lru"))
     inputs, targets = torch.randn(2, 6, 2), torch.tensor([1.0, -2.0])
     inputs[0, 4:] = torch.nan
@@ -256,7 +258,7 @@ def test_a_number_of_rows_that_end_early_is_learnt_without_their_padding():
 
 def test_steps_of_a_batch_reach_as_far_ahead_as_the_whole():
     """T = 5 steps, H = 3 ahead; static covariates and answers after the last step are not cut."""
-    columns = Columns(
+    columns = SeriesColumns(
         *(np.arange(np.prod(shape)).reshape(shape) for shape in ((2, 5, 1), (2, 5, 2), (2, 1), (2, 8, 1)))
     )
     batch = Batch(columns, np.zeros((2, 3, 1)), np.ones((2, 5), bool), np.arange(16.0).reshape(2, 8))
@@ -294,7 +296,7 @@ def test_parts_of_a_batch_have_each_answer_of_a_row_where_the_row_ends(size, gra
     assert whole[0].weights is None
 
 
-@pytest.mark.parametrize("question", [questions.Class(Features(2), classes=3), Number(Features(2))])
+@pytest.mark.parametrize("question", [questions.Class(FeatureInputs(2), classes=3), Number(FeatureInputs(2))])
 def test_the_loss_of_parts_counts_each_answer_once(question):
     task = answerer(question)
     torch.manual_seed(0)

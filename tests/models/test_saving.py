@@ -44,7 +44,7 @@ from scanl.models import (
     StrandModel,
     Tokens,
 )
-from scanl.models.saving import Part, recorded, restored
+from scanl.models.saving import ModelPart, recorded, restored
 from scanl.models.stack import Backbone
 
 SOURCE = Path(scanl.__file__).parent
@@ -312,8 +312,8 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
 def test_classes_of_scanl_have_names_of_their_own():
     """A class of the user's with the name of one of scanl has its module in its name, so it does not replace it."""
     kind = type(Stack)("Stack", (Stack,), {"__module__": "elsewhere", "__doc__": "Another."})
-    assert Part.classes["Stack"] is Stack
-    assert Part.classes["elsewhere:Stack"] is kind
+    assert ModelPart.classes["Stack"] is Stack
+    assert ModelPart.classes["elsewhere:Stack"] is kind
     assert issubclass(kind, Backbone)
 
 

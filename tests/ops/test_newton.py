@@ -16,7 +16,7 @@ from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import ConvergenceError, _newton, registry
 from scanl.ops._cells import jacobian as structured
-from scanl.ops.registry import Cell, Sample
+from scanl.ops.registry import Cell, OpSample
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
@@ -36,7 +36,7 @@ def _loss(y: Tensor, last: Tensor) -> Tensor:
     return (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).cos().view(y.shape)).sum() + last.sin().sum()
 
 
-def _results(cell: Cell, sample: Sample, method: str | None = None, **more) -> list[Tensor]:
+def _results(cell: Cell, sample: OpSample, method: str | None = None, **more) -> list[Tensor]:
     """Return the outputs, the last state and all gradients, of the loop or of a method."""
     given = {name: value.clone().requires_grad_() for name, value in sample.operands.items() if value is not None}
     options = {**sample.options, **more}
@@ -47,7 +47,7 @@ def _results(cell: Cell, sample: Sample, method: str | None = None, **more) -> l
     return [y, last, *torch.autograd.grad(_loss(y, last), list(given.values()), materialize_grads=True)]
 
 
-def _linearised(cell: Cell, sample: Sample, method: str) -> tuple[Tensor, Tensor, Tensor | None]:
+def _linearised(cell: Cell, sample: OpSample, method: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return J of every row at some states by autograd, and as `solve` takes it, whole or in blocks with places."""
     caught: list[tuple[Tensor, Tensor, Tensor | None]] = []
     solve = _newton.Newton.solve
@@ -78,7 +78,7 @@ def _dense(blocks: Tensor, places: Tensor) -> Tensor:
     return out
 
 
-def _check_jacobian(cell: Cell, sample: Sample) -> bool:
+def _check_jacobian(cell: Cell, sample: OpSample) -> bool:
     """Compare J with autograd; return whether `newton` takes blocks."""
     exact, found, places = _linearised(cell, sample, "newton")
     torch.testing.assert_close(found if places is None else _dense(found, places), exact, rtol=1e-9, atol=1e-11)
@@ -198,7 +198,7 @@ def test_forms_of_a_derivative(name, declare):
         return s[:, 0], s
 
     cell = declare("x: B T 3 D, state: B 3 D -> B T D", one)
-    sample = Sample({"x": _draw(2, 3, 3, 4), "state": _draw(2, 3, 4)})
+    sample = OpSample({"x": _draw(2, 3, 3, 4), "state": _draw(2, 3, 4)})
     assert _check_jacobian(cell, sample) == (name in BY_CHANNEL)
     for a, b in zip(_results(cell, sample, "newton"), _results(cell, sample), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
@@ -226,7 +226,7 @@ def test_products(name, declare, monkeypatch):
         return s, s
 
     cell = declare("x: B T H K, w: H K K, state: B H K -> B T H K", one)
-    sample = Sample({"x": _draw(10, 13, 2, 3), "w": _draw(2, 3, 3) / 2, "state": _draw(10, 2, 3)})
+    sample = OpSample({"x": _draw(10, 13, 2, 3), "w": _draw(2, 3, 3) / 2, "state": _draw(10, 2, 3)})
     _check_jacobian(cell, sample)
 
 
@@ -238,7 +238,7 @@ def test_variables_after_the_channels(declare):
         return s[..., 0], s
 
     cell = declare("x: B T D, w: D, state: B D 2 -> B T D", one)
-    sample = Sample({"x": _draw(2, 5, 3), "w": _draw(3), "state": _draw(2, 3, 2)})
+    sample = OpSample({"x": _draw(2, 5, 3), "w": _draw(3), "state": _draw(2, 3, 2)})
     assert _check_jacobian(cell, sample)
     for a, b in zip(_results(cell, sample, "quasi_newton"), _results(cell, sample), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
@@ -265,7 +265,7 @@ def test_a_step_that_cannot_be_traced_takes_vector_jacobian_products(method, dec
         return y, torch.stack([torch.tanh(y + w), state[:, 0] * state[:, 1]], 1)
 
     cell = declare("x: B T D, w: D, state: B 2 D -> B T D", one)
-    sample = Sample({"x": _draw(2, 6, 3), "w": _draw(3), "state": _draw(2, 2, 3)})
+    sample = OpSample({"x": _draw(2, 6, 3), "w": _draw(3), "state": _draw(2, 2, 3)})
     assert "aten.sort" in cell.explain(sample.operands["x"], sample.operands["w"])
     assert not _check_jacobian(cell, sample)
     for a, b in zip(_results(cell, sample, method), _results(cell, sample), strict=True):
@@ -281,7 +281,7 @@ def test_a_gradient_that_the_step_stops_is_stopped(method, declare):
         return s, s
 
     cell = declare("x: B T D, state: B D -> B T D", one)
-    sample = Sample({"x": _draw(2, 6, 3), "state": _draw(2, 3)})
+    sample = OpSample({"x": _draw(2, 6, 3), "state": _draw(2, 3)})
     for a, b in zip(_results(cell, sample, method), _results(cell, sample), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
@@ -289,21 +289,21 @@ def test_a_gradient_that_the_step_stops_is_stopped(method, declare):
 # --- long sequences
 
 
-def _long(name: str, steps: int, width: int) -> tuple[Cell, Sample]:
+def _long(name: str, steps: int, width: int) -> tuple[Cell, OpSample]:
     torch.manual_seed(0)
     x, spans = torch.randn(1, steps, width), torch.ones(1, steps, 1)
     cell = _cell(name.split()[0])
     if name == "gru":
         given = {"x": torch.randn(1, steps, 3, width), "u": torch.randn(3, width, width) / math.sqrt(width)}
     elif name.startswith("indrnn"):
-        return cell, Sample({"x": x, "w": torch.rand(width)}, {"activation": name.split()[1]})
+        return cell, OpSample({"x": x, "w": torch.rand(width)}, {"activation": name.split()[1]})
     else:
         layer = build(name.removesuffix("_cell"), width)
         assert isinstance(layer, TimedCell)
         with torch.no_grad():
             operands = zip(cell.names, layer.operands(x, spans), strict=False)
-        return cell, Sample({key: value for key, value in operands if value is not None}, layer.options())
-    return cell, Sample(given)
+        return cell, OpSample({key: value for key, value in operands if value is not None}, layer.options())
+    return cell, OpSample(given)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 import laws
 from scanl.errors import ShapeError
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 from scanl.ops.selective_scan import selective_scan
 
 BACKENDS = ("reference", "parallel", "cpu")
@@ -63,7 +63,7 @@ def test_blocks_of_channels_and_chunks_of_time(channels, width, groups, constant
         given[name] = torch.randn(channels, width).double()
     more = {"D": torch.randn(channels).double(), "z": torch.randn(2, 37, channels).double()}
     state = torch.randn(2, channels, width).double()
-    sample = Sample({**given, **more, "delta_bias": torch.randn(channels).double(), "state": state})
+    sample = OpSample({**given, **more, "delta_bias": torch.randn(channels).double(), "state": state})
     for dtype, reverse in itertools.product((torch.float32, torch.complex128), (False, True)):
         if laws.ALL or (dtype == torch.float32) != (reverse != (constant == "B")):  # each direction in one dtype
             laws.truth(selective_scan, sample, {"reverse": reverse, "delta_softplus": True}, "cpu", dtype)
@@ -85,7 +85,7 @@ def test_several_sequences_to_a_unit(monkeypatch, constant):
     kernels._divide.cache_clear()
     try:
         assert kernels._divide(5, 19, 3, 2, 1, 1, None).parts == 2
-        laws.truth(selective_scan, Sample(given), {}, "cpu", torch.float64)
+        laws.truth(selective_scan, OpSample(given), {}, "cpu", torch.float64)
     finally:
         kernels._divide.cache_clear()
 
@@ -97,7 +97,7 @@ def test_groups_of_one_matrix_alone(backend, alone, channels, groups):
     given = _operands(5, channels, 2, groups)
     given[{"B": "C", "C": "B"}[alone]] = torch.randn(2, 5, 2).double()
     given["state"] = torch.randn(2, channels, 2).double()
-    laws.truth(selective_scan, Sample(given), {}, backend, torch.float64)
+    laws.truth(selective_scan, OpSample(given), {}, backend, torch.float64)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import laws
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 from scanl.ops.short_convolution import short_convolution
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "parallel", "cpu"])
@@ -18,7 +18,7 @@ def _sample(batch, steps, width, window, sequences=None, **options):
 
     state = draw(sequences or batch, window - 1, width)
     operands = {"x": draw(batch, steps, width), "w": draw(width, window), "bias": draw(width), "state": state}
-    return Sample(operands, options)
+    return OpSample(operands, options)
 
 
 @BACKENDS

@@ -16,7 +16,7 @@ from scanl import ops
 from scanl.errors import ConfigError, ProcessError
 from scanl.models import LanguageModel, Stack
 from scanl.parallel import ContextParallel, context, scan, stretch, stretch_offsets
-from scanl.parallel.ranks import Group, received_bytes
+from scanl.parallel.ranks import RankGroup, received_bytes
 
 RANK, SIZE = int(sys.argv[1]), int(sys.argv[2])
 LENGTHS = {2: [5, 8], 3: [4, 7, 2], 4: [3, 6, 1, 3]}[SIZE]
@@ -90,7 +90,7 @@ def reverse():
     close(part, stretch(y, RANK, SIZE, lengths=LENGTHS), "reverse")
     if RANK == 0:
         close(after, last, "reverse, last state")
-    answers = Group(None).reversed().everyone(torch.tensor([RANK]))
+    answers = RankGroup(None).reversed().everyone(torch.tensor([RANK]))
     assert [int(answer) for answer in answers] == [*reversed(range(SIZE))]
 
 
@@ -218,7 +218,7 @@ def lost():
     with pytest.raises(ProcessError, match=rf"rank {last} has ended, or lost its connection"):
         scan(ops.linear_scan, x, x)
     if RANK == 0:
-        Group.exchange = lambda *_: os._exit(0)
+        RankGroup.exchange = lambda *_: os._exit(0)
     if RANK < 2 < SIZE:
         with pytest.raises(ProcessError, match="rank 1 has lost rank 0 in an exchange"):
             scan(ops.linear_scan, x, x, group=two)

@@ -15,8 +15,8 @@ from scanl.models import LanguageModel, Stack
 from scanl.ops import exact
 from scanl.serve import Engine, Limits
 from scanl.serve.app import DISCARDED, Completion, Guard, _pieces, make_app
-from scanl.serve.engine import Piece
-from scanl.serve.texts import Bytes
+from scanl.serve.engine import AnswerPiece
+from scanl.serve.texts import ByteText
 
 LIMITS = Limits(streams=2, body=1000, tokens=50, idle=5)
 
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def client(model):
-    with TestClient(make_app(Engine(model, Bytes(), LIMITS), "tiny")) as client:
+    with TestClient(make_app(Engine(model, ByteText(), LIMITS), "tiny")) as client:
         yield client
 
 
@@ -185,7 +185,7 @@ def test_a_client_that_takes_nothing_is_given_up():
 
 
 def test_a_client_that_vanishes_frees_its_stream(model):
-    app = make_app(engine := Engine(model, Bytes(), Limits()), "tiny")
+    app = make_app(engine := Engine(model, ByteText(), Limits()), "tiny")
     body = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True}).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     gone, sent = asyncio.Event(), []
@@ -288,7 +288,7 @@ def test_an_answer_that_fails_is_one_line(stream):
     torch.manual_seed(0)
     broken = LanguageModel(256, Stack(8, 1, "lru")).eval()
     broken.embedding.weight.data[ord("z")] = torch.nan
-    with TestClient(make_app(Engine(broken, Bytes(), LIMITS), "tiny")) as client:
+    with TestClient(make_app(Engine(broken, ByteText(), LIMITS), "tiny")) as client:
         response = client.post("/v1/completions", json={"prompt": "az", "stream": stream, "session": "a"})
         if stream:
             line, last, _ = response.text.split("\n\n")
@@ -305,7 +305,7 @@ def test_an_answer_that_fails_is_one_line(stream):
 @pytest.mark.parametrize(("events", "stream"), [(0, True), (3, True), (0, False)])
 def test_a_session_has_what_was_sent_before_its_client_went(model, events, stream):
     """The client goes when `events` events are sent; the send of the next one does not return."""
-    app = make_app(engine := Engine(model, Bytes(), Limits()), "tiny")
+    app = make_app(engine := Engine(model, ByteText(), Limits()), "tiny")
     body = json.dumps({"prompt": "a", "max_tokens": 3000, "stream": stream, "temperature": 0, "session": "s"}).encode()
     messages, gone, sent = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event(), []
 
@@ -340,7 +340,7 @@ def test_a_session_has_what_was_sent_before_its_client_went(model, events, strea
 
 def test_a_piece_that_comes_as_its_client_goes_is_not_taken():
     cancelled, queue = [], asyncio.Queue()
-    queue.put_nowait(Piece("a", (97,)))
+    queue.put_nowait(AnswerPiece("a", (97,)))
     engine = SimpleNamespace(cancel=lambda answer, seen: cancelled.append(seen))
     answer = SimpleNamespace(wish=SimpleNamespace(is_whole=False))
 

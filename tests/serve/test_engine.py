@@ -9,8 +9,8 @@ from scanl.errors import ConfigError, DivergenceError
 from scanl.models import LanguageModel, Stack
 from scanl.ops import exact
 from scanl.serve import Engine, Limits
-from scanl.serve.engine import BusyError, Piece, SessionBusyError, Wish
-from scanl.serve.texts import Bytes, Characters, Numbers
+from scanl.serve.engine import AnswerPiece, BusyError, SessionBusyError, Wish
+from scanl.serve.texts import ByteText, Characters, NumberText
 
 COVERS = ["serve/limits"]
 
@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture
 def engine(model):
-    engine = Engine(model, Numbers(), Limits(streams=3, tokens=LONG, context=2 * LONG, sessions=1))
+    engine = Engine(model, NumberText(), Limits(streams=3, tokens=LONG, context=2 * LONG, sessions=1))
     yield engine
     engine.close()
 
@@ -34,11 +34,11 @@ class Heard:
     """What an answer has delivered."""
 
     def __init__(self, engine: Engine, *tokens: int, length: int = 4, **options):
-        self.pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        self.pieces: queue.SimpleQueue[AnswerPiece] = queue.SimpleQueue()
         self.wish = Wish(tokens, length, **options)
         self.answer = engine.submit(self.wish, self.pieces.put)
 
-    def piece(self) -> Piece:
+    def piece(self) -> AnswerPiece:
         return self.pieces.get(timeout=600)
 
 
@@ -108,13 +108,13 @@ def test_beyond_the_limits(engine):
 
 
 def test_time_ends_an_answer(model):
-    engine = Engine(model, Numbers(), Limits(seconds=0.01))
+    engine = Engine(model, NumberText(), Limits(seconds=0.01))
     assert tokens_of(Heard(engine, 1, length=LONG))[1] == "time"
     engine.close()
 
 
 def test_an_answer_has_one_last_piece(model):
-    engine = Engine(model, Numbers(), Limits(seconds=1e-9))
+    engine = Engine(model, NumberText(), Limits(seconds=1e-9))
     heard = Heard(engine, 1, length=1)
     assert heard.piece().finish == "length"
     engine.close()
@@ -133,7 +133,7 @@ def test_an_error_in_a_step_ends_the_answers_and_not_the_engine(model, engine, m
 
 
 def test_close_writes_what_has_begun_and_takes_no_more(model):
-    engine = Engine(model, Numbers(), Limits())
+    engine = Engine(model, NumberText(), Limits())
     heard = [Heard(engine, 1, 2, length=20, temperature=0.0) for _ in range(3)]
     engine.close()
     assert all(tokens_of(each)[0] == expected(model, [1, 2], max_new_tokens=20, temperature=0) for each in heard)
@@ -151,7 +151,7 @@ def broken():
 
 
 def made(model, texts=None, **limits):
-    return Engine(model, texts or Numbers(), Limits(**{"tokens": LONG, "context": 2 * LONG} | limits))
+    return Engine(model, texts or NumberText(), Limits(**{"tokens": LONG, "context": 2 * LONG} | limits))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -220,7 +220,7 @@ def test_the_session_is_free_when_the_last_piece_comes(model, limits):
                 engine.submit(Wish([2], 3, session="a"), done.put)
             except Exception as error:
                 errors.append(error)
-                done.put(Piece("", (), "error"))
+                done.put(AnswerPiece("", (), "error"))
 
     engine.submit(Wish([1], 3, session="a"), next_turn)
     while done.get(timeout=600).finish is None:
@@ -232,7 +232,7 @@ def test_the_session_is_free_when_the_last_piece_comes(model, limits):
 def test_a_session_keeps_the_text_before_a_stop():
     torch.manual_seed(0)
     model = LanguageModel(256, Stack(8, 1, "lru")).eval()
-    engine = made(model, Bytes())
+    engine = made(model, ByteText())
     drawn = bytes(expected(model, [*b"ab"], max_new_tokens=60, seed=3))
     at = next(n for n in range(20, 60) if chr(drawn[n]).isascii() and drawn.index(drawn[n]) == n)
     heard = Heard(engine, *b"ab", length=60, seed=3, stops=[chr(drawn[at])], session="a")
@@ -243,7 +243,7 @@ def test_a_session_keeps_the_text_before_a_stop():
     engine.close()
 
 
-class Words(Numbers):
+class Words(NumberText):
     """Tokens that are words; 0 begins a text, and 6 ends one."""
 
     start, ends = (0,), frozenset({6})
@@ -374,7 +374,7 @@ def test_a_full_server_takes_the_next_request_when_an_answer_has_ended(model):
 
 def test_a_letter_goes_on_in_the_next_turn_and_a_stop_may_be_its_sign(monkeypatch):
     torch.manual_seed(0)
-    engine = made(LanguageModel(256, Stack(8, 1, "lru")).eval(), Bytes())
+    engine = made(LanguageModel(256, Stack(8, 1, "lru")).eval(), ByteText())
 
     def turn(prompt, tokens, **options):
         scripted(monkeypatch, engine, tokens)

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from scanl.errors import ConfigError
-from scanl.serve.texts import NEIGHBORS, Bytes, Characters, Numbers, Tokenized, Writing
+from scanl.serve.texts import NEIGHBORS, ByteText, Characters, NumberText, Tokenized, Writing
 
 SEVEN = "é\N{EURO SIGN}!"  # of two, three and one byte
 
 
 def written(tokens, *stops, ends=frozenset()):
     """The text of each token, whether it ends there, and what is left."""
-    writing = Writing(Bytes().decoder([]), stops, ends)
+    writing = Writing(ByteText().decoder([]), stops, ends)
     pieces = []
     for token in tokens:
         pieces.append(writing.add(token))
@@ -45,10 +45,10 @@ def test_a_token_ends_a_text():
 
 
 def test_numbers_have_no_text():
-    assert Numbers().encode("") == []
-    assert Numbers().decoder([]).add(5) == Numbers().decoder([]).end() == ""
+    assert NumberText().encode("") == []
+    assert NumberText().decoder([]).add(5) == NumberText().decoder([]).end() == ""
     with pytest.raises(ConfigError, match="prompt is a text, expected a list of tokens because the model has no token"):
-        Numbers().encode("a")
+        NumberText().encode("a")
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +98,19 @@ def test_a_letter_begun_in_the_prompt_comes_with_its_last_byte():
     tokens = "x\U0001f600y".encode()
     for begin in (2, 3, 4):
         pieces = [""] * (4 - begin) + ["\U0001f600", "y"]
-        assert pieces_of(Bytes().decoder(tokens[:begin]), tokens[begin:]) == (pieces, "")
+        assert pieces_of(ByteText().decoder(tokens[:begin]), tokens[begin:]) == (pieces, "")
     # a letter that is not completed is the prompt's, and so is one that stands for an error
-    assert pieces_of(Bytes().decoder(b"x\xe2\x82"), b"yz") == (["y", "z"], "")
-    assert pieces_of(Bytes().decoder("x\ufffd".encode()), b"yz") == (["y", "z"], "")
+    assert pieces_of(ByteText().decoder(b"x\xe2\x82"), b"yz") == (["y", "z"], "")
+    assert pieces_of(ByteText().decoder("x\ufffd".encode()), b"yz") == (["y", "z"], "")
 
 
 def test_wrong_bytes_come_as_soon_as_they_cannot_be_a_letter():
     wrong = bytes(random.Random(0).choices(range(128, 256), k=200)) + b"!"
-    pieces, rest = pieces_of(Bytes().decoder(b""), wrong)
+    pieces, rest = pieces_of(ByteText().decoder(b""), wrong)
     assert pieces[-1].endswith("!")
     assert not rest
     assert max(windows(bytes([255]) * 200)) <= 4 * NEIGHBORS
-    assert len(pieces_of(Bytes().decoder(b""), bytes([255]) * 200)[1]) <= 4 * NEIGHBORS
+    assert len(pieces_of(ByteText().decoder(b""), bytes([255]) * 200)[1]) <= 4 * NEIGHBORS
     assert "".join(pieces).replace("\ufffd", "") == wrong.decode(errors="ignore")
 
 
@@ -146,11 +146,11 @@ def test_letters_before_an_incomplete_one_come_at_once():
 
 
 def test_a_stop_in_what_is_left_at_the_end():
-    writing = Writing(Bytes().decoder([]), ["\ufffd"], frozenset({0}))
+    writing = Writing(ByteText().decoder([]), ["\ufffd"], frozenset({0}))
     assert [writing.add(token) for token in b"a\xe2\x00"] == [("a", False), ("", False), ("", True)]
     assert writing.is_stopped
     assert writing.kept(3) == (1, "")
-    writing = Writing(Bytes().decoder([]), [], frozenset({0}))
+    writing = Writing(ByteText().decoder([]), [], frozenset({0}))
     assert [writing.add(token) for token in b"a\xe2\x00"][-1] == ("\ufffd", True)
     assert not writing.is_stopped
     assert writing.kept(3) == (2, "")
@@ -175,7 +175,7 @@ def test_what_is_kept_is_what_was_shown(seed):
     begun = [whole[:n] for n in range(len(whole) + 1)]
     first = next((text for text in begun if any(stop in text for stop in stops)), None)
     shown = whole if first is None else first[: min(first.find(stop) for stop in stops if stop in first)]
-    writing, text, given = Writing(Bytes().decoder([]), stops, frozenset()), "", [""]
+    writing, text, given = Writing(ByteText().decoder([]), stops, frozenset()), "", [""]
     for token in tokens:
         text += writing.add(token)[0]
         given.append(text)

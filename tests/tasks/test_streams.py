@@ -11,9 +11,9 @@ from scanl.errors import ConfigError
 from scanl.tasks.lorenz import lorenz63, lorenz96, rk4
 from scanl.tasks.mackey_glass import euler
 from scanl.tasks.mackey_glass_regimes import regimes
-from scanl.tasks.stream import Stream
+from scanl.tasks.stream import StreamTask
 
-NAMES = [name for name in sources.names() if issubclass(sources.get(name), Stream)]
+NAMES = [name for name in sources.names() if issubclass(sources.get(name), StreamTask)]
 
 
 def opened(name, **options):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from scanl import tasks
 from scanl.cli import main
 from scanl.cli.train import prepare
-from scanl.data.questions import Class, Features, Flags, Number, Numbers, TokenLabel
+from scanl.data.questions import Class, FeatureInputs, Flags, Number, Numbers, TokenLabel
 from scanl.errors import ConfigError
 from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig, score
@@ -212,7 +212,7 @@ def test_examples_have_the_shapes_and_values_they_promise(name):
     task = tasks.build(name, **LONGER.get(name, {}))
     inputs, targets, *_ = batch = task.generate(4, 5)
     question = task.question
-    if isinstance(question.inputs, Features):
+    if isinstance(question.inputs, FeatureInputs):
         assert inputs.dtype == np.float32
         assert inputs.shape[2] == question.inputs.count
     else:

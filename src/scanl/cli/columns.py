@@ -18,7 +18,7 @@ STABLE = ("linear_attention", "weighted_average")  # a running maximum stands in
 GATE = re.compile(r"[a-z]'?_t\)? \* [a-z]+_\{t-1\}|sigmoid\([^()]*(?:x|_t|h_\{t-1\})|\(1 - [a-z]\)")
 
 
-class Columns(NamedTuple):
+class SurveyColumns(NamedTuple):
     """The columns of `scanl list` and of the gallery, which are those of the survey.
 
     linear: the next state is an affine function of the state.   elementwise: a number of the state acts on itself
@@ -34,10 +34,10 @@ class Columns(NamedTuple):
 
 
 @torch.no_grad()
-def columns(cls: type[Layer], dim: int) -> Columns | None:
+def columns(cls: type[Layer], dim: int) -> SurveyColumns | None:
     """Return the columns of a layer; None if it has no recurrence: it sees the future, or only keeps inputs."""
-    if cls.kind.keys() == set(Columns._fields):  # MesaNet's, whose constructor imports torch's compiler
-        return Columns(**cls.kind)
+    if cls.kind.keys() == set(SurveyColumns._fields):  # MesaNet's, whose constructor imports torch's compiler
+        return SurveyColumns(**cls.kind)
     with torch.random.fork_rng(devices=[]), backend("reference"):
         torch.manual_seed(0)
         layer = cls(dim, **cls.sample).to(torch.float64).eval()
@@ -58,7 +58,7 @@ def columns(cls: type[Layer], dim: int) -> Columns | None:
     op = cls.op or (cls.preset_of and cls.preset_of.op)
     is_linear = all(linear) or op in STABLE
     is_gated = any(gated) if is_linear else bool(GATE.search(cls.equation))
-    measured = Columns(is_linear, all(elementwise) or op in STABLE, is_gated, cls.left_out is not None)
+    measured = SurveyColumns(is_linear, all(elementwise) or op in STABLE, is_gated, cls.left_out is not None)
     return measured._replace(**cls.kind)
 
 

@@ -17,7 +17,7 @@ from scanl.cli.train import prepare, start
 from scanl.data.text.text import Bytes, Text
 from scanl.layers.state import leaves
 from scanl.learning import RunFolder, TrainConfig
-from scanl.learning.report import Report
+from scanl.learning.report import ScoreReport
 from scanl.learning.run.folder import free_name
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.picture import draw_loss, save_figure
@@ -131,7 +131,7 @@ def resident_memory() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(folder: RunFolder, report: Report, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
+def draw(folder: RunFolder, report: ScoreReport, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
     """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context."""
     from matplotlib.figure import Figure
 

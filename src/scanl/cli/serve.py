@@ -18,7 +18,7 @@ from scanl.learning import RunFolder
 from scanl.learning.report import BYTES
 from scanl.models import LanguageModel
 from scanl.serve import Engine, Limits
-from scanl.serve.texts import Bytes, Numbers, Texts, Tokenized
+from scanl.serve.texts import ByteText, NumberText, Tokenized, VocabularyText
 
 HELP = """what is served:
   POST /v1/completions   continue a prompt; "stream": true sends server-sent events, "session": ID goes on where the
@@ -100,7 +100,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=str, metavar="RUN|FOLDER", help="run on text, or folder of a language model")
 
 
-def load(path: str, who: str) -> tuple[LanguageModel, Texts]:
+def load(path: str, who: str) -> tuple[LanguageModel, VocabularyText]:
     """Return the model in a folder, and its texts. It is a run on text, a model of `save`, or a checkpoint of
     transformers with a tokenizer."""
     folder = Path(path)
@@ -115,6 +115,6 @@ def load(path: str, who: str) -> tuple[LanguageModel, Texts]:
         run = RunFolder.open(folder)
         if run.source.metric != BYTES:
             raise ConfigError(f"{who}: {path} was trained on {run.config().entry.name}, expected a run on text")
-        return run.load_model(), Bytes()
+        return run.load_model(), ByteText()
     model = LanguageModel.load(folder)
-    return model, Bytes() if model.vocab_size == 256 else Numbers()
+    return model, ByteText() if model.vocab_size == 256 else NumberText()

@@ -33,7 +33,7 @@ MORE = ("A_log", "chunk_size", "dt_bias", "use_gate_in_kernel")
 
 
 @dataclass(frozen=True)
-class Written:
+class FlaFunction:
     """A function of flash-linear-attention: its name, its parameters, the op, and the function that calls the op."""
 
     name: str
@@ -115,7 +115,7 @@ class Written:
         return values["transpose_state_layout"]
 
 
-FUNCTIONS: dict[str, Written] = {}
+FUNCTIONS: dict[str, FlaFunction] = {}
 
 
 def written_as(op: Any, body: Callable[..., Result]) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
@@ -127,7 +127,7 @@ def written_as(op: Any, body: Callable[..., Result]) -> Callable[[Callable[P, An
 
     def decorate(header: Callable[P, Any]) -> Callable[P, Result]:
         name, parameters = header.__name__, tuple(inspect.signature(header).parameters.values())
-        written = FUNCTIONS[name] = Written(name, parameters, op.name, body)
+        written = FUNCTIONS[name] = FlaFunction(name, parameters, op.name, body)
 
         @functools.wraps(header)
         def function(*args: P.args, **kwargs: P.kwargs) -> Result:

@@ -39,7 +39,7 @@ from scanl.data.text.corpus import Corpus as Corpus
 from scanl.data.text.corpus import read_corpus as read_corpus
 from scanl.data.text.corpus import standard_library as standard_library
 from scanl.data.text.sharded_text import ShardedText as ShardedText
-from scanl.data.text.text import Streams as Streams
+from scanl.data.text.text import ContiguousStreams as ContiguousStreams
 from scanl.data.text.text import Text as Text
 from scanl.data.text.text import Windows as Windows
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Repeated(Generic[T]):
+class RepeatedIterable(Generic[T]):
     """An iterable that can be read several times. make: returns a new iterator."""
 
     make: Callable[[], Iterator[T]]
@@ -162,7 +162,7 @@ class SignalSource(ABC):
         """How files are read and written."""
 
 
-class Packed(ABC):
+class PackedDocuments(ABC):
     """A source that packs documents into rows as it reads them, and holds few of them in memory.
 
     A batch is a function of the step all the same. A position only says where a row lies, so that no document before it

@@ -11,7 +11,7 @@ from torch import Tensor
 Array = NDArray[Any] | Tensor
 
 
-class Columns(NamedTuple):
+class SeriesColumns(NamedTuple):
     """The inputs of a forecast of the H steps after each of T steps. NaN is a missing number.
 
     target: (N, T, C), what is forecast.   past: (N, T, P), covariates that are known up to the present.   static: (N,
@@ -35,10 +35,10 @@ class Outcomes(NamedTuple):
 class Batch(NamedTuple):
     """N examples of at most T steps, as arrays of numpy or as tensors.
 
-    inputs: tokens (N, T), features (N, T, C) or `Columns`.   targets: as the question says.   mask: (N, T) bool, True
-    at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of the steps, and
-    for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.   starts: (N, T)
-    bool, True where another sequence of a row begins, at which the state is reset; None: a row is one sequence.
+    inputs: tokens (N, T), features (N, T, C) or `SeriesColumns`.   targets: as the question says.   mask: (N, T)
+    bool, True at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of the
+    steps, and for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.   starts:
+    (N, T) bool, True where another sequence of a row begins, at which the state is reset; None: a row is one sequence.
     weights: (N,), by which the loss of a row's answer counts, where a row has one answer: 0 if it has none in these
     steps; None: all count once.
 
@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
     @property
     def _read(self) -> Array:
-        return self.inputs.target if isinstance(self.inputs, Columns) else self.inputs
+        return self.inputs.target if isinstance(self.inputs, SeriesColumns) else self.inputs
 
     def tensors(self, device: torch.device | str | None = None) -> "Batch":
         """Return the batch as tensors on a device; integers become int64, because they may be stored in a narrower
@@ -97,8 +97,8 @@ class Batch(NamedTuple):
             return array[:, begin : end + array.shape[1] - length]
 
         inputs = self.inputs
-        if isinstance(inputs, Columns):
-            inputs = Columns(cut(inputs.target), cut(inputs.past), inputs.static, cut(inputs.future))
+        if isinstance(inputs, SeriesColumns):
+            inputs = SeriesColumns(cut(inputs.target), cut(inputs.past), inputs.static, cut(inputs.future))
         else:
             inputs = cut(inputs)
         others = (None if array is None else cut(array) for array in (self.mask, self.timespans, self.starts))

@@ -49,7 +49,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The files of each part of a data set, and their reader.
 
     reader: name of a format, by which a kind of source finds the function that reads it.   parts: the files of "train"
@@ -85,8 +85,8 @@ class Files:
     packages: tuple[Package, ...] = ()
     license: str = "not stated"
     or_needs: tuple[str, ...] = ()
-    layout: Layout | None = None
-    other_layout: Layout | None = None
+    layout: FileLayout | None = None
+    other_layout: FileLayout | None = None
     made_by: str = ""
 
     @property
@@ -111,7 +111,7 @@ class Files:
         """Whether the files have the form of `or_needs`."""
         return bool(self.or_needs) and all(self.find(name, folder) is not None for name in self.or_needs)
 
-    def laid_out(self, folder: str = "") -> Layout:
+    def laid_out(self, folder: str = "") -> FileLayout:
         """Return how the files are read that are there."""
         layout = self.other_layout if self.other(folder) else self.layout
         assert layout is not None

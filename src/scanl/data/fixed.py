@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, Repeated, Source, check_positive, check_types, padded, present
+from scanl.data.base import Exam, RepeatedIterable, Source, check_positive, check_types, padded, present
 from scanl.data.batch import Batch
 from scanl.data.files import Files
 from scanl.data.order import shuffled
@@ -47,25 +47,25 @@ class FromFiles(Sequence[NDArray[Any]]):
         return FromFiles([self.paths[place] for place in chosen], self.reader, where)
 
 
-class Part(NamedTuple):
+class FixedPart(NamedTuple):
     """Rows and their answers. rows: an array (N, T, ...), or a sequence of arrays (t, ...).   answers: (N, ...)."""
 
     rows: Sequence[NDArray[Any]] | NDArray[Any]
     answers: NDArray[Any]
 
-    def take(self, places: Sequence[int] | NDArray[np.int64]) -> "Part":
+    def take(self, places: Sequence[int] | NDArray[np.int64]) -> "FixedPart":
         """Return some of the rows, in the order of `places`."""
         if isinstance(self.rows, np.ndarray):
-            return Part(self.rows[np.asarray(places, np.int64)], self.answers[np.asarray(places, np.int64)])
-        return Part([self.rows[place] for place in places], self.answers[np.asarray(places, np.int64)])
+            return FixedPart(self.rows[np.asarray(places, np.int64)], self.answers[np.asarray(places, np.int64)])
+        return FixedPart([self.rows[place] for place in places], self.answers[np.asarray(places, np.int64)])
 
 
 class Parts(NamedTuple):
     """The parts of a data set. Models never train on the last two."""
 
-    train: Part
-    validation: Part
-    test: Part
+    train: FixedPart
+    validation: FixedPart
+    test: FixedPart
 
 
 @dataclass
@@ -116,7 +116,7 @@ class FixedRows(Source):
         """Make the inputs of a batch from its rows."""
         return padded(rows, self.length)
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         """Make the targets of a batch from its part."""
         return split.answers
 
@@ -168,15 +168,15 @@ class FixedRows(Source):
         of = "" if len(rows.answers) == len(test.answers) else f", a sample of {len(test.answers):,}"
         beside = {} if self.chance is None else {"chance": self.chance}
         title = f"{self.metric} on {len(rows.answers):,} test rows of {self.name}{of}:"
-        return Exam(title, Repeated(lambda: self._batches(rows)), beside, ".4g")
+        return Exam(title, RepeatedIterable(lambda: self._batches(rows)), beside, ".4g")
 
-    def _batches(self, split: Part) -> Iterator[Batch]:
+    def _batches(self, split: FixedPart) -> Iterator[Batch]:
         numbers = self.length * (self.question.inputs.width)
         at_once = max(1, min(256, AT_ONCE // self.length, NUMBERS_AT_ONCE // numbers))
         for start in range(0, len(split.answers), at_once):
             yield self._examples(split.take(range(start, min(start + at_once, len(split.answers)))))
 
-    def _examples(self, split: Part) -> Batch:
+    def _examples(self, split: FixedPart) -> Batch:
         inputs = self.form(list(split.rows))
         mask, timespans = present(inputs) if self.uneven else None, inputs[..., -1] if self.timed else None
         return Batch(inputs, self.answers(split), mask, timespans)
@@ -186,20 +186,20 @@ class FixedRows(Source):
         return f"rows of {self.name}; {train:,} to train on, {validation:,} to validate, {test:,} to test"
 
 
-def chosen(split: Part, places: NDArray[np.int64]) -> Part:
-    """Return some of the rows, without reading rows in files; `Part.take` reads them."""
+def chosen(split: FixedPart, places: NDArray[np.int64]) -> FixedPart:
+    """Return some of the rows, without reading rows in files; `FixedPart.take` reads them."""
     if isinstance(split.rows, FromFiles):
-        return Part(split.rows.some(places), split.answers[places])
+        return FixedPart(split.rows.some(places), split.answers[places])
     return split.take(places)
 
 
-def spread(split: Part, count: int) -> Part:
+def spread(split: FixedPart, count: int) -> FixedPart:
     """Return at most `count` rows at equal distances over a part."""
     total = len(split.answers)
     return split if total <= count else chosen(split, np.arange(count) * total // count)
 
 
-def set_aside(split: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
+def set_aside(split: FixedPart, count: int, seed: int = 42) -> tuple[FixedPart, FixedPart]:
     """Split a training part: return it without `count` random rows, and these."""
     order = np.random.default_rng(seed).permutation(len(split.answers))
     return chosen(split, np.sort(order[count:])), chosen(split, np.sort(order[:count]))

@@ -5,9 +5,18 @@ from typing import cast
 
 import numpy as np
 
-from scanl.data.base import IGNORED, Exam, Repeated, Source
+from scanl.data.base import IGNORED, Exam, RepeatedIterable, Source
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Forecast, Label, NextToken, Numbers, Question, TokenLabel, Vocabulary
+from scanl.data.questions import (
+    FeatureInputs,
+    ForecastQuestion,
+    Label,
+    NextToken,
+    Numbers,
+    Question,
+    TokenLabel,
+    Vocabulary,
+)
 from scanl.errors import ConfigError
 
 HIDDEN = 0.25  # of the steps, for layers that read both directions
@@ -29,7 +38,7 @@ class InputsAlone(Source):
 
     def __init__(self, source: Source, both: bool, seed: int) -> None:
         asked = source.question
-        if isinstance(asked, NextToken | Forecast):
+        if isinstance(asked, NextToken | ForecastQuestion):
             raise ConfigError(
                 f"train: inputs_alone is True, expected False because {source.name} asks for its inputs already"
             )
@@ -39,7 +48,7 @@ class InputsAlone(Source):
         if isinstance(asked, TokenLabel):
             self.question, self.metric = NextToken(asked.inputs), "bits per token"
         elif isinstance(inputs, Vocabulary):
-            tokens = cast(Features, inputs)  # which a labeler reads too
+            tokens = cast(FeatureInputs, inputs)  # which a labeler reads too
             self.question, self.metric = Label(tokens, inputs.size), "accuracy"
         else:
             self.question, self.metric = Numbers(inputs, inputs.count), "mean squared error"
@@ -61,7 +70,7 @@ class InputsAlone(Source):
             for number, batch in enumerate(exam.examples):
                 yield self._asked(batch, (2, number))
 
-        return Exam(f"{self.metric} of the inputs alone of {self.name}:", Repeated(examples), {}, ".4g")
+        return Exam(f"{self.metric} of the inputs alone of {self.name}:", RepeatedIterable(examples), {}, ".4g")
 
     def __str__(self) -> str:
         return f"{self.inner}; the inputs alone"

@@ -25,7 +25,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Features:
+class FeatureInputs:
     """Inputs (N, T, count) that are features.
 
     scales: the model standardises the channels by these; None if the source has standardised them. A source measures
@@ -42,7 +42,7 @@ class Features:
         return self.count
 
 
-Inputs = Vocabulary | Features
+Inputs = Vocabulary | FeatureInputs
 
 
 class Question:
@@ -80,7 +80,7 @@ class TokenLabel(Question):
 class Label(Question):
     """One of `classes` at some steps of features. targets: (N, T) integers, IGNORED at the other steps."""
 
-    inputs: Features
+    inputs: FeatureInputs
     classes: int
     loss: str = "cross_entropy"
     scores: tuple[str, ...] = ("accuracy",)
@@ -115,7 +115,7 @@ class Number(Question):
 class Numbers(Question):
     """`count` numbers at every step of features. targets: (N, T, count) float32, NaN where there is no target."""
 
-    inputs: Features
+    inputs: FeatureInputs
     count: int
     loss: str = "squared_error"
     scores: tuple[str, ...] = ("squared error",)
@@ -128,14 +128,14 @@ class Flags(Question):
     targets: (N, T, count) float32 of 1 and 0, NaN where no answer is wanted.
     """
 
-    inputs: Features
+    inputs: FeatureInputs
     count: int
     loss: str = "binary_cross_entropy"
     scores: tuple[str, ...] = ("nats",)
 
 
 @dataclass(frozen=True)
-class Forecast(Question):
+class ForecastQuestion(Question):
     """The numbers of the next `horizon` steps, at every step of `Columns`. targets: (N, T, horizon, target).
 
     NaN is a missing number, in the inputs and in the targets. In an exam the targets are `Outcomes` of the forecast

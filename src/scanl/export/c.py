@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.export.c_loops import Function, helper, real
-from scanl.export.flat import Flat, Leaf, check_path, one_step
+from scanl.export.flat import FlatModel, Leaf, check_path, one_step
 from scanl.files import written_whole
 from scanl.layers.parts.quantized import quantized_paths
 from scanl.ops._recorded import Recorded, Unsupported
@@ -45,7 +45,7 @@ def write_c(
         raise ConfigError(
             "export: the model has weights of whole numbers, which have no form in C; export the float one"
         )
-    flat = Flat(model, example)
+    flat = FlatModel(model, example)
     _check_names(flat)
     try:
         with torch.no_grad():
@@ -57,7 +57,7 @@ def write_c(
         partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
 
 
-def _check_names(flat: Flat) -> None:
+def _check_names(flat: FlatModel) -> None:
     """Raise ConfigError for a class or a key of the state that cannot stand in C."""
     if not re.fullmatch(r"[ -~]+", flat.name()) or "*/" in flat.name():
         raise ConfigError(f"export: the model is a {flat.name()!r}, expected a name in ASCII, as C code is")
@@ -80,7 +80,7 @@ def _field(leaf: Leaf) -> str:
     return leaf.name.replace(".", "_")
 
 
-def _parts(name: str, flat: Flat, step: Recorded) -> Iterator[str]:
+def _parts(name: str, flat: FlatModel, step: Recorded) -> Iterator[str]:
     """Yield the parts of the file."""
     loops, kinds = step.loops, {pointer: REALS[kind] for pointer, kind in step.kinds.items() if kind in REALS}
     fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}

@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     start: Tensor
 
 
-class Flat(nn.Module):
+class FlatModel(nn.Module):
     """A model whose arguments and results are tensors: `(x, *state) -> (y, *state)`.
 
     model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...) with B and T
@@ -60,7 +60,7 @@ class Flat(nn.Module):
         return str(getattr(self.model, "name", type(self.model).__name__)) or type(self.model).__name__
 
 
-def exported(flat: Flat) -> ExportedProgram:
+def exported(flat: FlatModel) -> ExportedProgram:
     """Return the program of a model; the numbers of sequences and of steps are open.
 
     Raises ConfigError if the program would take only as many steps as the example has.
@@ -78,7 +78,7 @@ def exported(flat: Flat) -> ExportedProgram:
     return program
 
 
-def one_step(flat: Flat, batch_size: int | None = None) -> ExportedProgram:
+def one_step(flat: FlatModel, batch_size: int | None = None) -> ExportedProgram:
     """Return the program of one step, of operations of torch alone. batch_size: None leaves the number of rows open."""
     rows = 2 if batch_size is None else batch_size
     inputs = flat.example[:rows, :1].contiguous(), *flat.start(rows)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.export.flat import Flat, check_path, exported
+from scanl.export.flat import FlatModel, check_path, exported
 from scanl.export.lowering import lowered
 from scanl.export.native import CONVERTED, NATIVE, settled
 from scanl.files import files_written_whole
@@ -39,7 +39,7 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
     file = Path(path)
     check_path(file, [".onnx"])
     _needed()
-    flat = Flat(model, example)
+    flat = FlatModel(model, example)
     names = [leaf.name for leaf in flat.leaves]
     try:
         with torch.no_grad(), _quiet():

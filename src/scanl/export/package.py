@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.export.flat import Flat, check_path, one_step
+from scanl.export.flat import FlatModel, check_path, one_step
 from scanl.files import files_written_whole
 
 
@@ -25,7 +25,7 @@ def write_package(model: nn.Module, path: str | PathLike[str], example: Tensor |
     compiler = environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise ConfigError(f"export: {file} needs a C++ compiler, and there is no {compiler}; install one, or set CXX")
-    flat = Flat(model, example)
+    flat = FlatModel(model, example)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about itself
         program = one_step(flat)

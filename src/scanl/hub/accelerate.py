@@ -19,7 +19,7 @@ _MODELS, _TORCH = "transformers.models.", "torch.nn.modules.rnn"
 _PLAIN = "transformers.", "torch.nn.modules."  # where the inner modules are whose weights a patch reads
 
 
-class Row(NamedTuple):
+class AcceleratedModule(NamedTuple):
     """One module of a report.
 
     module: its name in the model.   kind: its class.   original, now: what computes it without and with the patch.
@@ -33,11 +33,11 @@ class Row(NamedTuple):
     note: str
 
 
-class Report(tuple[Row, ...]):
+class Report(tuple[AcceleratedModule, ...]):
     """What `accelerate` did to each module. It prints as a table with one line for all equal modules."""
 
     @property
-    def accelerated(self) -> tuple[Row, ...]:
+    def accelerated(self) -> tuple[AcceleratedModule, ...]:
         """Rows of the modules that now run on scanl."""
         return tuple(row for row in self if row.now)
 
@@ -96,7 +96,9 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
                 forwards.replace(module, _run(functools.partial(_forward, patch), exact))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
-            rows.append(Row(name, type(module).__name__, patch.original, "" if reason else patch.runs, note))
+            rows.append(
+                AcceleratedModule(name, type(module).__name__, patch.original, "" if reason else patch.runs, note)
+            )
     if any(row.now for row in rows):
         for module in model.modules():
             if _is_model(module):

@@ -15,7 +15,7 @@ from scanl.layers.packing import pack, unpack
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ModelCall:
     """One call of a model.
 
     shape: (B, T) of its tokens.   mask: (B, T) bool, False at padding; None without padding.
@@ -38,18 +38,18 @@ class Call:
         return (self.mask is not None or self.cu_seqlens is not None) and module in self._modules
 
 
-_current: ContextVar[Call | None] = ContextVar("call", default=None)
+_current: ContextVar[ModelCall | None] = ContextVar("call", default=None)
 
 
-def of(module: nn.Module, x: Tensor, attention_mask: Tensor | None = None) -> Call:
+def of(module: nn.Module, x: Tensor, attention_mask: Tensor | None = None) -> ModelCall:
     """Return the call in progress. For a module called outside a model, make one from x (B, T, D) and the mask."""
     current, shape = _current.get(), x.shape[:2]
     if current is not None and current.shape == shape and current.holds_for(module):
         return current
-    return Call(shape, valid(attention_mask, shape[1]))
+    return ModelCall(shape, valid(attention_mask, shape[1]))
 
 
-def part(module: nn.Module, x: Tensor) -> Call:
+def part(module: nn.Module, x: Tensor) -> ModelCall:
     """Return the same as `of`, for a module that may get the steps of one call in several parts, in order."""
     current, shape = _current.get(), x.shape[:2]
     if (
@@ -67,7 +67,7 @@ def part(module: nn.Module, x: Tensor) -> Call:
     start = current.fed.get(module, 0)
     current.fed[module] = start + shape[1]
     assert current.mask is not None
-    return Call(shape, valid(current.mask[:, start : start + shape[1]], shape[1]))
+    return ModelCall(shape, valid(current.mask[:, start : start + shape[1]], shape[1]))
 
 
 def valid(attention_mask: Any, steps: int) -> Tensor | None:
@@ -107,7 +107,9 @@ def within(
         _current.set(outer)
 
 
-def _begun(model: nn.Module, arguments: dict[str, Any], outer: Call | None, needs_call: frozenset[str]) -> Call:
+def _begun(
+    model: nn.Module, arguments: dict[str, Any], outer: ModelCall | None, needs_call: frozenset[str]
+) -> ModelCall:
     """Return the call of a model with these arguments, inside the call `outer`.
 
     needs_call: facts that the patches inside read from the call alone, "padding" or "packing". Gradient checkpointing
@@ -116,7 +118,7 @@ def _begun(model: nn.Module, arguments: dict[str, Any], outer: Call | None, need
     tokens = arguments.get("input_ids")
     tokens = arguments.get("inputs_embeds") if tokens is None else tokens
     if tokens is None:
-        return Call(torch.Size(), model=model)
+        return ModelCall(torch.Size(), model=model)
     shape = tokens.shape[:2]
     mask, cu_seqlens = valid(arguments.get("attention_mask"), shape[1]), _packed(arguments, shape)
     if outer is not None and outer.shape == shape and outer.holds_for(model):
@@ -134,7 +136,7 @@ def _begun(model: nn.Module, arguments: dict[str, Any], outer: Call | None, need
         raise ConfigError(
             f"{who}: {lost} cannot be combined with gradient checkpointing; call gradient_checkpointing_disable()"
         )
-    return Call(shape, mask, cu_seqlens, model)
+    return ModelCall(shape, mask, cu_seqlens, model)
 
 
 def _checkpoints(model: nn.Module) -> bool:
@@ -167,7 +169,7 @@ def offsets(starts: Tensor) -> Tensor:
     return F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=starts.numel())
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """Layout of a call's tokens for the ops: unchanged, or all sequences packed into one row."""
 
     shape: torch.Size
@@ -175,7 +177,7 @@ class Rows(NamedTuple):
     cu_seqlens: Tensor | None
 
     @classmethod
-    def lay(cls, call: Call, x: Tensor) -> "tuple[Rows, Tensor]":
+    def lay(cls, call: ModelCall, x: Tensor) -> "tuple[TokenRows, Tensor]":
         """Return the layout, and x (B, T, D) in that layout."""
         if call.cu_seqlens is not None:
             return cls(x.shape[:2], None, call.cu_seqlens), x.flatten(0, 1)[None]

@@ -135,7 +135,7 @@ def _without_quantization(config: dict[str, Any], path: Path) -> tuple[dict[str,
     return {key: value for key, value in config.items() if key != QUANTIZATION}, bits
 
 
-def _modules(layout: type[formats.Layout], model: LanguageModel) -> dict[str, str]:
+def _modules(layout: type[formats.CheckpointLayout], model: LanguageModel) -> dict[str, str]:
     """Return the stored paths of the modules that have a weight, by ours."""
     ours = [name for name in model.state_dict() if name.endswith(".weight")]
     return {name.removesuffix(".weight"): layout.their_name(name).removesuffix(".weight") for name in ours}
@@ -150,7 +150,7 @@ def _format_of(config: Mapping[str, Any], path: Path, others: str = "") -> type[
     return formats.get(kind)
 
 
-def _layout_of(config: Mapping[str, Any], path: Path) -> type[formats.Layout]:
+def _layout_of(config: Mapping[str, Any], path: Path) -> type[formats.CheckpointLayout]:
     """Return the layout of a folder with these options."""
     layouts = list(map(originals.get, originals.names()))
     layout = next((layout for layout in layouts if layout.recognizes(config)), None)

@@ -8,7 +8,7 @@ from torch import nn
 
 from scanl.errors import ConfigError
 from scanl.hub.checkpoints import METHOD
-from scanl.layers.parts.quantized import Packed, Quantized, prepare, quantized_paths
+from scanl.layers.parts.quantized import Packed, QuantizedWeight, prepare, quantized_paths
 from scanl.models import QuantizedReport
 from scanl.models import quantize as quantize_model
 
@@ -56,7 +56,7 @@ def enable_quantized() -> tuple[Any, Any]:
         def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
             prepare(model, self.quantization_config.modules)  # pyright: ignore[reportAttributeAccessIssue]
             for module in model.modules():
-                if any(isinstance(child, Quantized) for child in module.children()):
+                if any(isinstance(child, QuantizedWeight) for child in module.children()):
                     module._is_hf_initialized = True  # transformers would initialise weights of the children
             _share(model)
 
@@ -77,7 +77,11 @@ def _mark(model: Any, quantizer: Any) -> None:
 def _share(model: Any) -> None:
     """Let the map to the logits have the embedding's whole numbers, where they are tied. Names of weights are gone."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if isinstance(embedding, Quantized) and isinstance(head, Quantized) and model.config.tie_word_embeddings:
+    if (
+        isinstance(embedding, QuantizedWeight)
+        and isinstance(head, QuantizedWeight)
+        and model.config.tie_word_embeddings
+    ):
         for name in Packed._fields:
             head.register_buffer(name, getattr(embedding, name), persistent=False)
     names, paths = model.all_tied_weights_keys.items(), quantized_paths(model).keys()

@@ -1,8 +1,8 @@
 """Declarations of a layer's state, from which its initial state, its checks and its documentation are made.
 
-A class declares `state`: `Axes` for a tensor, `Each` for a tuple of tensors, `Of` for the state of a layer inside, or a
-NamedTuple whose fields are annotated with one of these: `conv: Annotated[Tensor, Axes("conv_size - 1, width")]`.
-`Fields` is for the NamedTuple of another module.
+A class declares `state`: `StateAxes` for a tensor, `Each` for a tuple of tensors, `Of` for the state of a layer inside,
+or a NamedTuple whose fields are annotated with one of these: `conv: Annotated[Tensor, StateAxes("conv_size - 1, width")]`.
+`StateFields` is for the NamedTuple of another module.
 """
 
 import ast
@@ -28,7 +28,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
-class Axes:
+class StateAxes:
     """A tensor of the state, (B, *axes).
 
     axes: attributes of the layer, or sums and products of them: "num_heads, conv_size - 1"; `*memory` for a tuple;
@@ -60,8 +60,8 @@ class Of:
     meaning: str = ""
 
 
-class Fields:
-    """A NamedTuple of another module, and what its fields hold: `Fields(SegmentMemory, keys=Axes(...), ...)`."""
+class StateFields:
+    """A NamedTuple of another module and its fields: `StateFields(SegmentMemory, keys=StateAxes(...), ...)`."""
 
     def __init__(self, form: type[tuple[Any, ...]], **parts: "Form") -> None:
         self.form, self.parts = loadable(form), parts
@@ -75,12 +75,12 @@ class Each:
     meaning: str = ""
 
 
-Form: TypeAlias = Axes | Each | Of | Fields | type[tuple[Any, ...]]
+Form: TypeAlias = StateAxes | Each | Of | StateFields | type[tuple[Any, ...]]
 
 
 def initial(layer: Stateful, form: Form, batch_size: int, device: Device, dtype: DType) -> State:
     """Return the state before any input, as declared. device and dtype default to those of the parameters."""
-    if isinstance(form, Axes):
+    if isinstance(form, StateAxes):
         if form.when and getattr(layer, form.when) in (None, False):
             return ()
         sizes = (batch_size, *form.sizes(layer))
@@ -99,7 +99,7 @@ def initial(layer: Stateful, form: Form, batch_size: int, device: Device, dtype:
         if isinstance(inner, nn.ModuleList):
             return tuple(cast(Stateful, member).init_state(batch_size, device=device, dtype=dtype) for member in inner)
         return inner.init_state(batch_size, device=device, dtype=dtype)
-    state: Any = form.form if isinstance(form, Fields) else form
+    state: Any = form.form if isinstance(form, StateFields) else form
     return state(*(initial(layer, component, batch_size, device, dtype) for _, component in fields(form)))
 
 
@@ -108,11 +108,11 @@ def later(layer: Stateful, form: Form | None, state: State, steps: Tensor) -> St
 
     The others are None.
     """
-    if isinstance(form, Axes) and form.after is not None and isinstance(state, Tensor):
+    if isinstance(form, StateAxes) and form.after is not None and isinstance(state, Tensor):
         return form.after(state, steps.view(-1, *[1] * (state.ndim - 1)))
     if isinstance(form, Of) and not isinstance(inner := getattr(layer, form.attribute), nn.ModuleList):
         return None if inner is None else later(inner, inner.state, state, steps)
-    if form is None or isinstance(form, Axes | Each | Of):
+    if form is None or isinstance(form, StateAxes | Each | Of):
         return None
     inside = (later(layer, declared, value, steps) for (_, declared), value in zip(fields(form), state, strict=True))
     return type(state)(*inside)
@@ -129,24 +129,26 @@ def declare(form: Form) -> None:
     for name, hint in get_type_hints(form, include_extras=True).items():
         notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         parts: list[Any] = [
-            note for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)
+            note for note in notes if isinstance(note, StateAxes | Each | Of | StateFields) or inspect.isclass(note)
         ]
         declared += [(name, component) for component in parts]
-    assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
+    assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), (
+        f"{form.__name__}: a field lacks StateAxes"
+    )
     DECLARED[form] = declared
     loadable(form)
     for _, component in declared:
         declare(component)
 
 
-def fields(form: Fields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
+def fields(form: StateFields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
     """Return the fields of a NamedTuple and what each declares."""
-    return list(form.parts.items()) if isinstance(form, Fields) else DECLARED[form]
+    return list(form.parts.items()) if isinstance(form, StateFields) else DECLARED[form]
 
 
 def rows(form: Form, name: str = "state") -> Iterator[str]:
     """Yield a line for each tensor of a state: its name, its axes, its meaning."""
-    if isinstance(form, Axes):
+    if isinstance(form, StateAxes):
         kind = {torch.float32: "", torch.complex64: ", complex"}.get(
             form.dtype, f", {form.dtype}".replace("torch.", "")
         )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     Given = ParamSpec("Given")
     Result_co = TypeVar("Result_co", covariant=True)
 
-    class Forward(Protocol[Given, Result_co]):
+    class ForwardMethod(Protocol[Given, Result_co]):
         def forward(self, *args: Given.args, **kwargs: Given.kwargs) -> Result_co: ...
 
 
@@ -22,7 +22,7 @@ class Module(nn.Module):
     if TYPE_CHECKING:
 
         def __call__(
-            self: "Forward[Given, Result_co]", *args: "Given.args", **kwargs: "Given.kwargs"
+            self: "ForwardMethod[Given, Result_co]", *args: "Given.args", **kwargs: "Given.kwargs"
         ) -> "Result_co": ...
 
     def extra_repr(self) -> str:

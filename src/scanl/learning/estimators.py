@@ -32,7 +32,7 @@ from scanl.learning.forecasting.leave_one_out import PENALTIES, Fit, fit_ridge
 from scanl.learning.forecasting.readout import Ridge
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import TrainConfig
-from scanl.learning.run.plan import Plan, rate
+from scanl.learning.run.plan import RunLength, rate
 from scanl.models import Features, RandomFilters, SequenceClassifier, SequenceRegressor, Stack
 from scanl.models.stack import Backbone
 from scanl.whole import is_whole, whole_number
@@ -82,7 +82,7 @@ def optimize(
     """
     config = TrainConfig.of(steps=steps, lr=lr, clip=clip, seed=seed)
     config.check()
-    chosen, plan = config.training, Plan(steps)
+    chosen, plan = config.training, RunLength(steps)
     optimizer = OPTIMIZERS[chosen.optimizer](model, chosen.lr, chosen.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(plan, chosen.warmup, step))
     try:

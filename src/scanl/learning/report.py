@@ -32,7 +32,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Report:
+class ScoreReport:
     """How the scores of a source are read and shown. No score is below 0.
 
     metric: name of the score.   chance: score of guessing, None if unknown.
@@ -42,7 +42,7 @@ class Report:
     chance: float | None = None
 
     @classmethod
-    def of(cls, source: Source) -> "Report":
+    def of(cls, source: Source) -> "ScoreReport":
         """Return the report of a source. Raises ConfigError for a metric that is not in `METRICS`."""
         report = cls(source.metric, source.chance)
         if report.metric not in METRICS and report.bits is None:

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from scanl.models.saving import Part
+from scanl.models.saving import ModelPart
 from scanl.options import WORDS, Configured, at_least
 
 Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
 
 
 @dataclass(frozen=True)
-class Tokens(Part, metaclass=Configured):
+class Tokens(ModelPart, metaclass=Configured):
     """Tokens (B, T) of any integer dtype, which are embedded."""
 
     vocab_size: Annotated[int, at_least(1), "V, number of different tokens"]
 
 
 @dataclass(frozen=True)
-class Features(Part, metaclass=Configured):
+class Features(ModelPart, metaclass=Configured):
     """Features (B, T, C), which pass through a linear map."""
 
     channels: Annotated[int, at_least(1), "C"]
@@ -30,7 +30,7 @@ class Features(Part, metaclass=Configured):
 
 
 @dataclass(frozen=True)
-class Channels(Part, metaclass=Configured):
+class Channels(ModelPart, metaclass=Configured):
     """Numbers of channels of the series that a forecaster reads."""
 
     target: Annotated[int, at_least(1), "C, series that are forecast together"] = 1

@@ -54,7 +54,7 @@ class Standard(nn.Module):
         return (x.double() - self.location) / self.scale
 
 
-class FeatureMap(nn.Linear):
+class FeatureEmbedding(nn.Linear):
     """A linear map of features. missing: NaN is read as 0, and a flag for each feature says whether it is known."""
 
     def __init__(self, channels: int, dim: int, missing: bool = False) -> None:
@@ -82,7 +82,7 @@ class Reader(Saved):
             self.input = nn.Embedding(inputs.vocab_size, stack.dim)
             nn.init.normal_(self.input.weight, std=0.02)
         else:
-            self.input = FeatureMap(inputs.channels, stack.dim, inputs.missing)
+            self.input = FeatureEmbedding(inputs.channels, stack.dim, inputs.missing)
             if inputs.scales is not None:
                 self.standard = Standard(self._who(), inputs.channels, inputs.scales)
         self.stack = stack

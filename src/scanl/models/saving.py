@@ -32,21 +32,21 @@ def class_name(cls: type) -> str:
     return cls.__name__ if is_ours else f"{cls.__module__}:{cls.__qualname__}"
 
 
-class Part:
+class ModelPart:
     """A part of a model's configuration: `type(part)(**part.config)` makes another of the same shape.
 
     Models, stacks and groups of options are parts. A file holds the name of the class and the `config`.
     """
 
     config: Mapping[str, Any]  # the arguments of the constructor, by name
-    classes: ClassVar[dict[str, type["Part"]]] = {}  # by the name in files
+    classes: ClassVar[dict[str, type["ModelPart"]]] = {}  # by the name in files
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Part.classes[class_name(cls)] = cls
+        ModelPart.classes[class_name(cls)] = cls
 
 
-class Saved(Part, Module, metaclass=Configured):
+class Saved(ModelPart, Module, metaclass=Configured):
     """A model that can be saved and loaded: `save` and `load`. `config` holds the arguments of its constructor."""
 
     name: ClassVar[str] = "model"  # in messages; a subclass without one has the name of its class
@@ -163,8 +163,8 @@ def recorded(value: Any) -> Any:
 
     A part or a layer becomes its class and its configuration, and the class of a layer its name.
     """
-    if isinstance(value, Part | Layer):
-        name = class_name(type(value)) if isinstance(value, Part) else layer_name(type(value))
+    if isinstance(value, ModelPart | Layer):
+        name = class_name(type(value)) if isinstance(value, ModelPart) else layer_name(type(value))
         return {"class": name, "config": recorded(value.config)}
     if isinstance(value, type):
         return layer_name(value)
@@ -186,10 +186,10 @@ def restored(value: Any) -> Any:
     return [restored(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _part_class(name: Any) -> type[Part] | None:
+def _part_class(name: Any) -> type[ModelPart] | None:
     """Return the class of a part from its name in a file. None for the name of no part."""
     if not isinstance(name, str):
         return None
-    if name not in Part.classes and ":" in name:
+    if name not in ModelPart.classes and ":" in name:
         import_class("class", name)
-    return Part.classes.get(name)
+    return ModelPart.classes.get(name)

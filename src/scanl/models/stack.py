@@ -18,13 +18,13 @@ from scanl.layers.registry import layers
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import CHANNEL_MIXERS, NORMS, Block, BlockState, make_norm, normed
 from scanl.models.presets import presets
-from scanl.models.saving import Part
+from scanl.models.saving import ModelPart
 from scanl.options import WORDS, Configured, at_least
 
 StackState = tuple[BlockState, ...]
 
 
-class Backbone(Part, Module, metaclass=Configured):
+class Backbone(ModelPart, Module, metaclass=Configured):
     """What stands between the input and the head of a model. Abstract. It maps (B, T, dim) to (B, T, dim).
 
     `Stack` is the usual one. A subclass with another state or another wiring works in every model, and is saved with

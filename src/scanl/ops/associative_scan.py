@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
 
@@ -196,15 +196,15 @@ def _composed(x: Tensor, A: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_affine.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
-    yield Sample({"x": draw(2, 7, 3), "A": draw(2, 7, 3, 3) / 2, "state": draw(2, 3)})
+    yield OpSample({"x": draw(2, 7, 3), "A": draw(2, 7, 3, 3) / 2, "state": draw(2, 3)})
     packed = {"x": draw(1, 9, 2), "A": draw(1, 9, 2, 2) / 2, "state": draw(3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @_affine.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x = torch.zeros(2, 4, 3)
-    yield Sample({"x": x, "A": torch.zeros(2, 4, 3, 2)}), "A has shape (2, 4, 3, 2), expected (B, T, D, D)"
+    yield OpSample({"x": x, "A": torch.zeros(2, 4, 3, 2)}), "A has shape (2, 4, 3, 2), expected (B, T, D, D)"

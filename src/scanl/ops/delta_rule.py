@@ -12,7 +12,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Matrix
@@ -115,7 +115,7 @@ add_kernels(delta_rule)
 
 
 @delta_rule.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
@@ -124,24 +124,24 @@ def _samples() -> Iterator[Sample]:
         v, state = draw(batch, steps, heads, value), draw(batch, heads, key, value)
         return {"q": q, "k": k, "v": v, "beta": draw.rate(batch, steps, heads), "state": state}
 
-    yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 4, 2), "g": draw.decay(2)}, {"scale": 1.0})
-    yield Sample({**some(18, 2, 4, 3, 2), "g": draw.decay(2, 18, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
+    yield OpSample(some(6, 1, 2, 3, 4))
+    yield OpSample({**some(5, 2, 2, 4, 2), "g": draw.decay(2)}, {"scale": 1.0})
+    yield OpSample({**some(18, 2, 4, 3, 2), "g": draw.decay(2, 18, 4)})
+    yield OpSample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
     short = some(5, 1, 2, 4, 2)
-    yield Sample({**short, "k": 2 * short["k"], "g": draw.decay(2, 5, 2)}, {"normalize_keys": True})
+    yield OpSample({**short, "k": 2 * short["k"], "g": draw.decay(2, 5, 2)}, {"normalize_keys": True})
     packed = {**some(9, 1, 2, 3, 2, batch=1), "g": draw.decay(1, 9, 2), "state": draw(3, 2, 3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @delta_rule.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
     beta = torch.zeros(2, 4, 4)
     yield (
-        Sample({"q": q, "k": q, "v": v, "beta": beta[..., :2]}),
+        OpSample({"q": q, "k": q, "v": v, "beta": beta[..., :2]}),
         "beta has shape (2, 4, 2), expected (B, T, H) with B=2 from q, T=4 from q, H=4 from v",
     )
     few = {"v": v[:, :, :3], "beta": beta[..., :3]}
-    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
-    yield Sample({"q": q, "k": q, "v": v}), "beta is missing, expected a tensor (B, T, H)"
+    yield OpSample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
+    yield OpSample({"q": q, "k": q, "v": v}), "beta is missing, expected a tensor (B, T, H)"

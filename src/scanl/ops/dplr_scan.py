@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._chunks import chunks, joined, leading, scores, trailing
-from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
@@ -135,7 +135,7 @@ add_kernels(dplr_scan)
 
 
 @dplr_scan.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
@@ -144,19 +144,19 @@ def _samples() -> Iterator[Sample]:
         v = draw(batch, steps, heads, value)
         return {"q": q, "k": k, "v": v, "a": a, "b": b, "state": draw(batch, heads, key, value)}
 
-    yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 4, 2), "g": draw.decay(2)}, {"scale": 1.0})
-    yield Sample({**some(18, 2, 4, 3, 2), "g": draw.decay(2, 18, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
+    yield OpSample(some(6, 1, 2, 3, 4))
+    yield OpSample({**some(5, 2, 2, 4, 2), "g": draw.decay(2)}, {"scale": 1.0})
+    yield OpSample({**some(18, 2, 4, 3, 2), "g": draw.decay(2, 18, 4)})
+    yield OpSample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
     packed = {**some(9, 1, 2, 3, 2, batch=1), "g": draw.decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @dplr_scan.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
     a = torch.zeros(2, 4, 4, 3)
-    yield Sample({"q": q, "k": q, "v": v, "a": q, "b": a}), "a has shape (2, 4, 2, 3), expected (B, T, H, K) with B=2"
+    yield OpSample({"q": q, "k": q, "v": v, "a": q, "b": a}), "a has shape (2, 4, 2, 3), expected (B, T, H, K) with B=2"
     few = {"v": v[:, :, :3], "a": a[:, :, :3], "b": a[:, :, :3]}
-    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
-    yield Sample({"q": q, "k": q, "v": v, "a": a}), "b is missing, expected a tensor (B, T, H, K)"
+    yield OpSample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
+    yield OpSample({"q": q, "k": q, "v": v, "a": a}), "b is missing, expected a tensor (B, T, H, K)"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.dispatch import transforming
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
@@ -353,15 +353,15 @@ def _by_equilibria(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]
 
 
 @_implicit.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
-    yield Sample({"x": draw(2, 5, 3), "w": draw(3, 3) / 3, "state": draw(2, 3)})
+    yield OpSample({"x": draw(2, 5, 3), "w": draw(3, 3) / 3, "state": draw(2, 3)})
     packed = {"x": draw(1, 6, 2), "w": draw(2, 2) / 3, "state": draw(3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 6])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 6])})
 
 
 @_implicit.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x = torch.zeros(2, 4, 3)
-    yield Sample({"x": x, "w": torch.zeros(3, 2)}), "w has shape (3, 2), expected (D, D) with D=3 from x"
+    yield OpSample({"x": x, "w": torch.zeros(3, 2)}), "w has shape (3, 2), expected (D, D) with D=3 from x"

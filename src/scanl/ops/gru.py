@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
@@ -50,21 +50,21 @@ def gru(x: Tensor, u: Tensor, b: Tensor | None, state: Tensor) -> tuple[Tensor, 
 
 
 @gru.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
-    yield Sample({"x": draw(2, 7, 3, 3), "u": draw(3, 3, 3), "b": draw(3, 3), "state": draw(2, 3)})
-    yield Sample({"x": draw(3, 5, 3, 6), "u": draw(3, 6, 6) / 2, "state": draw(3, 6)})
-    yield Sample(
+    yield OpSample({"x": draw(2, 7, 3, 3), "u": draw(3, 3, 3), "b": draw(3, 3), "state": draw(2, 3)})
+    yield OpSample({"x": draw(3, 5, 3, 6), "u": draw(3, 6, 6) / 2, "state": draw(3, 6)})
+    yield OpSample(
         {"x": draw(1, 9, 3, 4), "u": draw(3, 4, 4), "b": draw(3, 4), "state": draw(3, 4)},
         {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
     )
 
 
 @gru.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, u = torch.zeros(2, 4, 3, 5), torch.zeros(3, 5, 5)
-    yield Sample({"x": x, "u": torch.zeros(3, 5, 4)}), "u has shape (3, 5, 4), expected (3, D, D) with D=5 from x"
-    yield Sample({"x": x, "u": u, "b": torch.zeros(3, 4)}), "b has shape (3, 4), expected (3, D) with D=5 from x"
-    yield Sample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
-    yield Sample({"x": x}), "u is missing, expected a tensor (3, D, D)"
+    yield OpSample({"x": x, "u": torch.zeros(3, 5, 4)}), "u has shape (3, 5, 4), expected (3, D, D) with D=5 from x"
+    yield OpSample({"x": x, "u": u, "b": torch.zeros(3, 4)}), "b has shape (3, 4), expected (3, D) with D=5 from x"
+    yield OpSample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield OpSample({"x": x}), "u is missing, expected a tensor (3, D, D)"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
@@ -61,21 +61,21 @@ def indrnn(
 
 
 @indrnn.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     for activation in ACTIVATIONS:
         operands = {"x": draw(2, 7, 3), "w": draw(3), "state": draw(2, 3)}
-        yield Sample(operands, {"activation": activation})
-    yield Sample(
+        yield OpSample(operands, {"activation": activation})
+    yield OpSample(
         {"x": draw(1, 9, 4), "w": draw(4), "state": draw(3, 4)},
         {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "activation": "tanh"},
     )
 
 
 @indrnn.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, w = torch.zeros(2, 4, 3), torch.zeros(3)
-    yield Sample({"x": x, "w": torch.zeros(2)}), "w has shape (2,), expected (D,) with D=3 from x"
-    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
-    yield Sample({"x": x}), "w is missing, expected a tensor (D,)"
+    yield OpSample({"x": x, "w": torch.zeros(2)}), "w has shape (2,), expected (D,) with D=3 from x"
+    yield OpSample({"x": x, "w": w, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield OpSample({"x": x}), "w is missing, expected a tensor (D,)"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
@@ -54,19 +54,19 @@ def ligru(
 
 
 @ligru.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
-    yield Sample({"x": draw(2, 7, 2, 3), "u": draw(2, 3, 3), "state": draw(2, 3)})
-    yield Sample({"x": draw(3, 5, 2, 6), "u": draw(2, 6, 6) / 2, "state": draw(3, 6)})
-    yield Sample(
+    yield OpSample({"x": draw(2, 7, 2, 3), "u": draw(2, 3, 3), "state": draw(2, 3)})
+    yield OpSample({"x": draw(3, 5, 2, 6), "u": draw(2, 6, 6) / 2, "state": draw(3, 6)})
+    yield OpSample(
         {"x": draw(1, 9, 2, 4), "u": draw(2, 4, 4), "state": draw(3, 4)}, {"cu_seqlens": torch.tensor([0, 2, 2, 9])}
     )
 
 
 @ligru.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, u = torch.zeros(2, 4, 2, 3), torch.zeros(2, 3, 3)
-    yield Sample({"x": x, "u": torch.zeros(2, 3, 4)}), "u has shape (2, 3, 4), expected (2, D, D) with D=3 from x"
-    yield Sample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
-    yield Sample({"x": x}), "u is missing, expected a tensor (2, D, D)"
+    yield OpSample({"x": x, "u": torch.zeros(2, 3, 4)}), "u has shape (2, 3, 4), expected (2, D, D) with D=3 from x"
+    yield OpSample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield OpSample({"x": x}), "u is missing, expected a tensor (2, D, D)"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, scores, trailing
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
@@ -211,29 +211,29 @@ def noncausal_linear_attention(
 
 
 @linear_attention.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
         q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
         return {"q": q, "k": k, "v": draw(batch, steps, heads, value), "state": draw(batch, heads, key, value)}
 
-    yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 3, 2), "g": draw.decay(2)}, {"scale": 1.0})
-    yield Sample({**some(7, 2, 4, 3, 2), "g": draw.decay(2, 7, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
-    yield Sample({**some(6, 1, 2, 3, 2), "g": draw.decay(2, 6, 2, 3), "u": draw(2, 3)})
-    yield Sample({**some(5, 1, 2, 3, 2), "g": draw.decay(2, 5, 2, 3), "gv": draw.decay(2, 5, 2, 2)})
-    yield Sample({**some(5, 2, 2, 2, 3), "gv": draw.decay(2, 5, 2, 3), "u": draw(2, 2)})
+    yield OpSample(some(6, 1, 2, 3, 4))
+    yield OpSample({**some(5, 2, 2, 3, 2), "g": draw.decay(2)}, {"scale": 1.0})
+    yield OpSample({**some(7, 2, 4, 3, 2), "g": draw.decay(2, 7, 4)})
+    yield OpSample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
+    yield OpSample({**some(6, 1, 2, 3, 2), "g": draw.decay(2, 6, 2, 3), "u": draw(2, 3)})
+    yield OpSample({**some(5, 1, 2, 3, 2), "g": draw.decay(2, 5, 2, 3), "gv": draw.decay(2, 5, 2, 2)})
+    yield OpSample({**some(5, 2, 2, 2, 3), "gv": draw.decay(2, 5, 2, 3), "u": draw(2, 2)})
     packed = {**some(9, 1, 2, 3, 2, batch=1), "g": draw.decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @linear_attention.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
-    yield Sample({"q": q, "k": q, "v": v[:, :3]}), "v has shape (2, 3, 4, 5), expected (B, T, H, V) with B=2 from q"
-    yield Sample({"q": q, "k": q, "v": v[:, :, :3]}), "q has G=2, expected a divisor of H=3 from v"
-    yield Sample({"q": q, "k": q, "v": v, "g": torch.zeros(2)}), "g has shape (2,), expected (H,) or (B, T, H)"
-    yield Sample({"q": q, "k": q, "v": v, "u": torch.zeros(4, 5)}), "u has shape (4, 5), expected (H, K)"
-    yield Sample({"q": q, "k": q}), "v is missing, expected a tensor (B, T, H, V)"
+    yield OpSample({"q": q, "k": q, "v": v[:, :3]}), "v has shape (2, 3, 4, 5), expected (B, T, H, V) with B=2 from q"
+    yield OpSample({"q": q, "k": q, "v": v[:, :, :3]}), "q has G=2, expected a divisor of H=3 from v"
+    yield OpSample({"q": q, "k": q, "v": v, "g": torch.zeros(2)}), "g has shape (2,), expected (H,) or (B, T, H)"
+    yield OpSample({"q": q, "k": q, "v": v, "u": torch.zeros(4, 5)}), "u has shape (4, 5), expected (H, K)"
+    yield OpSample({"q": q, "k": q}), "v is missing, expected a tensor (B, T, H, V)"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
@@ -162,44 +162,44 @@ compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF
 
 
 @linear_scan.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def decay(*shape: int) -> Tensor:
         return torch.rand(shape, generator=draw.generator, dtype=torch.float64)
 
-    yield Sample({"x": draw(2, 7, 3), "a": decay(2, 7, 3), "state": draw(2, 3)})
-    yield Sample({"x": draw(2, 5, 3), "a": decay(3), "state": draw(2, 3)})
-    yield Sample({"x": draw(2, 9, 2, 4), "a": decay(2, 9, 2, 1), "state": draw(2, 2, 4)})
-    yield Sample({"x": draw(2, 4, 2, 2, 3), "a": decay(4, 1, 2, 1), "state": draw(2, 2, 2, 3)})
-    yield Sample({"x": draw(3, 6), "a": decay(), "state": draw(3)})
-    yield Sample(
+    yield OpSample({"x": draw(2, 7, 3), "a": decay(2, 7, 3), "state": draw(2, 3)})
+    yield OpSample({"x": draw(2, 5, 3), "a": decay(3), "state": draw(2, 3)})
+    yield OpSample({"x": draw(2, 9, 2, 4), "a": decay(2, 9, 2, 1), "state": draw(2, 2, 4)})
+    yield OpSample({"x": draw(2, 4, 2, 2, 3), "a": decay(4, 1, 2, 1), "state": draw(2, 2, 2, 3)})
+    yield OpSample({"x": draw(3, 6), "a": decay(), "state": draw(3)})
+    yield OpSample(
         {"x": draw(1, 9, 4), "a": decay(1, 9, 4), "state": draw(3, 4)},
         {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
     )
-    yield Sample({"x": draw(1, 8, 4), "a": decay(4), "state": draw(2, 4)}, {"cu_seqlens": torch.tensor([0, 5, 8])})
+    yield OpSample({"x": draw(1, 8, 4), "a": decay(4), "state": draw(2, 4)}, {"cu_seqlens": torch.tensor([0, 5, 8])})
 
 
 @linear_scan.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, a = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3)
     zeros = torch.zeros(1, 4, 3)
-    yield Sample({"x": x.long(), "a": a}), "x is int64, expected bfloat16, float16, float32"
-    yield Sample({"x": x, "a": a.to("meta")}), "a is on meta, expected cpu because of x"
-    yield Sample({"x": x, "a": 0.5}), "a is a float, expected a tensor"  # type: ignore[dict-item]
-    yield Sample({"x": x}), "a is missing, expected a tensor"
-    yield Sample({"x": x, "a": a}, {"backend": "numba"}), "unknown backend 'numba'; known: auto, reference"
-    yield Sample({"x": x, "a": a}, {"backend": "tritn"}), "did you mean 'triton'?"
-    yield Sample({"x": x, "a": a}, {"cu_seqlens": torch.tensor([0, 4])}), "x has a batch of 2, expected 1"
+    yield OpSample({"x": x.long(), "a": a}), "x is int64, expected bfloat16, float16, float32"
+    yield OpSample({"x": x, "a": a.to("meta")}), "a is on meta, expected cpu because of x"
+    yield OpSample({"x": x, "a": 0.5}), "a is a float, expected a tensor"  # type: ignore[dict-item]
+    yield OpSample({"x": x}), "a is missing, expected a tensor"
+    yield OpSample({"x": x, "a": a}, {"backend": "numba"}), "unknown backend 'numba'; known: auto, reference"
+    yield OpSample({"x": x, "a": a}, {"backend": "tritn"}), "did you mean 'triton'?"
+    yield OpSample({"x": x, "a": a}, {"cu_seqlens": torch.tensor([0, 4])}), "x has a batch of 2, expected 1"
     yield (
-        Sample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0.0, 4.0])}),
+        OpSample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0.0, 4.0])}),
         "cu_seqlens is float32 of shape (2,)",
     )
     yield (
-        Sample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0, 3])}),
+        OpSample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0, 3])}),
         "expected offsets that rise from 0 to T=4",
     )
     yield (
-        Sample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}),
+        OpSample({"x": zeros, "a": zeros}, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}),
         "cu_seqlens is [0, 3, 2, 4]",
     )

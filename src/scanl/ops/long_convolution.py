@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.dispatch import in_forward_mode, transforming
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
@@ -303,7 +303,7 @@ def _fast(size: int) -> int:
 
 
 @long_convolution.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def past(batch: int, lags: int, steps: int, width: int) -> LongConvolutionState:
@@ -315,27 +315,27 @@ def _samples() -> Iterator[Sample]:
         assert state is not None
         return state
 
-    yield Sample({"x": draw(2, 7, 3), "kernel": draw(3, 5), "bias": draw(3), "state": past(2, 5, 3, 3)})
-    yield Sample({"x": draw(2, 6, 2), "kernel": draw(2, 12), "state": past(2, 12, 13, 2)})
-    yield Sample({"x": draw(2, 24, 2), "kernel": draw(2, 20), "state": past(2, 20, 8, 2)})
-    yield Sample({"x": draw(3, 5, 2), "kernel": draw(2, 1), "state": past(3, 1, 2, 2)})
+    yield OpSample({"x": draw(2, 7, 3), "kernel": draw(3, 5), "bias": draw(3), "state": past(2, 5, 3, 3)})
+    yield OpSample({"x": draw(2, 6, 2), "kernel": draw(2, 12), "state": past(2, 12, 13, 2)})
+    yield OpSample({"x": draw(2, 24, 2), "kernel": draw(2, 20), "state": past(2, 20, 8, 2)})
+    yield OpSample({"x": draw(3, 5, 2), "kernel": draw(2, 1), "state": past(3, 1, 2, 2)})
     packed = {"x": draw(1, 9, 2), "kernel": draw(2, 6), "bias": draw(2), "state": past(3, 6, 5, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @long_convolution.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, kernel = torch.zeros(2, 6, 3), torch.zeros(3, 5)
     state = long_convolution(x, kernel)[1]
-    yield Sample({"x": x[0], "kernel": kernel}), "x has shape (6, 3), expected (B, T, D)"
-    yield Sample({"x": x.long(), "kernel": kernel}), "x is int64, expected bfloat16, float16, float32"
-    yield Sample({"x": x, "kernel": kernel[:, :0]}), "kernel has L=0, expected at least one lag"
-    yield Sample({"x": x, "kernel": kernel, "bias": torch.zeros(2)}), "bias has shape (2,), expected (D,) with D=3"
+    yield OpSample({"x": x[0], "kernel": kernel}), "x has shape (6, 3), expected (B, T, D)"
+    yield OpSample({"x": x.long(), "kernel": kernel}), "x is int64, expected bfloat16, float16, float32"
+    yield OpSample({"x": x, "kernel": kernel[:, :0]}), "kernel has L=0, expected at least one lag"
+    yield OpSample({"x": x, "kernel": kernel, "bias": torch.zeros(2)}), "bias has shape (2,), expected (D,) with D=3"
     operands = {"x": x, "kernel": kernel}
-    yield Sample({**operands, "state": state.due}), "state is a Tensor, expected a LongConvolutionState"
+    yield OpSample({**operands, "state": state.due}), "state is a Tensor, expected a LongConvolutionState"
     yield (
-        Sample({**operands, "kernel": torch.zeros(3, 50), "state": state}),
+        OpSample({**operands, "kernel": torch.zeros(3, 50), "state": state}),
         "state.levels holds 2 tensors, expected 6 because of x, kernel",
     )
     wrong = state._replace(levels=(state.levels[0], state.levels[1][:, :1]))
-    yield Sample({**operands, "state": wrong}), "state.levels[1] has shape (2, 1, 3), expected (2, 2, 3) because of x"
+    yield OpSample({**operands, "state": wrong}), "state.levels[1] has shape (2, 1, 3), expected (2, 2, 3) because of x"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
@@ -50,19 +50,19 @@ def lstm(x: Tensor, r: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @lstm.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
-    yield Sample({"x": draw(2, 7, 4, 3), "r": draw(4, 3, 3), "state": draw(2, 2, 3)})
-    yield Sample({"x": draw(3, 5, 4, 6), "r": draw(4, 6, 6) / 2, "state": draw(3, 2, 6)})
-    yield Sample(
+    yield OpSample({"x": draw(2, 7, 4, 3), "r": draw(4, 3, 3), "state": draw(2, 2, 3)})
+    yield OpSample({"x": draw(3, 5, 4, 6), "r": draw(4, 6, 6) / 2, "state": draw(3, 2, 6)})
+    yield OpSample(
         {"x": draw(1, 9, 4, 4), "r": draw(4, 4, 4), "state": draw(3, 2, 4)}, {"cu_seqlens": torch.tensor([0, 2, 2, 9])}
     )
 
 
 @lstm.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, r = torch.zeros(2, 4, 4, 5), torch.zeros(4, 5, 5)
-    yield Sample({"x": x, "r": torch.zeros(4, 5, 4)}), "r has shape (4, 5, 4), expected (4, D, D) with D=5 from x"
-    yield Sample({"x": x, "r": r, "state": torch.zeros(2, 5)}), "state has shape (2, 5), expected (B, 2, D)"
-    yield Sample({"x": x}), "r is missing, expected a tensor (4, D, D)"
+    yield OpSample({"x": x, "r": torch.zeros(4, 5, 4)}), "r has shape (4, 5, 4), expected (4, D, D) with D=5 from x"
+    yield OpSample({"x": x, "r": r, "state": torch.zeros(2, 5)}), "state has shape (2, 5), expected (B, 2, D)"
+    yield OpSample({"x": x}), "r is missing, expected a tensor (4, D, D)"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
-from scanl.ops._frame.declaration import FLOATING, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
 from scanl.ops._newton import Newton, Trajectory, products
@@ -167,15 +167,15 @@ def _by_newton(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_tanh.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
-    yield Sample({"x": draw(2, 7, 3), "w": draw(3, 3) / 2, "state": draw(2, 3)})
+    yield OpSample({"x": draw(2, 7, 3), "w": draw(3, 3) / 2, "state": draw(2, 3)})
     packed = {"x": draw(1, 9, 2), "w": draw(2, 2) / 2, "state": draw(3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @_tanh.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x = torch.zeros(2, 4, 3)
-    yield Sample({"x": x, "w": torch.zeros(3, 2)}), "w has shape (3, 2), expected (D, D) with D=3 from x"
+    yield OpSample({"x": x, "w": torch.zeros(3, 2)}), "w has shape (3, 2), expected (D, D) with D=3 from x"

@@ -6,7 +6,7 @@ from scanl.errors import nearest
 from scanl.ops._frame.compiled import OPERATORS
 from scanl.ops._frame.declaration import HALF_DTYPES as HALF_DTYPES
 from scanl.ops._frame.declaration import Operand as Operand
-from scanl.ops._frame.declaration import Sample as Sample
+from scanl.ops._frame.declaration import OpSample as OpSample
 from scanl.ops._frame.dispatch import ORDER as ORDER
 from scanl.ops._frame.dispatch import Backend as Backend
 from scanl.ops._frame.higher import HIGHER

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from scanl.errors import ConfigError
 from scanl.ops._attention import softmax_attention
-from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 from scanl.ops._frame.op import op
@@ -403,7 +403,7 @@ def _each_alone(
 
 
 @segment_attention.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(batch: int, steps: int, heads: int, shared: int, key: int, value: int) -> dict[str, Tensor]:
@@ -418,23 +418,23 @@ def _samples() -> Iterator[Sample]:
             draw(batch, window, shared, key) * occupied, draw(batch, window, shared, value) * occupied, position
         )
 
-    yield Sample({**some(2, 7, 2, 2, 3, 4), "memory": memory(2, 3, 2, 3, 4)}, {"window": 3})
-    yield Sample({**some(2, 5, 4, 2, 3, 2), "memory": memory(2, 8, 2, 3, 2)}, {"window": 8, "scale": 1.0})
+    yield OpSample({**some(2, 7, 2, 2, 3, 4), "memory": memory(2, 3, 2, 3, 4)}, {"window": 3})
+    yield OpSample({**some(2, 5, 4, 2, 3, 2), "memory": memory(2, 8, 2, 3, 2)}, {"window": 8, "scale": 1.0})
     packed = {**some(1, 9, 4, 2, 3, 2), "memory": memory(3, 4, 2, 3, 2)}
-    yield Sample(packed, {"window": 4, "cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample(packed, {"window": 4, "cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
 @segment_attention.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 4, 2, 3)
     operands = {"q": q, "k": k, "v": k}
-    yield Sample({**operands, "q": q[:, :, :3]}, {"window": 3}), "k has G=2, expected a divisor of H=3 from q"
-    yield Sample({**operands, "mask": torch.ones(2, 4)}, {"window": 3}), "mask is float32, expected bool"
+    yield OpSample({**operands, "q": q[:, :, :3]}, {"window": 3}), "k has G=2, expected a divisor of H=3 from q"
+    yield OpSample({**operands, "mask": torch.ones(2, 4)}, {"window": 3}), "mask is float32, expected bool"
     yield (
-        Sample({**operands, "mask": torch.ones(2, 3) > 0}, {"window": 3}),
+        OpSample({**operands, "mask": torch.ones(2, 3) > 0}, {"window": 3}),
         "mask has shape (2, 3), expected (B, T) with",
     )
     yield (
-        Sample({**operands, "memory": init_memory(2, 3, 2, 3, 3)}, {"window": 4}),
+        OpSample({**operands, "memory": init_memory(2, 3, 2, 3, 3)}, {"window": 4}),
         "memory.keys has shape (2, 3, 2, 3), expected (2, 4, 2, 3) because of q, k, v, window",
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
@@ -135,7 +135,7 @@ compiled(selective_scan, "triton", devices=("cuda",), package="triton", dtypes=H
 
 
 @selective_scan.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(steps: int, channels: int, width: int, *groups: int, batch: int = 2, rows: int = 2) -> dict[str, Tensor]:
@@ -149,28 +149,28 @@ def _samples() -> Iterator[Sample]:
             "state": draw(rows, channels, width),
         }
 
-    yield Sample(some(7, 3, 4))
-    yield Sample({**some(35, 5, 2), "D": draw(5)})
-    yield Sample({**some(6, 4, 3, 2), "D": draw(4), "z": draw(2, 6, 4)})
-    yield Sample({**some(5, 3, 2), "B": draw(3, 2)})
-    yield Sample({**some(5, 3, 2), "C": draw(3, 2), "z": draw(2, 5, 3)})
+    yield OpSample(some(7, 3, 4))
+    yield OpSample({**some(35, 5, 2), "D": draw(5)})
+    yield OpSample({**some(6, 4, 3, 2), "D": draw(4), "z": draw(2, 6, 4)})
+    yield OpSample({**some(5, 3, 2), "B": draw(3, 2)})
+    yield OpSample({**some(5, 3, 2), "C": draw(3, 2), "z": draw(2, 5, 3)})
     packed = {**some(9, 4, 3, batch=1, rows=3), "D": draw(4), "z": draw(1, 9, 4), "delta_bias": draw(4)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "delta_softplus": True})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "delta_softplus": True})
     biased = {**some(8, 4, 2, 4, batch=1), "delta_bias": draw(4) / 4}
-    yield Sample(biased, {"cu_seqlens": torch.tensor([0, 5, 8])})
+    yield OpSample(biased, {"cu_seqlens": torch.tensor([0, 5, 8])})
 
 
 @selective_scan.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     u, A, B = torch.zeros(2, 4, 6), torch.zeros(6, 3), torch.zeros(2, 4, 3)
     operands = {"u": u, "delta": u, "A": A, "B": B, "C": B}
-    yield Sample({**operands, "A": A[:5]}), "A has shape (5, 3), expected (E, N) with E=6 from u"
+    yield OpSample({**operands, "A": A[:5]}), "A has shape (5, 3), expected (E, N) with E=6 from u"
     yield (
-        Sample({**operands, "B": B[..., :2]}),
+        OpSample({**operands, "B": B[..., :2]}),
         "B has shape (2, 4, 2), expected (E, N) or (B, T, N) or (B, T, G, N) with E=6 from u, N=3 from A, B=2 from u",
     )
     grouped = torch.zeros(2, 4, 4, 3)
-    yield Sample({**operands, "B": grouped, "C": grouped}), "B has G=4, expected a divisor of E=6 from u"
-    yield Sample({**operands, "D": torch.zeros(5)}), "D has shape (5,), expected (E,) with E=6 from u"
-    yield Sample({**operands, "delta": u.to(torch.complex64)}), "delta is complex64, expected real numbers"
-    yield Sample({"u": u, "delta": u, "A": A, "B": B}), "C is missing, expected a tensor (E, N) or (B, T, N)"
+    yield OpSample({**operands, "B": grouped, "C": grouped}), "B has G=4, expected a divisor of E=6 from u"
+    yield OpSample({**operands, "D": torch.zeros(5)}), "D has shape (5,), expected (E,) with E=6 from u"
+    yield OpSample({**operands, "delta": u.to(torch.complex64)}), "delta is complex64, expected real numbers"
+    yield OpSample({"u": u, "delta": u, "A": A, "B": B}), "C is missing, expected a tensor (E, N) or (B, T, N)"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Window
@@ -98,29 +98,29 @@ compiled(short_convolution, "triton", devices=("cuda",), package="triton", dtype
 
 
 @short_convolution.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(steps: int, width: int, window: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
         x, w = draw(batch, steps, width), draw(width, window)
         return {"x": x, "w": w, "bias": draw(width), "state": draw(sequences, window - 1, width)}
 
-    yield Sample(some(7, 3, 4), {"silu": True})
-    yield Sample(some(5, 3, 2))
-    yield Sample(some(6, 3, 3), {"silu": True})
-    yield Sample({name: value for name, value in some(5, 2, 9).items() if name != "bias"}, {"silu": True})
+    yield OpSample(some(7, 3, 4), {"silu": True})
+    yield OpSample(some(5, 3, 2))
+    yield OpSample(some(6, 3, 3), {"silu": True})
+    yield OpSample({name: value for name, value in some(5, 2, 9).items() if name != "bias"}, {"silu": True})
     packed = torch.tensor([0, 2, 2, 9])
-    yield Sample(some(9, 3, 4, 1, 3), {"cu_seqlens": packed, "silu": True})
-    yield Sample(some(9, 3, 6, 1, 3), {"cu_seqlens": packed})
+    yield OpSample(some(9, 3, 4, 1, 3), {"cu_seqlens": packed, "silu": True})
+    yield OpSample(some(9, 3, 6, 1, 3), {"cu_seqlens": packed})
 
 
 @short_convolution.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, w = torch.zeros(2, 4, 3), torch.zeros(3, 4)
-    yield Sample({"x": x}), "w is missing, expected a tensor (D, W)"
-    yield Sample({"x": x, "w": w.mT}), "w has shape (4, 3), expected (D, W) with D=3 from x"
-    yield Sample({"x": x, "w": w.unsqueeze(1)}), "w has shape (3, 1, 4), expected (D, W)"
-    yield Sample({"x": x, "w": w[:, :0]}), "w has shape (3, 0), expected (D, W) with W at least 1"
-    yield Sample({"x": x, "w": w, "bias": torch.zeros(4)}), "bias has shape (4,), expected (D,) with D=3 from x"
-    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4, 3)}), "state has shape (2, 4, 3), expected (B, R, D)"
-    yield Sample({"x": x.to(torch.complex128), "w": w}), "x is complex128, expected bfloat16"
+    yield OpSample({"x": x}), "w is missing, expected a tensor (D, W)"
+    yield OpSample({"x": x, "w": w.mT}), "w has shape (4, 3), expected (D, W) with D=3 from x"
+    yield OpSample({"x": x, "w": w.unsqueeze(1)}), "w has shape (3, 1, 4), expected (D, W)"
+    yield OpSample({"x": x, "w": w[:, :0]}), "w has shape (3, 0), expected (D, W) with W at least 1"
+    yield OpSample({"x": x, "w": w, "bias": torch.zeros(4)}), "bias has shape (4,), expected (D,) with D=3 from x"
+    yield OpSample({"x": x, "w": w, "state": torch.zeros(2, 4, 3)}), "state has shape (2, 4, 3), expected (B, R, D)"
+    yield OpSample({"x": x.to(torch.complex128), "w": w}), "x is complex128, expected bfloat16"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
@@ -78,24 +78,24 @@ def slstm(
 
 
 @slstm.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def state(batch: int, heads: int, width: int) -> Tensor:
         h, c, n, m = draw(4, batch, heads, width)
         return torch.stack([h, c, 1 + n.abs(), m], 1)
 
-    yield Sample({"x": draw(2, 7, 4, 1, 3), "r": draw(4, 1, 3, 3), "state": state(2, 1, 3)})
-    yield Sample({"x": draw(3, 5, 4, 2, 4), "r": draw(4, 2, 4, 4) / 2, "state": state(3, 2, 4)}, {"forget": "exp"})
-    yield Sample(
+    yield OpSample({"x": draw(2, 7, 4, 1, 3), "r": draw(4, 1, 3, 3), "state": state(2, 1, 3)})
+    yield OpSample({"x": draw(3, 5, 4, 2, 4), "r": draw(4, 2, 4, 4) / 2, "state": state(3, 2, 4)}, {"forget": "exp"})
+    yield OpSample(
         {"x": draw(1, 9, 4, 2, 2), "r": draw(4, 2, 2, 2), "state": state(3, 2, 2)},
         {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
     )
 
 
 @slstm.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x, r = torch.zeros(2, 5, 4, 2, 3), torch.zeros(4, 2, 3, 3)
-    yield Sample({"x": x, "r": r[:3]}), "r has shape (3, 2, 3, 3), expected (4, H, K, K) with H=2 from x"
-    yield Sample({"x": x, "r": r, "state": torch.zeros(2, 4, 6)}), "state has shape (2, 4, 6), expected (B, 4, H, K)"
-    yield Sample({"x": x}), "r is missing, expected a tensor (4, H, K, K)"
+    yield OpSample({"x": x, "r": r[:3]}), "r has shape (3, 2, 3, 3), expected (4, H, K, K) with H=2 from x"
+    yield OpSample({"x": x, "r": r, "state": torch.zeros(2, 4, 6)}), "state has shape (2, 4, 6), expected (B, 4, H, K)"
+    yield OpSample({"x": x}), "r is missing, expected a tensor (4, H, K, K)"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.summary import Diagonal
 from scanl.ops.cell import cell
@@ -66,25 +66,25 @@ def sru(
 
 
 @sru.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def inputs(*shape: int) -> dict[str, Tensor]:
         return {name: draw(*shape) for name in ("x", "f", "r")}
 
-    yield Sample({**inputs(2, 7, 3), "u": draw(2, 7, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
-    yield Sample({**inputs(2, 5, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
-    yield Sample({**inputs(2, 6, 4), "u": draw(2, 6, 4), "state": draw(2, 4)})
-    yield Sample(
+    yield OpSample({**inputs(2, 7, 3), "u": draw(2, 7, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
+    yield OpSample({**inputs(2, 5, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
+    yield OpSample({**inputs(2, 6, 4), "u": draw(2, 6, 4), "state": draw(2, 4)})
+    yield OpSample(
         {**inputs(1, 9, 4), "u": draw(1, 9, 4), "v_f": draw(4), "v_r": draw(4), "state": draw(3, 4)},
         {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
     )
 
 
 @sru.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     x = torch.zeros(2, 4, 3)
     inputs = {"x": x, "f": x, "r": x}
-    yield Sample({"x": x, "f": x}), "r is missing, expected a tensor (B, T, D)"
-    yield Sample({**inputs, "u": x[:, 1:]}), "u has shape (2, 3, 3), expected (B, T, D) with B=2 from x, T=4 from x"
-    yield Sample({**inputs, "v_f": torch.zeros(4)}), "v_f has shape (4,), expected (D,) with D=3 from x"
+    yield OpSample({"x": x, "f": x}), "r is missing, expected a tensor (B, T, D)"
+    yield OpSample({**inputs, "u": x[:, 1:]}), "u has shape (2, 3, 3), expected (B, T, D) with B=2 from x, T=4 from x"
+    yield OpSample({**inputs, "v_f": torch.zeros(4)}), "v_f has shape (4,), expected (D,) with D=3 from x"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, Sample
+from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Linear
@@ -206,7 +206,7 @@ def noncausal_weighted_average(
 
 
 @weighted_average.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
 
     def some(steps: int, width: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
@@ -214,23 +214,23 @@ def _samples() -> Iterator[Sample]:
         state[:, 1] = state[:, 1].abs() + 0.5
         return {"k": draw(batch, steps, width), "v": draw(batch, steps, width), "state": state}
 
-    yield Sample(some(7, 3))
-    yield Sample({**some(6, 4), "decay": draw.decay(4)})
-    yield Sample({**some(8, 3), "decay": draw.decay(3), "bonus": draw(3)})
-    yield Sample({**some(35, 2), "decay": draw.decay(2, 35, 2), "bonus": draw(2)})
-    yield Sample({**some(5, 3), "decay": draw.decay(2, 5, 3)})
-    yield Sample({**some(5, 3), "bonus": draw(3)})
+    yield OpSample(some(7, 3))
+    yield OpSample({**some(6, 4), "decay": draw.decay(4)})
+    yield OpSample({**some(8, 3), "decay": draw.decay(3), "bonus": draw(3)})
+    yield OpSample({**some(35, 2), "decay": draw.decay(2, 35, 2), "bonus": draw(2)})
+    yield OpSample({**some(5, 3), "decay": draw.decay(2, 5, 3)})
+    yield OpSample({**some(5, 3), "bonus": draw(3)})
     packed = {**some(9, 3, 1, 3), "decay": draw.decay(3), "bonus": draw(3)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
-    yield Sample({**some(9, 3, 1, 2), "decay": draw.decay(1, 9, 3)}, {"cu_seqlens": torch.tensor([0, 4, 9])})
+    yield OpSample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield OpSample({**some(9, 3, 1, 2), "decay": draw.decay(1, 9, 3)}, {"cu_seqlens": torch.tensor([0, 4, 9])})
 
 
 @weighted_average.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     k = torch.zeros(2, 4, 3)
-    yield Sample({"k": k}), "v is missing, expected a tensor (B, T, D)"
-    yield Sample({"k": k, "v": k[:, 1:]}), "v has shape (2, 3, 3), expected (B, T, D) with B=2 from k, T=4 from k"
-    yield Sample({"k": k, "v": k, "decay": torch.zeros(2)}), "decay has shape (2,), expected (D,) or (B, T, D)"
-    yield Sample({"k": k, "v": k, "bonus": torch.zeros(4)}), "bonus has shape (4,), expected (D,) with D=3 from k"
-    yield Sample({"k": k, "v": k, "state": torch.zeros(2, 2, 3)}), "state has shape (2, 2, 3), expected (B, 3, D)"
-    yield Sample({"k": k.to(torch.complex128), "v": k}), "k is complex128, expected bfloat16"
+    yield OpSample({"k": k}), "v is missing, expected a tensor (B, T, D)"
+    yield OpSample({"k": k, "v": k[:, 1:]}), "v has shape (2, 3, 3), expected (B, T, D) with B=2 from k, T=4 from k"
+    yield OpSample({"k": k, "v": k, "decay": torch.zeros(2)}), "decay has shape (2,), expected (D,) or (B, T, D)"
+    yield OpSample({"k": k, "v": k, "bonus": torch.zeros(4)}), "bonus has shape (4,), expected (D,) with D=3 from k"
+    yield OpSample({"k": k, "v": k, "state": torch.zeros(2, 2, 3)}), "state has shape (2, 2, 3), expected (B, 3, D)"
+    yield OpSample({"k": k.to(torch.complex128), "v": k}), "k is complex128, expected bfloat16"

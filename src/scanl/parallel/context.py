@@ -26,7 +26,7 @@ from scanl.ops._frame.op import Op
 from scanl.ops.offsets import sequences
 from scanl.parallel import counters, division
 from scanl.parallel.exchanges import tied
-from scanl.parallel.ranks import TIMEOUT, Group, Ranks
+from scanl.parallel.ranks import TIMEOUT, RankGroup, Ranks
 
 CALL = ("reverse", "cu_seqlens", "backend")  # what every op takes
 
@@ -60,7 +60,7 @@ def scan(
     or for cu_seqlens in reverse; ShapeError for a stretch without a sequence; ProcessError for a rank that has ended or
     does not come in time.
     """
-    ranks = Group(group, timeout=timeout)
+    ranks = RankGroup(group, timeout=timeout)
     packed, first = more.get("cu_seqlens") is not None, ranks.size - 1 if more.get("reverse") else 0
     bound, options = op.bind(operands, {name: value for name, value in more.items() if name not in CALL})
     if ranks.rank != first and not packed and bound[op.state] is not None:
@@ -220,7 +220,7 @@ class ContextParallel(ParallelStyle):
         processes = device_mesh.mesh.tolist()
         if processes != sorted(processes):
             raise ConfigError(f"device_mesh: its processes are {processes}, expected them in rising order")
-        return divide(module, Group(device_mesh.get_group(), timeout=self.timeout))
+        return divide(module, RankGroup(device_mesh.get_group(), timeout=self.timeout))
 
 
 def divide(module: nn.Module, ranks: Ranks) -> nn.Module:

@@ -47,7 +47,7 @@ class Ranks(Protocol):
         ...
 
 
-class Group:
+class RankGroup:
     """The ranks of a group of torch.distributed. backward: time runs from the last rank to the first.
 
     timeout: how long a rank waits for another.   patient: it waits as long as the group does. Then it raises
@@ -73,11 +73,11 @@ class Group:
     def _place(self, rank: int) -> int:
         return self.size - 1 - rank if self.backward else rank
 
-    def reversed(self) -> "Group":
-        return Group(self.group, backward=not self.backward, timeout=self.timeout, patient=self.patient)
+    def reversed(self) -> "RankGroup":
+        return RankGroup(self.group, backward=not self.backward, timeout=self.timeout, patient=self.patient)
 
-    def in_turn(self) -> "Group":
-        return Group(self.group, backward=self.backward, timeout=self.timeout, patient=True)
+    def in_turn(self) -> "RankGroup":
+        return RankGroup(self.group, backward=self.backward, timeout=self.timeout, patient=True)
 
     def everyone(self, numbers: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(numbers) for _ in range(self.size)]

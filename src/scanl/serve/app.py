@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.exceptions import HTTPException  # pyright: ignore[reportMissingImports]
 
 from scanl.errors import DivergenceError, ScanlError
-from scanl.serve.engine import Answer, BusyError, Engine, Piece, SessionBusyError, Wish
+from scanl.serve.engine import Answer, AnswerPiece, BusyError, Engine, SessionBusyError, Wish
 from scanl.serve.limits import Limits
 
 Message = MutableMapping[str, Any]
@@ -29,7 +29,7 @@ MAX_SHOWN_LETTERS = 60  # letters of a wrong value in a sentence
 DISCARDED = 256 * 2**20  # bytes of a body beyond the limit that are read, so that the client can read the answer
 
 
-class Fields(BaseModel):
+class RequestFields(BaseModel):
     """Fields of a JSON object. null is as no field, because clients send it for what they do not set."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -42,13 +42,13 @@ class Fields(BaseModel):
         return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
 
 
-class StreamOptions(Fields):
+class StreamOptions(RequestFields):
     """Options of a stream. include_usage: whether a last event has the numbers of tokens."""
 
     include_usage: bool = False
 
 
-class Completion(Fields):
+class Completion(RequestFields):
     """A request of the completions interface. Fields that this server cannot honor have their usual defaults alone.
 
     session: id of a text that the prompt continues; the server keeps its state.   user: is not read.
@@ -138,9 +138,9 @@ def make_app(engine: Engine, name: str, hosts: Sequence[str] = ()) -> FastAPI:
         body = Completion.model_validate_json(await request.body())
         if body.model not in (None, name):
             return unknown(body.model)
-        queue, loop = asyncio.Queue[Piece](), asyncio.get_running_loop()
+        queue, loop = asyncio.Queue[AnswerPiece](), asyncio.get_running_loop()
 
-        def deliver(piece: Piece) -> None:
+        def deliver(piece: AnswerPiece) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
@@ -168,8 +168,8 @@ def make_app(engine: Engine, name: str, hosts: Sequence[str] = ()) -> FastAPI:
 
 
 async def _pieces(
-    engine: Engine, answer: Answer, queue: "asyncio.Queue[Piece]", request: Request
-) -> AsyncIterator[Piece]:
+    engine: Engine, answer: Answer, queue: "asyncio.Queue[AnswerPiece]", request: Request
+) -> AsyncIterator[AnswerPiece]:
     """Yield the pieces of an answer until it ends, or its client has gone: its session then keeps what was taken."""
     gone, seen, is_over = asyncio.create_task(_until_gone(request)), None, False
     coming = None
@@ -200,7 +200,7 @@ async def _until_gone(request: Request) -> None:
 
 
 async def _events(
-    body: Completion, answer: Answer, pieces: AsyncIterator[Piece], head: dict[str, Any]
+    body: Completion, answer: Answer, pieces: AsyncIterator[AnswerPiece], head: dict[str, Any]
 ) -> AsyncIterator[str]:
     """Yield the server-sent events of an answer."""
     count = 0
@@ -262,7 +262,7 @@ def _error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-def _failure(last: Piece) -> tuple[int, str]:
+def _failure(last: AnswerPiece) -> tuple[int, str]:
     """Return the status and the sentence of an answer that has ended with an error."""
     if last.error is None:
         return 500, "completions: the server failed; its log has the reason"

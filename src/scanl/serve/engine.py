@@ -14,7 +14,7 @@ from scanl.models import LanguageModel, Session, StateStore, Streams
 from scanl.models.decoding.streams import StreamsError
 from scanl.ops import exact
 from scanl.serve.limits import MEBIBYTE, Limits
-from scanl.serve.texts import CONTEXT, Texts, Writing
+from scanl.serve.texts import CONTEXT, VocabularyText, Writing
 
 log = logging.getLogger("scanl.serve")
 
@@ -29,7 +29,7 @@ class SessionBusyError(ScanlError):
     """A session has a request that has not ended."""
 
 
-class Piece(NamedTuple):
+class AnswerPiece(NamedTuple):
     """A part of an answer: its text, its tokens, and why the answer ends with it, if it does.
 
     error: of an answer that ends with "error"; None when the reason is in the log alone.
@@ -68,7 +68,7 @@ class Answer:
     """
 
     wish: Wish
-    deliver: Callable[[Piece], None]
+    deliver: Callable[[AnswerPiece], None]
     session: Session | None
     begun: int
     prompt: list[int]
@@ -94,7 +94,7 @@ class Engine:
         limits: of streams, sessions, tokens, time and memory.
     """
 
-    def __init__(self, model: LanguageModel, texts: Texts, limits: Limits) -> None:
+    def __init__(self, model: LanguageModel, texts: VocabularyText, limits: Limits) -> None:
         self.model, self.texts, self.limits = model, texts, limits
         self._lock = threading.Lock()  # of the next four
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # the one that was idle for longest first
@@ -113,7 +113,7 @@ class Engine:
         """Number of answers that have not ended."""
         return self._count
 
-    def submit(self, wish: Wish, deliver: Callable[[Piece], None]) -> Answer:
+    def submit(self, wish: Wish, deliver: Callable[[AnswerPiece], None]) -> Answer:
         """Begin an answer. Raises ConfigError for what the limits do not allow, BusyError and SessionBusyError."""
         if wish.length > self.limits.tokens:
             raise ConfigError(f"completions: max_tokens is {wish.length}, expected at most {self.limits.tokens}")
@@ -225,7 +225,9 @@ class Engine:
                 if handle in tokens:
                     self._write(answer, tokens[handle])
                 if answer.deadline < now and not answer.is_over:
-                    self._end(answer, Piece(answer.writing.end(), (), "stop" if answer.writing.is_stopped else "time"))
+                    self._end(
+                        answer, AnswerPiece(answer.writing.end(), (), "stop" if answer.writing.is_stopped else "time")
+                    )
             except Exception as error:  # of this answer's text
                 self._end_by(answer, error)
 
@@ -233,11 +235,11 @@ class Engine:
         answer.count += 1
         text, ends = answer.writing.add(token)
         if not ends and answer.count < answer.wish.length:
-            answer.deliver(Piece(text, (token,)))
+            answer.deliver(AnswerPiece(text, (token,)))
             return
         if not ends:
             text += answer.writing.end()
-        self._end(answer, Piece(text, (token,), "stop" if ends or answer.writing.is_stopped else "length"))
+        self._end(answer, AnswerPiece(text, (token,), "stop" if ends or answer.writing.is_stopped else "length"))
 
     def _join(self, answer: Answer) -> None:
         wish = answer.wish
@@ -253,9 +255,9 @@ class Engine:
         """End one answer by an error, which its client has as one line."""
         if not isinstance(error, ScanlError):
             log.error("an answer ends by an error", exc_info=error)
-        self._end(answer, Piece("", (), "error", error if isinstance(error, ScanlError) else None))
+        self._end(answer, AnswerPiece("", (), "error", error if isinstance(error, ScanlError) else None))
 
-    def _end(self, answer: Answer, last: Piece) -> None:
+    def _end(self, answer: Answer, last: AnswerPiece) -> None:
         """Free an answer's place and its session, and then deliver its last piece: its client may use both at once."""
         is_unseen = last.finish == "error" and (answer.wish.is_whole or not answer.count)
         try:
@@ -313,6 +315,6 @@ class Engine:
         self._streams = Streams(self.model, store=self._store)
         for answer in answers:
             try:
-                self._end(answer, Piece("", (), "error"))
+                self._end(answer, AnswerPiece("", (), "error"))
             except Exception:
                 log.exception("a session is lost")

@@ -25,7 +25,7 @@ class Decoder(Protocol):
         ...
 
 
-class Texts(Protocol):
+class VocabularyText(Protocol):
     """The texts of a vocabulary. start: the prompt in place of an empty one.   ends: tokens after which a text ends."""
 
     start: Sequence[int]
@@ -40,7 +40,7 @@ class Texts(Protocol):
         ...
 
 
-class Bytes:
+class ByteText:
     """UTF-8, a token for each byte. A text begins after a zero byte, as in `scanl train`."""
 
     start: Sequence[int] = (0,)
@@ -53,7 +53,7 @@ class Bytes:
         return Characters(lambda tokens, **_: bytes(tokens).decode(errors="replace"), prompt)
 
 
-class Numbers:
+class NumberText:
     """Tokens without a text: a prompt is a list of their numbers."""
 
     start: Sequence[int] = ()
@@ -148,7 +148,7 @@ class Characters:
         return self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-class Mark(NamedTuple):
+class TextPlace(NamedTuple):
     """Where a text stands after a token: its letters, how many of them are shown, signs of incomplete characters."""
 
     letters: int = 0
@@ -167,7 +167,7 @@ class Writing:
         self._held = ""
         self._texts: list[str] = []  # of each token, and of the end
         self._letters = 0  # of all these
-        self._marks = [Mark()]  # before the first token, and after each
+        self._marks = [TextPlace()]  # before the first token, and after each
         self.is_stopped = False
 
     def add(self, token: int) -> tuple[str, bool]:
@@ -176,7 +176,7 @@ class Writing:
             return self.end(), True
         text = self._take(self._decoder.add(token))
         shown = self._marks[-1].shown
-        self._marks.append(Mark(self._letters, shown + len(text), self._decoder.held))
+        self._marks.append(TextPlace(self._letters, shown + len(text), self._decoder.held))
         return text, self.is_stopped
 
     def end(self) -> str:
@@ -199,7 +199,7 @@ class Writing:
             if not held:
                 break
             if new.startswith(held):  # they were wrong bytes, and no character that is completed now
-                self._marks[n] = Mark(letters + len(held), shown)
+                self._marks[n] = TextPlace(letters + len(held), shown)
         self._texts.append(new)
         self._letters += len(new)
         return self._show(new, is_last)

@@ -14,7 +14,7 @@ from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import Entry, Exam, Source, check_types
 from scanl.data.batch import Batch as Batch
 from scanl.data.fresh import AFTER_TRAINING, TRAINING, WHILE_TRAINING
-from scanl.data.questions import Features, Number, Question, TokenLabel, Vocabulary
+from scanl.data.questions import FeatureInputs, Number, Question, TokenLabel, Vocabulary
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 from scanl.whole import whole_number
@@ -90,7 +90,7 @@ class Task(Entry, ABC):
         """What the task asks: a token at some steps; for features, a number for the whole sequence."""
         if self.vocab_size is not None:
             return TokenLabel(Vocabulary(self.vocab_size))
-        return Number(Features(self.channels))
+        return Number(FeatureInputs(self.channels))
 
     @property
     def exam(self) -> "Task":

@@ -11,7 +11,7 @@ from scanl.data.files import folders
 from scanl.data.fresh import FreshRows
 from scanl.data.published.images import read_images
 from scanl.data.published.sources import published
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 
 SIDE, ITEM, SPEED = 64, 28, 0.1
@@ -53,7 +53,7 @@ class BouncingDigits(FreshRows):
     """
 
     metric = "mean squared error"
-    question = Numbers(Features(SIDE * SIDE), SIDE * SIDE)
+    question = Numbers(FeatureInputs(SIDE * SIDE), SIDE * SIDE)
 
     items: str = "mnist"
     folder: str = ""

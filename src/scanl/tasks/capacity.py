@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers, Question
+from scanl.data.questions import FeatureInputs, Numbers, Question
 from scanl.tasks.base import Task, register
 
 BAND = 10  # cycles in a window, at most
@@ -46,7 +46,7 @@ class Capacity(Task):
 
     @property
     def question(self) -> Question:
-        return Numbers(Features(1), DELAYS)
+        return Numbers(FeatureInputs(1), DELAYS)
 
     @cached_property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]

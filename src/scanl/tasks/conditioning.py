@@ -8,15 +8,15 @@ from itertools import combinations
 import numpy as np
 
 from scanl.data.base import register
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
-from scanl.tasks.stream import Sample, Stream
+from scanl.tasks.stream import Sample, StreamTask
 
 CUES, ONES = 6, 3  # bits of a pattern, and how many are 1
 
 
 @dataclass
-class Conditioning(Stream):
+class Conditioning(StreamTask):
     """Trials that follow each other without end. Abstract.
 
     A trial begins with a cue. Between `least_wait` and `most_wait` steps later comes the event, if the cue announces
@@ -28,7 +28,7 @@ class Conditioning(Stream):
     τ is the step of the event of this trial; after it, and without one, y is 0.
 
     Args:
-        seed, eval_examples, length: see `Stream`.
+        seed, eval_examples, length: see `StreamTask`.
         least_wait, most_wait: steps from the cue to the event.
         least_rest, most_rest: steps from there to the end of the trial.
         gamma: γ.
@@ -86,7 +86,7 @@ class TraceConditioning(Conditioning):
         'Connections and Selective Learning", arXiv:2302.05326; after Rafiee et al., "From Eye-blinks to State '
         'Construction: Diagnostic Benchmarks for Online Representation Learning", Adaptive Behavior, 2022'
     )
-    question = Numbers(Features(2), 1)
+    question = Numbers(FeatureInputs(2), 1)
 
     def cues(self, random: np.random.Generator) -> Iterator[tuple[list[float], bool]]:
         while True:
@@ -109,7 +109,7 @@ class TracePatterning(Conditioning):
     """
 
     source = TraceConditioning.source
-    question = Numbers(Features(CUES + 1 + 5), 1)
+    question = Numbers(FeatureInputs(CUES + 1 + 5), 1)
 
     distractors: int = 5
 
@@ -117,7 +117,7 @@ class TracePatterning(Conditioning):
         super().__post_init__()
         if self.distractors < 0:
             raise ConfigError(f"{self.name}: distractors is {self.distractors}, expected at least 0")
-        self.question = Numbers(Features(CUES + 1 + self.distractors), 1)
+        self.question = Numbers(FeatureInputs(CUES + 1 + self.distractors), 1)
 
     def cues(self, random: np.random.Generator) -> Iterator[tuple[list[float], bool]]:
         patterns = [[float(i in ones) for i in range(CUES)] for ones in combinations(range(CUES), ONES)]

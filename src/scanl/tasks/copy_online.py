@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from scanl.data.base import IGNORED, check_positive, register
-from scanl.data.questions import Features, Label
+from scanl.data.questions import FeatureInputs, Label
 from scanl.errors import ConfigError
-from scanl.tasks.stream import Sample, Stream
+from scanl.tasks.stream import Sample, StreamTask
 
 
 @register("copy_online")
 @dataclass
-class CopyOnline(Stream):
+class CopyOnline(StreamTask):
     """Copy online: the symbols of a pattern after a delay, one pattern after the other without a reset.
 
     A pattern of `pattern` symbols is shown, then `delay` steps without any, then a mark, and then `pattern` steps
@@ -23,7 +23,7 @@ class CopyOnline(Stream):
     pattern; here a step has one of `symbols` symbols, so that chance is known, and nothing is reset.
 
     Args:
-        seed, eval_examples, length: see `Stream`.
+        seed, eval_examples, length: see `StreamTask`.
         pattern: symbols of a pattern.
         delay: steps between the pattern and the mark.
         symbols: number of different symbols.
@@ -36,7 +36,7 @@ class CopyOnline(Stream):
         "section 5.1"
     )
     metric = "accuracy"
-    question = Label(Features(9), 8)
+    question = Label(FeatureInputs(9), 8)
 
     pattern: int = 10
     delay: int = 7
@@ -49,7 +49,7 @@ class CopyOnline(Stream):
             raise ConfigError(
                 f"{self.name}: delay is {self.delay} and symbols is {self.symbols}, expected at least 0 and 2"
             )
-        self.question = Label(Features(self.symbols + 1), self.symbols)
+        self.question = Label(FeatureInputs(self.symbols + 1), self.symbols)
         self.chance = 1 / self.symbols
 
     def samples(self, random: np.random.Generator) -> Iterator[Sample]:

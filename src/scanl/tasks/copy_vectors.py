@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Flags, Question
+from scanl.data.questions import FeatureInputs, Flags, Question
 from scanl.tasks.base import Task, register
 
 
@@ -51,7 +51,7 @@ class CopyVectors(Task):
 
     @property
     def question(self) -> Question:
-        return Flags(Features(self.width + 1), self.width, scores=("bit error",))
+        return Flags(FeatureInputs(self.width + 1), self.width, scores=("bit error",))
 
     def _generate(self, count: int, random: np.random.Generator) -> Batch:
         longest = self.length

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 
 from scanl.data.base import IGNORED, register
-from scanl.data.questions import Features, Label
+from scanl.data.questions import FeatureInputs, Label
 from scanl.errors import ConfigError
-from scanl.tasks.stream import Sample, Stream
+from scanl.tasks.stream import Sample, StreamTask
 
 BRIGHTEST = 16
 
 
 @register("digits_stream")
 @dataclass
-class DigitsStream(Stream):
+class DigitsStream(StreamTask):
     """Digits pixel by pixel: which digit an image of 8 x 8 pixels shows, at its last pixel; images without end.
 
     The 1,797 images of `sklearn.datasets.load_digits` are read row by row, in a new order every time that all have been
     seen. Nothing is reset between two images.
 
-    Args: see `Stream`.
+    Args: see `StreamTask`.
 
     inputs: the pixel, from 0 to 1, and a 1 at the first pixel of an image.
     """
@@ -33,7 +33,7 @@ class DigitsStream(Stream):
         "MSc thesis, 1995, the test part"
     )
     metric = "accuracy"
-    question = Label(Features(2), 10)
+    question = Label(FeatureInputs(2), 10)
     chance = 0.1
 
     @cached_property

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import register
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
-from scanl.tasks.stream import Sample, Stream
+from scanl.tasks.stream import Sample, StreamTask
 
 Point = NDArray[np.float64]
 DROPPED = 1000  # steps until the state is on the attractor
@@ -38,14 +38,14 @@ def rk4(velocity: Any, x: Point, step: float) -> Point:
 
 
 @dataclass
-class Flow(Stream):
+class Flow(StreamTask):
     """The next state of a flow, from the present one. Abstract.
 
     The state is integrated by the classical Runge-Kutta method, one step a sample. Its numbers are standardised by the
     constants of the class. Noise is added to what is seen, and so to the truths, which are seen later.
 
     Args:
-        seed, eval_examples, length: see `Stream`.
+        seed, eval_examples, length: see `StreamTask`.
         step: time between two samples.
         noise: standard deviation of normal noise, in units of the numbers' own deviation.
     """
@@ -99,7 +99,7 @@ class Lorenz63(Flow):
     """
 
     source = 'Lorenz, "Deterministic Nonperiodic Flow", J. Atmos. Sci. 20, 1963, eq. (25) to (27)'
-    question = Numbers(Features(3), 3)
+    question = Numbers(FeatureInputs(3), 3)
     count = 3
     mean: ClassVar = np.array([0.0, 0.0, 23.5])
     deviation: ClassVar = np.array([7.9, 9.0, 8.6])
@@ -122,7 +122,7 @@ class Lorenz96(Flow):
     """
 
     source = 'Lorenz, "Predictability: A Problem Partly Solved", ECMWF Seminar, 1996, eq. (1), with F = 8'
-    question = Numbers(Features(20), 20)
+    question = Numbers(FeatureInputs(20), 20)
     count = 20
     mean: ClassVar = 2.3
     deviation: ClassVar = 3.6

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import register
-from scanl.data.fixed import FixedRows, Part, Parts
-from scanl.data.questions import Features, Numbers
+from scanl.data.fixed import FixedPart, FixedRows, Parts
+from scanl.data.questions import FeatureInputs, Numbers
 
 AHEAD = 15
 SERIES, STEPS, DROPPED = 128, 5000, 100
@@ -54,7 +54,7 @@ class MackeyGlass(FixedRows):
         'in Physiological Control Systems", Science 197, 1977'
     )
     metric = "mean squared error"
-    question = Numbers(Features(1), 1)
+    question = Numbers(FeatureInputs(1), 1)
     steps = STEPS
 
     series_seed: int = 0
@@ -66,4 +66,4 @@ class MackeyGlass(FixedRows):
         series = (series - series.mean()).astype(np.float32)[..., None]
         bounds = (0, 32, 64, SERIES)
         inputs, answers = series[:, :-AHEAD], series[:, AHEAD:]
-        return Parts(*(Part(inputs[a:b], answers[a:b]) for a, b in itertools.pairwise(bounds)))
+        return Parts(*(FixedPart(inputs[a:b], answers[a:b]) for a, b in itertools.pairwise(bounds)))

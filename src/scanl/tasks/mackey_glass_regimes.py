@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scanl.data.base import check_positive, register
-from scanl.data.questions import Features, Numbers
-from scanl.tasks.stream import Sample, Stream
+from scanl.data.questions import FeatureInputs, Numbers
+from scanl.tasks.stream import Sample, StreamTask
 
 FINE = 10  # steps of Euler's method in a unit of time
 
@@ -32,14 +32,14 @@ def regimes(delays: tuple[int, ...], stay: float, random: np.random.Generator) -
 
 @register("mackey_glass_regimes")
 @dataclass
-class MackeyGlassRegimes(Stream):
+class MackeyGlassRegimes(StreamTask):
     """Mackey-Glass with regimes: the value some samples ahead of a chaotic series, whose delay changes now and then.
 
     The equation and its integration are `mackey_glass`'s. The delay is 17, or 30, for times that are drawn from
     a geometric distribution. A value is tanh(x - 1). The change of the delay is ours.
 
     Args:
-        seed, eval_examples, length: see `Stream`.
+        seed, eval_examples, length: see `StreamTask`.
         first, second: the two delays.
         stay: mean number of samples between two changes.
         ahead: samples from an input to the value to predict.
@@ -47,7 +47,7 @@ class MackeyGlassRegimes(Stream):
 
     source = 'Mackey and Glass, "Oscillation and Chaos in Physiological Control Systems", Science 197, 1977'
     metric = "mean squared error"
-    question = Numbers(Features(1), 1)
+    question = Numbers(FeatureInputs(1), 1)
 
     first: int = 17
     second: int = 30

@@ -8,7 +8,7 @@ import numpy as np
 from scanl.data.base import register
 from scanl.data.batch import Batch
 from scanl.data.fresh import FreshRows
-from scanl.data.questions import Class, Features
+from scanl.data.questions import Class, FeatureInputs
 
 
 class Rules(NamedTuple):
@@ -30,7 +30,7 @@ class Rules(NamedTuple):
 class _Pictures(FreshRows):
     metric = "accuracy"
     chance = 0.5
-    question = Class(Features(1), 2)
+    question = Class(FeatureInputs(1), 2)
     rules: ClassVar[Rules]
 
     @property

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import register
-from scanl.data.fixed import FixedRows, Part, Parts
-from scanl.data.questions import Features, Numbers
+from scanl.data.fixed import FixedPart, FixedRows, Parts
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 
 SIDE, FRAMES, INNER = 24, 100, 100
@@ -86,7 +86,7 @@ class Pendulum(FixedRows):
     metric = "mean squared error"
     chance = 0.5
     timed = True
-    question = Numbers(Features(SIDE * SIDE + 1), 2)
+    question = Numbers(FeatureInputs(SIDE * SIDE + 1), 2)
 
     count: int = 2000
     observed: int = 50
@@ -107,7 +107,7 @@ class Pendulum(FixedRows):
         train, test = self._part(random, self.count), self._part(random, self.count // 2)
         return Parts(train, self._part(np.random.default_rng(43), self.count // 2), test)
 
-    def _part(self, random: np.random.Generator, count: int) -> Part:
+    def _part(self, random: np.random.Generator, count: int) -> FixedPart:
         angles = swing(random.uniform(0, 2 * np.pi, count), random)
         images = spoil(draw(angles + random.normal(0, 1e-5, angles.shape)), random)
         steps = np.sort(random.permuted(np.tile(np.arange(FRAMES), (count, 1)), axis=1)[:, : self.observed], axis=1)
@@ -115,4 +115,4 @@ class Pendulum(FixedRows):
         rows[..., :-1] = np.take_along_axis(images, steps[..., None, None], 1).reshape(count, self.observed, -1) / 255
         rows[..., -1] = np.diff(steps, axis=1, prepend=-1)
         angles = np.take_along_axis(angles, steps, 1)
-        return Part(rows, np.stack([np.sin(angles), np.cos(angles)], 2).astype(np.float32))
+        return FixedPart(rows, np.stack([np.sin(angles), np.cos(angles)], 2).astype(np.float32))

@@ -19,7 +19,7 @@ Sample = tuple[list[float], Any]  # inputs, and the numbers or the class; NaN or
 
 
 @dataclass
-class Stream(FreshRows):
+class StreamTask(FreshRows):
     """Samples without end, the same for a seed, for `scanl learn`. For `scanl train` a row has `length` of them.
 
     A subclass defines `question`, `metric` and `samples`.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Class, Features, Question
+from scanl.data.questions import Class, FeatureInputs, Question
 from scanl.tasks.base import Task, register
 
 POSITION = 8  # bits of the position
@@ -51,7 +51,7 @@ class TMaze(Task):
 
     @property
     def question(self) -> Question:
-        return Class(Features(2 + POSITION + self.distractors), 2)
+        return Class(FeatureInputs(2 + POSITION + self.distractors), 2)
 
     @property
     def chance(self) -> float:

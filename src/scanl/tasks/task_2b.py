@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Class, Features, Question
+from scanl.data.questions import Class, FeatureInputs, Question
 from scanl.tasks.base import Task, register
 
 
@@ -46,7 +46,7 @@ class Task2b(Task):
 
     @property
     def question(self) -> Question:
-        return Class(Features(self.width), 2)
+        return Class(FeatureInputs(self.width), 2)
 
     @property
     def chance(self) -> float:

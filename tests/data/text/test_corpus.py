@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanl.data import Streams, Windows, read_corpus, standard_library
+from scanl.data import ContiguousStreams, Windows, read_corpus, standard_library
 from scanl.errors import DataError
 
 COVERS = ["data/order", "data/text/text"]
 
-ORDERS = [Windows, Streams]
+ORDERS = [Windows, ContiguousStreams]
 
 
 def ramp(n: int) -> np.ndarray:
@@ -55,14 +55,14 @@ def test_windows_are_contiguous_and_end_with_the_next_byte():
 
 
 def test_streams_go_on_where_the_last_chunk_ended():
-    source = Streams(ramp(1000), 16, seed=2)
+    source = ContiguousStreams(ramp(1000), 16, seed=2)
     for step in range(80):  # beyond the end of the corpus
         np.testing.assert_array_equal(source.batch(step, 3)[:, -1], source.batch(step + 1, 3)[:, 0])
 
 
 def test_streams_start_at_equal_distances():
     data = np.arange(240, dtype=np.uint8)
-    starts = Streams(data, 10, seed=0).batch(0, 4)[:, 0]
+    starts = ContiguousStreams(data, 10, seed=0).batch(0, 4)[:, 0]
     np.testing.assert_array_equal(np.diff(starts) % 240, 60)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Class, Features, Label, NextToken, Vocabulary
+from scanl.data.questions import Class, FeatureInputs, Label, NextToken, Vocabulary
 from scanl.errors import ConfigError
 from scanl.layers import auxiliary
 from scanl.layers.state import leaves
@@ -108,7 +108,7 @@ def test_segments_keep_fewer_numbers_for_the_backward_pass():
 
 
 def test_a_mask_is_cut_with_its_segments():
-    question = answerer(Label(Features(2), classes=3))
+    question = answerer(Label(FeatureInputs(2), classes=3))
     torch.manual_seed(0)
     model = question.model(Stack(4, 1, "gru")).double()
     mask = torch.arange(9) < torch.tensor([[9], [4]])
@@ -144,7 +144,7 @@ def test_tbptt_is_the_gradient_through_the_window(every, window):
         assert_close(gradient, learned(BPTT(BYTES.loss), model, batch)[0])
 
 
-LABELS = answerer(Label(Features(2), classes=3))
+LABELS = answerer(Label(FeatureInputs(2), classes=3))
 
 
 @pytest.mark.parametrize(("every", "window"), [(2, 4), (1, 3), (3, 3)])
@@ -175,7 +175,7 @@ def test_an_answer_of_tbptt_counts_once_wherever_others_are_missing(every, windo
 
 
 def test_tbptt_learns_one_answer_of_a_sequence_through_the_window_before_its_end():
-    question = answerer(Class(Features(2), classes=3))
+    question = answerer(Class(FeatureInputs(2), classes=3))
     torch.manual_seed(0)
     model, x = question.model(Stack(4, 1, "gru")).double(), torch.randn(2, 6, 2).double()
     mask = torch.arange(6) < torch.tensor([[6], [3]])

@@ -7,13 +7,13 @@ import torch
 
 from gradients import LowRank
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import BPTT, CCN
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
-TASK = answerer(Numbers(Features(3), count=2))
+TASK = answerer(Numbers(FeatureInputs(3), count=2))
 pytestmark = pytest.mark.cells_by_loop
 
 

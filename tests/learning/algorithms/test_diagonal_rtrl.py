@@ -10,7 +10,7 @@ from torch import nn
 
 from gradients import LowRank
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import build
 from scanl.layers.channelwise import Channelwise
@@ -21,7 +21,7 @@ from scanl.models import Stack
 
 COVERS = ["layers/channelwise"]
 
-TASK = answerer(Numbers(Features(3), count=2))
+TASK = answerer(Numbers(FeatureInputs(3), count=2))
 STEPS = 64
 ABLE = [cls for cls in classes() if cls.left_out is not None and cls.preset_of is None and not cls.bidirectional]
 OPTIONS = {"qrnn": [{"pooling": "ifo"}, {"pooling": "f", "variant": "new"}], "s5": [{"conj_sym": False}]}

@@ -10,7 +10,7 @@ from torch import nn
 
 from gradients import QUESTION, numbers, parts, tiny
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.layers import build
 from scanl.layers.state import leaves
@@ -184,7 +184,7 @@ def test_what_it_cannot_train_is_refused():
 
 
 def test_two_rows_with_feedback_read_answers_of_their_own():
-    question = answerer(Numbers(Features(2), count=2))
+    question = answerer(Numbers(FeatureInputs(2), count=2))
     torch.manual_seed(0)
     model = question.model(tiny("gru").stack).double()
     batch = numbers(5)._replace(inputs=torch.full((2, 5, 2), torch.nan).double())

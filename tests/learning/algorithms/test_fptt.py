@@ -7,7 +7,7 @@ import torch
 
 from gradients import QUESTION, by_bptt, learned, numbers, parts, tiny
 from scanl.data.batch import Batch
-from scanl.data.questions import Class, Features, Number
+from scanl.data.questions import Class, FeatureInputs, Number
 from scanl.layers.state import detach, leaves
 from scanl.learning.algorithms import FPTT
 from scanl.learning.questions import answerer
@@ -78,7 +78,9 @@ def test_averages_move_only_with_the_optimizer():
         learner = after
 
 
-@pytest.mark.parametrize("question", [Class(Features(3), classes=4), Number(Features(3))], ids=["class", "number"])
+@pytest.mark.parametrize(
+    "question", [Class(FeatureInputs(3), classes=4), Number(FeatureInputs(3))], ids=["class", "number"]
+)
 def test_each_part_of_a_sequence_with_one_answer_has_the_loss_of_the_paper(question):
     task = answerer(question)
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scanl.cli import main
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.layers import state as states
 from scanl.learning import TrainConfig
@@ -23,7 +23,7 @@ from scanl.models import PTNCN, AlignedStack, Stack
 from scanl.models.whole.dynamics import Dynamics
 from scanl.models.whole.ptncn import ptncn_loss
 
-TASK = answerer(Numbers(Features(2), count=2))
+TASK = answerer(Numbers(FeatureInputs(2), count=2))
 B, T = 3, 4
 LAYERS = (
     "mingru",

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import BPTT, Lifted, LocalPropagation
 from scanl.learning.algorithms._split import Problem, Variables
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
-TASK = answerer(Numbers(Features(2), count=1))
+TASK = answerer(Numbers(FeatureInputs(2), count=1))
 STEPS = 4
 
 

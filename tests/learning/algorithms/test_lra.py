@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import BPTT, LRA
 from scanl.learning.questions import answerer
@@ -12,7 +12,7 @@ from scanl.models import AlignedStack, SequenceLabeler, Stack
 
 COVERS = ["models/whole/aligned"]
 
-TASK = answerer(Numbers(Features(3), count=2))
+TASK = answerer(Numbers(FeatureInputs(3), count=2))
 
 
 @pytest.fixture

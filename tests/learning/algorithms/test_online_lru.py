@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.layers import build
 from scanl.learning.algorithms import BPTT, OnlineLRU
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
-TASK = answerer(Numbers(Features(3), count=2))
+TASK = answerer(Numbers(FeatureInputs(3), count=2))
 FIGURES = json.loads((Path(__file__).parents[2] / "outside" / "online_lru.json").read_text())
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.layers.state import leaves
 from scanl.learning.algorithms import BPTT, PredictiveCoding
 from scanl.learning.questions import answerer
 from scanl.models import Stack
 
-TASK = answerer(Numbers(Features(3), count=2))
+TASK = answerer(Numbers(FeatureInputs(3), count=2))
 
 
 def gradients(algorithm, model, batch):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError
 from scanl.layers.state import leaves
 from scanl.learning.algorithms import CGRBP, RBP, NeumannRBP
@@ -20,7 +20,7 @@ from scanl.models import Stack
 from scanl.ops.fixed_point import ConvergenceError
 
 FIGURES = json.loads((Path(__file__).parents[2] / "outside" / "rbp.json").read_text())
-TASK = answerer(Numbers(Features(3), count=2))
+TASK = answerer(Numbers(FeatureInputs(3), count=2))
 
 
 def model_and_batch(layer="elman", depth=1):

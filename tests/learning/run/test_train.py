@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from forked import begun
 from scanl.cli import main
 from scanl.cli.train import parse
-from scanl.data import Streams, Text, read_corpus
+from scanl.data import ContiguousStreams, Text, read_corpus
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
@@ -44,7 +44,7 @@ from scanl.learning.run.config import (
 )
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.module import Learning
-from scanl.learning.run.plan import UNKNOWN_PLAN, Plan, rate
+from scanl.learning.run.plan import UNKNOWN_PLAN, RunLength, rate
 from scanl.learning.run.run import Run
 from scanl.models import LanguageModel
 
@@ -306,7 +306,7 @@ def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
     assert main(["train", *options(text, folder, 5), "--batch-size", "3", "--lr", "1e-30", "--carry-state"]) == 0
     config = RunFolder.open(folder).config()
     model, state = seeded_model(config, config.open_source().question), None
-    streams = Streams(read_corpus(config.source.data).train, 16, config.run.seed)
+    streams = ContiguousStreams(read_corpus(config.source.data).train, 16, config.run.seed)
     for step, loss in losses(folder).items():
         batch = torch.from_numpy(streams.batch(step - 1, 3))
         with torch.no_grad():
@@ -565,17 +565,17 @@ def test_numbers_out_of_range(change, message):
 
 
 def test_rate_warms_up_and_falls_to_zero():
-    plan = Plan(200)
+    plan = RunLength(200)
     assert rate(plan, 10, 0) == pytest.approx(1 / 11)
     assert max(range(200), key=lambda step: rate(plan, 10, step)) == 10
     assert rate(plan, 10, 100) == pytest.approx(0.5)
     assert rate(plan, 10, 200) == 0
     assert rate(plan, 100, 20) == pytest.approx(0.5 * (1 + math.cos(math.pi / 10)))  # no longer than a tenth
-    assert rate(Plan(1), 50, 0) == 1
+    assert rate(RunLength(1), 50, 0) == 1
 
 
 def test_a_revised_plan_goes_on_without_a_jump():
-    plan = Plan(100).revised(40, 60)
+    plan = RunLength(100).revised(40, 60)
     assert plan.progress(40) == pytest.approx(0.4)
     assert plan.progress(50) == pytest.approx(0.7)
     assert plan.progress(60) == 1

@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Flags
+from scanl.data.questions import FeatureInputs, Flags
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
 from scanl.models import Stack
@@ -19,7 +19,7 @@ def test_parts_of_steps_make_the_score_of_all_and_equal_logits_are_one():
     targets = (torch.rand(40, 5) < 0.3).float()
     targets[:, 3] = 0  # no yes: it has no average precision
     targets[::7, 1] = math.nan
-    method = answerer(Flags(Features(2), 5, scores=("nats", "mAP")))
+    method = answerer(Flags(FeatureInputs(2), 5, scores=("nats", "mAP")))
     found = means(method.scores(outputs[rows], targets[rows]) for rows in (slice(9), slice(9, 10), slice(10, None)))
     known = targets.isfinite()
     of_each = [average_precision_score(targets[known[:, c], c], outputs[known[:, c], c]) for c in (0, 1, 2, 4)]
@@ -32,7 +32,7 @@ def test_parts_of_steps_make_the_score_of_all_and_equal_logits_are_one():
 def test_a_labelers_answers_keep_their_questions():
     """A step of which one answer is known counts, and its unknown ones do not."""
     torch.manual_seed(0)
-    method = answerer(Flags(Features(2), 3, scores=("mAP", "bit error")))
+    method = answerer(Flags(FeatureInputs(2), 3, scores=("mAP", "bit error")))
     model = method.model(Stack(8, 1, "lru"))
     targets = torch.full((1, 4, 3), math.nan)
     targets[0, 1] = torch.tensor([1.0, 0.0, 1.0])

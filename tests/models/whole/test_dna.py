@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from scanl.data.text.corpus import Corpus
-from scanl.data.text.text import Tokens
+from scanl.data.text.text import TokenText
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import build
 from scanl.layers.channel.mlp import MLP
@@ -88,7 +88,7 @@ def test_a_soft_prompt_is_what_a_model_reads_first():
         SoftPrompt(model, 0)
 
 
-class Counted(Tokens):
+class Counted(TokenText):
     """A text whose tokens are their own places."""
 
     exam = None

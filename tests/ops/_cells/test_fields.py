@@ -8,7 +8,7 @@ from torch import Tensor
 
 import laws
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops.registry import Cell, Sample
+from scanl.ops.registry import Cell, OpSample
 
 
 class Wave(NamedTuple):
@@ -72,7 +72,7 @@ PACKED = {"cu_seqlens": torch.tensor([0, 2, 2, 5]), "reverse": True}
 @each
 @pytest.mark.parametrize(("batch", "rows", "more"), [(2, 2, {}), (1, 3, PACKED)], ids=["batch", "packed"])
 def test_kernels_equal_the_loop(op, batch, rows, more):
-    laws.truth(op, Sample(_operands(op, batch, 5, rows)), more, "cpu", torch.float64)
+    laws.truth(op, OpSample(_operands(op, batch, 5, rows)), more, "cpu", torch.float64)
 
 
 @each
@@ -142,7 +142,7 @@ def test_compiled_and_exported():
 
 def test_on_a_gpu():
     pytest.importorskip("triton")
-    laws.truth(wave, Sample(_operands(wave, 1, 5, 3)), {"cu_seqlens": PACKED["cu_seqlens"]}, "triton", torch.float32)
+    laws.truth(wave, OpSample(_operands(wave, 1, 5, 3)), {"cu_seqlens": PACKED["cu_seqlens"]}, "triton", torch.float32)
 
 
 def test_wrong_states():

@@ -19,7 +19,7 @@ from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops._cells import files, kernels
 from scanl.ops._cpu._cells import CORES, in_panels
 from scanl.ops._cpu._kernel import kernel
-from scanl.ops.registry import REGISTRY, Cell, Sample
+from scanl.ops.registry import REGISTRY, Cell, OpSample
 
 pytestmark = pytest.mark.early(2)
 
@@ -157,15 +157,15 @@ def test_kernels_equal_the_loop(op):
         (1, 9, 6, {"cu_seqlens": torch.tensor([0, 2, 2, 7, 9])}),
     ):
         packed = len(more["cu_seqlens"]) - 1 if "cu_seqlens" in more else None
-        laws.truth(op, Sample(_operands(op, batch, steps, d, packed)), more, "cpu", torch.float64)
+        laws.truth(op, OpSample(_operands(op, batch, steps, d, packed)), more, "cpu", torch.float64)
 
 
 @pytest.mark.parametrize("op", [gated, lstm, elementary], ids=lambda op: op.name)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_float32_and_wide_channels(op, reverse):
     """Channels are divided over the cores if there are few sequences; parts of 32 leave a rest."""
-    laws.truth(op, Sample(_operands(op, 1, 4, 134)), {"reverse": reverse}, "cpu", torch.float32)
-    laws.truth(op, Sample(_operands(op, 2, 300, 4)), {"reverse": reverse}, "cpu", torch.float32)
+    laws.truth(op, OpSample(_operands(op, 1, 4, 134)), {"reverse": reverse}, "cpu", torch.float32)
+    laws.truth(op, OpSample(_operands(op, 2, 300, 4)), {"reverse": reverse}, "cpu", torch.float32)
 
 
 def test_the_level_of_optimisation_of_others_is_left_alone(monkeypatch):
@@ -185,7 +185,7 @@ def test_the_level_of_optimisation_of_others_is_left_alone(monkeypatch):
 
 def test_many_rows_and_several_vectors():
     """Groups of eight sequences and a rest of four; four gates of 37 channels are nine vectors and 4 columns."""
-    laws.truth(lstm, Sample(_operands(lstm, 8 * CORES + 4, 3, 37)), {}, "cpu", torch.float32)
+    laws.truth(lstm, OpSample(_operands(lstm, 8 * CORES + 4, 3, 37)), {}, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("op", [lstm, heads], ids=lambda op: op.name)
@@ -199,7 +199,7 @@ def test_products_of_any_number_of_rows(op, members, monkeypatch):
     with_matrix = op(**operands, backend="cpu")
     monkeypatch.setattr(kernels, "REREAD", 3)
     assert all(map(torch.equal, op(**operands, backend="cpu"), with_matrix))
-    laws.truth(op, Sample(operands), {}, "cpu", torch.float32)
+    laws.truth(op, OpSample(operands), {}, "cpu", torch.float32)
 
 
 def test_panels_hold_every_number_once():
@@ -249,7 +249,7 @@ def test_one_source_serves_all_sizes():
 
 def test_a_number_from_a_size_makes_kernels_for_that_size():
     for d in (4, 9):
-        laws.truth(scaled_by_its_size, Sample(_operands(scaled_by_its_size, 2, 3, d)), {}, "cpu", torch.float64)
+        laws.truth(scaled_by_its_size, OpSample(_operands(scaled_by_its_size, 2, 3, d)), {}, "cpu", torch.float64)
     (found,) = scaled_by_its_size._compiled.values()
     assert len(found) >= 2
 
@@ -401,7 +401,7 @@ def test_the_backward_pass_in_windows(op, long, monkeypatch):
         (1, 13, {"reverse": True, "cu_seqlens": torch.tensor([0, 0, 6, 12, 13])}),
     ):
         packed = len(more["cu_seqlens"]) - 1 if "cu_seqlens" in more else None
-        laws.truth(op, Sample(_operands(op, batch, steps, 6, packed)), more, "cpu", torch.float64)
+        laws.truth(op, OpSample(_operands(op, batch, steps, 6, packed)), more, "cpu", torch.float64)
 
 
 SCRIPT = """

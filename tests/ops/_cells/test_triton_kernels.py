@@ -15,7 +15,7 @@ import scanl.layers
 from scanl import ops
 from scanl.errors import BackendError
 from scanl.ops import registry
-from scanl.ops.registry import Cell, Sample
+from scanl.ops.registry import Cell, OpSample
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
@@ -64,7 +64,7 @@ def _draw(*shape: int) -> Tensor:
 
 def _truth(op: Cell, operands: dict[str, Tensor], dtype: torch.dtype = torch.float32, **options) -> None:
     with torch.device(DEVICE):
-        laws.truth(op, Sample(operands, options), {}, "triton", dtype)
+        laws.truth(op, OpSample(operands, options), {}, "triton", dtype)
 
 
 def _slstm(batch: int, steps: int, width: int, sequences: int | None = None) -> dict[str, Tensor]:

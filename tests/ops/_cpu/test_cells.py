@@ -14,7 +14,7 @@ import laws
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._cpu import _product, _sigmoid
 from scanl.ops.linear_scan import linear_scan
-from scanl.ops.registry import Cell, Op, Sample
+from scanl.ops.registry import Cell, Op, OpSample
 
 indrnn, ligru, slstm, sru = (
     getattr(importlib.import_module(f"scanl.ops.{n}"), n) for n in ("indrnn", "ligru", "slstm", "sru")
@@ -30,20 +30,20 @@ def _draw(*shape: int) -> Tensor:
 
 def _sample(
     op: Op, batch: int, steps: int, width: int, heads: int = 1, sequences: int | None = None, **options
-) -> Sample:
+) -> OpSample:
     n = batch if sequences is None else sequences
     if op is indrnn:
-        return Sample({"x": _draw(batch, steps, width), "w": _draw(width).tanh(), "state": _draw(n, width)}, options)
+        return OpSample({"x": _draw(batch, steps, width), "w": _draw(width).tanh(), "state": _draw(n, width)}, options)
     if op is sru:
         timed = {name: _draw(batch, steps, width) for name in ("x", "f", "r", "u")}
-        return Sample({**timed, "v_f": _draw(width) / 2, "v_r": _draw(width), "state": _draw(n, width)}, options)
+        return OpSample({**timed, "v_f": _draw(width) / 2, "v_r": _draw(width), "state": _draw(n, width)}, options)
     if op is ligru:
         u = _draw(2, width, width) / width**0.5
-        return Sample({"x": _draw(batch, steps, 2, width), "u": u, "state": _draw(n, width)}, options)
+        return OpSample({"x": _draw(batch, steps, 2, width), "u": u, "state": _draw(n, width)}, options)
     state = _draw(n, 4, heads, width)
     state[:, 2] = 1 + state[:, 2].abs()
     r = _draw(4, heads, width, width) / width**0.5
-    return Sample({"x": _draw(batch, steps, 4, heads, width), "r": r, "state": state}, options)
+    return OpSample({"x": _draw(batch, steps, 4, heads, width), "r": r, "state": state}, options)
 
 
 @pytest.mark.parametrize(

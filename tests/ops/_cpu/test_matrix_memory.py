@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import laws
 from scanl.errors import BackendError
 from scanl.ops import delta_rule, dplr_scan, linear_attention
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 
 KEYS, VALUES, STEPS, HEADS = 70, 130, 35, 2  # more than a block of each, neither a multiple; more steps than are held
 
@@ -53,7 +53,7 @@ CASES = {
 )
 def test_several_blocks(case, dtype, reverse):
     op, given = CASES[case]()
-    laws.truth(op, Sample(given), {"reverse": reverse}, "cpu", dtype)
+    laws.truth(op, OpSample(given), {"reverse": reverse}, "cpu", dtype)
 
 
 @pytest.mark.parametrize("op", [linear_attention, delta_rule, dplr_scan])
@@ -95,14 +95,14 @@ CHUNKED = {
 @pytest.mark.parametrize(("case", "dtype"), [*((case, torch.float64) for case in CHUNKED), ("gated", torch.float32)])
 def test_products_over_chunks(case, dtype):
     op, given = CHUNKED[case]()
-    laws.truth(op, Sample(given), {"reverse": case != "none"}, "cpu", dtype)
+    laws.truth(op, OpSample(given), {"reverse": case != "none"}, "cpu", dtype)
 
 
 def test_products_over_chunks_of_packed_sequences():
     op, given = CHUNKED["gated"]()
     given["state"] = torch.randn(4, HEADS, 193, 5, dtype=torch.float64)
     given["g"][:, ::9] = -torch.inf
-    packed = Sample(given, {"cu_seqlens": torch.tensor([0, 0, 3, 69, 70])})
+    packed = OpSample(given, {"cu_seqlens": torch.tensor([0, 0, 3, 69, 70])})
     laws.truth(op, packed, packed.options, "cpu", torch.float64)
 
 

@@ -6,7 +6,7 @@ import torch
 import laws
 from scanl.errors import BackendError
 from scanl.ops import linear_attention
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 
 triton = pytest.importorskip("triton")
 from interpreter import each_way  # noqa: E402
@@ -29,7 +29,7 @@ def _chunks(monkeypatch):
     monkeypatch.setattr(_recurrent, "STEPS", 0)
 
 
-def draw(decay: str, bonus: bool = False, bounds: list[int] | None = None, **sizes: int) -> Sample:
+def draw(decay: str, bonus: bool = False, bounds: list[int] | None = None, **sizes: int) -> OpSample:
     sizes = {"B": 2, "T": 20, "G": 1, "H": 2, "K": 20, "V": 24} | sizes
     if bounds is not None:
         sizes |= {"B": 1, "T": bounds[-1]}
@@ -44,10 +44,10 @@ def draw(decay: str, bonus: bool = False, bounds: list[int] | None = None, **siz
         operands["u"] = random("HK")
     rows = sizes["B"] if bounds is None else len(bounds) - 1
     operands["state"] = torch.randn(rows, sizes["H"], sizes["K"], sizes["V"], dtype=torch.float64)
-    return Sample(operands, {} if bounds is None else {"cu_seqlens": torch.tensor(bounds)})
+    return OpSample(operands, {} if bounds is None else {"cu_seqlens": torch.tensor(bounds)})
 
 
-def truth(sample: Sample, reverse: bool = False, dtype: torch.dtype = torch.float32) -> None:
+def truth(sample: OpSample, reverse: bool = False, dtype: torch.dtype = torch.float32) -> None:
     laws.truth(linear_attention, sample, {"reverse": reverse}, "triton", dtype)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import laws
 from scanl.ops import linear_scan
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 
 triton = pytest.importorskip("triton")
 from interpreter import each_way  # noqa: E402
@@ -26,18 +26,18 @@ def _device():
         yield
 
 
-def truth(sample: Sample, reverse: bool = False, dtype: torch.dtype = torch.float32) -> None:
+def truth(sample: OpSample, reverse: bool = False, dtype: torch.dtype = torch.float32) -> None:
     operands = {name: value.to(DEVICE) for name, value in sample.operands.items()}
     options = {name: value.to(DEVICE) for name, value in sample.options.items()}
-    laws.truth(linear_scan, Sample(operands, options), {"reverse": reverse}, "triton", dtype)
+    laws.truth(linear_scan, OpSample(operands, options), {"reverse": reverse}, "triton", dtype)
 
 
-def draw(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: list[int] | None = None) -> Sample:
+def draw(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: list[int] | None = None) -> OpSample:
     options = {} if bounds is None else {"cu_seqlens": torch.tensor(bounds)}
     rows = x_shape[0] if bounds is None else len(bounds) - 1
     operands = {"x": torch.randn(x_shape), "a": torch.rand(a_shape), "state": torch.randn(rows, *x_shape[2:])}
     operands = {name: value.double() for name, value in operands.items()}
-    return Sample(operands, options)
+    return OpSample(operands, options)
 
 
 @pytest.mark.parametrize("a_features", [(5,), (1,), (3, 1), (3, 5), (2, 1, 5)], ids=str)

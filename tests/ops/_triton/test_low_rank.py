@@ -8,7 +8,7 @@ from torch import Tensor
 
 import laws
 from scanl.ops import delta_rule, dplr_scan
-from scanl.ops.registry import Op, Sample
+from scanl.ops.registry import Op, OpSample
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
@@ -55,7 +55,7 @@ def test_inverse(size, units, monkeypatch):
 
 def draw(
     op: Op, steps: int, decay: str | None, *, G=1, H=2, K=5, V=3, bounds: list[int] | None = None, **more
-) -> Sample:
+) -> OpSample:
     """Operands of an op; `decay` names the axes of g."""
     sizes = {"B": 1, "T": steps, "G": G, "H": H, "K": K, "V": V}
 
@@ -75,7 +75,7 @@ def draw(
         options["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
     rows = 1 if bounds is None else len(bounds) - 1
     operands["state"] = torch.randn(rows, H, K, V, dtype=torch.float64)
-    return Sample(operands, options)
+    return OpSample(operands, options)
 
 
 CASES = {

@@ -7,7 +7,7 @@ import torch
 
 import laws
 from scanl.ops import registry
-from scanl.ops.registry import Op, Sample
+from scanl.ops.registry import Op, OpSample
 
 pytest.importorskip("triton")
 from scanl.ops._triton import _tuned
@@ -43,29 +43,29 @@ def _vectors(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def _linear_scan() -> Sample:
+def _linear_scan() -> OpSample:
     """Tiles of 128 steps and 16 channels."""
     shape = (1, 130, 17)
-    return Sample({**_vectors(x=shape, state=(1, 17)), "a": torch.rand(shape, dtype=torch.float64)}, {})
+    return OpSample({**_vectors(x=shape, state=(1, 17)), "a": torch.rand(shape, dtype=torch.float64)}, {})
 
 
-def _selective_scan() -> Sample:
+def _selective_scan() -> OpSample:
     """Chunks of 32 steps, blocks of 64 channels, tiles of 8 steps at 16 states."""
     operands = _vectors(u=(1, 35, 66), B=(1, 35, 16), C=(1, 35, 16), D=(66,), z=(1, 35, 66), state=(1, 66, 16))
     operands |= {"delta": torch.rand(1, 35, 66, dtype=torch.float64), "A": -torch.rand(66, 16, dtype=torch.float64)}
-    return Sample(operands, {})
+    return OpSample(operands, {})
 
 
-def _short_convolution() -> Sample:
+def _short_convolution() -> OpSample:
     """Programs of 64 steps, 8 for each thread, and 128 channels."""
-    return Sample(_vectors(x=(1, 67, 130), w=(130, 4), bias=(130,), state=(1, 3, 130)), {"silu": True})
+    return OpSample(_vectors(x=(1, 67, 130), w=(130, 4), bias=(130,), state=(1, 3, 130)), {"silu": True})
 
 
-def _weighted_average() -> Sample:
+def _weighted_average() -> OpSample:
     """Programs of 32 channels, tiles of 8 and 16 steps."""
     operands = _vectors(k=(1, 18, 34), v=(1, 18, 34), bonus=(34,))
     state = torch.stack([torch.randn(1, 34), torch.rand(1, 34) + 0.5, torch.randn(1, 34)], 1).double()
-    return Sample({**operands, "decay": -torch.rand(34, dtype=torch.float64), "state": state}, {})
+    return OpSample({**operands, "decay": -torch.rand(34, dtype=torch.float64), "state": state}, {})
 
 
 VECTORS = {
@@ -77,10 +77,10 @@ VECTORS = {
 MEMORIES = ("linear_attention", "delta_rule", "dplr_scan")
 
 
-def _memory(name: str, steps: int, decay: str, **sizes: int) -> tuple[Op, Sample]:
+def _memory(name: str, steps: int, decay: str, **sizes: int) -> tuple[Op, OpSample]:
     op = registry.get(name)
     sample = draw(op, steps, decay, **sizes)
-    return op, Sample({key: value for key, value in sample.operands.items() if key in op.names}, sample.options)
+    return op, OpSample({key: value for key, value in sample.operands.items() if key in op.names}, sample.options)
 
 
 def test_none_is_left_out():

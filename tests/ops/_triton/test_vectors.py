@@ -10,7 +10,7 @@ import torch
 import laws
 from scanl.errors import BackendError
 from scanl.ops import selective_scan, short_convolution, weighted_average
-from scanl.ops.registry import Op, Sample
+from scanl.ops.registry import Op, OpSample
 
 triton = pytest.importorskip("triton")
 from interpreter import each_way  # noqa: E402
@@ -57,7 +57,7 @@ def convolved(steps, width, window, batch=2, rows=None) -> dict[str, Any]:
 def truth(op: Op, operands, dtype=torch.float32, **options: Any) -> None:
     if "bounds" in options:
         options["cu_seqlens"] = torch.tensor(options.pop("bounds"), device=DEVICE)
-    laws.truth(op, Sample({k: v.to(DEVICE) for k, v in operands.items()}), options, "triton", dtype)
+    laws.truth(op, OpSample({k: v.to(DEVICE) for k, v in operands.items()}), options, "triton", dtype)
 
 
 SCANS = {
@@ -230,7 +230,7 @@ def test_real_sizes(name, shape, dtype):
         "short_convolution": lambda: convolved(steps, width, 4, batch=batch),
     }[name]
     op = EACH[name][0]
-    operands = laws.at(op, Sample(make()), dtype, "triton")
+    operands = laws.at(op, OpSample(make()), dtype, "triton")
     options = {"delta_softplus": True} if name == "selective_scan" else {}
     exact = laws.evaluate(op, laws.wide(operands), options, "parallel")
     same = laws.evaluate(op, operands, options, "parallel")

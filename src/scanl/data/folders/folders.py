@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from scanl.data.base import check_positive, check_shares, own_options, padded, register
 from scanl.data.batch import Batch
-from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
-from scanl.data.questions import Class, Features, Question, Vocabulary
+from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts
+from scanl.data.questions import Class, FeatureInputs, Question, Vocabulary
 from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
@@ -110,7 +110,7 @@ class Sounds(Kind):
         return (channels, rate), f"{channels} channels at {rate} Hz"
 
     def question(self, classes: int, shared: Any) -> Question:
-        return Class(Features(shared[0]), classes)
+        return Class(FeatureInputs(shared[0]), classes)
 
 
 class Pictures(Kind):
@@ -147,7 +147,7 @@ class Pictures(Kind):
         return (width, height, numbers), f"{width} x {height} pixels of {numbers} numbers"
 
     def question(self, classes: int, shared: Any) -> Question:
-        return Class(Features(shared[2]), classes)
+        return Class(FeatureInputs(shared[2]), classes)
 
 
 KINDS: tuple[Kind, ...] = (Texts(), Sounds(), Pictures())
@@ -316,7 +316,7 @@ class Folders(FixedRows):
         kind, _, parts = self._files
         return Parts(
             *(
-                Part(
+                FixedPart(
                     FromFiles([path for path, _ in split], kind.row), np.array([label for _, label in split], np.int64)
                 )
                 for split in parts
@@ -342,7 +342,7 @@ class Folders(FixedRows):
         if (other := self._kind(paths)) is not kind:
             raise DataError(f"{self.name}: {paths[0]} is one of {other.plural}, expected {kind.plural} as in training")
         self._refuse_others(paths)
-        return self._examples(Part([kind.row(path) for path in paths], np.zeros(len(paths), np.int64)))
+        return self._examples(FixedPart([kind.row(path) for path in paths], np.zeros(len(paths), np.int64)))
 
     def elsewhere(self, root: Path) -> "Folders":
         """Return a source whose test part is all of another folder. The classes are as here."""

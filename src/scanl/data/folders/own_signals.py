@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import padded, register
-from scanl.data.fixed import FromFiles, Part, Parts
+from scanl.data.fixed import FixedPart, FromFiles, Parts
 from scanl.data.folders.folders import Folders, Kind, Pictures, Sounds, below
 from scanl.data.folders.signals import Picture, Recording
-from scanl.data.published.audio import Quantized
+from scanl.data.published.audio import QuantizedAudio
 from scanl.data.series.columns import KINDS as TABLES
 from scanl.errors import DataError
 
@@ -22,7 +22,7 @@ SOUNDS = Sounds()
 
 @register("signals")
 @dataclass
-class OwnSignals(Quantized, Folders):
+class OwnSignals(QuantizedAudio, Folders):
     """Signals: each sample of your own recordings, or each number of your own pictures, from those before it, in 256
     steps.
 
@@ -77,7 +77,7 @@ class OwnSignals(Quantized, Folders):
     def read(self) -> Parts:
         return Parts(*(self._part([path for path, _ in split]) for split in self._files[2]))
 
-    def _part(self, paths: Sequence[Path]) -> Part:
+    def _part(self, paths: Sequence[Path]) -> FixedPart:
         is_picture = isinstance(self.signal, Picture)
         pieces = [
             (path, start)
@@ -85,7 +85,7 @@ class OwnSignals(Quantized, Folders):
             for start in range(0, self.length if is_picture else SOUNDS.steps(path), self.length)
         ]
         rows = FromFiles([path for path, _ in pieces], self.tokens, [(start,) for _, start in pieces])
-        return Part(rows, np.zeros(len(pieces), np.int64))
+        return FixedPart(rows, np.zeros(len(pieces), np.int64))
 
     def tokens(self, path: Path, start: int) -> NDArray[np.int64]:
         """Return the tokens of a picture, or of the piece of a recording that begins at a step."""

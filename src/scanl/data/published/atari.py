@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED
-from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.published.sources import published
-from scanl.data.questions import Features, Label
+from scanl.data.questions import FeatureInputs, Label
 from scanl.data.readers import npy
 from scanl.errors import ConfigError, DataError
 
@@ -137,7 +137,7 @@ class AtariReplay(FixedRows):
     def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
         actions = 1 + max(int(numbers.max(initial=0)) for numbers in self._logged[0].values())
         channels = 1 + actions + self.screens * SIDE**2
-        return Label(Features(channels), actions)
+        return Label(FeatureInputs(channels), actions)
 
     def read(self) -> Parts:
         episodes = self._logged[2]
@@ -148,14 +148,14 @@ class AtariReplay(FixedRows):
         parts = (episodes[: -2 * aside], episodes[-2 * aside : -aside], episodes[-aside:])
         return Parts(*(self._part(episodes) for episodes in parts))
 
-    def _part(self, episodes: Sequence[Episode]) -> Part:
+    def _part(self, episodes: Sequence[Episode]) -> FixedPart:
         """Return the rows as their checkpoint, the begin and end of their episode, and their first transition."""
         rows = [
             (number, begin, end, max(begin, min(start, end - self.window)))
             for number, begin, end in episodes
             for start in range(begin, end)
         ]
-        return Part(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
+        return FixedPart(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         (actions, returns, _), classes = self._logged, self.question.classes
@@ -173,7 +173,7 @@ class AtariReplay(FixedRows):
                 screens[len(steps) - len(frames) :, self.screens - 1 - back] = frames / np.float32(255)
         return batch
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         targets = np.full((len(split.rows), self.window), IGNORED, np.int64)
         for place, (number, _, end, start) in zip(targets, split.rows, strict=True):
             actions = self._logged[0][number][start : min(start + self.window, end)]

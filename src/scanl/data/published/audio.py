@@ -15,10 +15,10 @@ from torch import Tensor
 
 from scanl.data.base import IGNORED, Signal, SignalSource
 from scanl.data.files import lines
-from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts
 from scanl.data.folders.signals import Recording, expanded, linear, mu_law, spread
 from scanl.data.published.sources import kind, published
-from scanl.data.questions import Class, Features, NextToken, Question, Vocabulary
+from scanl.data.questions import Class, FeatureInputs, NextToken, Question, Vocabulary
 from scanl.data.readers.wav import RATE, opened
 
 TEN = "yes no up down left right on off stop go".split()  # noqa: SIM905
@@ -46,7 +46,7 @@ class SpeechCommands(FixedRows):
         max_length: samples of a clip that are read, and steps of a row.
     """
 
-    question = Class(Features(1), len(WORDS))
+    question = Class(FeatureInputs(1), len(WORDS))
     words = WORDS
     positive = ("max_length",)
 
@@ -71,7 +71,7 @@ class SpeechCommands(FixedRows):
                 self.files.check_counts({what: len(clips)}, self.folder)
         return Parts(
             *(
-                Part(FromFiles(clips, self.clip), np.array(answers, np.int64))
+                FixedPart(FromFiles(clips, self.clip), np.array(answers, np.int64))
                 for clips, answers in zip(paths, labels, strict=True)
             )
         )
@@ -137,7 +137,7 @@ class TenWords(SpeechCommands):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(COEFFICIENTS if self.mfcc else 1), len(TEN))
+        return Class(FeatureInputs(COEFFICIENTS if self.mfcc else 1), len(TEN))
 
     @property
     def length(self) -> int:
@@ -160,7 +160,7 @@ class TenWords(SpeechCommands):
         self.files.check_counts({"whole clips of ten words": sum(map(len, paths))}, self.folder)
         return Parts(
             *(
-                Part(FromFiles(split_paths, self.clip), np.array(split_labels, np.int64))
+                FixedPart(FromFiles(split_paths, self.clip), np.array(split_labels, np.int64))
                 for split_paths, split_labels in zip(paths, labels, strict=True)
             )
         )
@@ -190,7 +190,7 @@ class TenWords(SpeechCommands):
         return mean, np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0)) + 1e-5
 
 
-class Quantized(FixedRows, SignalSource):
+class QuantizedAudio(FixedRows, SignalSource):
     """Predict each sample of a recording from the samples before it, in 256 steps. The first input is 128, which is
     silence.
 
@@ -214,7 +214,7 @@ class Quantized(FixedRows, SignalSource):
         inputs[:, 1:] = np.where(tokens == IGNORED, first, tokens)[:, :-1]
         return inputs
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         return self._tokens(list(split.rows))
 
     def _tokens(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
@@ -226,7 +226,7 @@ class Quantized(FixedRows, SignalSource):
 
 @published("sc09")
 @dataclass
-class SpokenNumbers(Quantized, SpeechCommands):
+class SpokenNumbers(QuantizedAudio, SpeechCommands):
     """SC09: predict each sample of a spoken digit from the samples before it, in 256 steps of the mu-law. T = 16,000.
 
     The clips of zero to nine of Speech Commands, by the published lists.
@@ -239,7 +239,7 @@ class SpokenNumbers(Quantized, SpeechCommands):
 
 @kind
 @dataclass
-class Pieces(Quantized):
+class Pieces(QuantizedAudio):
     """Long recordings in pieces of equal length. The rest at the end of a recording is dropped.
 
     The files `*.wav` of the folder, in the natural order of their names, 2 before 10: the first 88 % are for training,
@@ -284,7 +284,7 @@ class Pieces(Quantized):
                     pieces = file.getnframes() // self.piece
                 paths += [path] * pieces
                 starts += [(number * self.piece,) for number in range(pieces)]
-            parts.append(Part(FromFiles(paths, self.cut, starts), np.zeros(len(paths), np.int64)))
+            parts.append(FixedPart(FromFiles(paths, self.cut, starts), np.zeros(len(paths), np.int64)))
         return Parts(*parts)
 
     def cut(self, path: Path, start: int) -> NDArray[np.int16]:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED, Played, padded
 from scanl.data.files import folders
-from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.fixed import FixedPart, FixedRows, Parts, set_aside
 from scanl.data.published import babyai_bot
 from scanl.data.published.sources import published
-from scanl.data.questions import Features, Label
+from scanl.data.questions import FeatureInputs, Label
 from scanl.data.readers.pickles import plain
 from scanl.errors import ConfigError
 
@@ -137,20 +137,20 @@ class BabyAIDemonstrations(FixedRows, Played):
     @property
     def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
         channels = len(self.demonstrations[0].words) + SEEN_NUMBERS + DIRECTIONS + ACTIONS
-        return Label(Features(channels), ACTIONS)
+        return Label(FeatureInputs(channels), ACTIONS)
 
     def read(self) -> Parts:
-        train, test = (Part(rows, np.zeros(len(rows), np.int64)) for rows in self.demonstrations)
+        train, test = (FixedPart(rows, np.zeros(len(rows), np.int64)) for rows in self.demonstrations)
         if len(train.answers) < 2:
             train_path = self.demonstrations[0].path
             raise BABYAI.damaged(train_path, f"it has {len(train.answers)} episodes, expected two or more", self.folder)
         # Some are moved by number, so that images stay packed.
-        numbers = Part(np.arange(len(train.answers)), train.answers)
+        numbers = FixedPart(np.arange(len(train.answers)), train.answers)
         training, validation = set_aside(numbers, max(1, len(train.answers) // 20))
         episodes = self.demonstrations[0]
         return Parts(
-            Part(_Some(episodes, training.rows), training.answers),
-            Part(_Some(episodes, validation.rows), validation.answers),
+            FixedPart(_Some(episodes, training.rows), training.answers),
+            FixedPart(_Some(episodes, validation.rows), validation.answers),
             test,
         )
 
@@ -174,7 +174,7 @@ class BabyAIDemonstrations(FixedRows, Played):
         steps[action_steps[1:], words + SEEN_NUMBERS + DIRECTIONS + row[action_steps[:-1], 1]] = 1
         return steps
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         actions = [np.where(row[:, 1] >= 0, row[:, 1], IGNORED).astype(np.int64) for row in split.rows]
         return padded(actions, self.length)
 

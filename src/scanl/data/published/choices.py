@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.published.sources import published
 from scanl.data.questions import Class, Vocabulary
 from scanl.errors import ConfigError
@@ -78,9 +78,9 @@ class MMLUQuestions(FixedRows):
         )
         return Parts(*(self._rows(questions) for questions in (train, *measured)))
 
-    def _rows(self, questions: Sequence[ChoiceQuestion]) -> Part:
+    def _rows(self, questions: Sequence[ChoiceQuestion]) -> FixedPart:
         rows = [np.frombuffer(question.written().encode()[-self.max_length :], np.uint8) for question in questions]
-        return Part(rows, np.array([question.answer for question in questions], np.int64))
+        return FixedPart(rows, np.array([question.answer for question in questions], np.int64))
 
     def _part(self, split: str) -> Iterator[tuple[str, ChoiceQuestion]]:
         """Yield the subject and the question of each row of the tables of a part."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.fixed import Part, Parts
+from scanl.data.fixed import FixedPart, Parts
 from scanl.data.published.music import Polyphony, roll
 from scanl.data.published.sources import published
 from scanl.data.readers import musicxml
@@ -37,6 +37,6 @@ class BachChorales(Polyphony):
             except musicxml.BROKEN as error:
                 raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
         self.files.check_counts({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
-        chorales = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
+        chorales = FixedPart(list(rolls.values()), np.zeros(len(rolls), np.int64))
         fifth = np.arange(len(rolls)) % 5
         return Parts(*(chorales.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.files import lines
-from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.fixed import FixedPart, FixedRows, Parts, set_aside
 from scanl.data.published.sources import kind, published
-from scanl.data.questions import Class, Features, Number, Question
+from scanl.data.questions import Class, FeatureInputs, Number, Question
 from scanl.data.readers import npz, ts
 from scanl.data.series.rows import scale_of
 from scanl.errors import ConfigError, DataError
@@ -47,8 +47,8 @@ class Recordings(FixedRows):
         channels = self.parts.train.rows[0].shape[1]
         if self.metric == "accuracy":
             classes = 1 + int(max(split.answers.max() for split in self.parts))
-            return Class(Features(channels), classes)
-        return Number(Features(channels))
+            return Class(FeatureInputs(channels), classes)
+        return Number(FeatureInputs(channels))
 
     @cached_property
     def uneven(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -63,7 +63,7 @@ class Recordings(FixedRows):
         self._scales = np.array([scale_of(channel) for channel in steps.T])
         location, scale = self._scales.T
         rows = [[((row - location) / scale).astype(np.float32) for row in split.rows] for split in parts]
-        return Parts(*(Part(split_rows, split.answers) for split_rows, split in zip(rows, parts, strict=True)))
+        return Parts(*(FixedPart(split_rows, split.answers) for split_rows, split in zip(rows, parts, strict=True)))
 
     def digest(self) -> str:
         digest = hashlib.sha256(super().digest().encode())
@@ -104,7 +104,7 @@ class SeriesProblem(Recordings):
         parts = self._split(series)
         if self.standardized:
             return self._standardized(parts)
-        return Parts(*(Part([row.astype(np.float32) for row in split.rows], split.answers) for split in parts))
+        return Parts(*(FixedPart([row.astype(np.float32) for row in split.rows], split.answers) for split in parts))
 
     def _split(self, series: Mapping[str, "Labeled"]) -> Parts:
         known = series["train"].labels
@@ -126,15 +126,15 @@ class SeriesProblem(Recordings):
             series.rows.extend(rows)
         return series
 
-    def _numbered(self, series: "Labeled", known: Sequence[Any], name: str) -> Part:
+    def _numbered(self, series: "Labeled", known: Sequence[Any], name: str) -> FixedPart:
         """Return series with the numbers of their classes in `known`, or with their own numbers."""
         if self.metric != "accuracy":
-            return Part(series.rows, np.array(series.labels, np.float32))
+            return FixedPart(series.rows, np.array(series.labels, np.float32))
         number = {label: place for place, label in enumerate(sorted(set(known)))}
         if odd := set(series.labels) - number.keys():
             path = self.files.path(name, self.folder)
             raise self.files.damaged(path, f"class {min(odd)!r} is not in the training part", self.folder)
-        return Part(series.rows, np.array([number[label] for label in series.labels], np.int64))
+        return FixedPart(series.rows, np.array([number[label] for label in series.labels], np.int64))
 
 
 class Labeled(NamedTuple):
@@ -163,7 +163,7 @@ class PooledSeries(SeriesProblem):
         return shares(self._numbered(Labeled(rows, labels), labels, ""), *self.shares, self.split_seed)
 
 
-def shares(split: Part, validation: float, test: float, seed: int) -> Parts:
+def shares(split: FixedPart, validation: float, test: float, seed: int) -> Parts:
     """Split rows at random into three parts, two of them with these shares."""
     count = len(split.answers)
     development, last = set_aside(split, round(test * count), seed)
@@ -236,7 +236,7 @@ class Activity(Recordings):
         train, test = self._part("train", "training"), self._part("test", "test")
         return self._standardized(Parts(*set_aside(train, max(1, len(train.answers) // 10)), test))
 
-    def _part(self, split: str, what: str) -> Part:
+    def _part(self, split: str, what: str) -> FixedPart:
         labels = self._table(f"{split}/y_{split}.txt")[:, 0]
         signals = [self._table(f"{split}/Inertial Signals/{signal}_{split}.txt") for signal in SIGNALS]
         if {signal.shape for signal in signals} != {(len(labels), 128)}:
@@ -245,7 +245,7 @@ class Activity(Recordings):
             raise self.files.damaged(path, f"it has {len(labels)} labels, the signals are {shapes}", self.folder)
         self.files.check_counts({f"{what} windows": len(labels)}, self.folder)
         # 1 walking, 2 upstairs, 3 downstairs, 4 sitting, 5 standing, 6 laying
-        return Part(list(np.stack(signals, 2)), np.isin(labels, (1, 3, 5)).astype(np.int64))
+        return FixedPart(list(np.stack(signals, 2)), np.isin(labels, (1, 3, 5)).astype(np.int64))
 
     def _table(self, name: str) -> NDArray[np.float64]:
         rows = [line.split() for line in lines(self.files.text(name, self.folder))]
@@ -290,11 +290,11 @@ class Sepsis(Recordings):
                 answers.append(int(np.nanmax(hours[:, 40])))
         if len(rows) < 3:
             raise DataError(f"sepsis: {self.needs_folder} has {len(rows)} stays of more than two rows; give more")
-        parts = shares(Part(rows, np.array(answers, np.int64)), 0.15, 0.15, self.split_seed)
+        parts = shares(FixedPart(rows, np.array(answers, np.int64)), 0.15, 0.15, self.split_seed)
         vitals = np.concatenate(list(parts.train.rows))[:, :34]
         known = np.where(np.isnan(vitals).all(0), 0, vitals)  # a column that was never measured
         location, scale = np.nanmean(known, 0), np.nanstd(known, 0) + 1e-5
-        return Parts(*(Part([self._row(row, location, scale) for row in p.rows], p.answers) for p in parts))
+        return Parts(*(FixedPart([self._row(row, location, scale) for row in p.rows], p.answers) for p in parts))
 
     @property
     def needs_folder(self) -> Path:

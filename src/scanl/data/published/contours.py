@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts
 from scanl.data.published.sources import kind
-from scanl.data.questions import Class, Features
+from scanl.data.questions import Class, FeatureInputs
 from scanl.data.readers import png
 
 HARD = "curv_contour_length_14"
@@ -33,7 +33,7 @@ class PublishedPathfinder(FixedRows):
         side: pixels of a side; with `folder`, another size of the release is read, 64 or 256.
     """
 
-    question = Class(Features(1), 2)
+    question = Class(FeatureInputs(1), 2)
     positive = ("side",)
 
     side: int = 32
@@ -57,7 +57,7 @@ class PublishedPathfinder(FixedRows):
         tenth = len(paths) // 10
         cuts = order[: len(order) - 2 * tenth], order[len(order) - 2 * tenth : len(order) - tenth], order[-tenth:]
         labels = np.array(answers, np.int64)
-        return Parts(*(Part(FromFiles([paths[i] for i in cut], self.picture), labels[cut]) for cut in cuts))
+        return Parts(*(FixedPart(FromFiles([paths[i] for i in cut], self.picture), labels[cut]) for cut in cuts))
 
     def _list(self, path: Path) -> list[tuple[str, str, int]]:
         """Return folder, name and label of each picture of a list: the fields 1, 2 and 4 of a line or row."""

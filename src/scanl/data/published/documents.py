@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.files import whole_lines
-from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.fixed import FixedPart, FixedRows, Parts, set_aside
 from scanl.data.published.sources import published
 from scanl.data.questions import Class, Vocabulary
 from scanl.errors import DataError
@@ -51,7 +51,7 @@ class IMDbReviews(FixedRows):
             raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
         return Parts(*set_aside(train, self.aside), test)
 
-    def _json(self) -> tuple[Part, Part]:
+    def _json(self) -> tuple[FixedPart, FixedPart]:
         path = self.files.path("reviews.json", self.folder)
         try:
             pairs = [(review["t"], review["s"]) for review in json.loads(self.files.text("reviews.json", self.folder))]
@@ -63,7 +63,7 @@ class IMDbReviews(FixedRows):
         reviews = part_of(list(dict.fromkeys(pairs)))
         return set_aside(reviews, len(reviews.answers) // 2)
 
-    def _folders(self) -> tuple[Part, Part]:
+    def _folders(self) -> tuple[FixedPart, FixedPart]:
         parts = []
         folders = self.files.or_needs
         for what, names in (("training", folders[:2]), ("test", folders[2:])):
@@ -77,10 +77,10 @@ class IMDbReviews(FixedRows):
         return parts[0], parts[1]
 
 
-def part_of(texts: Sequence[tuple[str, int]]) -> Part:
+def part_of(texts: Sequence[tuple[str, int]]) -> FixedPart:
     """Return texts as their bytes in UTF-8, and their classes."""
     rows = [np.frombuffer(text.encode(), np.uint8) for text, _ in texts]
-    return Part(rows, np.array([answer for _, answer in texts], np.int64))
+    return FixedPart(rows, np.array([answer for _, answer in texts], np.int64))
 
 
 @published("lra_retrieval")
@@ -120,7 +120,7 @@ class PaperPairs(FixedRows):
                 rows.append(np.frombuffer(pair, np.uint8))
                 answers.append(int(float(label)))
             self.files.check_counts({f"{what} pairs": len(rows)}, self.folder)
-            parts.append(Part(rows, np.array(answers, np.int64)))
+            parts.append(FixedPart(rows, np.array(answers, np.int64)))
         return Parts(*parts)
 
 
@@ -158,7 +158,7 @@ class LongListOps(FixedRows):
             )
         )
 
-    def _part(self, name: str, what: str) -> Part:
+    def _part(self, name: str, what: str) -> FixedPart:
         path, rows, answers = self.files.path(name, self.folder), [], []
         table = csv.DictReader(io.StringIO(self.files.text(name, self.folder)), delimiter="\t", quoting=csv.QUOTE_NONE)
         if table.fieldnames != ["Source", "Target"]:
@@ -170,7 +170,7 @@ class LongListOps(FixedRows):
                 raise self.files.damaged(path, why, self.folder)
             answers.append(int(line["Target"]))
         self.files.check_counts({f"{what} rows": len(rows)}, self.folder)
-        return Part(rows, np.array(answers, np.int64))
+        return FixedPart(rows, np.array(answers, np.int64))
 
 
 def listops_tokens(text: str) -> NDArray[Any] | None:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from scanl.data.base import SignalSource
 from scanl.data.files import Files
-from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.fixed import FixedPart, FixedRows, Parts, set_aside
 from scanl.data.folders.signals import Picture
 from scanl.data.published.sources import kind, published
-from scanl.data.questions import Class, Features, NextToken, Question, Vocabulary
+from scanl.data.questions import Class, FeatureInputs, NextToken, Question, Vocabulary
 from scanl.data.readers import cifar, idx, npz, png
 from scanl.errors import ConfigError, DataError
 
-READERS: Mapping[str, Callable[..., Part]] = {
+READERS: Mapping[str, Callable[..., FixedPart]] = {
     "cifar": cifar.images,
     "idx": idx.images,
     "npz": npz.images,
@@ -28,7 +28,7 @@ READERS: Mapping[str, Callable[..., Part]] = {
 }
 
 
-def read_images(files: Files, folder: str, shape: tuple[int, int, int]) -> tuple[Part, Part]:
+def read_images(files: Files, folder: str, shape: tuple[int, int, int]) -> tuple[FixedPart, FixedPart]:
     """Read the images (N, pixels, numbers) and the classes of the training and of the test part."""
     layout, parts = files.laid_out(folder), []
     for name, what in (("train", "training images"), ("test", "test images")):
@@ -70,7 +70,7 @@ class PixelByPixel(FixedRows):
     """
 
     positive = ("aside",)
-    readers: ClassVar[Mapping[str, Callable[..., Part]]] = READERS
+    readers: ClassVar[Mapping[str, Callable[..., FixedPart]]] = READERS
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "test")]
     most_files: ClassVar[int] = sys.maxsize
     shape: ClassVar[tuple[int, int, int]]  # height, width, numbers of a pixel
@@ -89,7 +89,7 @@ class PixelByPixel(FixedRows):
             raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
         return Parts(*set_aside(train, self.aside), test)
 
-    def images(self) -> tuple[Part, Part]:
+    def images(self) -> tuple[FixedPart, FixedPart]:
         """Read the images and classes of training and test."""
         return read_images(self.files, self.folder, self.shape)
 
@@ -114,9 +114,9 @@ class Images(PixelByPixel):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(self.shape[2]), self.classes)
+        return Class(FeatureInputs(self.shape[2]), self.classes)
 
-    def images(self) -> tuple[Part, Part]:
+    def images(self) -> tuple[FixedPart, FixedPart]:
         parts = super().images()
         for split, name in zip(parts, ("training", "test"), strict=True):
             if len(odd := split.answers[(split.answers < 0) | (split.answers >= self.classes)]):
@@ -148,7 +148,7 @@ class ColorImages(Images):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(1 if self.gray else 3), self.classes)
+        return Class(FeatureInputs(1 if self.gray else 3), self.classes)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if not self.gray:
@@ -185,7 +185,7 @@ class NoisePaddedCIFAR10(Images):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(96), self.classes)
+        return Class(FeatureInputs(96), self.classes)
 
     @cached_property
     def noise(self) -> NDArray[np.float32]:
@@ -226,5 +226,5 @@ class Pixels(PixelByPixel, SignalSource):
     def _tokens(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.stack(rows).reshape(len(rows), self.length)[:, self.pixels]
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         return self._tokens(list(split.rows)).astype(np.int64)

@@ -14,19 +14,19 @@ from scanl.data.published.sources import kind, published
 from scanl.data.questions import NextToken, Question, Vocabulary
 from scanl.data.readers import fasta, text
 from scanl.data.text.corpus import Bytes, Corpus
-from scanl.data.text.text import Tokens
+from scanl.data.text.text import TokenText
 
 WHAT = {"train": "training", "validation": "validation", "test": "test"}  # how published numbers call the parts
 
 
 @dataclass
-class Published(Tokens):
+class Published(TokenText):
     """A long text in published parts. A subclass defines `texts`.
 
     While training runs, a sample of the validation part is measured; at the end and by `scanl eval`, the test part.
 
     Args:
-        sequence_length, carry_state, eval_bytes, seed: see `Tokens`.
+        sequence_length, carry_state, eval_bytes, seed: see `TokenText`.
         folder: where the files lie; none: in the folder of the data set.
     """
 

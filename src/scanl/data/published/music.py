@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import padded
-from scanl.data.fixed import Part, Parts
+from scanl.data.fixed import FixedPart, Parts
 from scanl.data.published.sources import kind
 from scanl.data.published.yes_no import YesNo
-from scanl.data.questions import Features, Flags
+from scanl.data.questions import FeatureInputs, Flags
 from scanl.data.readers.pickles import plain
 
 LOWEST, NOTES = 21, 88  # of a piano, as MIDI numbers them
@@ -28,12 +28,12 @@ class Polyphony(YesNo):
     """
 
     uneven = True
-    question = Flags(Features(NOTES), NOTES)
+    question = Flags(FeatureInputs(NOTES), NOTES)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         return padded(list(split.rows), self.length)
 
 
@@ -65,7 +65,7 @@ class PublishedPieces(Polyphony):
             except (TypeError, ValueError) as error:
                 raise files.damaged(path, f"a piece is no list of frames of notes: {error}", self.folder) from error
             files.check_counts({f"{what} pieces": len(rolls)}, self.folder)
-            parts.append(Part(rolls, np.zeros(len(rolls), np.int64)))
+            parts.append(FixedPart(rolls, np.zeros(len(rolls), np.int64)))
         return Parts(*parts)
 
 

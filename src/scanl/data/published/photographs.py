@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.files import Files
-from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
+from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts, set_aside
 from scanl.data.fresh import FreshRows
 from scanl.data.published.sources import published
-from scanl.data.questions import Class, Features, Question
+from scanl.data.questions import Class, FeatureInputs, Question
 from scanl.data.readers.photograph import square
 from scanl.errors import ConfigError, DataError
 
@@ -64,7 +64,7 @@ class ImageNetPatches(FixedRows):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(3 * self.patch**2), len(self.classes))
+        return Class(FeatureInputs(3 * self.patch**2), len(self.classes))
 
     @property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,7 +77,7 @@ class ImageNetPatches(FixedRows):
             raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
         return Parts(*set_aside(train, self.aside), test)
 
-    def _part(self, split: str, what: str) -> Part:
+    def _part(self, split: str, what: str) -> FixedPart:
         paths: list[Path] = []
         answers: list[int] = []
         for number, name in enumerate(self.classes):
@@ -85,7 +85,7 @@ class ImageNetPatches(FixedRows):
             paths += split_paths
             answers += [number] * len(split_paths)
         self.files.check_counts({what: len(paths)}, self.folder)
-        return Part(FromFiles(paths, self.photograph), np.array(answers, np.int64))
+        return FixedPart(FromFiles(paths, self.photograph), np.array(answers, np.int64))
 
     def photograph(self, path: Path) -> NDArray[np.uint8]:
         """Return the patches of a file: (T, 3 patch ** 2)."""
@@ -141,7 +141,7 @@ class MiniImageNetEpisodes(FreshRows):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Class(Features(3 * self.side**2 + self.ways), self.ways)
+        return Class(FeatureInputs(3 * self.side**2 + self.ways), self.ways)
 
     @property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin
 
-from scanl.data.files import Files, Layout, Package
+from scanl.data.files import FileLayout, Files, Package
 from scanl.errors import ConfigError, DataError, nearest
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -108,16 +108,16 @@ def _records(path: Path, table: dict[str, Any], packages: Mapping[str, Mapping[s
     return [_record(name, path, files, source) for name, source in sources.items()]
 
 
-def _names(layout: Layout | None) -> tuple[str, ...]:
+def _names(layout: FileLayout | None) -> tuple[str, ...]:
     return tuple(name for names in layout.parts.values() for name in names) if layout else ()
 
 
-def _layout(where: str, table: Mapping[str, Any] | None) -> Layout | None:
+def _layout(where: str, table: Mapping[str, Any] | None) -> FileLayout | None:
     if table is None:
         return None
     options = typed(where, {key: value for key, value in table.items() if key in OF_LAYOUTS}, OF_LAYOUTS, ("reader",))
     parts = {name: options[name] for name in PARTS if name in options}
-    return Layout(options["reader"], parts, {key: value for key, value in table.items() if key not in OF_LAYOUTS})
+    return FileLayout(options["reader"], parts, {key: value for key, value in table.items() if key not in OF_LAYOUTS})
 
 
 def _record(name: str, path: Path, files: Files, table: Mapping[str, Any]) -> Record:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from scanl.data.base import Source, register, sources
-from scanl.data.files import Layout, folders
+from scanl.data.files import FileLayout, folders
 from scanl.data.published.records import CATALOGUE, Record, read, typed
 from scanl.errors import ConfigError, nearest
 
@@ -126,7 +126,7 @@ def _facts(record: Record, cls: type[Any]) -> dict[str, Any]:
     return typed(record.where, record.facts, {name: known[name] for name in known.keys() - OF_KINDS}, needed)
 
 
-def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
+def _check_layout(record: Record, cls: type[Any], layout: FileLayout) -> None:
     """Raise ConfigError unless a class reads the parts of a layout, and its reader takes the options."""
     if record.kind and tuple(layout.parts) not in cls.splits:
         splits = " or ".join(", ".join(names) for names in cls.splits)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts
 from scanl.data.published.sources import published
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.data.readers import sphere
 
 BINS = 129
@@ -53,7 +53,7 @@ class TIMITFrames(FixedRows):
 
     metric = "mean squared error"
     uneven = True
-    question = Numbers(Features(BINS), BINS)
+    question = Numbers(FeatureInputs(BINS), BINS)
 
     development: ClassVar[tuple[str, ...]]  # speakers of the part for validation
     core: ClassVar[tuple[str, ...]]  # speakers of the part for test
@@ -77,7 +77,7 @@ class TIMITFrames(FixedRows):
             self.files.check_counts({f"{what} sentences": len(split)}, self.folder)
         if self.exchanged:
             parts[1:] = parts[:0:-1]
-        return Parts(*(Part(FromFiles(split, self.frames), np.zeros(len(split), np.int64)) for split in parts))
+        return Parts(*(FixedPart(FromFiles(split, self.frames), np.zeros(len(split), np.int64)) for split in parts))
 
     def frames(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a sentence: (t, 129)."""
@@ -89,7 +89,7 @@ class TIMITFrames(FixedRows):
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return self._padded([row[:-1] for row in rows])
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         return self._padded([row[1:] for row in split.rows])
 
     def _padded(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.float32]:

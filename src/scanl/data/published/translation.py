@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED
 from scanl.data.files import Files, whole_lines
-from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.published.sources import published
 from scanl.data.questions import TokenLabel, Vocabulary
 from scanl.data.readers.sword import entries
@@ -78,10 +78,10 @@ class Translation(FixedRows):
     def read(self) -> Parts:
         return Parts(*(self._part(pairs) for pairs in self.pairs()))
 
-    def _part(self, pairs: Pairs) -> Part:
+    def _part(self, pairs: Pairs) -> FixedPart:
         rows = [f"{first}\n{second}\n".encode() for first, second in pairs if first and second]
         examples = Joined([row for row in rows if len(row) <= self.max_length])
-        return Part(examples, np.zeros(len(examples), np.int64))
+        return FixedPart(examples, np.zeros(len(examples), np.int64))
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         inputs = np.zeros((len(rows), self.length), np.int64)
@@ -89,7 +89,7 @@ class Translation(FixedRows):
             place[: len(row) - 1] = row[:-1]
         return inputs
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         targets = np.full((len(split.rows), self.length), IGNORED, np.int64)
         for place, row in zip(targets, split.rows, strict=True):
             line = int((row == 10).argmax())

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from scanl.data.base import padded
 from scanl.data.files import Files
-from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
+from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts, set_aside
 from scanl.data.published.sources import published
 from scanl.data.published.yes_no import YesNo
-from scanl.data.questions import Class, Features, Flags, Question
+from scanl.data.questions import Class, FeatureInputs, Flags, Question
 from scanl.data.readers import npy, skeleton
 from scanl.data.readers.skeleton import BODIES, JOINTS
 from scanl.errors import ConfigError, DataError
@@ -38,7 +38,7 @@ class Skeletons(FixedRows):
         frames: steps of a row.
     """
 
-    question = Class(Features(BODIES * JOINTS * 3), 60)
+    question = Class(FeatureInputs(BODIES * JOINTS * 3), 60)
     positive = ("frames",)
 
     people: ClassVar[tuple[int, ...]]  # of the training part
@@ -69,7 +69,7 @@ class Skeletons(FixedRows):
             paths[test].append(path)
             answers[test].append(action - 1)
         train, test = (
-            Part(FromFiles(split_paths, self.clip), np.array(labels, np.int64))
+            FixedPart(FromFiles(split_paths, self.clip), np.array(labels, np.int64))
             for split_paths, labels in zip(paths, answers, strict=True)
         )
         return Parts(*set_aside(train, max(1, len(train.answers) // 10)), test)
@@ -103,7 +103,7 @@ class Videos(YesNo):
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
         channels = self.parts.train.rows[0].shape[1]
-        return Flags(Features(channels), self.actions, scores=("nats", "mAP"))
+        return Flags(FeatureInputs(channels), self.actions, scores=("nats", "mAP"))
 
     @abstractmethod
     def annotated(self, split: str) -> dict[str, Any]:
@@ -122,14 +122,14 @@ class Videos(YesNo):
             paths = [self.files.path(f"features/{name}.npy", self.folder) for name in annotations]
             places = np.arange(len(annotations)) + len(self._about)
             self._about += annotations.values()
-            parts.append(Part(FromFiles(paths, self.video), places))
+            parts.append(FixedPart(FromFiles(paths, self.video), places))
         return Parts(*set_aside(parts[0], max(1, len(parts[0].answers) // 10)), parts[1])
 
     def video(self, path: Path) -> NDArray[np.float32]:
         """Return the features of a video: (t, C)."""
         return npy.array(self.files, path, self.folder, 2).astype(np.float32)
 
-    def answers(self, split: Part) -> NDArray[Any]:
+    def answers(self, split: FixedPart) -> NDArray[Any]:
         rows = zip(split.rows, split.answers, strict=True)
         return padded([self.targets(self._about[place], len(row)) for row, place in rows], self.length)
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from scanl.data.files import Files
-from scanl.data.fixed import Part
+from scanl.data.fixed import FixedPart
 
 
-def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int], *, labels: int = 1) -> Part:
+def images(
+    files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int], *, labels: int = 1
+) -> FixedPart:
     """Return the images (N, pixels, numbers) of files, and their classes.
 
     A record has `labels` bytes, the last one the class, and an image, one plane of a color after the other.
@@ -23,4 +25,4 @@ def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, in
         contents.append(np.frombuffer(content, np.uint8).reshape(-1, size))
     records = np.concatenate(contents)
     planes = records[:, labels:].reshape(len(records), shape[2], -1)
-    return Part(planes.transpose(0, 2, 1), records[:, labels - 1].astype(np.int64))
+    return FixedPart(planes.transpose(0, 2, 1), records[:, labels - 1].astype(np.int64))

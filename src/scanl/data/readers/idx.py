@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.files import Files
-from scanl.data.fixed import Part
+from scanl.data.fixed import FixedPart
 from scanl.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def array(files: Files, name: str, folder: str, dimensions: int) -> NDArray[np.u
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
-def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> Part:
+def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> FixedPart:
     """Return the images (N, pixels, numbers) of a file and the classes of another."""
     if len(names) != 2:
         raise ConfigError(f"{files.name}: the part of {', '.join(names)} is no file of images and one of labels")
@@ -35,4 +35,4 @@ def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, in
     if len(rows) != len(answers) or rows.shape[1:] != sizes:
         why = f"{rows.shape} images have {len(answers)} labels"
         raise files.damaged(files.path(labels, folder), why, folder)
-    return Part(rows.reshape(len(rows), -1, shape[2]), answers.astype(np.int64))
+    return FixedPart(rows.reshape(len(rows), -1, shape[2]), answers.astype(np.int64))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.files import Files
-from scanl.data.fixed import Part
+from scanl.data.fixed import FixedPart
 
 
 def arrays(files: Files, name: str, keys: Sequence[str], folder: str = "") -> list[NDArray[Any]]:
@@ -34,7 +34,7 @@ def images(
     images: str,
     labels: str = "",
     planes: bool = False,
-) -> Part:
+) -> FixedPart:
     """Return the images (N, pixels, numbers) of the arrays `images`, and the classes of the arrays `labels`.
 
     Without `labels` all classes are 0.   planes: whether a color follows the other, rather than a pixel the other.
@@ -51,7 +51,7 @@ def images(
         rows.append(values.reshape(len(values), *((shape[2], -1) if planes else (-1, shape[2]))))
         answers.append(classes[0].astype(np.int64) if classes else np.zeros(len(values), np.int64))
     pixels = np.concatenate(rows)
-    return Part(pixels.transpose(0, 2, 1) if planes else pixels, np.concatenate(answers))
+    return FixedPart(pixels.transpose(0, 2, 1) if planes else pixels, np.concatenate(answers))
 
 
 def series(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.files import Files
-from scanl.data.fixed import Part
+from scanl.data.fixed import FixedPart
 
 
 def pixels(files: Files, path: Path, folder: str, mode: str, content: bytes | None = None) -> NDArray[np.uint8]:
@@ -27,7 +27,7 @@ def pixels(files: Files, path: Path, folder: str, mode: str, content: bytes | No
         raise files.damaged(path, f"Pillow cannot read it: {error}", folder) from error
 
 
-def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> Part:
+def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> FixedPart:
     """Return the images (N, pixels, numbers) of pictures whose rows they are, and the classes of a JSON list.
 
     The list is the last file.
@@ -48,4 +48,4 @@ def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, in
     if answers.shape != (len(images),) or not np.issubdtype(answers.dtype, np.integer):
         why = f"{len(images)} images have {answers.shape} labels"
         raise files.damaged(files.path(labels, folder), why, folder)
-    return Part(images, answers.astype(np.int64))
+    return FixedPart(images, answers.astype(np.int64))

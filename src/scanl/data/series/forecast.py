@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import LEVELS, Repeated
+from scanl.data.base import LEVELS, RepeatedIterable
 from scanl.data.batch import Batch, Outcomes
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.data.series.columns import Numbers
 from scanl.data.series.naive import naive, season_errors
 from scanl.data.series.rows import Rows, scales_of
@@ -48,7 +48,7 @@ class SeriesForecast(SeriesQuestion):
         return self.source.season or self.source.collection.season
 
     @cached_property
-    def question(self) -> Forecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def question(self) -> ForecastQuestion:  # pyright: ignore[reportIncompatibleMethodOverride]
         flat, rows, pieces = self.flat, self.training, self.source.parts[TRAINING]
         longest = max(end - begin for _, begin, end in pieces)
         if self.source.season is not None and self.source.season >= longest:
@@ -59,7 +59,7 @@ class SeriesForecast(SeriesQuestion):
         static = np.concatenate([flat.static[[i]].repeat(end - begin, 0) for i, begin, end in pieces])
         columns = [flat.target[rows], flat.past[rows], static, flat.future[rows]]
         target, past, constant, future = (array.shape[1] for array in columns)
-        return Forecast(
+        return ForecastQuestion(
             self.source.horizon,
             target,
             past,
@@ -129,7 +129,9 @@ class SeriesForecast(SeriesQuestion):
         yield from (batch for _, batch in self.forecasts(split))
 
     def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
-        return {"seasonal naive": Repeated(lambda: (self.naive(origins) for origins, _ in self.forecasts(split)))}
+        return {
+            "seasonal naive": RepeatedIterable(lambda: (self.naive(origins) for origins, _ in self.forecasts(split)))
+        }
 
     def naive(self, origins: Sequence[Origin]) -> Numbers:
         """Return the seasonal naive's quantiles (n, H, C, Q) after the last row of each origin."""

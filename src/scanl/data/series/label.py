@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Repeated
+from scanl.data.base import IGNORED, RepeatedIterable
 from scanl.data.batch import Batch
-from scanl.data.questions import Features, Label
+from scanl.data.questions import FeatureInputs, Label
 from scanl.data.series.rows import scales_of
 from scanl.data.series.windows import SeriesQuestion
 from scanl.data.splits import PARTS, TEST, TRAINING, VALIDATION
@@ -80,14 +80,16 @@ class SeriesLabel(SeriesQuestion):
             for batch in self.examples(split):
                 yield np.tile(usual, (int((batch.targets != IGNORED).sum()), 1))
 
-        return {"most frequent": Repeated(answers)}
+        return {"most frequent": RepeatedIterable(answers)}
 
 
-def features(asking: SeriesQuestion) -> Features:
+def features(asking: SeriesQuestion) -> FeatureInputs:
     """Return the form of the covariates of series, in units of the training part; a duration is in its own unit."""
     flat = asking.flat
     scales = scales_of(flat.features[asking.training][:, : flat.past.shape[1] + flat.static.shape[1]])
-    return Features(flat.features.shape[1], scales + (((0.0, 1.0),) if flat.spans is not None else ()), missing=True)
+    return FeatureInputs(
+        flat.features.shape[1], scales + (((0.0, 1.0),) if flat.spans is not None else ()), missing=True
+    )
 
 
 def most_frequent(asking: SeriesQuestion) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.batch import Columns
+from scanl.data.batch import SeriesColumns
 from scanl.data.series.columns import Numbers
 from scanl.data.series.naive import unit_of
 from scanl.data.series.series import Series
@@ -52,10 +52,12 @@ class Rows:
         spans = [] if self.spans is None else [self.spans[:, None]]
         return np.hstack([self.past, static, *spans])
 
-    def columns(self, rows: NDArray[np.int64], ahead: int) -> Columns:
+    def columns(self, rows: NDArray[np.int64], ahead: int) -> SeriesColumns:
         """Return the columns of windows of rows (N, T); for future covariates, also the `ahead` rows after them."""
         series = np.searchsorted(self.starts, rows[:, 0], side="right") - 1
-        return Columns(self.target[rows], self.past[rows], self.static[series], self.future[reaching(rows, ahead)])
+        return SeriesColumns(
+            self.target[rows], self.past[rows], self.static[series], self.future[reaching(rows, ahead)]
+        )
 
     def durations(self, rows: NDArray[np.int64], ahead: int = 0) -> Numbers | None:
         """Return the durations of windows of rows (N, T) and of the `ahead` rows after them, if steps have any."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.base import Exam, Repeated, Source
+from scanl.data.base import Exam, RepeatedIterable, Source
 from scanl.data.batch import Batch
 from scanl.data.questions import Question
 from scanl.data.series.series import Collection
@@ -86,7 +86,7 @@ class SeriesSource(Source):
 
     def exam(self, *, sample: bool = False) -> Exam:
         """Return an exam on the test part."""
-        asking, examples = self.asking, Repeated(lambda: self.asking.examples(TEST))
+        asking, examples = self.asking, RepeatedIterable(lambda: self.asking.examples(TEST))
         count = sum(batch.size for batch in examples)
         title = f"{self.metric} of {count:,} {asking.noun} in the test part of {self.path.name}{asking.unit}:"
         return Exam(title, examples, {}, ".4g", asking.rivals(TEST))

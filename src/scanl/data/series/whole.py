@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Repeated
+from scanl.data.base import RepeatedIterable
 from scanl.data.batch import Batch
 from scanl.data.questions import Class, Number
 from scanl.data.series.label import features, most_frequent, named
@@ -68,7 +68,11 @@ class SeriesClass(SeriesWhole):
 
     def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         usual = most_frequent(self)
-        return {"most frequent": Repeated(lambda: (np.tile(usual, (batch.size, 1)) for batch in self.examples(split)))}
+        return {
+            "most frequent": RepeatedIterable(
+                lambda: (np.tile(usual, (batch.size, 1)) for batch in self.examples(split))
+            )
+        }
 
 
 class SeriesNumber(SeriesWhole):
@@ -93,4 +97,6 @@ class SeriesNumber(SeriesWhole):
 
     def rivals(self, split: int) -> Mapping[str, Iterable[NDArray[Any]]]:
         mean = np.concatenate([self.known(*piece) for piece in self.source.parts[TRAINING]]).mean()
-        return {"training mean": Repeated(lambda: (np.full(batch.size, mean) for batch in self.examples(split)))}
+        return {
+            "training mean": RepeatedIterable(lambda: (np.full(batch.size, mean) for batch in self.examples(split)))
+        }

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_convert, get_worker_info
 
 from scanl.data.shards.listing import listed
-from scanl.data.shards.reader import Cursor, Reader
+from scanl.data.shards.reader import ShardPlace, ShardReader
 from scanl.errors import ConfigError, ScanlError
 
 Position = dict[str, int]  # as `Shards.state_dict` returns it
@@ -71,14 +71,14 @@ class Shards(IterableDataset[Any]):
         self.paths, self.columns, self.seed, self.window = paths, columns, seed, window
         self.batch_size, self.repeat, self.drop_last = batch_size, repeat, drop_last
         self.rank, self.world = rank, world
-        self._position: Position = {"rows": 0, **Cursor()._asdict()}
+        self._position: Position = {"rows": 0, **ShardPlace()._asdict()}
         self._iterations = 0
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> ShardReader:
         """The rows; the shards are listed on first use."""
         shards, form = listed(self.paths)
-        return Reader(shards, form, self.columns, self.seed, self.window)
+        return ShardReader(shards, form, self.columns, self.seed, self.window)
 
     def __iter__(self) -> Iterator[Any]:
         for item, position in self.newest(self.positioned()):
@@ -104,7 +104,7 @@ class Shards(IterableDataset[Any]):
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         size = self.batch_size or 1
         rows = self._position["rows"]
-        begin = cursor = Cursor(*(self._position[name] for name in Cursor._fields))
+        begin = cursor = ShardPlace(*(self._position[name] for name in ShardPlace._fields))
         pairs = self.reader.endless(cursor) if self.repeat else self.reader.rows(cursor)
 
         def pair(item: list[Any]) -> tuple[Any, Position]:
@@ -123,12 +123,12 @@ class Shards(IterableDataset[Any]):
             begin, item, own, read = cursor, [], next(rounds) % workers == worker, 0
         if read and own and not self.drop_last:
             yield pair(self._dealt(begin, -(-read // self.world)))
-        cursor = Cursor(cursor.epoch + 1)
+        cursor = ShardPlace(cursor.epoch + 1)
         yield None, pair([None])[1]
 
-    def _dealt(self, begin: Cursor, rows: int) -> list[Any]:
+    def _dealt(self, begin: ShardPlace, rows: int) -> list[Any]:
         """Return as many rows for this rank, of those from a cursor to the end of its epoch, and on from its first."""
-        again = chain.from_iterable(self.reader.rows(Cursor(begin.epoch)) for _ in count())
+        again = chain.from_iterable(self.reader.rows(ShardPlace(begin.epoch)) for _ in count())
         pairs = chain(self.reader.rows(begin), again)
         return [row.record() for row, _ in islice(pairs, self.rank * rows, (self.rank + 1) * rows)]
 

@@ -47,7 +47,7 @@ class NoColumn(Exception):
     """A shard or a row has not a column. The text says which, and which columns there are."""
 
 
-class Form(ABC):
+class ShardForm(ABC):
     """A form of shards. A subclass is listed in `FORMS`.
 
     name: in messages.   endings: of its files, before that of a packed file.   certain: whether a file with such an
@@ -68,7 +68,7 @@ class Form(ABC):
         """
 
 
-class Parquet(Form):
+class Parquet(ShardForm):
     """Parquet: rows of the columns. One row group is read at a time, and those before the row are not read."""
 
     name = "Parquet"
@@ -98,7 +98,7 @@ def _row(batch: Any, place: int) -> Record:
     return {name: batch.column(name)[place].as_py() for name in batch.schema.names}
 
 
-class InLines(Form):
+class InLines(ShardForm):
     """A row is a line that is not blank. A plain file is entered at the row; a packed one is unpacked up to it."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Lines(InLines):
         return _chosen({"text": line.decode().rstrip("\r\n")}, columns)
 
 
-class Tar(Form):
+class Tar(ShardForm):
     """WebDataset's tar: files in a row whose names differ only behind their first dot are a row.
 
     The columns are the rest of the names, such as `txt` or `cls`, with the bytes of the files, and `__key__`, what the
@@ -186,10 +186,10 @@ class _Strict(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from error
 
 
-FORMS: tuple[Form, ...] = (Parquet(), JSONLines(), Lines(), Tar())
+FORMS: tuple[ShardForm, ...] = (Parquet(), JSONLines(), Lines(), Tar())
 
 
-def form_of(path: str) -> Form | None:
+def form_of(path: str) -> ShardForm | None:
     """Return the form of a file by the ending of its name, or None for another file."""
     name = path.lower()
     for ending in PACKED:

@@ -8,7 +8,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scanl.data.shards.forms import FORMS, PACKED, Form, form_of, is_packed, unpacked
+from scanl.data.shards.forms import FORMS, PACKED, ShardForm, form_of, is_packed, unpacked
 from scanl.errors import ConfigError, DataError
 
 BESIDE = (".md", ".json", ".yaml")  # files that describe shards and lie beside them
@@ -26,7 +26,7 @@ class Shard(NamedTuple):
     size: int | None
 
 
-def listed(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[list[Shard], Form]:
+def listed(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[list[Shard], ShardForm]:
     """Return the shards that paths stand for, and their form.
 
     A path is a file, a folder (with the folders in it), a glob, or a URL of one of these that fsspec opens. A folder or

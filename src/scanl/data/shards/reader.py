@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.shards.forms import Form, NoColumn, Raw, Record
+from scanl.data.shards.forms import ShardForm, NoColumn, Raw, Record
 from scanl.data.shards.listing import Shard, opened
 from scanl.errors import DataError
 
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 
-class Cursor(NamedTuple):
+class ShardPlace(NamedTuple):
     """Where the next row lies.
 
     epoch: how often all shards were read.   place: of the shard in the order of the epoch.   row, offset: of the first
@@ -33,7 +33,7 @@ class Cursor(NamedTuple):
     done: int = 0
 
 
-class Row(NamedTuple):
+class ShardRow(NamedTuple):
     """A row of a shard, which `record` decodes. number: of the row in the shard, from 0."""
 
     shard: Shard
@@ -61,7 +61,7 @@ def damaged(shard: Shard, row: int, error: Exception) -> DataError:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ShardReader:
     """The rows of all shards in one order, epoch after epoch.
 
     seed: of the order of the shards, another in each epoch, and of the order in a window; None: as they are listed.
@@ -69,12 +69,12 @@ class Reader:
     """
 
     shards: Sequence[Shard]
-    form: Form
+    form: ShardForm
     columns: Sequence[str] | None
     seed: int | None
     window: int
 
-    def rows(self, cursor: Cursor) -> Iterator[tuple[Row, Cursor]]:
+    def rows(self, cursor: ShardPlace) -> Iterator[tuple[ShardRow, ShardPlace]]:
         """Yield the rows from a cursor to the end of its epoch, each with the cursor behind it.
 
         No shard before the cursor is opened, and of its window alone a row is read twice. Raises DataError for a
@@ -83,14 +83,14 @@ class Reader:
         order = np.arange(len(self.shards)) if self.seed is None else self._order(len(self.shards), cursor.epoch)
         rows = self._in_turn(order.tolist(), cursor)
         while window := list(islice(rows, self.window)):
-            end = Cursor(cursor.epoch, *window[-1][1])
+            end = ShardPlace(cursor.epoch, *window[-1][1])
             places = range(len(window)) if self.window == 1 else self._order(len(window), *cursor[:3]).tolist()
             for done in range(cursor.done, len(window)):
                 behind = end if done + 1 == len(window) else cursor._replace(done=done + 1)
                 yield window[places[done]][0], behind
             cursor = end
 
-    def endless(self, cursor: Cursor) -> Iterator[tuple[Row, Cursor]]:
+    def endless(self, cursor: ShardPlace) -> Iterator[tuple[ShardRow, ShardPlace]]:
         """Yield the rows of one epoch after another. Raises DataError where the shards have no row."""
         complete = not any(cursor[1:])  # the epoch from its first row
         while True:
@@ -100,12 +100,12 @@ class Reader:
                 yield pair
             if empty:
                 raise DataError(f"shards: {self.shards[0].path} and all other shards have no row, expected one or more")
-            cursor, complete = Cursor(cursor.epoch + 1), True
+            cursor, complete = ShardPlace(cursor.epoch + 1), True
 
     def _order(self, count: int, *seed: int) -> NDArray[np.int64]:
         return np.random.default_rng((self.seed or 0, *seed)).permutation(count)
 
-    def _in_turn(self, order: Sequence[int], cursor: Cursor) -> Iterator[tuple[Row, tuple[int, int, int]]]:
+    def _in_turn(self, order: Sequence[int], cursor: ShardPlace) -> Iterator[tuple[ShardRow, tuple[int, int, int]]]:
         """Yield rows in the order of the shards, each with place, row and offset behind it."""
         start, offset = cursor.row, cursor.offset
         for place in range(cursor.place, len(order)):
@@ -113,12 +113,12 @@ class Reader:
                 yield row, (place, row.number + 1, behind)
             start = offset = 0
 
-    def _of_shard(self, shard: Shard, start: int, offset: int) -> Iterator[tuple[Row, int]]:
+    def _of_shard(self, shard: Shard, start: int, offset: int) -> Iterator[tuple[ShardRow, int]]:
         number = start
         try:
             with opened(shard.path) as file:
                 for raw, behind in self.form.rows(file, self.columns, start, offset):
-                    yield Row(shard, number, raw), behind
+                    yield ShardRow(shard, number, raw), behind
                     number += 1
         except NoColumn as error:
             raise DataError(f"shards: {shard.path} has {error}") from error

@@ -11,11 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanl.data.base import IGNORED, Exam, Packed, Repeated, Source, check_positive, check_types, register
+from scanl.data.base import (
+    IGNORED,
+    Exam,
+    PackedDocuments,
+    RepeatedIterable,
+    Source,
+    check_positive,
+    check_types,
+    register,
+)
 from scanl.data.batch import Batch
 from scanl.data.questions import NextToken, Vocabulary
 from scanl.data.shards.listing import Shard, listed
-from scanl.data.shards.reader import Cursor, Reader, Row
+from scanl.data.shards.reader import ShardPlace, ShardReader, ShardRow
 from scanl.data.text.corpus import SEPARATOR, compressed, fraction
 from scanl.data.text.text import MOST_HELD_OUT
 from scanl.errors import ConfigError, DataError
@@ -26,7 +35,7 @@ STEPS = 2**20  # steps of a batch of held-out documents, at most, unless one doc
 RECENT = 4  # marks that are remembered: Lightning reads a batch before it needs it
 
 
-class Mark(NamedTuple):
+class RowStart(NamedTuple):
     """Where a row of a batch begins.
 
     rows: number of the row, over all processes.   cursor: before the document in which it begins.   tokens: number of
@@ -34,7 +43,7 @@ class Mark(NamedTuple):
     """
 
     rows: int = 0
-    cursor: Cursor = Cursor()
+    cursor: ShardPlace = ShardPlace()
     tokens: int = 0
 
 
@@ -47,12 +56,12 @@ class PackedRow(NamedTuple):
 
     text: bytes
     begins: list[int]
-    end: Mark
+    end: RowStart
 
 
 @register("shards")
 @dataclass
-class ShardedText(Source, Packed):
+class ShardedText(Source, PackedDocuments):
     """Documents of your own in shards: predict the next byte of Parquet, JSON lines, lines of text or WebDataset's tar.
 
     The documents are never all in memory. They follow one another, each after a zero byte, and are cut into rows of
@@ -89,15 +98,15 @@ class ShardedText(Source, Packed):
         check_positive(self.name, self, ["sequence_length", "window"])
         if not 0 < self.held_out <= 1:
             raise ConfigError(f"{self.name}: held_out is {self.held_out}, expected above 0 and at most 1")
-        self._marks = deque([Mark()], RECENT)
-        self._mark = Mark()
+        self._marks = deque([RowStart()], RECENT)
+        self._mark = RowStart()
         self._rows = self._packed(self._mark)
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> ShardReader:
         """All documents in the order of training; the shards are listed on first use."""
         shards, form = listed(self.data)
-        return Reader(shards, form, [self.column], self.seed, self.window)
+        return ShardReader(shards, form, [self.column], self.seed, self.window)
 
     def check(self) -> None:
         shards = self.reader.shards
@@ -125,8 +134,8 @@ class ShardedText(Source, Packed):
         return {"rows": mark.rows, "tokens": mark.tokens, **mark.cursor._asdict()}
 
     def resume(self, position: Mapping[str, int]) -> None:
-        cursor = Cursor(*(position[name] for name in Cursor._fields))
-        self._marks.append(Mark(position["rows"], cursor, position["tokens"]))
+        cursor = ShardPlace(*(position[name] for name in ShardPlace._fields))
+        self._marks.append(RowStart(position["rows"], cursor, position["tokens"]))
 
     def unseen(self, step: int) -> Iterator[Batch]:
         yield from _batches(iter(self._sample))
@@ -138,10 +147,10 @@ class ShardedText(Source, Packed):
             count = sum(len(text) - 1 for text in texts)
             beside = compressed(np.frombuffer(b"".join(text[1:] for text in texts), np.uint8))
             title = f"{self.metric} on {count:,} bytes of held-out documents:"
-            return Exam(title, Repeated(lambda: _batches(iter(texts))), beside, ".3f")
+            return Exam(title, RepeatedIterable(lambda: _batches(iter(texts))), beside, ".3f")
         shards = self.reader.shards
         title = f"{self.metric} on the held-out documents of {len(shards):,} shards:"
-        return Exam(title, Repeated(lambda: _batches(self._texts(shards))), {}, ".3f")
+        return Exam(title, RepeatedIterable(lambda: _batches(self._texts(shards))), {}, ".3f")
 
     def digest(self) -> str:
         """Return the digest of the shards' names and sizes, and of the split, because no machine holds the shards."""
@@ -154,9 +163,9 @@ class ShardedText(Source, Packed):
         shards, form = self.reader.shards, self.reader.form.name
         return f"x {self.sequence_length} bytes, packed from the documents of {len(shards):,} shards of {form}"
 
-    def _nearest(self, rows: int) -> Mark:
+    def _nearest(self, rows: int) -> RowStart:
         """Return the last known mark that is not behind a row."""
-        return max((mark for mark in self._marks if mark.rows <= rows), default=Mark())
+        return max((mark for mark in self._marks if mark.rows <= rows), default=RowStart())
 
     def _go_to(self, rows: int) -> None:
         """Let `_next` return the row of a number. What lies between the nearest known mark and the row is read."""
@@ -172,7 +181,7 @@ class ShardedText(Source, Packed):
         self._mark = row.end
         return row
 
-    def _packed(self, mark: Mark) -> Iterator[PackedRow]:
+    def _packed(self, mark: RowStart) -> Iterator[PackedRow]:
         rows, cursor, skipped = mark
         pieces, begins, count = list[bytes](), list[int](), 0
         for row, behind in self.reader.endless(cursor):
@@ -187,15 +196,15 @@ class ShardedText(Source, Packed):
                     rows += 1
                     ended = begin == len(text)
                     pieces.append(SEPARATOR if ended else text[begin : begin + 1])
-                    end = Mark(rows, behind) if ended else Mark(rows, cursor, begin)
+                    end = RowStart(rows, behind) if ended else RowStart(rows, cursor, begin)
                     yield PackedRow(b"".join(pieces), begins, end)
                     pieces, begins, count = [], [], 0
             cursor = behind
 
-    def _is_held_out(self, row: Row) -> bool:
+    def _is_held_out(self, row: ShardRow) -> bool:
         return fraction(f"{row.shard.name}/{row.number}") < self.held_out
 
-    def _text(self, row: Row) -> bytes:
+    def _text(self, row: ShardRow) -> bytes:
         """Return a document behind a zero byte; nothing for a row without a document."""
         document = row.record()[self.column]
         if isinstance(document, str):
@@ -212,7 +221,7 @@ class ShardedText(Source, Packed):
 
     def _texts(self, shards: Sequence[Shard], held_out: bool = True) -> Iterator[bytes]:
         """Yield the documents of a part, between zero bytes."""
-        for row, _ in replace(self.reader, shards=shards, seed=None, window=1).rows(Cursor()):
+        for row, _ in replace(self.reader, shards=shards, seed=None, window=1).rows(ShardPlace()):
             if self._is_held_out(row) == held_out and (text := self._text(row)):
                 yield text + SEPARATOR
 

@@ -53,7 +53,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Streams:
+class ContiguousStreams:
     """One contiguous stream for each row of the batch; each step reads the next chunk, so a state can be carried over.
 
     The streams start at equal distances in the corpus, which is read as a ring.
@@ -83,7 +83,7 @@ def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int6
 
 
 @dataclass
-class Tokens(Source):
+class TokenText(Source):
     """Predict the next token of a long text: bytes, words or other units. The training part is one array.
 
     A subclass defines `corpus`. If the published test part is not the part held out during training, it defines `test`.
@@ -91,8 +91,8 @@ class Tokens(Source):
 
     Args:
         sequence_length: tokens of a training sequence.
-        carry_state: read the text in order (`Streams`), so that a state can be carried over; otherwise in shuffled
-            `Windows`.
+        carry_state: read the text in order (`ContiguousStreams`), so that a state can be carried over; otherwise in
+            shuffled `Windows`.
         eval_bytes: held-out tokens in each measurement during training: a sample spread over all of them.
         seed: seed of the order.
         length_doublings, doubling_steps: warm-up of the length: training begins with sequences of sequence_length /
@@ -126,7 +126,7 @@ class Tokens(Source):
 
     @cached_property
     def order(self) -> Order:
-        order = Streams if self.carry_state else Windows
+        order = ContiguousStreams if self.carry_state else Windows
         return order(self.corpus.train, self.sequence_length, self.seed)
 
     @property
@@ -181,13 +181,13 @@ class Tokens(Source):
 
 @register("text")
 @dataclass
-class Text(Tokens):
+class Text(TokenText):
     """Predict the next byte of files and folders, split into a training part and a held-out part.
 
     Args:
         data: files and folders; if none, the source of Python's standard library.
         held_out: fraction of the text that is not used for training, above 0; 1 to measure all of it.
-        sequence_length, carry_state, eval_bytes, seed: see `Tokens`.
+        sequence_length, carry_state, eval_bytes, seed: see `TokenText`.
     """
 
     id = "B-arxivgithub"  # the documents are not published, so a folder of one's own is read

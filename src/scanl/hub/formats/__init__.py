@@ -7,8 +7,8 @@ from scanl.hub.formats import mamba2 as mamba2
 from scanl.hub.formats import recurrent_gemma as recurrent_gemma
 from scanl.hub.formats import rwkv as rwkv
 from scanl.hub.formats import xlstm as xlstm
+from scanl.hub.formats.base import CheckpointLayout as CheckpointLayout
 from scanl.hub.formats.base import Format as Format
-from scanl.hub.formats.base import Layout as Layout
 from scanl.hub.formats.base import blocks as blocks
 from scanl.hub.formats.base import get as get
 from scanl.hub.formats.base import in_float32 as in_float32

@@ -17,7 +17,7 @@ from scanl.registry import Registry
 MAX_NUMBER = torch.finfo(torch.float32).max  # the largest number accepted in config.json
 
 
-class Layout(ABC):
+class CheckpointLayout(ABC):
     """Layout of the checkpoints of one kind of model: what their options and weights are called.
 
     A subclass defines `arguments` and `sizes`.
@@ -108,7 +108,7 @@ TRANSPOSED = Turn(lambda shape: shape[::-1], lambda tensor: tensor.T.contiguous(
 VECTOR = Turn(lambda shape: shape[2:], lambda tensor: tensor[None, None])  # (D,) for our (1, 1, D)
 
 
-class Format(Layout):
+class Format(CheckpointLayout):
     """Format of the checkpoints of one `model_type` of transformers, which scanl writes too.
 
     A subclass defines `arguments`, its inverse `entries`, and `sizes`.

@@ -4,12 +4,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from scanl.hub.formats.base import Layout
+from scanl.hub.formats.base import CheckpointLayout
 from scanl.hub.weights import Weights
 from scanl.registry import Registry
 
 
-class Original(Layout):
+class Original(CheckpointLayout):
     """Layout of a folder with options and weights."""
 
     program: ClassVar[str] = ""  # whose program writes it

@@ -90,7 +90,7 @@ def _memory(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 @register("gla")
-class GLA(FLA):
+class FlaGLA(FLA):
     layer: ClassVar = "gla"
     defaults: ClassVar = {
         **FLA.defaults,
@@ -119,7 +119,7 @@ class GLA(FLA):
 
 
 @register("delta_net")
-class DeltaNet(FLA):
+class FlaDeltaNet(FLA):
     layer: ClassVar = "deltanet"
     defaults: ClassVar = {
         **FLA.defaults,
@@ -160,7 +160,7 @@ class DeltaNet(FLA):
 
 
 @register("gated_deltanet")
-class GatedDeltaNet(FLA):
+class FlaGatedDeltaNet(FLA):
     layer: ClassVar = "gated_deltanet"
     defaults: ClassVar = {
         **FLA.defaults,
@@ -196,7 +196,7 @@ class GatedDeltaNet(FLA):
 
 
 @register("hgrn2")
-class HGRN2(FLA):
+class FlaHGRN2(FLA):
     layer: ClassVar = "hgrn2"
     defaults: ClassVar = {**FLA.defaults, "expand_ratio": 128}
     only: ClassVar = {
@@ -217,7 +217,7 @@ class HGRN2(FLA):
 
 
 @register("fla_mamba")
-class Mamba(Original):
+class FlaMamba(Original):
     """Mamba, whose weights have transformers' names. Two of its options do not."""
 
     program: ClassVar = FLA.program
@@ -244,11 +244,11 @@ class Mamba(Original):
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return MambaFormat.arguments(Mamba.entries(config))
+        return MambaFormat.arguments(FlaMamba.entries(config))
 
     @classmethod
     def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return MambaFormat.sizes(Mamba.entries(config))
+        return MambaFormat.sizes(FlaMamba.entries(config))
 
 
 def rounded_up(number: float, multiple: int) -> int:

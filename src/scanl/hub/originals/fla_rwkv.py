@@ -12,7 +12,7 @@ from scanl.hub.originals.fla import FLA, rounded_up
 LN_X_EPS = 64e-5  # the epsilon of the heads' norm in RWKV-LM
 
 
-class RWKV(FLA):
+class FlaRWKV(FLA):
     """What both versions share: the channel mixer of the layer's name, LayerNorm, and a norm of the embedding."""
 
     defaults: ClassVar = {**FLA.defaults, "norm_eps": 1e-5}
@@ -42,7 +42,7 @@ ORDER = [SHIFTS.index(letter) for letter in "wkvrg"]  # that of our slices
 
 
 @register("rwkv6")
-class RWKV6(RWKV):
+class FlaRWKV6(FlaRWKV):
     """RWKV-6 with keys as wide as values.
 
     fla norms the heads with norm_eps. RWKV-LM norms them with 64e-5, which is the same over 8 times the receptance
@@ -52,13 +52,13 @@ class RWKV6(RWKV):
     layer: ClassVar = "rwkv6"
     first: ClassVar = "ffn.key.linear.weight"
     defaults: ClassVar = {
-        **RWKV.defaults,
+        **FlaRWKV.defaults,
         "hidden_ratio": 3.5,
         "num_heads": 4,
         "proj_low_rank_dim": 32,
         "gate_low_rank_dim": 64,
     }
-    only: ClassVar = {**RWKV.only, "expand_k": (1.0,), "expand_v": (1.0,), "norm_eps": (1e-5,)}
+    only: ClassVar = {**FlaRWKV.only, "expand_k": (1.0,), "expand_v": (1.0,), "norm_eps": (1e-5,)}
     renamed: ClassVar = {"mix_rank": "proj_low_rank_dim", "decay_rank": "gate_low_rank_dim"}
     weights: ClassVar = {
         "stack.blocks.*.mixer.time_maa_x": "model.layers.*.attn.x_proj.0.mu",
@@ -77,7 +77,7 @@ class RWKV6(RWKV):
         "stack.blocks.*.channel.time_maa_r": "model.layers.*.ffn.receptance.mu",
         "stack.blocks.*.channel.key.": "model.layers.*.ffn.key.linear.",
         "stack.blocks.*.channel.receptance.": "model.layers.*.ffn.receptance.linear.",
-        **RWKV.weights,
+        **FlaRWKV.weights,
     }
     turned: ClassVar = {
         "mixer.time_maa_w1": Turn(
@@ -114,7 +114,7 @@ ADAPTERS = {"w": "w_lora", "a": "a_lora", "v": "v_lora"}  # RWKV-LM's letter -> 
 
 
 @register("rwkv7")
-class RWKV7(RWKV):
+class FlaRWKV7(FlaRWKV):
     """RWKV-7, in which the official folders on the Hugging Face hub are stored too.
 
     fla norms the heads with head_dim * norm_eps. Older folders have the six token shifts as one tensor, `x_x`.
@@ -123,7 +123,7 @@ class RWKV7(RWKV):
     layer: ClassVar = "rwkv7"
     first: ClassVar = "ffn.key.weight"
     defaults: ClassVar = {
-        **RWKV.defaults,
+        **FlaRWKV.defaults,
         "head_dim": 64,
         "decay_low_rank_dim": 64,
         "gate_low_rank_dim": 128,
@@ -148,7 +148,7 @@ class RWKV7(RWKV):
         "stack.blocks.*.mixer.receptance.": "model.layers.*.attn.r_proj.",
         "stack.blocks.*.mixer.key.": "model.layers.*.attn.k_proj.",
         "stack.blocks.*.mixer.value.": "model.layers.*.attn.v_proj.",
-        **RWKV.weights,
+        **FlaRWKV.weights,
     }
     turned: ClassVar = {
         **{f"mixer.{letter}{place}": TRANSPOSED for letter in "wavg" for place in (1, 2)},

@@ -7,7 +7,7 @@ from scanl.hub.originals.base import Shaped, register
 from scanl.hub.weights import Weights
 
 
-class RWKV(Shaped):
+class RWKVLM(Shaped):
     """What all versions share. Each declares its layer, whose options are the entries of its own."""
 
     program: ClassVar = "RWKV-LM"
@@ -34,7 +34,7 @@ class RWKV(Shaped):
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        options = {key: config[key] for key in cls.defaults if key not in RWKV.defaults}
+        options = {key: config[key] for key in cls.defaults if key not in RWKVLM.defaults}
         stack = {
             "dim": config["dim"],
             "depth": config["depth"],
@@ -56,52 +56,52 @@ class RWKV(Shaped):
 
 
 @register("rwkv_lm_4")
-class RWKV4(RWKV):
+class RWKV4LM(RWKVLM):
     mark: ClassVar = "blocks.0.att.time_mix_k"
     layer: ClassVar = "rwkv4"
-    defaults: ClassVar = {**RWKV.defaults, "width": 2048}
+    defaults: ClassVar = {**RWKVLM.defaults, "width": 2048}
     weights: ClassVar = {
         "stack.blocks.*.mixer.time_mix_key": "blocks.*.att.time_mix_k",
         "stack.blocks.*.mixer.time_mix_value": "blocks.*.att.time_mix_v",
         "stack.blocks.*.mixer.time_mix_receptance": "blocks.*.att.time_mix_r",
         "stack.blocks.*.channel.time_mix_key": "blocks.*.ffn.time_mix_k",
         "stack.blocks.*.channel.time_mix_receptance": "blocks.*.ffn.time_mix_r",
-        **RWKV.weights,
+        **RWKVLM.weights,
     }
 
     @staticmethod
     def described(weights: Weights) -> dict[str, Any]:
-        return {**RWKV.shared(weights), "width": weights.shape("blocks.0.att.time_decay", 1)[0]}
+        return {**RWKVLM.shared(weights), "width": weights.shape("blocks.0.att.time_decay", 1)[0]}
 
 
 @register("rwkv_lm_5")
-class RWKV5(RWKV):
+class RWKV5LM(RWKVLM):
     """RWKV-5.2. Earlier releases of RWKV-5 have one decay for each head."""
 
     mark: ClassVar = "blocks.0.att.ln_x.weight"
     layer: ClassVar = "rwkv5"
-    defaults: ClassVar = {**RWKV.defaults, "head_dim": 64}
+    defaults: ClassVar = {**RWKVLM.defaults, "head_dim": 64}
     weights: ClassVar = {
         "stack.blocks.*.channel.time_mix_key": "blocks.*.ffn.time_mix_k",
         "stack.blocks.*.channel.time_mix_receptance": "blocks.*.ffn.time_mix_r",
-        **RWKV.weights,
+        **RWKVLM.weights,
     }
 
     @staticmethod
     def described(weights: Weights) -> dict[str, Any]:
-        return {**RWKV.shared(weights), "head_dim": weights.shape("blocks.0.att.time_decay", 2)[1]}
+        return {**RWKVLM.shared(weights), "head_dim": weights.shape("blocks.0.att.time_decay", 2)[1]}
 
 
 @register("rwkv_lm_6")
-class RWKV6(RWKV):
+class RWKV6LM(RWKVLM):
     mark: ClassVar = "blocks.0.att.time_maa_x"
     layer: ClassVar = "rwkv6"
-    defaults: ClassVar = {**RWKV.defaults, "head_dim": 64, "mix_rank": 32, "decay_rank": 64}
+    defaults: ClassVar = {**RWKVLM.defaults, "head_dim": 64, "mix_rank": 32, "decay_rank": 64}
 
     @staticmethod
     def described(weights: Weights) -> dict[str, Any]:
         return {
-            **RWKV.shared(weights),
+            **RWKVLM.shared(weights),
             "head_dim": weights.shape("blocks.0.att.time_faaaa", 2)[1],
             "mix_rank": weights.shape("blocks.0.att.time_maa_w2", 3)[1],
             "decay_rank": weights.shape("blocks.0.att.time_decay_w1", 2)[1],
@@ -112,15 +112,15 @@ RANKS = {"decay_rank": "w1", "a_rank": "a1", "v_rank": "v1", "gate_rank": "g1"} 
 
 
 @register("rwkv_lm_7")
-class RWKV7(RWKV):
+class RWKV7LM(RWKVLM):
     mark: ClassVar = "blocks.0.att.r_k"
     layer: ClassVar = "rwkv7"
-    defaults: ClassVar = {**RWKV.defaults, "head_dim": 64, **dict.fromkeys(RANKS, 64)}
+    defaults: ClassVar = {**RWKVLM.defaults, "head_dim": 64, **dict.fromkeys(RANKS, 64)}
     ignored: ClassVar = tuple(f"blocks.0.att.{name}" for name in ("v0", "v1", "v2"))  # some releases store them
 
     @staticmethod
     def described(weights: Weights) -> dict[str, Any]:
-        shared = RWKV.shared(weights)
+        shared = RWKVLM.shared(weights)
         upper = min(1, shared["depth"] - 1)  # the lowest layer has no v1
         ranks = {
             option: weights.shape(f"blocks.{upper}.att.{name}", 2)[1]

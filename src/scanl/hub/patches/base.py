@@ -83,7 +83,7 @@ class CachedPatch(Patch):
         **others: Any,
     ) -> Tensor:
         cache = given_cache(cache, others)
-        rows, x = call.Rows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
+        rows, x = call.TokenRows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
         conv, recurrent, slot = None, None, cls.slot(module)
         if cache is not None:
             conv, recurrent = read(cache, module.layer_idx, slot)
@@ -124,7 +124,7 @@ def read(cache: Any, index: int, slot: int = 0) -> tuple[Tensor | None, Tensor |
 def write(
     cache: Any,
     module: Any,
-    rows: call.Rows,
+    rows: call.TokenRows,
     inputs: Tensor | None,
     conv: Tensor | None,
     recurrent: Tensor | None,

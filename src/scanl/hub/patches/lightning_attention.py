@@ -35,7 +35,7 @@ class LightningAttentionPatch(Patch):
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
         cache = given_cache(cache, others)
-        rows, x = call.Rows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
+        rows, x = call.TokenRows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
         state = None if cache is None else cache.get_linear_cache(module.layer_idx)
         rows.start_anew(state is not None)
         heads = module.act_fn(module.qkv_proj(x)).unflatten(-1, (module.num_attention_heads, -1))

@@ -56,7 +56,7 @@ class RecurrentGemmaPatch(Patch):
             starts = position_ids == 0
             if bool(starts[:, 1:].any()):
                 layout = replace(layout, cu_seqlens=call.offsets(starts.expand(layout.shape)))
-        rows, x = call.Rows.lay(layout, input_states)
+        rows, x = call.TokenRows.lay(layout, input_states)
         cache = given_cache(cache, others) if use_cache else None
         conv = recurrent = layer = None
         if cache is not None:
@@ -95,7 +95,7 @@ def _layer(cache: Any, module: Any) -> Any:
     return cache.layers[index]
 
 
-def _anew(position_ids: Tensor, rows: call.Rows) -> Tensor:
+def _anew(position_ids: Tensor, rows: call.TokenRows) -> Tensor:
     """Return which rows (B,) have position 0 at their first token after padding. These ignore the cached state."""
     positions = position_ids.expand(rows.shape)
     if rows.mask is None:

@@ -81,9 +81,11 @@ class RWKVChannelMixPatch(Patch):
         return rows.back(r.sigmoid() * module.value(F.relu(k).square())), state
 
 
-def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int) -> tuple[call.Rows, Tensor, Tensor]:
+def _shifted(
+    module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int
+) -> tuple[call.TokenRows, Tensor, Tensor]:
     """Return the layout, the tokens in it, and the previous input of each. Write the last input to state[slot]."""
-    rows, x = call.Rows.lay(call.of(module, hidden), hidden)
+    rows, x = call.TokenRows.lay(call.of(module, hidden), hidden)
     last_input = None if state is None else state[slot][..., module.layer_id]
     if rows.cu_seqlens is not None:
         first = (

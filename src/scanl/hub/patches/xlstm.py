@@ -32,7 +32,7 @@ class XLSTMPatch(Patch):
 
     @staticmethod
     def forward(module: Any, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        rows, x = call.Rows.lay(call.part(module, x), x)
+        rows, x = call.TokenRows.lay(call.part(module, x), x)
         if rows.packed and state is not None:
             rows.start_anew(bool((state[1] != 0).any()))
             state = None

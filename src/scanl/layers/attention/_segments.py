@@ -8,7 +8,7 @@ from torch import Tensor
 from scanl.layers.base import Layer, widen
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.exported import exported
-from scanl.layers.parts.segments import Segments
+from scanl.layers.parts.segments import CallSegments
 from scanl.layers.state import State, map_leaves
 
 
@@ -30,12 +30,12 @@ class SegmentLayer(Layer):
             return exported(self, x, state)
         if x.shape[1] == 0:
             return x, self._begin(x, state, None)
-        segments = Segments(x.shape[1], None if state is None else state.steps, self.chunk_size)
+        segments = CallSegments(x.shape[1], None if state is None else state.steps, self.chunk_size)
         state = self._begin(x, state, None)
         wide = widen(x.new_zeros(())).dtype
         state = map_leaves(lambda leaf: leaf.to(wide) if leaf.is_floating_point() else leaf, state)
         return self.over(x, state, segments)
 
-    def over(self, x: Tensor, state: Any, segments: Segments) -> tuple[Tensor, State]:
+    def over(self, x: Tensor, state: Any, segments: CallSegments) -> tuple[Tensor, State]:
         """Return y and the state after x (B, T, D), T at least 1. The state's tensors are float32 or wider."""
         raise NotImplementedError

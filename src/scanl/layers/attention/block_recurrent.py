@@ -11,11 +11,11 @@ from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.rmt import Horizon
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
-from scanl.layers.parts.segments import Piece, Segments, behind_horizon
+from scanl.layers.parts.segments import CallSegments, SegmentPiece, behind_horizon
 from scanl.layers.state import Device, DType
 
 BUCKETS, FARTHEST = 32, 128  # of the bias: distances from 128 on share the last bucket
@@ -24,10 +24,10 @@ BUCKETS, FARTHEST = 32, 128  # of the bias: distances from 128 on share the last
 class BlockRecurrentState(NamedTuple):
     """State of `BlockRecurrent`. Keys and values are zeros where no step is."""
 
-    slots: Annotated[Tensor, Axes("num_slots, dim", "state vectors")]
-    keys: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "keys of the previous and the present block")]
-    values: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    slots: Annotated[Tensor, StateAxes("num_slots, dim", "state vectors")]
+    keys: Annotated[Tensor, StateAxes("2 * window, num_heads, head_dim", "keys of the previous and the present block")]
+    values: Annotated[Tensor, StateAxes("2 * window, num_heads, head_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 def distance_bias(weight: Tensor, distances: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def distance_bias(weight: Tensor, distances: Tensor) -> Tensor:
     return weight[:, bucket].movedim(0, -3)
 
 
-class Heads(Module):
+class TwoAttentionHeads(Module):
     """Queries for two attentions, and keys and values, of vectors (..., D); keys and queries have length 1.
 
     The logits of an attention are multiplied by |scale|, or |cross_scale| where the other side's keys are read.
@@ -66,7 +66,12 @@ class Heads(Module):
 
 
 def attend_to_window(
-    heads: Heads, bias: nn.Parameter, piece: Piece, q: Tensor, new: Sequence[Tensor], caches: Sequence[Tensor]
+    heads: TwoAttentionHeads,
+    bias: nn.Parameter,
+    piece: SegmentPiece,
+    q: Tensor,
+    new: Sequence[Tensor],
+    caches: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a piece's queries read of the W tokens before them, and keys and values with the new ones.
 
@@ -175,7 +180,7 @@ class BlockRecurrent(SegmentLayer):
         self.window = self.chunk_size = window
         self.num_slots, self.horizon = num_slots, horizon
         width = 2 * num_heads * self.head_dim
-        self.tokens, self.states = (Heads(dim, num_heads, self.head_dim) for _ in range(2))
+        self.tokens, self.states = (TwoAttentionHeads(dim, num_heads, self.head_dim) for _ in range(2))
         self.o_proj = nn.Linear(width, dim, bias=False)
         nn.init.trunc_normal_(self.o_proj.weight, std=width**-0.5, a=-2 * width**-0.5, b=2 * width**-0.5)
         self.bias = nn.Parameter(torch.randn(num_heads, BUCKETS) * num_heads**-0.5)
@@ -196,7 +201,7 @@ class BlockRecurrent(SegmentLayer):
         zeros = super().init_state(batch_size, device=device, dtype=dtype)
         return zeros._replace(slots=zeros.slots + self.slots.to(zeros.slots))
 
-    def over(self, x: Tensor, state: BlockRecurrentState, segments: Segments) -> tuple[Tensor, BlockRecurrentState]:
+    def over(self, x: Tensor, state: BlockRecurrentState, segments: CallSegments) -> tuple[Tensor, BlockRecurrentState]:
         slots, keys, values, steps = state
         window, ys = self.window, []
         everything = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)

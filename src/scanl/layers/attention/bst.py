@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
-from scanl.layers.attention.block_recurrent import BUCKETS, Heads, attend_to_window
+from scanl.layers.attention.block_recurrent import BUCKETS, TwoAttentionHeads, attend_to_window
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.designation import layer_class, make_layer
-from scanl.layers.initial_state import Axes, Of
+from scanl.layers.initial_state import Of, StateAxes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
-from scanl.layers.parts.segments import Piece, Segments, gathered
+from scanl.layers.parts.segments import CallSegments, SegmentPiece, gathered
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType, State
 
@@ -24,11 +24,11 @@ class BSTState(NamedTuple):
     """State of `BlockStateTransformer`. Keys and values are zeros where no step is."""
 
     systems: Annotated[tuple[State, ...], Of("systems")]
-    keys: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "keys of the previous and the present block")]
-    values: Annotated[Tensor, Axes("2 * window, num_heads, head_dim", "their values")]
-    context_keys: Annotated[Tensor, Axes("num_contexts, num_heads, head_dim", "keys of the block's contexts")]
-    context_values: Annotated[Tensor, Axes("num_contexts, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    keys: Annotated[Tensor, StateAxes("2 * window, num_heads, head_dim", "keys of the previous and the present block")]
+    values: Annotated[Tensor, StateAxes("2 * window, num_heads, head_dim", "their values")]
+    context_keys: Annotated[Tensor, StateAxes("num_contexts, num_heads, head_dim", "keys of the block's contexts")]
+    context_values: Annotated[Tensor, StateAxes("num_contexts, num_heads, head_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("bst")
@@ -101,7 +101,7 @@ class BlockStateTransformer(SegmentLayer):
         count = {"single_head": 1, "multi_head": num_heads, "multi_filter": num_slots}[variant]
         self.systems = nn.ModuleList(make_layer(layer, dim, layer_options or {}) for _ in range(count))
         width, maps = num_heads * self.head_dim, num_heads if variant == "multi_head" else 1
-        self.tokens = Heads(dim, num_heads, self.head_dim)
+        self.tokens = TwoAttentionHeads(dim, num_heads, self.head_dim)
         self.context_norm = RMSNorm(dim, eps=1e-6)
         self.context_k, self.context_v = (
             nn.ModuleList(nn.Linear(dim, width // maps, bias=False) for _ in range(maps)) for _ in range(2)
@@ -126,7 +126,7 @@ class BlockStateTransformer(SegmentLayer):
             context_values=zeros.context_values + values.to(zeros.keys),
         )
 
-    def over(self, x: Tensor, state: BSTState, segments: Segments) -> tuple[Tensor, BSTState]:
+    def over(self, x: Tensor, state: BSTState, segments: CallSegments) -> tuple[Tensor, BSTState]:
         outputs, systems = zip(
             *(system(x, past) for system, past in zip(self.systems, state.systems, strict=True)), strict=True
         )
@@ -158,7 +158,7 @@ class BlockStateTransformer(SegmentLayer):
         y = self.o_proj(segments.join(ys).flatten(2).to(x.dtype))
         return y, BSTState(systems, keys, values, context_keys, context_values, steps)
 
-    def _next_block(self, piece: Piece, new: Sequence[Tensor], caches: Sequence[Tensor]) -> list[Tensor]:
+    def _next_block(self, piece: SegmentPiece, new: Sequence[Tensor], caches: Sequence[Tensor]) -> list[Tensor]:
         """Return the caches with which the next block begins. new: what the piece has of the contexts."""
         *blocks, keys, values = caches
         moved = [torch.cat([rows[:, self.window :], torch.zeros_like(rows[:, self.window :])], 1) for rows in blocks]
@@ -181,7 +181,7 @@ class BlockStateTransformer(SegmentLayer):
         return k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt(), v
 
 
-def _last(piece: Piece, rows: Tensor) -> Tensor:
+def _last(piece: SegmentPiece, rows: Tensor) -> Tensor:
     """Return (B, ...), the row of the last step of a piece, of rows (B, width, ...)."""
     if isinstance(piece.count, int):
         return rows[:, piece.count - 1]

@@ -10,18 +10,18 @@ from torch.nn import functional as F
 from scanl.layers import auxiliary, options, registry
 from scanl.layers.attention.transformer_xl import Clamp, RelativeAttention, detached_past
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
-from scanl.layers.parts.segments import Piece, Segments, chosen, gathered
+from scanl.layers.parts.segments import CallSegments, SegmentPiece, chosen, gathered
 from scanl.options import at_least
 
 
 class CompressiveState(NamedTuple):
     """State of `CompressiveTransformer`."""
 
-    inputs: Annotated[Tensor, Axes("window + chunk_size, dim", "the last inputs, oldest first, after blank rows")]
-    compressed: Annotated[Tensor, Axes("num_slots, dim", "compressed rows, oldest first, after blank rows")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    inputs: Annotated[Tensor, StateAxes("window + chunk_size, dim", "the last inputs, oldest first, after blank rows")]
+    compressed: Annotated[Tensor, StateAxes("num_slots, dim", "compressed rows, oldest first, after blank rows")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("compressive_transformer")
@@ -90,7 +90,7 @@ class CompressiveTransformer(RelativeAttention):
         self.num_slots, self.pool, self.pooling = num_slots, pool, pooling
         self.compress = nn.Conv1d(dim, dim, pool, stride=pool) if pooling == "conv" and num_slots else None
 
-    def over(self, x: Tensor, state: CompressiveState, segments: Segments) -> tuple[Tensor, CompressiveState]:
+    def over(self, x: Tensor, state: CompressiveState, segments: CallSegments) -> tuple[Tensor, CompressiveState]:
         inputs, compressed, steps = state.inputs.to(x.dtype), state.compressed.to(x.dtype), state.steps
         pasts, longest = [], segments.longest
         for piece in segments.pieces:
@@ -112,14 +112,14 @@ class CompressiveTransformer(RelativeAttention):
         y = self.o_proj(segments.join(ys).flatten(2).to(x.dtype))
         return y, CompressiveState(widen(inputs), widen(compressed), steps)
 
-    def _past(self, piece: Piece, longest: int | None) -> int:
+    def _past(self, piece: SegmentPiece, longest: int | None) -> int:
         """Return how many rows stand before the rows of a piece."""
         if not isinstance(piece.begin, int):
             return self.num_slots + self.window + self.chunk_size - 1
         near = self.window + piece.begin
         return longest if longest is not None and longest <= near else self.num_slots + near
 
-    def _rows(self, inputs: Tensor, compressed: Tensor, piece: Piece, past: int) -> Tensor:
+    def _rows(self, inputs: Tensor, compressed: Tensor, piece: SegmentPiece, past: int) -> Tensor:
         """Return the last `past` rows before a piece: of the compressed memory, then the memory and the segment."""
         both = torch.cat([compressed, inputs], 1)
         if isinstance(piece.begin, int):
@@ -131,7 +131,7 @@ class CompressiveTransformer(RelativeAttention):
         index = torch.where(age <= near, both.shape[1] - age, self.num_slots + near - age)
         return gathered(both, index.clamp(min=0))
 
-    def _visible(self, piece: Piece, past: int, steps: Tensor) -> Tensor:
+    def _visible(self, piece: SegmentPiece, past: int, steps: Tensor) -> Tensor:
         """Return (B, Q, S): whether a slot sees a row. past: rows before the piece.   steps: (B,), read before it."""
         row = torch.arange(past + piece.width, device=steps.device) - past  # counted from the first step of the piece
         causal = torch.arange(piece.width, device=steps.device)[:, None] >= row
@@ -142,7 +142,7 @@ class CompressiveTransformer(RelativeAttention):
         )
         return causal & present[:, None]
 
-    def _compressed(self, piece: Piece, inputs: Tensor, compressed: Tensor, steps: Tensor) -> list[Tensor]:
+    def _compressed(self, piece: SegmentPiece, inputs: Tensor, compressed: Tensor, steps: Tensor) -> list[Tensor]:
         """Return the compressed memory after a piece that ends a segment, and add its loss where losses are collected.
 
         A row whose segment the piece does not end has no loss.

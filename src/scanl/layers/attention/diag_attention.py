@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
@@ -18,9 +18,9 @@ from scanl.ops._frame.nonfinite import replaced
 class DiagAttentionState(NamedTuple):
     """State of `DiagAttention`: the present block, zeros where it has no tokens yet."""
 
-    keys: Annotated[Tensor, Axes("window, num_heads, head_dim")]
-    values: Annotated[Tensor, Axes("window, num_heads, head_dim")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
+    keys: Annotated[Tensor, StateAxes("window, num_heads, head_dim")]
+    values: Annotated[Tensor, StateAxes("window, num_heads, head_dim")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("diag_attention")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from scanl.layers import options, registry
-from scanl.layers.attention.gau import GatedAttention, PositionBias, QueryKeyDim
+from scanl.layers.attention.gau import GatedAttentionUnit, PositionBias, QueryKeyDim
 from scanl.layers.base import as_widened
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
 
@@ -16,15 +16,15 @@ from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
 class FLASHState(NamedTuple):
     """State of `FLASH`. Keys and values are of the present chunk, zeros where it has no steps."""
 
-    keys: Annotated[Tensor, Axes("reach, z_dim", "keys of the present chunk")]
-    values: Annotated[Tensor, Axes("reach, hidden_dim", "its values")]
-    pending: Annotated[Tensor, Axes("z_dim, hidden_dim", "its sum of w_j v_j^T / C")]
-    memory: Annotated[Tensor, Axes("z_dim, hidden_dim", "the sum of all full chunks, M / C")]
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
+    keys: Annotated[Tensor, StateAxes("reach, z_dim", "keys of the present chunk")]
+    values: Annotated[Tensor, StateAxes("reach, hidden_dim", "its values")]
+    pending: Annotated[Tensor, StateAxes("z_dim, hidden_dim", "its sum of w_j v_j^T / C")]
+    memory: Annotated[Tensor, StateAxes("z_dim, hidden_dim", "the sum of all full chunks, M / C")]
+    steps: Annotated[Tensor, StateAxes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("flash")
-class FLASH(GatedAttention):
+class FLASH(GatedAttentionUnit):
     """FLASH, mixed-chunk attention: squared ReLU within chunks of C steps, unnormalised linear attention across.
 
     The memory M changes only where a chunk ends: a step reads its own chunk by attention, and the chunks before by M.

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.position_bias import RotaryBias, SimpleBias
 from scanl.layers.parts.positions import check_length, positions
@@ -28,7 +28,7 @@ QueryKeyDim = Annotated[options.KeyDim, "S, channels of queries and keys; by def
 BEFORE = 0.5  # b(1), bias of the step before, at the start
 
 
-class GatedAttention(Layer):
+class GatedAttentionUnit(Layer):
     """Base class of `gau` and `flash`. `reach`: n, steps of a block, within which all is quadratic."""
 
     def __init__(
@@ -89,13 +89,13 @@ class GatedAttention(Layer):
 class GAUState(NamedTuple):
     """State of `GAU`: zeros where no step is."""
 
-    keys: Annotated[Tensor, Axes("reach, z_dim", "keys of `max_length` steps")]
-    values: Annotated[Tensor, Axes("reach, hidden_dim", "their values")]
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
+    keys: Annotated[Tensor, StateAxes("reach, z_dim", "keys of `max_length` steps")]
+    values: Annotated[Tensor, StateAxes("reach, hidden_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("gau")
-class GAU(GatedAttention):
+class GAU(GatedAttentionUnit):
     """Gated attention unit: one head of attention with squared ReLU, in a gated linear unit.
 
     It stands for attention and feed-forward network together: two such layers have the parameters of a block of both.

@@ -10,20 +10,20 @@ from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.rmt import Horizon
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.rotary import rotate
-from scanl.layers.parts.segments import Segments, behind_horizon
+from scanl.layers.parts.segments import CallSegments, behind_horizon
 
 
 class InfiniState(NamedTuple):
     """State of `InfiniAttention`. Keys and values are zeros where no step of the present segment is."""
 
-    memory: Annotated[Tensor, Axes("num_heads, head_dim, head_dim", "M, from features of keys to values")]
-    norm: Annotated[Tensor, Axes("num_heads, head_dim", "z, the sum of features of keys")]
-    keys: Annotated[Tensor, Axes("chunk_size, num_heads, head_dim", "keys of the present segment, not rotated")]
-    values: Annotated[Tensor, Axes("chunk_size, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    memory: Annotated[Tensor, StateAxes("num_heads, head_dim, head_dim", "M, from features of keys to values")]
+    norm: Annotated[Tensor, StateAxes("num_heads, head_dim", "z, the sum of features of keys")]
+    keys: Annotated[Tensor, StateAxes("chunk_size, num_heads, head_dim", "keys of the present segment, not rotated")]
+    values: Annotated[Tensor, StateAxes("chunk_size, num_heads, head_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 MIN_DENOMINATOR = 1e-10  # denominator of a read; that of an empty memory is 0
@@ -83,7 +83,7 @@ class InfiniAttention(SegmentLayer):
             nn.init.normal_(linear.weight, std=dim**-0.5)
         self.beta = nn.Parameter(torch.zeros(num_heads))
 
-    def over(self, x: Tensor, state: InfiniState, segments: Segments) -> tuple[Tensor, InfiniState]:
+    def over(self, x: Tensor, state: InfiniState, segments: CallSegments) -> tuple[Tensor, InfiniState]:
         projected = (
             segments.cut(widen(project(x)).unflatten(-1, (self.num_heads, self.head_dim)))
             for project in (self.q_proj, self.k_proj, self.v_proj)

@@ -9,7 +9,7 @@ from torch import Tensor
 from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
 from scanl.layers.parts.positions import positions
@@ -21,12 +21,12 @@ from scanl.ops._frame.opaque import opaque
 class MultiState(NamedTuple):
     rows: Annotated[
         Tensor,
-        Axes(
+        StateAxes(
             "reach, num_kv_heads, 2 * head_dim",
             "rotated keys beside values of the tokens kept, oldest first, after blank rows",
         ),
     ]
-    position: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    position: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 BLOCK = 128  # steps; of a longer block the chosen rows cost more, of a shorter one the copies of the cache

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import memory, unread
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
 from scanl.layers.parts.norm import GatedRMSNorm
@@ -26,7 +26,7 @@ _CHUNK = 64
 
 class PaTHState(NamedTuple):
     memory: Annotated[SegmentMemory, memory("num_kv_heads, head_dim", "num_kv_heads, head_dim", "rewritten keys")]
-    conv: Annotated[Tensor, Axes("conv_size - 1, num_kv_heads * head_dim", "the last inputs of the convolution")]
+    conv: Annotated[Tensor, StateAxes("conv_size - 1, num_kv_heads * head_dim", "the last inputs of the convolution")]
 
 
 def _shapes(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.masked_attention import attend
@@ -24,11 +24,11 @@ Map = tuple[Tensor, Tensor]  # weight and bias
 class RANState(NamedTuple):
     """State of `RAN`. Keys and values are of the present window, zeros where it has no steps."""
 
-    cell: Annotated[Tensor, Axes("dim", "g, the cell that the present window reads")]
-    perceived: Annotated[Tensor, Axes("dim", "the last window's result, before it became the cell")]
-    keys: Annotated[Tensor, Axes("reach, num_heads, head_dim", "rotated keys of the present window")]
-    values: Annotated[Tensor, Axes("reach, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
+    cell: Annotated[Tensor, StateAxes("dim", "g, the cell that the present window reads")]
+    perceived: Annotated[Tensor, StateAxes("dim", "the last window's result, before it became the cell")]
+    keys: Annotated[Tensor, StateAxes("reach, num_heads, head_dim", "rotated keys of the present window")]
+    values: Annotated[Tensor, StateAxes("reach, num_heads, head_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
 
 
 def _glu(x: Tensor, linear: Map, gate: Map) -> Tensor:

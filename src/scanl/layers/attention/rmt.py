@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.attention._blocks import TransformerBlock
 from scanl.layers.attention._segments import SegmentLayer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
-from scanl.layers.parts.segments import Piece, Segments, behind_horizon
+from scanl.layers.parts.segments import CallSegments, SegmentPiece, behind_horizon
 from scanl.layers.state import Device, DType
 from scanl.options import at_least
 
@@ -23,12 +23,12 @@ Horizon = Annotated[
 class MemoryTokens(NamedTuple):
     """State of `RecurrentMemoryTransformer`. Keys and values are zeros where no step of the present segment is."""
 
-    memory: Annotated[Tensor, Axes("num_slots, dim", "memory tokens")]
+    memory: Annotated[Tensor, StateAxes("num_slots, dim", "memory tokens")]
     keys: Annotated[
-        Tensor, Axes("depth, num_slots + chunk_size, num_heads, head_dim", "rotated keys of memory and segment")
+        Tensor, StateAxes("depth, num_slots + chunk_size, num_heads, head_dim", "rotated keys of memory and segment")
     ]
-    values: Annotated[Tensor, Axes("depth, num_slots + chunk_size, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    values: Annotated[Tensor, StateAxes("depth, num_slots + chunk_size, num_heads, head_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("rmt")
@@ -96,7 +96,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
         zeros = super().init_state(batch_size, device=device, dtype=dtype)
         return zeros._replace(memory=zeros.memory + self.memory.to(zeros.memory))
 
-    def over(self, x: Tensor, state: MemoryTokens, segments: Segments) -> tuple[Tensor, MemoryTokens]:
+    def over(self, x: Tensor, state: MemoryTokens, segments: CallSegments) -> tuple[Tensor, MemoryTokens]:
         memory, keys, values, steps = state
         ys = []
         for piece, new in zip(segments.pieces, segments.cut(x), strict=True):
@@ -111,7 +111,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
         return segments.join(ys), MemoryTokens(memory, keys, values, steps)
 
     def _read(
-        self, piece: Piece, new: Tensor, memory: Tensor, keys: Tensor, values: Tensor
+        self, piece: SegmentPiece, new: Tensor, memory: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the outputs of a piece, the memory that is written after it, and the keys and values behind it."""
         slots, size = self.num_slots, self.chunk_size
@@ -148,7 +148,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
             keys, values = (torch.stack(caches, 1) for caches in zip(*stored, strict=True))
         return y, written, keys, values
 
-    def _cached(self, piece: Piece, cache: Tensor, front: Tensor, new: Tensor) -> Tensor:
+    def _cached(self, piece: SegmentPiece, cache: Tensor, front: Tensor, new: Tensor) -> Tensor:
         """Return what is known of memory and segment (B, M + S, H, K) with a piece in it."""
         slots = self.num_slots
         if front.shape[1]:

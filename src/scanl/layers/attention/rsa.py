@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention, memory, unread
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.positions import check_length
@@ -20,7 +20,7 @@ KINDS = ("regular", "cosine", "sine")
 
 class RSAState(NamedTuple):
     memory: Annotated[SegmentMemory, memory("num_heads, head_dim", "num_heads, head_dim", "keys")]
-    recurrent: Annotated[Tensor, Axes("num_heads, head_dim", "sums of values", dtype=torch.complex64)]
+    recurrent: Annotated[Tensor, StateAxes("num_heads, head_dim", "sums of values", dtype=torch.complex64)]
 
 
 @registry.register("rsa")

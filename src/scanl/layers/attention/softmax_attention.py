@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes, Fields
+from scanl.layers.initial_state import StateAxes, StateFields
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import SegmentMemory, segment_attention
@@ -18,13 +18,13 @@ from scanl.ops._frame.opaque import opaque
 from scanl.ops.offsets import sequences
 
 
-def memory(keys: str, values: str, meaning: str) -> Fields:
+def memory(keys: str, values: str, meaning: str) -> StateFields:
     """Return the declaration of a memory of `reach` steps. keys, values: axes of a step's keys and values."""
-    return Fields(
+    return StateFields(
         SegmentMemory,
-        keys=Axes(f"reach, {keys}", meaning),
-        values=Axes(f"reach, {values}"),
-        position=Axes("", "steps read", dtype=torch.int64, after=torch.add),
+        keys=StateAxes(f"reach, {keys}", meaning),
+        values=StateAxes(f"reach, {values}"),
+        position=StateAxes("", "steps read", dtype=torch.int64, after=torch.add),
     )
 
 

@@ -11,21 +11,22 @@ from scanl.layers.attention.rmt import Horizon
 from scanl.layers.attention.transformer_xl import distances
 from scanl.layers.base import widen
 from scanl.layers.channel.mlp import MLP
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.masked_attention import attend
-from scanl.layers.parts.segments import Segments, behind_horizon
+from scanl.layers.parts.segments import CallSegments, behind_horizon
 
 
 class BottleneckState(NamedTuple):
     """State of `TemporalLatentBottleneck`. Keys and values are zeros where no step of the present chunk is."""
 
-    slots: Annotated[Tensor, Axes("num_slots, dim", "the slow stream")]
+    slots: Annotated[Tensor, StateAxes("num_slots, dim", "the slow stream")]
     keys: Annotated[
-        Tensor, Axes("depth + 1, chunk_size, num_heads, head_dim", "keys of the fast stream's blocks, then of the slow")
+        Tensor,
+        StateAxes("depth + 1, chunk_size, num_heads, head_dim", "keys of the fast stream's blocks, then of the slow"),
     ]
-    values: Annotated[Tensor, Axes("depth + 1, chunk_size, num_heads, head_dim", "their values")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    values: Annotated[Tensor, StateAxes("depth + 1, chunk_size, num_heads, head_dim", "their values")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 class CrossBlock(Module):
@@ -114,7 +115,7 @@ class TemporalLatentBottleneck(SegmentLayer):
         self.reader, self.slow = (CrossBlock(dim, num_heads, expand, norm_eps, True) for _ in range(2))
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
 
-    def over(self, x: Tensor, state: BottleneckState, segments: Segments) -> tuple[Tensor, BottleneckState]:
+    def over(self, x: Tensor, state: BottleneckState, segments: CallSegments) -> tuple[Tensor, BottleneckState]:
         slots, keys, values, steps = state
         tokens, vectors = (distances(count, self.dim, None, x) for count in (self.chunk_size, self.num_slots))
         place, ys = torch.arange(self.chunk_size, device=x.device), []

@@ -13,18 +13,18 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.positions import check_length
-from scanl.layers.parts.segments import Piece, Segments
+from scanl.layers.parts.segments import CallSegments, SegmentPiece
 from scanl.options import at_least
 
 
 class TransformerXLState(NamedTuple):
     """State of `TransformerXL`."""
 
-    inputs: Annotated[Tensor, Axes("reach, dim", "the last inputs, oldest first, after blank rows")]
-    steps: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64, after=torch.add)]
+    inputs: Annotated[Tensor, StateAxes("reach, dim", "the last inputs, oldest first, after blank rows")]
+    steps: Annotated[Tensor, StateAxes("", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 Clamp = Annotated[int | None, at_least(0), "distances beyond it count as it; None for no such limit"]
@@ -146,7 +146,7 @@ class TransformerXL(RelativeAttention):
         self.variant, self.max_length = variant, max_length
         self.reach = {"bounded": window + chunk_size, "same_length": window, "growing": max_length}[variant] - 1
 
-    def over(self, x: Tensor, state: TransformerXLState, segments: Segments) -> tuple[Tensor, TransformerXLState]:
+    def over(self, x: Tensor, state: TransformerXLState, segments: CallSegments) -> tuple[Tensor, TransformerXLState]:
         if self.variant == "growing":
             check_length(self._who(), x, state.steps, None, self.max_length)
         inputs, steps = state.inputs.to(x.dtype), state.steps
@@ -162,7 +162,7 @@ class TransformerXL(RelativeAttention):
         y = self.o_proj(segments.join(ys).flatten(2).to(x.dtype))
         return y, TransformerXLState(widen(inputs), steps)
 
-    def _contexts(self, inputs: Tensor, segments: Segments) -> Iterator[tuple[Piece, int]]:
+    def _contexts(self, inputs: Tensor, segments: CallSegments) -> Iterator[tuple[SegmentPiece, int]]:
         """Yield each piece, and how many of the last inputs its steps may see."""
         longest = segments.longest
         for piece in segments.pieces:
@@ -173,7 +173,7 @@ class TransformerXL(RelativeAttention):
                     past, longest = min(past, longest), longest + piece.count
             yield piece, past
 
-    def _visible(self, piece: Piece, past: int, steps: Tensor) -> Tensor:
+    def _visible(self, piece: SegmentPiece, past: int, steps: Tensor) -> Tensor:
         """Return (B or 1, Q, S): whether a slot sees a row. past: rows before the piece.   steps: (B,), read before."""
         row = torch.arange(past + piece.width, device=steps.device) - past  # counted from the first step of the piece
         age = torch.arange(piece.width, device=steps.device)[:, None] - row

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.ops._frame.opaque import opaque
 from scanl.options import divides
@@ -88,7 +88,7 @@ class TTM(Layer):
     aliases = ("token_turing_machine",)
     equation = "Z_t = S_r([M_{t-1}; x_t]),  O_t = Transformer(Z_t),  M_t = S_m([M_{t-1}; x_t; O_t]),  y_t = mean O_t"
     source = 'Ryoo et al., "Token Turing Machines", arXiv:2211.09119, eq. (1) to (6)'
-    state: ClassVar = Axes("num_slots, token_dim", "M, the memory")
+    state: ClassVar = StateAxes("num_slots, token_dim", "M, the memory")
     reads: ClassVar = {"maps": nn.Linear, "norms": nn.LayerNorm}
     sample: ClassVar = {"num_groups": 2, "num_slots": 5, "num_anchors": 4, "num_heads": 2}
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.depth import channel_shares, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import RWKV4, mix
@@ -31,7 +31,7 @@ class ChannelMix(Layer):
     """Base class of RWKV's channel mixes."""
 
     residual_out = "value"
-    state: ClassVar = Axes("1, dim", "the last input")
+    state: ClassVar = StateAxes("1, dim", "the last input")
 
 
 @registry.channel_mixers.add("rwkv4")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
@@ -18,10 +18,10 @@ from scanl.options import above
 class ABCState(NamedTuple):
     """State of `ABC`: sums over all steps, and a count of steps."""
 
-    keys: Annotated[Tensor, Axes("num_heads, head_k_dim, num_slots", "Σ k_j e_jᵀ")]
-    values: Annotated[Tensor, Axes("num_heads, num_slots, head_v_dim", "Σ e_j v_jᵀ")]
-    weights: Annotated[Tensor, Axes("num_heads, num_slots", "Σ e_j")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
+    keys: Annotated[Tensor, StateAxes("num_heads, head_k_dim, num_slots", "Σ k_j e_jᵀ")]
+    values: Annotated[Tensor, StateAxes("num_heads, num_slots, head_v_dim", "Σ e_j v_jᵀ")]
+    weights: Annotated[Tensor, StateAxes("num_heads, num_slots", "Σ e_j")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("abc")

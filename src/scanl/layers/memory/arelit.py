@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.memory.relit import Eta, GatedOuterProducts, HeadDim, expand
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_scan
 
 
 class AReLiTState(NamedTuple):
-    keys: Annotated[Tensor, Axes("rank, num_heads, eta * head_dim", "traces of keys")]
-    values: Annotated[Tensor, Axes("rank, num_heads, head_dim", "traces of values")]
-    normalizer: Annotated[Tensor, Axes("num_heads, eta * head_dim", "s")]
-    steps: Annotated[Tensor, Axes("1", "count of steps", dtype=torch.int64, after=torch.add)]
+    keys: Annotated[Tensor, StateAxes("rank, num_heads, eta * head_dim", "traces of keys")]
+    values: Annotated[Tensor, StateAxes("rank, num_heads, head_dim", "traces of values")]
+    normalizer: Annotated[Tensor, StateAxes("num_heads, eta * head_dim", "s")]
+    steps: Annotated[Tensor, StateAxes("1", "count of steps", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("arelit")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import normalized_linear_attention
 from scanl.options import at_least
 
@@ -55,7 +55,7 @@ class EcoFormer(Layer):
     )
     source = 'Liu et al., "EcoFormer: Energy-Saving Attention with Linear Complexity", arXiv:2209.09004, sec. 4'
     op = "linear_attention"
-    state: ClassVar = Axes(
+    state: ClassVar = StateAxes(
         "num_heads, num_bits + 1, head_dim + 1",
         "sums over steps: a row for each bit and one for c, a column for the denominator",
     )

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_attention
 
 
@@ -25,7 +25,7 @@ class ExpDecay(Layer):
     equation = "S_t = Diag(sigmoid(decay)) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t"
     source = "Linear RNN base block, exponential-decay matrix memory; its listing reads S with v, here with q"
     op = "linear_attention"
-    state: ClassVar = Axes("num_heads, head_dim, head_dim")
+    state: ClassVar = StateAxes("num_heads, head_dim, head_dim")
     sample: ClassVar = {"num_heads": 3}
     residual_out = "o_proj"
     hints: ClassVar = {"decay": UNDECAYED}

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_attention, linear_scan
 
 
@@ -32,7 +32,7 @@ class GateLoop(Layer):
         'Katsch, "GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling", arXiv:2311.01927, sec. 3'
     )
     op = "linear_scan"
-    state: ClassVar = Axes("num_heads, head_dim, head_dim", "S", dtype=torch.complex64)
+    state: ClassVar = StateAxes("num_heads, head_dim, head_dim", "S", dtype=torch.complex64)
     sample: ClassVar = {"width": 10}
     residual_out = "to_out"
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
 from scanl.options import above
@@ -17,8 +17,8 @@ from scanl.options import above
 class SlotState(NamedTuple):
     """State of attention over slots."""
 
-    keys: Annotated[Tensor, Axes("num_heads, head_k_dim, num_slots", "a column for each slot")]
-    values: Annotated[Tensor, Axes("num_heads, num_slots, head_v_dim", "a row for each slot")]
+    keys: Annotated[Tensor, StateAxes("num_heads, head_k_dim, num_slots", "a column for each slot")]
+    values: Annotated[Tensor, StateAxes("num_heads, num_slots, head_v_dim", "a row for each slot")]
 
 
 @registry.register("gsa")

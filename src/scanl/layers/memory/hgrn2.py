@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
@@ -38,7 +38,7 @@ class HGRN2(LowerBounded):
         "the released code has SimpleRMSNorm"
     )
     op = "linear_attention"
-    state: ClassVar = Axes("dim // head_dim, head_dim, head_dim", "S")
+    state: ClassVar = StateAxes("dim // head_dim, head_dim, head_dim", "S")
     sample: ClassVar = {"head_dim": 4}
     residual_out = "o_proj"
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
 
@@ -37,7 +37,7 @@ class Lightning(Layer):
         'al., "Lightning Attention-2", arXiv:2401.04658'
     )
     op = "linear_attention"
-    state: ClassVar = Axes("num_heads, head_dim, head_dim", "S")
+    state: ClassVar = StateAxes("num_heads, head_dim, head_dim", "S")
     sample: ClassVar = {"num_heads": 2}
     residual_out = "out_proj"
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.feature_map import Degree, FeatureMap, Features, Horizon, Name, Shifts
 from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.layers.parts.norm import GatedRMSNorm
@@ -22,9 +22,10 @@ MAX_KERNEL_FEATURES = 256
 
 class LinearAttentionState(NamedTuple):
     recurrent: Annotated[
-        Tensor, Axes("num_heads, feature_map.width, head_v_dim + normalize", "S; z is one more column with normalize")
+        Tensor,
+        StateAxes("num_heads, feature_map.width, head_v_dim + normalize", "S; z is one more column with normalize"),
     ]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add, when="positional")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add, when="positional")]
 
 
 @registry.register("linear_attention")

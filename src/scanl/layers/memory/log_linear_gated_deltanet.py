@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.delta_memory import DeltaMemory
 from scanl.layers.parts.levels import count_levels, levels
 from scanl.layers.parts.positions import check_length, positions
@@ -23,8 +23,8 @@ from scanl.ops.offsets import sequences
 class LevelsMemory(NamedTuple):
     """Memories of the levels, and how many steps they have read."""
 
-    levels: Annotated[Tensor, Axes("*memory", "S of levels 1 to L - 1")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
+    levels: Annotated[Tensor, StateAxes("*memory", "S of levels 1 to L - 1")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 class LevelsState(NamedTuple):

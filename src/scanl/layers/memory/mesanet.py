@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import LastInputs, QueryKeyValue
 from scanl.ops import linear_attention
@@ -18,15 +18,15 @@ from scanl.ops.delta_rule import unit
 from scanl.options import at_least, below
 
 
-class Sums(NamedTuple):
+class DecayedSums(NamedTuple):
     """Decayed sums over the past."""
 
-    keys: Annotated[Tensor, Axes("*memory", "G, of k kᵀ")]
-    values: Annotated[Tensor, Axes("*memory", "S, of k vᵀ")]
+    keys: Annotated[Tensor, StateAxes("*memory", "G, of k kᵀ")]
+    values: Annotated[Tensor, StateAxes("*memory", "S, of k vᵀ")]
 
 
 class MesaState(NamedTuple):
-    recurrent: Annotated[Sums, Sums]
+    recurrent: Annotated[DecayedSums, DecayedSums]
     conv: LastInputs
 
 
@@ -111,7 +111,7 @@ class MesaNet(QueryKeyValue):
         _, keys = linear_attention(solved, k, write, g, state=keys, scale=1.0, cu_seqlens=cu_seqlens)
         o, values = linear_attention(solved, write, v, g, state=values, scale=1.0, cu_seqlens=cu_seqlens)
         o = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
-        return self.o_proj(o.to(x.dtype).flatten(-2)), MesaState(Sums(keys, values), conv)
+        return self.o_proj(o.to(x.dtype).flatten(-2)), MesaState(DecayedSums(keys, values), conv)
 
 
 def _product(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes, Of
+from scanl.layers.initial_state import Of, StateAxes
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
@@ -38,8 +38,8 @@ class MLSTMCell(Module):
 
 
 class MLSTMState(NamedTuple):
-    memory: Annotated[Tensor, Axes("num_heads, head_dim, head_dim + 1", "e^-m C, with e^-m n in the last column")]
-    m: Annotated[Tensor, Axes("num_heads", "the stabilizer")]
+    memory: Annotated[Tensor, StateAxes("num_heads, head_dim, head_dim + 1", "e^-m C, with e^-m n in the last column")]
+    m: Annotated[Tensor, StateAxes("num_heads", "the stabilizer")]
     conv: Annotated[Tensor, Of("conv1d", "the last inputs of the convolution")]
 
 

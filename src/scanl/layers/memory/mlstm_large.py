@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.soft_cap import soft_cap
@@ -18,8 +18,10 @@ from scanl.options import above
 
 
 class MLSTMLargeState(NamedTuple):
-    memory: Annotated[Tensor, Axes("num_heads, head_k_dim, head_v_dim + 1", "e^-m C, with e^-m n in the last column")]
-    m: Annotated[Tensor, Axes("num_heads", "the stabilizer")]
+    memory: Annotated[
+        Tensor, StateAxes("num_heads, head_k_dim, head_v_dim + 1", "e^-m C, with e^-m n in the last column")
+    ]
+    m: Annotated[Tensor, StateAxes("num_heads", "the stabilizer")]
 
 
 @registry.register("mlstm_large")

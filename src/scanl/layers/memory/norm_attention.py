@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
@@ -21,8 +21,8 @@ _ACTIVATIONS = {"elu": late(F, "elu"), "elu_plus_one": elu_plus_one}
 
 
 class NormAttentionState(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("num_heads, head_dim, head_dim", "S")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
+    recurrent: Annotated[Tensor, StateAxes("num_heads, head_dim, head_dim", "S")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("norm_attention")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
@@ -54,7 +54,7 @@ class RDN(CellLayer):
     id = "S-rdn"
     aliases = ("recurrent_delta_network", "recurrent_deltanet", "delta_rnn")
     cell = rdn_cell
-    state: ClassVar = Axes("num_heads, head_dim + 1, head_dim", "S, with the last output as one more row")
+    state: ClassVar = StateAxes("num_heads, head_dim + 1, head_dim", "S, with the last output as one more row")
     residual_out = "out_linear"
     sample: ClassVar = {"num_heads": 3}
 

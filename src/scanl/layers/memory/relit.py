@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
@@ -119,7 +119,7 @@ class ReLiT(GatedOuterProducts):
     source = SOURCE
     op = "gated_outer_product_cell"
     expansions = 2
-    state: ClassVar = Axes("num_heads, head_dim + 1, eta * head_dim", "C, with s as its last row")
+    state: ClassVar = StateAxes("num_heads, head_dim + 1, eta * head_dim", "C, with s as its last row")
     sample: ClassVar = {"num_heads": 2, "head_dim": 9, "eta": 8}  # with few channels, all ReLUs of a step may be 0
 
     def __init__(

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.ops import linear_attention
@@ -17,9 +17,9 @@ from scanl.options import at_least
 
 
 class RetNetState(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S")]
+    recurrent: Annotated[Tensor, StateAxes("num_heads, key_dim, head_dim", "S")]
     steps: Annotated[
-        Tensor, Axes("1", "steps read, from which the rotation continues", dtype=torch.int64, after=torch.add)
+        Tensor, StateAxes("1", "steps read, from which the rotation continues", dtype=torch.int64, after=torch.add)
     ]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
@@ -53,7 +53,7 @@ class SRWM(CellLayer):
     id = "S-srwm"
     aliases = ("self_referential_weight_matrix",)
     cell = srwm_cell
-    state: ClassVar = Axes("num_heads, head_dim, 3 * head_dim + 4", "what was added to the weights")
+    state: ClassVar = StateAxes("num_heads, head_dim, 3 * head_dim + 4", "what was added to the weights")
     residual_out = "out_linear"
     sample: ClassVar = {"num_heads": 3}
 

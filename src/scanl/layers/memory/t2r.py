@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import normalized_linear_attention
@@ -18,8 +18,8 @@ from scanl.options import at_least
 
 
 class T2RState(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("num_heads, num_features, head_dim + 1", "S, with z as one more column")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add)]
+    recurrent: Annotated[Tensor, StateAxes("num_heads, num_features, head_dim + 1", "S, with z as one more column")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("t2r")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.depth import relative_depth
 from scanl.layers.parts.lrpe import LRPE
 from scanl.layers.parts.norm import simple_rms_norm
@@ -19,8 +19,8 @@ from scanl.ops import linear_attention
 
 
 class TransNormerState(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S; with positions keys have 2K channels")]
-    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, after=torch.add, when="lrpe")]
+    recurrent: Annotated[Tensor, StateAxes("num_heads, key_dim, head_dim", "S; with positions keys have 2K channels")]
+    steps: Annotated[Tensor, StateAxes("1", "steps read", dtype=torch.int64, after=torch.add, when="lrpe")]
 
 
 @registry.register("transnormerllm")

@@ -51,7 +51,7 @@ def remember(gates: Tensor, r: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Te
     return torch.tanh(c) * torch.sigmoid(o), c
 
 
-class Heads(Module):
+class ClosedFormMaps(Module):
     """The linear maps of a cell, with or without a backbone, and their masks. Rows of a mask: outputs."""
 
     ff1: nn.Linear

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ode._closed_form import (
     ACTIVATIONS,
     EQUATION,
     SOURCE,
-    Heads,
+    ClosedFormMaps,
     Memory,
     MixedMemory,
     Variant,
@@ -23,7 +23,7 @@ from scanl.layers.ode._closed_form import (
 from scanl.layers.ode._timed import TimedCell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 from scanl.options import at_least, one_of
 
 
@@ -88,7 +88,7 @@ class CfC(TimedCell):
     aliases = ("closed_form_continuous", "closed_form_continuous_time")
     cell = cfc_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
-    state: ClassVar = Axes("num_states, width", "h; with a mixed memory h and c")
+    state: ClassVar = StateAxes("num_states, width", "h; with a mixed memory h and c")
     sample: ClassVar = {"width": 10, "hidden_dim": 8}
 
     def __init__(
@@ -110,7 +110,7 @@ class CfC(TimedCell):
         super().__init__()
         self.dim, self.width, self.variant, self.activation = dim, width or dim, variant, activation
         self.num_states = 2 if mixed_memory else 1
-        self.rnn_cell = Heads(dim, self.width, variant, hidden_dim, depth)
+        self.rnn_cell = ClosedFormMaps(dim, self.width, variant, hidden_dim, depth)
         self.lstm = MixedMemory(dim, self.width) if mixed_memory else None
         self.fc = nn.Linear(self.width, dim) if self.width != dim else nn.Identity()
 
@@ -135,21 +135,27 @@ class CfC(TimedCell):
 
 
 @cfc_cell.samples
-def _samples() -> Iterator[Sample]:
+def _samples() -> Iterator[OpSample]:
     draw = Draws()
     inputs = {"x": draw(2, 4, 5), "dt": draw(2, 4, 1).abs(), "gates": draw(2, 4, 4, 3)}
     backbone = {"w": draw(5, 3), "deep": draw(1, 5, 5), "deep_bias": draw(1, 5)}
     heads = {"heads": draw(4, 3, 5), "heads_bias": draw(4, 3), "r": draw(4, 3, 3)}
-    yield Sample({**inputs, **backbone, **heads, "state": draw(2, 2, 3)})
+    yield OpSample({**inputs, **backbone, **heads, "state": draw(2, 2, 3)})
     inputs = {"x": draw(1, 5, 1, 3), "dt": draw(1, 5, 1).abs(), "w": draw(1, 3, 3), "time": draw(2, 3)}
     packed = {"variant": "pure", "cu_seqlens": torch.tensor([0, 2, 2, 5])}
-    yield Sample({**inputs, "state": draw(3, 1, 3)}, packed)
+    yield OpSample({**inputs, "state": draw(3, 1, 3)}, packed)
 
 
 @cfc_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+def _errors() -> Iterator[tuple[OpSample, str]]:
     operands = {"x": torch.zeros(2, 4, 5), "dt": torch.zeros(2, 4, 1), "w": torch.zeros(5, 3)}
-    yield Sample({**operands, "heads": torch.zeros(4, 2, 5)}), "heads has shape (4, 2, 5), expected (G, E, U) with E=3"
-    yield Sample({**operands, "dt": torch.zeros(2, 4)}), "dt has shape (2, 4), expected (B, T, 1)"
+    yield (
+        OpSample({**operands, "heads": torch.zeros(4, 2, 5)}),
+        "heads has shape (4, 2, 5), expected (G, E, U) with E=3",
+    )
+    yield OpSample({**operands, "dt": torch.zeros(2, 4)}), "dt has shape (2, 4), expected (B, T, 1)"
     gates, r = torch.zeros(2, 4, 4, 3), torch.zeros(4, 3, 2)
-    yield Sample({**operands, "gates": gates, "r": r}), "r has shape (4, 3, 2), expected (J, E, E) with J=4 from gates"
+    yield (
+        OpSample({**operands, "gates": gates, "r": r}),
+        "r has shape (4, 3, 2), expected (J, E, E) with J=4 from gates",
+    )

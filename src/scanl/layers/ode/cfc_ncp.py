@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
-from scanl.layers.ode._closed_form import Heads, Memory, MixedMemory, Variant, closed_form, remember
+from scanl.layers.ode._closed_form import ClosedFormMaps, Memory, MixedMemory, Variant, closed_form, remember
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.layers.parts.cell_cases import cases
@@ -89,13 +89,13 @@ class Wired(Module):
         for at, (rows, size) in enumerate(zip(wiring.layers(), self.sizes, strict=True)):
             mask = torch.tensor(abs(rows.T), dtype=torch.get_default_dtype())
             self.add_module(
-                f"layer_{at}", Heads(below, size, variant, mask=torch.cat([mask, torch.ones(size, size)], 1))
+                f"layer_{at}", ClosedFormMaps(below, size, variant, mask=torch.cat([mask, torch.ones(size, size)], 1))
             )
             below = size
 
-    def maps(self) -> list[Heads]:
+    def maps(self) -> list[ClosedFormMaps]:
         """Return the maps of the three layers, from the lowest up."""
-        return [module for module in self.children() if isinstance(module, Heads)]
+        return [module for module in self.children() if isinstance(module, ClosedFormMaps)]
 
 
 @registry.register("cfc_ncp")
@@ -112,7 +112,9 @@ class CfCNCP(TimedCell):
     id = "S-cfc"
     cell = cfc_ncp_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
-    state: ClassVar = Axes("num_states, width", "h of inter, command and motor neurons; with a mixed memory h and c")
+    state: ClassVar = StateAxes(
+        "num_states, width", "h of inter, command and motor neurons; with a mixed memory h and c"
+    )
 
     def __init__(
         self,

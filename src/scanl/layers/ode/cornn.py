@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -57,7 +57,7 @@ class CoRNN(TimedCell):
         "y_t = y_{t-1} + dt z_t"
     )
     cell = cornn_cell
-    state: ClassVar = Axes("2, dim", "y and z")
+    state: ClassVar = StateAxes("2, dim", "y and z")
     reads: ClassVar = {"i2h": nn.Linear}
 
     def __init__(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -61,7 +61,7 @@ class LEM(TimedCell):
         "dt_t = dt sigmoid(W_1 y_{t-1} + V_1 x_t + b_1),  dt'_t = dt sigmoid(W_2 y_{t-1} + V_2 x_t + b_2)"
     )
     cell = lem_cell
-    state: ClassVar = Axes("2, dim", "y and z")
+    state: ClassVar = StateAxes("2, dim", "y and z")
     reads: ClassVar = {"hid2hid": nn.Linear, "transform_z": nn.Linear}
 
     def __init__(self, dim: options.Dim, dt: Annotated[options.TimeStep, "Δt, the largest step"] = 1.0) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
@@ -112,7 +112,7 @@ class LTC(TimedCell):
     aliases = ("liquid_time_constant", "liquid_neural_network", "LNN")
     equation = EQUATION
     cell = ltc_cell
-    state: ClassVar = Axes("width", "v")
+    state: ClassVar = StateAxes("width", "v")
     sample: ClassVar = {"substeps": 2}
 
     def __init__(

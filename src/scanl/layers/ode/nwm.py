@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
@@ -69,7 +69,7 @@ class NeuralWaveMachine(TimedCell):
     )
     cell = nwm_cell
     reads: ClassVar = {"Wy": nn.Conv2d, "Wz": nn.Conv2d}
-    state: ClassVar = Axes("2, side, side", "y and z")
+    state: ClassVar = StateAxes("2, side, side", "y and z")
     sample: ClassVar = {"side": 3}
     residual_out = "readout"
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.ode._field import METHODS, evolve
 from scanl.layers.ode._timed import TimedCell
@@ -112,7 +112,7 @@ class ODEFWP(TimedCell):
     )
     equation = EQUATION
     cell = odefwp_cell
-    state: ClassVar = Axes("num_heads, head_dim, head_dim", "the transpose of W")
+    state: ClassVar = StateAxes("num_heads, head_dim, head_dim", "the transpose of W")
     residual_out = "out_proj"
     sample: ClassVar = {"num_heads": 3}
 

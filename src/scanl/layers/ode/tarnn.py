@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ode._timed import ACTIVATIONS
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -62,8 +62,8 @@ cases(
 
 
 class TARNNState(NamedTuple):
-    h: Annotated[Tensor, Axes("dim")]
-    shift: Annotated[Tensor, Axes("1, dim", "the last input")]
+    h: Annotated[Tensor, StateAxes("dim")]
+    shift: Annotated[Tensor, StateAxes("1, dim", "the last input")]
 
 
 @registry.register("tarnn")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops._frame.exactness import late
@@ -60,7 +60,7 @@ class WaveRNN(CellLayer):
     equation = "h_t = ReLU(u * h_{t-1} + V x_t + b),  * a circular convolution"
     cell = wrnn_cell
     reads: ClassVar = {"Wy": nn.Conv1d}
-    state: ClassVar = Axes("num_channels, width", "h")
+    state: ClassVar = StateAxes("num_channels, width", "h")
     sample: ClassVar = {"width": 5, "num_channels": 2}
     residual_out = "readout"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from scanl.ops._frame.declaration import full_shape
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import Cell
-from scanl.ops.registry import Sample
+from scanl.ops.registry import OpSample
 
 Change = Callable[[Tensor], Tensor]
 WRONG = re.compile(r"(\w+) (?:has shape (?P<shape>\([\d, ]*\))|has (?P<axis>\w+)=(?P<size>\d+)|is missing), expected")
@@ -29,7 +29,7 @@ def cases(
     """
     known = {axis: int(size) for axis, size in (pair.split("=") for pair in sizes.split())}
 
-    def samples() -> Iterator[Sample]:
+    def samples() -> Iterator[OpSample]:
         for chosen in options:
             draw = Draws()
 
@@ -39,10 +39,10 @@ def cases(
                     shapes = {one.name: shapes[one.name] for one in cell.operands if not one.optional}
                 return {name: changes.get(name, Tensor.clone)(draw(*shape)) for name, shape in shapes.items()}
 
-            yield Sample(drawn(2, 4, 2), chosen)
-            yield Sample(drawn(1, 5, 3), {**chosen, "cu_seqlens": torch.tensor([0, 2, 2, 5])})
+            yield OpSample(drawn(2, 4, 2), chosen)
+            yield OpSample(drawn(1, 5, 3), {**chosen, "cu_seqlens": torch.tensor([0, 2, 2, 5])})
 
-    def errors() -> Iterator[tuple[Sample, str]]:
+    def errors() -> Iterator[tuple[OpSample, str]]:
         for message in messages:
             mistake = WRONG.match(message)
             assert mistake is not None, message
@@ -54,7 +54,7 @@ def cases(
                 operands[name] = torch.zeros(ast.literal_eval(shape))
             elif size is None:
                 del operands[name]
-            yield Sample(operands), message
+            yield OpSample(operands), message
 
     cell.samples(samples)
     cell.errors(errors)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import Tensor
 
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops.cell import Cell
 
 Solver = Annotated[
@@ -34,7 +34,7 @@ class CellBase(SolvedLayer):
     Where its state is not (B, D) it declares `state`, and where the cell's output is not its own, `output`.
     """
 
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
     cell: ClassVar[Cell]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

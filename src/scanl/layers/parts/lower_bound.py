@@ -10,7 +10,7 @@ from scanl.layers.base import Layer
 
 
 @dataclass(frozen=True)
-class Bound:
+class LowestLayer:
     """Reference to the lowest such layer of a stack, from whose Γ the others read their bound, and the index into Γ.
 
     The index is the number of such layers below. This is not a module, so torch counts Γ only as a parameter of the
@@ -33,13 +33,13 @@ class LowerBounded(Layer):
     def __init__(self) -> None:
         super().__init__()
         self.register_parameter("gamma", None)
-        self._bound: Bound | None = None
+        self._bound: LowestLayer | None = None
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         peers = [layer for layer in layers if isinstance(layer, LowerBounded)]
         below = sum(isinstance(layer, LowerBounded) for layer in layers[:index])
         if below:
-            self._bound = Bound(peers[0], below)
+            self._bound = LowestLayer(peers[0], below)
         elif len(peers) > 1:
             weight = next(self.parameters())
             self.gamma = nn.Parameter(torch.zeros(len(peers), self.dim, dtype=weight.dtype, device=weight.device))

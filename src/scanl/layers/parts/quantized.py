@@ -15,7 +15,7 @@ from scanl.ops.fused.quantized_linear import GROUP, Packed, quantized_linear
 BITS = {"int8": 8, "int4": 4}  # by the name of a kind of weights
 
 
-class Quantized(Module):
+class QuantizedWeight(Module):
     """A module whose weight W is whole numbers: `packed`, `scale` and `groups`, which are `Packed`.
 
     It is made of a module in place, by `turn`. It cannot be trained.
@@ -45,7 +45,7 @@ class Quantized(Module):
         return f"{', '.join(map(str, reversed(self.shape)))}, bits={self.bits}"
 
 
-class QuantizedLinear(Quantized):
+class QuantizedLinear(QuantizedWeight):
     """y = x Wᵀ + b."""
 
     bias: nn.Parameter | None
@@ -54,7 +54,7 @@ class QuantizedLinear(Quantized):
         return quantized_linear(input, self.packed, self.scale, self.groups, self.bias)
 
 
-class QuantizedEmbedding(Quantized):
+class QuantizedEmbedding(QuantizedWeight):
     """Rows of W, of 8 bits, and the linear map by W that shares it."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def turn(model: nn.Module, paths: Mapping[str, int], numbers: Callable[[Tensor, 
 
 def quantized_paths(model: nn.Module) -> dict[str, int]:
     """Return the bits of a model's quantized modules by their paths, for a file; `prepare` reads it."""
-    return {path: module.bits for path, module in model.named_modules() if isinstance(module, Quantized)}
+    return {path: module.bits for path, module in model.named_modules() if isinstance(module, QuantizedWeight)}
 
 
 def prepare(model: nn.Module, paths: Any) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes, Each
+from scanl.layers.initial_state import Each, StateAxes
 from scanl.layers.parts.short_convolution import convolve
 
 Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution, (B, W-1, width)
@@ -18,7 +18,7 @@ LastInputs: TypeAlias = Annotated[Windows, WINDOWS]
 class MemoryState(NamedTuple):
     """State of a matrix memory."""
 
-    recurrent: Annotated[Tensor, Axes("*memory", "S")]
+    recurrent: Annotated[Tensor, StateAxes("*memory", "S")]
     conv: LastInputs
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from scanl.ops._frame.nonfinite import readable
 
 
-class Piece:
+class SegmentPiece:
     """Steps of one call that lie in one segment of their row. There are `width` slots, some of them without a step.
 
     begin: place of the first step in its segment.   count: number of steps.   Numbers where all rows have the same,
@@ -74,7 +74,7 @@ def gathered(rows: Tensor, index: Tensor) -> Tensor:
     return rows.gather(1, index.view(*index.shape, *(1,) * (rows.ndim - 2)).expand(-1, -1, *rows.shape[2:]))
 
 
-class Segments:
+class CallSegments:
     """The pieces of one call.
 
     steps: T, at least 1.   past: (B,) int64, steps read before, one number for each row; None for 0.   size: S.
@@ -90,7 +90,9 @@ class Segments:
             bounds = [0, *ends, steps]
             self.lengths = [stop - start for start, stop in pairwise(bounds)]
             begins = [begin, *(0 for _ in ends)]
-            self.pieces = [Piece(first, count, count, size) for first, count in zip(begins, self.lengths, strict=True)]
+            self.pieces = [
+                SegmentPiece(first, count, count, size) for first, count in zip(begins, self.lengths, strict=True)
+            ]
             return
         assert past is not None
         self.lengths = None
@@ -100,7 +102,7 @@ class Segments:
         self.firsts = starts.clamp(min=0)
         self.counts = ((starts + size).clamp(max=steps) - self.firsts).clamp(min=0)
         self.pieces = [
-            Piece(first - start, count, width, size)
+            SegmentPiece(first - start, count, width, size)
             for first, start, count in zip(self.firsts, starts, self.counts, strict=True)
         ]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.state import State
 from scanl.ops import short_convolution
 
@@ -44,7 +44,7 @@ class ShortConvolution(Layer):
     id = "P-shortconv"
     equation = "y_t = b + sum_j c_j * x_{t-j}"
     residual_out = None
-    state: ClassVar = Axes("kernel_size - 1, dim", "the last inputs")
+    state: ClassVar = StateAxes("kernel_size - 1, dim", "the last inputs")
     reads: ClassVar = {"conv": nn.Conv1d}
 
     def __init__(

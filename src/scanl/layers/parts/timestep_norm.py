@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_scan
@@ -19,9 +19,11 @@ class TimestepNormState(NamedTuple):
     `rest` is what `sums` are less than the exact sums, for else the new steps of a long sequence would be rounded away.
     """
 
-    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
-    sums: Annotated[Tensor, Axes("2, num_groups", "over the steps, of the mean and of the mean square of each group")]
-    rest: Annotated[Tensor, Axes("2, num_groups", "the part of the sums that is rounded away")]
+    steps: Annotated[Tensor, StateAxes("1", "number of steps read", dtype=torch.int64, after=torch.add)]
+    sums: Annotated[
+        Tensor, StateAxes("2, num_groups", "over the steps, of the mean and of the mean square of each group")
+    ]
+    rest: Annotated[Tensor, StateAxes("2, num_groups", "the part of the sums that is rounded away")]
 
 
 class TimestepNorm(Module):

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import short_convolution
 
 Inputs = Tensor | tuple[()]  # the last W-1 inputs (B, W-1, D), oldest first; () for a window of one step
@@ -14,8 +14,8 @@ Inputs = Tensor | tuple[()]  # the last W-1 inputs (B, W-1, D), oldest first; ()
 class WindowState(NamedTuple):
     """State of a recurrence that reads a window. `past`, an attribute of the layer, is W-1."""
 
-    recurrent: Annotated[Tensor, Axes("dim")]
-    inputs: Annotated[Inputs, Axes("past, dim", "the last inputs", when="past")]
+    recurrent: Annotated[Tensor, StateAxes("dim")]
+    inputs: Annotated[Inputs, StateAxes("past, dim", "the last inputs", when="past")]
 
 
 def windows(x: Tensor, size: int, state: Inputs | None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Inputs]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.layers import options
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, driven
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 
 
@@ -23,7 +23,7 @@ class Minimal(Channelwise):
     projection: ClassVar[str]
     num_gates: ClassVar[int]
     op = "linear_scan"
-    state: ClassVar = Axes("width")
+    state: ClassVar = StateAxes("width")
     sample: ClassVar = {"expand": 1.5}
     residual_out = "to_out"
 

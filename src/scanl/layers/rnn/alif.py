@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn._spikes import SPIKING, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
@@ -72,7 +72,7 @@ class ALIF(CellLayer):
         "z_t = H(v_t - 1 - beta a_t),  alpha = exp(-1/tau),  rho = decay"
     )
     cell = alif_cell
-    state: ClassVar = Axes("2, dim", "v and a")
+    state: ClassVar = StateAxes("2, dim", "v and a")
     excused: ClassVar = SPIKING
     added: ClassVar = {}  # the Newton methods need derivatives, not pseudo-derivatives
     sample: ClassVar = {"tau": 2.0, "decay": 0.9}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, as_widened, widen
 from scanl.layers.channelwise import Channelwise, driven
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops.cell import cell
@@ -44,11 +44,11 @@ cases(
 
 
 class ColumnarState(NamedTuple):
-    h: Annotated[Tensor, Axes("width", "the output of each column")]
-    c: Annotated[Tensor, Axes("width", "the memory of each column")]
+    h: Annotated[Tensor, StateAxes("width", "the output of each column")]
+    c: Annotated[Tensor, StateAxes("width", "the memory of each column")]
 
 
-class Columns(Channelwise, SolvedLayer):
+class ScalarLSTMs(Channelwise, SolvedLayer):
     """Scalar LSTMs that read the same inputs: (B, T, dim) to (B, T, width). See `Columnar` for the parameters."""
 
     op = "columnar_cell"
@@ -83,7 +83,7 @@ InitScale = Annotated[float, at_least(0), "largest absolute value of the initial
 
 
 @registry.register("columnar")
-class Columnar(Columns):
+class Columnar(ScalarLSTMs):
     """Columnar network: columns that see the input and their own output, so real-time recurrent learning is cheap.
 
     The authors normalise the input of each column and its output by running means and variances, as

@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes, Of
-from scanl.layers.rnn.columnar import ColumnarState, Columns, InitScale
+from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.rnn.columnar import ColumnarState, InitScale, ScalarLSTMs
 from scanl.ops import linear_scan
 from scanl.options import above, between, divides
 
 
 class ConstructiveState(NamedTuple):
     columns: Annotated[tuple[ColumnarState, ...], Of("stages")]
-    inputs: Annotated[Tensor, Axes("2, dim", "running mean and variance of the inputs", fill=(0.0, 1.0))]
-    features: Annotated[Tensor, Axes("2, dim", "those of the outputs of the columns", fill=(0.0, 1.0))]
+    inputs: Annotated[Tensor, StateAxes("2, dim", "running mean and variance of the inputs", fill=(0.0, 1.0))]
+    features: Annotated[Tensor, StateAxes("2, dim", "those of the outputs of the columns", fill=(0.0, 1.0))]
 
 
 @registry.register("columnar_constructive")
@@ -66,7 +66,7 @@ class ColumnarConstructive(Layer):
     ) -> None:
         super().__init__()
         self.dim, self.columns, self.decay, self.floor = dim, columns, decay, floor
-        self.stages = nn.ModuleList(Columns(dim + done, columns, init_scale) for done in range(0, dim, columns))
+        self.stages = nn.ModuleList(ScalarLSTMs(dim + done, columns, init_scale) for done in range(0, dim, columns))
         self.register_buffer("grown", torch.ones(dim))
 
     def grow(self, stage: int) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.limit_cycle import init_limit_cycles
 from scanl.layers.rnn._base import TorchCell
 from scanl.ops import elman
@@ -40,7 +40,7 @@ class Elman(TorchCell):
     )
     op = "elman"
     cell, gates = elman, 1
-    state: ClassVar = Axes("width")
+    state: ClassVar = StateAxes("width")
 
     def __init__(
         self,

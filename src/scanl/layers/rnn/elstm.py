@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, as_widened, widen
 from scanl.layers.channelwise import Channelwise, Drive
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops.cell import cell
@@ -58,7 +58,7 @@ class ELSTM(Channelwise, SolvedLayer):
     )
     source = elstm_cell.source
     op = "elstm_cell"
-    state: ClassVar = Axes("dim", "c")
+    state: ClassVar = StateAxes("dim", "c")
     hints: ClassVar = dict.fromkeys(("wv_z", "wv_f"), UNDECAYED)
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
@@ -60,7 +60,7 @@ class ESN(CellLayer):
     aliases = ("echo_state_network", "echo_state")
     equation = f"{EQUATION},  y_t = C s_t + d"
     cell = esn_cell
-    state: ClassVar = Axes("width")
+    state: ClassVar = StateAxes("width")
     sample: ClassVar = {"width": 20, "connectivity": 0.3, "input_connectivity": 0.5}
     residual_out = "readout"
 

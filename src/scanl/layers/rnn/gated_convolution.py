@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.window import Inputs, windows
 
 
@@ -30,7 +30,7 @@ class GatedConvolution(Layer):
         'Dauphin, Fan, Auli and Grangier, "Language Modeling with Gated Convolutional Networks", arXiv:1612.08083, '
         "eq. (1)"
     )
-    state: ClassVar = Axes("past, dim", "the last inputs", when="past")
+    state: ClassVar = StateAxes("past, dim", "the last inputs", when="past")
     sample: ClassVar = {"conv_size": 3}
 
     def __init__(self, dim: options.Dim, conv_size: options.ConvSize = 4) -> None:

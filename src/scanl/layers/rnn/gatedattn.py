@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 
 
@@ -32,7 +32,7 @@ class GatedAttention(Layer):
     )
     source = 'Zucchet, Kobayashi, Akram et al., "Gated recurrent neural networks discover attention", arXiv:2309.01775'
     op = "linear_scan"
-    state: ClassVar = Axes("width")
+    state: ClassVar = StateAxes("width")
     sample: ClassVar = {"width": 6, "hidden_dim": 5}
     residual_out = "readout"
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 from scanl.ops._frame.exactness import late
 from scanl.options import one_of
@@ -33,7 +33,7 @@ class GILR(Layer):
         "arXiv:1709.04057, sec. 3.1"
     )
     op = "linear_scan"
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
 
     def __init__(
         self, dim: options.Dim, activation: Annotated[str, one_of(IMPULSES), "τ, applied to the impulses"] = "elu"

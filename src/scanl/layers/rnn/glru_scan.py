@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rnn.gilr import GILR
 from scanl.ops import linear_scan
 
 
 class GLRUState(NamedTuple):
-    surrogate: Annotated[Tensor, Axes("dim", "l")]
-    memory: Annotated[Tensor, Axes("dim", "c")]
+    surrogate: Annotated[Tensor, StateAxes("dim", "l")]
+    memory: Annotated[Tensor, StateAxes("dim", "c")]
 
 
 @registry.register("glru_scan")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.chrono import LongestMemory, init_memory
 from scanl.layers.parts.limit_cycle import init_limit_cycles
 from scanl.layers.rnn._base import TorchCell
@@ -34,7 +34,7 @@ class GRU(TorchCell):
     )
     op = "gru"
     cell, gates, kernel = gru, 3, "gru"
-    state: ClassVar = Axes("width")
+    state: ClassVar = StateAxes("width")
 
     def __init__(
         self,

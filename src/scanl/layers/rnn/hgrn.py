@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, driven
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.ops import linear_scan
 
@@ -38,7 +38,7 @@ class HGRN(Channelwise, LowerBounded):
         "arXiv:2311.04823, sec. 3.2"
     )
     op = "linear_scan"
-    state: ClassVar = Axes("dim", dtype=torch.complex64)
+    state: ClassVar = StateAxes("dim", dtype=torch.complex64)
     residual_out = "out_proj"
 
     def __init__(self, dim: options.Dim, bias: options.Bias = True) -> None:

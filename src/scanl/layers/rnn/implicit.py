@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.ops import fixed_point
@@ -36,7 +36,7 @@ class Implicit(Layer):
         "network: Almeida, 1987, and Pineda, 1987"
     )
     op = "fixed_point"
-    state: ClassVar = Axes("dim", "the equilibrium of the last step")
+    state: ClassVar = StateAxes("dim", "the equilibrium of the last step")
     excused: ClassVar = {
         "bits_are_the_same_in_any_company": "the solver iterates until all rows of a call have converged",
         **dict.fromkeys(

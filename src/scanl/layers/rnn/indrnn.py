@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.channelwise import Channelwise, driven
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import indrnn
 from scanl.ops.indrnn import ACTIVATIONS
@@ -37,7 +37,7 @@ class IndRNN(Channelwise, SolvedLayer):
         'RNN", arXiv:1803.04831, eq. (2)'
     )
     op = "indrnn"
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
     hints: ClassVar = {"weight_hh": UNDECAYED}
 
     def __init__(

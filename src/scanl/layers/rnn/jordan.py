@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
@@ -55,7 +55,7 @@ class Jordan(CellLayer):
 
     id = "S-jordan"
     cell = jordan_cell
-    state: ClassVar = Axes("dim", "u")
+    state: ClassVar = StateAxes("dim", "u")
     reads: ClassVar = {"C": nn.Linear}
     sample: ClassVar = {"hidden_dim": 9, "alpha": 0.4}
 

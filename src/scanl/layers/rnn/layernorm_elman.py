@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
@@ -52,7 +52,7 @@ class LayerNormElman(CellLayer):
     id = "S-layernorm"
     equation = "h_t = phi(LN(W x_t + U h_{t-1}))"
     cell = layernorm_elman_cell
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
     reads: ClassVar = {"layernorm": nn.LayerNorm}
 
     def __init__(

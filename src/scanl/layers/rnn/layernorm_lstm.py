@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
@@ -66,7 +66,7 @@ class LayerNormLSTM(CellLayer):
     id = "S-layernorm"
     kind: ClassVar = {"gated": True}
     cell = layernorm_lstm_cell
-    state: ClassVar = Axes("2, dim", "h and c")
+    state: ClassVar = StateAxes("2, dim", "h and c")
     reads: ClassVar = {"layernorm_h": nn.LayerNorm, "layernorm_c": nn.LayerNorm}
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn._spikes import SPIKING, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
@@ -61,7 +61,7 @@ class LIF(CellLayer):
     id = "S-lif"
     equation = "v_t = alpha v_{t-1} + W x_t + b + U z_{t-1} - z_{t-1},  z_t = H(v_t - 1),  alpha = exp(-1/tau)"
     cell = lif_cell
-    state: ClassVar = Axes("dim", "v")
+    state: ClassVar = StateAxes("dim", "v")
     excused: ClassVar = {
         **SPIKING,
         "the_future_changes_nothing_before_it": "not every change of an input changes a spike",

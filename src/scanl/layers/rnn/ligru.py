@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import ligru
 
@@ -47,7 +47,7 @@ class LiGRU(SolvedLayer):
         "arXiv:1803.10225, eq. (5)"
     )
     op = "ligru"
-    state: ClassVar = Axes("dim")
+    state: ClassVar = StateAxes("dim")
     reads: ClassVar = {"u": nn.Linear}
     sample: ClassVar = {"variant": "layernorm"}  # in training, batch norm looks at the steps to come
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.window import Inputs, windows
 from scanl.layers.rnn.elman import Elman
 from scanl.layers.rnn.gru import GRU
@@ -32,7 +32,7 @@ class LocalRNN(Layer):
         'Wang, Ma, Liu and Tang, "R-Transformer: Recurrent Neural Network Enhanced Transformer", arXiv:1907.05572, '
         "sec. 2.1"
     )
-    state: ClassVar = Axes("past, dim", "the last inputs", when="past")
+    state: ClassVar = StateAxes("past, dim", "the last inputs", when="past")
     sample: ClassVar = {"window": 3}
 
     def __init__(

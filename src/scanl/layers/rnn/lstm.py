@@ -7,15 +7,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.layers.rnn._base import TorchCell
 from scanl.ops import lstm
 
 
 class LSTMState(NamedTuple):
-    h: Annotated[Tensor, Axes("dim", "the output")]
-    c: Annotated[Tensor, Axes("dim", "the memory")]
+    h: Annotated[Tensor, StateAxes("dim", "the output")]
+    c: Annotated[Tensor, StateAxes("dim", "the memory")]
 
 
 @registry.register("lstm")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import Device, DType
@@ -23,11 +23,13 @@ EXTRA = 3 + SHIFTS  # numbers of a head beside vectors: strength, gate, shifts, 
 class NTMState(NamedTuple):
     """State of `NTM`; it starts from learned values, but for the weights, which are 0."""
 
-    h: Annotated[Tensor, Axes("width", "output of the controller")]
-    c: Annotated[Tensor, Axes("width", "memory of the controller")]
-    memory: Annotated[Tensor, Axes("num_slots, head_dim", "M")]
-    weights: Annotated[Tensor, Axes("2 * num_heads, num_slots", "the last weights of the heads, first those that read")]
-    recall: Annotated[Tensor, Axes("num_heads, head_dim", "r, what was read last")]
+    h: Annotated[Tensor, StateAxes("width", "output of the controller")]
+    c: Annotated[Tensor, StateAxes("width", "memory of the controller")]
+    memory: Annotated[Tensor, StateAxes("num_slots, head_dim", "M")]
+    weights: Annotated[
+        Tensor, StateAxes("2 * num_heads, num_slots", "the last weights of the heads, first those that read")
+    ]
+    recall: Annotated[Tensor, StateAxes("num_heads, head_dim", "r, what was read last")]
 
 
 def shapes(units: int, rows: int, width: int, heads: int) -> list[tuple[int, ...]]:

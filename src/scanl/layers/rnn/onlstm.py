@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
@@ -65,7 +65,7 @@ class ONLSTM(CellLayer):
     id = "S-onlstm"
     aliases = ("ordered_neurons", "ordered_neurons_lstm")
     cell = onlstm_cell
-    state: ClassVar = Axes("2, dim", "h and c")
+    state: ClassVar = StateAxes("2, dim", "h and c")
     reads: ClassVar = {"hh": nn.Linear}
     excused: ClassVar = {"default_sizes_are_in_proportion": "its two master gates add to eight matrices"}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes, Of
+from scanl.layers.initial_state import Of, StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -22,7 +22,7 @@ from scanl.options import one_of
 
 
 class SLSTMState(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("4, num_heads, head_dim", "h, c, n and m")]
+    recurrent: Annotated[Tensor, StateAxes("4, num_heads, head_dim", "h, c, n and m")]
     conv: Annotated[Tensor | tuple[()], Of("conv1d", "the last inputs; () without a convolution")]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, Drive
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import sru
 
@@ -39,7 +39,7 @@ class SRU(Channelwise, SolvedLayer):
         "arXiv:1709.02755, eq. (1) to (4)"
     )
     op = "sru"
-    state: ClassVar = Axes("dim", "c")
+    state: ClassVar = StateAxes("dim", "c")
 
     scale_x: Tensor
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
@@ -64,7 +64,7 @@ class URLSTM(CellLayer):
         "g_t = 2 r_t f_t + (1 - 2 r_t) f_t^2,  f_t = sigmoid(f'_t + b_f),  r_t = sigmoid(r'_t - b_f)"
     )
     cell = urlstm_cell
-    state: ClassVar = Axes("2, dim", "h, which is the output, and c")
+    state: ClassVar = StateAxes("2, dim", "h, which is the output, and c")
 
     def __init__(self, dim: Annotated[options.Dim, at_least(2), "D, model width, at least 2"]) -> None:
         super().__init__()

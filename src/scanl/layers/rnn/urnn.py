@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.state import Device, DType
@@ -66,7 +66,7 @@ class URNN(CellLayer):
     aliases = ("unitary", "unitary_rnn", "unitary_evolution_rnn")
     equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = D_3 R_2 F^-1 D_2 Pi R_1 F D_1,  y_t = U [Re h_t; Im h_t] + b"
     cell = urnn_cell
-    state: ClassVar = Axes("2, width", "h, real and imaginary parts; h_0 at the start")
+    state: ClassVar = StateAxes("2, width", "h, real and imaginary parts; h_0 at the start")
     sample: ClassVar = {"width": 5}
 
     def __init__(

@@ -18,22 +18,22 @@ SPAN = 30.0  # e^{-2 SPAN} and e^{SPAN} are far from the limits of float32
 MAX_DIRECT_PAIRS = 512  # pairs of positions that are computed weight by weight
 
 
-class Sums(NamedTuple):
+class WeighedSums(NamedTuple):
     """e^m p = Σ e^{w_i + k_i} v_i and e^m z = Σ e^{w_i + k_i}; all (G, R, C), or broadcastable to it."""
 
     p: Tensor
     z: Tensor
     m: Tensor
 
-    def plus(self, other: "Sums", m: Tensor | None = None) -> "Sums":
+    def plus(self, other: "WeighedSums", m: Tensor | None = None) -> "WeighedSums":
         """Return both sums as one. m: of the result; by default the larger of both."""
         m = torch.maximum(self.m, other.m).detach() if m is None else m
         finite = m.masked_fill(m == -torch.inf, 0)
         mine, theirs = (self.m - finite).exp(), (other.m - finite).exp()
-        return Sums(mine * self.p + theirs * other.p, mine * self.z + theirs * other.z, m)
+        return WeighedSums(mine * self.p + theirs * other.p, mine * self.z + theirs * other.z, m)
 
 
-def weighed(w: Tensor, k: Tensor, v: Tensor) -> Sums:
+def weighed(w: Tensor, k: Tensor, v: Tensor) -> WeighedSums:
     """Return the sums of each row. w: (G, R, J), -inf where the row does not see the key.   k, v: (G, J, C)."""
     rows, keys = w.shape[1:]
     least = torch.finfo(w.dtype).min / 2
@@ -42,22 +42,22 @@ def weighed(w: Tensor, k: Tensor, v: Tensor) -> Sums:
         exponents = w[..., None] + k[:, None]
         m = exponents.detach().amax(2).clamp(min=least)
         weights = (exponents - m[:, :, None]).exp()
-        return Sums((weights * v[:, None]).sum(2), weights.sum(2), m)
+        return WeighedSums((weights * v[:, None]).sum(2), weights.sum(2), m)
     c, fits = k.detach()[:, :1], True
     if (k.detach() - c).abs().amax() > SPAN:
         c = k.detach().amax(1, keepdim=True)
         fits = bool((a - w.detach()).amax() <= SPAN)
     if fits:
         by_position, by_key = (w - a).exp(), (k - c).exp()
-        return Sums(by_position @ (by_key * v), by_position @ by_key, a + c)
+        return WeighedSums(by_position @ (by_key * v), by_position @ by_key, a + c)
     seen = (w.detach() != -torch.inf).any(1).any(0).nonzero()
     if not len(seen):
         nothing = torch.zeros_like(a * v[:, :1])
-        return Sums(nothing, nothing, a + nothing)
+        return WeighedSums(nothing, nothing, a + nothing)
     keys = int(seen.amax()) + 1
     w, k, v = w[:, :, :keys], k[:, :keys], v[:, :keys]
     if rows >= keys:
         parts = [weighed(half, k, v) for half in w.chunk(2, 1)]
-        return Sums(*(torch.cat(sums, 1) for sums in zip(*parts, strict=True)))
+        return WeighedSums(*(torch.cat(sums, 1) for sums in zip(*parts, strict=True)))
     first, last = (weighed(*half) for half in zip(w.chunk(2, 2), k.chunk(2, 1), v.chunk(2, 1), strict=True))
     return first.plus(last)

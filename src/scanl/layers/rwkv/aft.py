@@ -11,7 +11,7 @@ from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.packing import each_alone
-from scanl.layers.rwkv._weighed import Sums, weighed
+from scanl.layers.rwkv._weighed import WeighedSums, weighed
 from scanl.layers.state import Device, DType, loadable
 from scanl.layers.state import to as move
 from scanl.ops import weighted_average
@@ -94,7 +94,7 @@ def _averaged(
         return x.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
 
     k, v = spread(keys), spread(values)
-    older = None if average is None else Sums(*(spread(tensor) for tensor in average.split(1, 1)))
+    older = None if average is None else WeighedSums(*(spread(tensor) for tensor in average.split(1, 1)))
     size, outputs = BLOCK_STEPS if older is None else WINDOW_BLOCK_STEPS, []
     for first in range(0, length, size):
         end = min(first + size, length)

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.ops import weighted_average
 
 
 class RWKV4State(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("3, width", "p, z and m of `weighted_average`", fill=(0, 0, -math.inf))]
-    shift: Annotated[Tensor, Axes("1, dim", "the last input")]
+    recurrent: Annotated[Tensor, StateAxes("3, width", "p, z and m of `weighted_average`", fill=(0, 0, -math.inf))]
+    shift: Annotated[Tensor, StateAxes("1, dim", "the last input")]
 
 
 def mix(x: Tensor, previous: Tensor, mu: Tensor) -> Tensor:

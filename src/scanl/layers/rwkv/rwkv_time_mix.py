@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
 
 
 class RWKVState(NamedTuple):
     """State of `RWKV5`, `RWKV6` and `RWKV7`."""
 
-    recurrent: Annotated[Tensor, Axes("*heads, head_dim", "S, keys by values")]
-    shift: Annotated[Tensor, Axes("1, dim", "the last input")]
+    recurrent: Annotated[Tensor, StateAxes("*heads, head_dim", "S, keys by values")]
+    shift: Annotated[Tensor, StateAxes("1, dim", "the last input")]
 
 
 class MatrixTimeMix(Layer):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 
 BY_CONVOLUTION = {
@@ -34,7 +34,7 @@ class DiagonalLayer(Layer):
     Its options have `state_dim`, N complex numbers for each channel.
     """
 
-    state: ClassVar = Axes("dim, state_dim", dtype=torch.complex64)
+    state: ClassVar = StateAxes("dim, state_dim", dtype=torch.complex64)
     op = "linear_scan"
     excused: ClassVar = BY_CONVOLUTION
     hints: ClassVar = {"kernel": Hint(weight_decay=False, lr="lr")}

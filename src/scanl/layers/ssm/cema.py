@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm._base import BY_CONVOLUTION
 
@@ -37,7 +37,7 @@ class ComplexEMA(Layer):
     )
     op = "linear_scan"
     excused: ClassVar = BY_CONVOLUTION
-    state: ClassVar = Axes("dim, state_dim", dtype=torch.complex64)
+    state: ClassVar = StateAxes("dim, state_dim", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 3}
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
 from scanl.ops.cell import cell
@@ -60,7 +60,7 @@ class DenseLTI(Layer):
     equation = "s_t = A s_{t-1} + B x_t,  y_t = C s_t + D * x_t"
     source = SOURCE
     op = "dense_lti_cell"
-    state: ClassVar = Axes("state_dim")
+    state: ClassVar = StateAxes("state_dim")
     sample: ClassVar = {"state_dim": 6}
     hints: ClassVar = {"A": UNDECAYED}
 

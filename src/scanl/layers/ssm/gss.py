@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm._base import BY_CONVOLUTION
@@ -58,7 +58,7 @@ class GSS(Layer):
         "arXiv:2206.13947, sec. 3 and its listings"
     )
     op = "linear_scan"
-    state: ClassVar = Axes("width, state_dim", dtype=torch.complex64)
+    state: ClassVar = StateAxes("width, state_dim", dtype=torch.complex64)
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"state_dim": 3, "width": 4, "expand": 2}
     hints: ClassVar = dict.fromkeys(

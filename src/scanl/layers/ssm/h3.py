@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
@@ -19,10 +19,10 @@ from scanl.options import divides
 
 
 class H3State(NamedTuple):
-    shift: Annotated[Tensor, Axes("state_dim - 1, dim", "the last keys")]
+    shift: Annotated[Tensor, StateAxes("state_dim - 1, dim", "the last keys")]
     diagonal: Annotated[
         Tensor,
-        Axes(
+        StateAxes(
             "head_dim, head_dim, num_heads, state_dim // 2",
             "the state of the system, for each pair of a key channel and a value channel",
             dtype=torch.complex64,

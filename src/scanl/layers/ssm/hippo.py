@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.polynomial_memory import (
@@ -35,12 +35,12 @@ class Elapsed(NamedTuple):
     Of steps of one unit each it is the number of inputs, which an integer counts exactly.
     """
 
-    steps: Annotated[Tensor, Axes("", "whole units of time since the start", dtype=torch.int64)]
-    rest: Annotated[Tensor, Axes("", "the fraction of a unit beside them")]
+    steps: Annotated[Tensor, StateAxes("", "whole units of time since the start", dtype=torch.int64)]
+    rest: Annotated[Tensor, StateAxes("", "the fraction of a unit beside them")]
 
 
 class HiPPOState(NamedTuple):
-    c: Annotated[Tensor, Axes("dim, state_dim", "the memory of each channel")]
+    c: Annotated[Tensor, StateAxes("dim, state_dim", "the memory of each channel")]
     elapsed: Annotated[Elapsed, Elapsed]
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, transition
@@ -27,7 +27,7 @@ EQUATION = (
 
 
 class HiPPORNNState(NamedTuple):
-    s_c: Annotated[Tensor, Axes("dim + state_dim", "s, then c")]
+    s_c: Annotated[Tensor, StateAxes("dim + state_dim", "s, then c")]
     elapsed: Annotated[Elapsed, Elapsed]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.parts.hyena_filter import HyenaFilter
@@ -17,8 +17,8 @@ from scanl.options import Range, at_least
 
 
 class HyenaState(NamedTuple):
-    short: Annotated[Tensor, Axes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
-    long: Annotated[Tensor, Axes("order - 1, max_length - 1, dim", "the last inputs of each long filter")]
+    short: Annotated[Tensor, StateAxes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
+    long: Annotated[Tensor, StateAxes("order - 1, max_length - 1, dim", "the last inputs of each long filter")]
 
 
 class ShortFiltered(Layer):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.hyena import Hyena, ShortFiltered
@@ -20,8 +20,8 @@ MAX_RADIUS = 1 - 1e-7  # radius of a mode
 
 
 class LaughingHyenaState(NamedTuple):
-    short: Annotated[Tensor, Axes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
-    modes: Annotated[Tensor, Axes("order - 1, dim, state_dim", dtype=torch.complex64)]
+    short: Annotated[Tensor, StateAxes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
+    modes: Annotated[Tensor, StateAxes("order - 1, dim, state_dim", dtype=torch.complex64)]
 
 
 @registry.register("laughing_hyena")
@@ -85,7 +85,7 @@ class LaughingHyena(ShortFiltered):
         return self.out_proj((v * first).to(x.dtype)), LaughingHyenaState(short, torch.stack(after, 1))
 
 
-class Fit(NamedTuple):
+class ModalFit(NamedTuple):
     """Modes of F filters, h_j = b [j = 0] + Re Σ R λ^j, and how good they are.
 
     modes: λ (F, M) complex128.   residue: R (F, M) complex128, 0 for modes that are not used.   bias: b (F).
@@ -102,7 +102,7 @@ class Fit(NamedTuple):
     singular: Tensor
 
 
-def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) -> Fit:
+def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) -> ModalFit:
     """Fit each filter (F, L) by modes: the fewest that are enough by its Hankel singular values.
 
     The order is the smallest n with σ_{n+1}/σ_1 at most `tolerance`, and at most `largest`. Singular values below about
@@ -121,7 +121,7 @@ def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) ->
     count = max(map(len, modes))
     pad = [torch.stack([torch.cat([v, v.new_full((count - len(v),), 0.5)]) for v in modes])]
     pad += [torch.stack([torch.cat([v, v.new_zeros(count - len(v))]) for v in residue])]
-    return Fit(*pad, *map(torch.stack, others))
+    return ModalFit(*pad, *map(torch.stack, others))
 
 
 def _fit_one(h: Tensor, tolerance: float, largest: int) -> tuple[Tensor, ...]:
@@ -163,7 +163,7 @@ def _singular_vectors(h: Tensor, rows: int, count: int) -> tuple[Tensor, Tensor]
 
 
 @torch.no_grad()
-def distil(layer: Hyena, *, tolerance: float = 1e-4, largest: int = 64) -> tuple[LaughingHyena, Fit]:
+def distil(layer: Hyena, *, tolerance: float = 1e-4, largest: int = 64) -> tuple[LaughingHyena, ModalFit]:
     """Return the recurrence of a trained Hyena, and the fit of its (N-1) D filters, with those of a channel adjacent.
 
     Hyena's filters end at max_length lags. The filters of the result go on and fade. See `fit_modes` for the arguments.

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.timespans import durations
@@ -75,7 +75,7 @@ class LinOSS(TimedCell):
     )
     source = SOURCE + "eq. (3), (5) and (6)"
     cell = linoss_cell
-    state: ClassVar = Axes(
+    state: ClassVar = StateAxes(
         "2, 2 * state_dim", "z and y; the first P numbers are real parts, the others imaginary parts"
     )
     sample: ClassVar = {"state_dim": 5}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 from scanl.options import above, below
 
@@ -31,7 +31,7 @@ class LinRNNLTI(Layer):
         'as Structured State Spaces", arXiv:2203.14343, sec. 2'
     )
     op = "linear_scan"
-    state: ClassVar = Axes("state_dim", dtype=torch.complex64)
+    state: ClassVar = StateAxes("state_dim", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 6}
     hints: ClassVar = {"lambda_re": UNDECAYED, "lambda_im": UNDECAYED}
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import discretized, read
 from scanl.layers.parts.short_convolution import token_shift
@@ -52,7 +52,7 @@ class LiquidS4(GatedDiagonalLayer):
     source = SOURCE + "eq. (6) to (9)"
 
     excused: ClassVar = {"bits_are_the_same_in_any_company": "the steps of a block are summed at once"}
-    state: ClassVar = Axes("degree or 1, dim, state_dim // 2", "s^1 to s^P", dtype=torch.complex64)
+    state: ClassVar = StateAxes("degree or 1, dim, state_dim // 2", "s^1 to s^P", dtype=torch.complex64)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.polynomial_memory import discretize_dense, transition
@@ -134,7 +134,7 @@ class LMU(LegendreMemory, CellBase):
     )
     source = SOURCE + "eq. (4), (6) and (7)"
     cell = lmu_cell
-    state: ClassVar = Axes("dim + state_dim", "h, then m")
+    state: ClassVar = StateAxes("dim + state_dim", "h, then m")
 
     def _make_maps(self) -> None:
         dim, limit = self.dim, math.sqrt(3 / self.dim)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import registry
 from scanl.layers.base import as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.polynomial_memory import memory_cell
 from scanl.layers.ssm.hippo import varying_memory_cell
 from scanl.layers.ssm.lmu import LegendreMemory
@@ -30,7 +30,7 @@ class LMUParallel(LegendreMemory):
     equation = "u_t = ReLU(W_u x_t + b_u),  m_t = A m_{t-1} + B u_t,  y_t = ReLU(W_h [m_t; x_t] + b_h)"
     source = 'Chilkuri and Eliasmith, "Parallelizing Legendre Memory Unit Training", arXiv:2102.11417, eq. (18) to (20)'
     op = "memory_cell"
-    state: ClassVar = Axes("1, state_dim")
+    state: ClassVar = StateAxes("1, state_dim")
 
     def _make_maps(self) -> None:
         self.W_u = nn.Linear(self.dim, 1)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.levels import count_levels, divided, divisible, levels
 from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.short_convolution import convolve
@@ -17,9 +17,9 @@ from scanl.ops import linear_attention
 
 
 class LogLinearMamba2State(NamedTuple):
-    ssm: Annotated[Tensor, Axes("num_heads, levels - 1, state_dim, head_dim", "S of levels 1 to L - 1")]
-    conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
-    position: Annotated[Tensor, Axes("1", "the steps read", dtype=torch.int64, after=torch.add)]
+    ssm: Annotated[Tensor, StateAxes("num_heads, levels - 1, state_dim, head_dim", "S of levels 1 to L - 1")]
+    conv: Annotated[Tensor, StateAxes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
+    position: Annotated[Tensor, StateAxes("1", "the steps read", dtype=torch.int64, after=torch.add)]
 
 
 @registry.register("log_linear_mamba2")

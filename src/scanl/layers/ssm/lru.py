@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, Drive
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.ops import discretize, linear_scan
 from scanl.options import at_least, between
 
@@ -38,7 +38,7 @@ class LRU(Channelwise):
         'Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", arXiv:2303.06349, eq. (3), (7)'
     )
     op = "linear_scan"
-    state: ClassVar = Axes("state_dim", dtype=torch.complex64)
+    state: ClassVar = StateAxes("state_dim", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 6}
 
     def __init__(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.parts.polynomial_memory import transition
@@ -50,7 +50,7 @@ class LSSL(Layer):
         "arXiv:2110.13985, sec. 3 and 4"
     )
     op = None
-    state: ClassVar = Axes("dim, state_dim")
+    state: ClassVar = StateAxes("dim, state_dim")
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"state_dim": 4, "learn": 1}
     hints: ClassVar = {

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.channelwise import Channelwise, Drive, affine
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_scan, selective_scan
@@ -19,8 +19,8 @@ from scanl.ops.fused.gated import gated
 
 
 class MambaState(NamedTuple):
-    conv: Annotated[Tensor, Axes("conv_size - 1, width", "the last inputs of the convolution")]
-    ssm: Annotated[Tensor, Axes("width, state_dim", "h")]
+    conv: Annotated[Tensor, StateAxes("conv_size - 1, width", "the last inputs of the convolution")]
+    ssm: Annotated[Tensor, StateAxes("width, state_dim", "h")]
 
 
 System = tuple[nn.Conv1d, nn.Linear, nn.Linear, Tensor, Tensor]  # conv1d, x_proj, dt_proj, A_log and D

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
@@ -17,8 +17,8 @@ from scanl.options import at_least
 
 
 class Mamba2State(NamedTuple):
-    ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
-    conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
+    ssm: Annotated[Tensor, StateAxes("num_heads, state_dim, head_dim", "S")]
+    conv: Annotated[Tensor, StateAxes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
 
 
 @registry.register("mamba2")

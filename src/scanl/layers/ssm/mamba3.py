@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.rotary import turn_pairs
 from scanl.layers.parts.short_convolution import token_shift
@@ -24,10 +24,10 @@ PIECE = 64  # steps that a layer with several inputs takes at a time, so that it
 
 
 class Mamba3State(NamedTuple):
-    ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
-    angle: Annotated[Tensor, Axes("num_heads, pairs", "Θ in [0, 2π)")]
-    key: Annotated[Tensor, Axes("1, num_heads * rank * state_dim", "the last rotated key")]
-    value: Annotated[Tensor, Axes("1, num_heads * head_dim", "the last x")]
+    ssm: Annotated[Tensor, StateAxes("num_heads, state_dim, head_dim", "S")]
+    angle: Annotated[Tensor, StateAxes("num_heads, pairs", "Θ in [0, 2π)")]
+    key: Annotated[Tensor, StateAxes("1, num_heads * rank * state_dim", "the last rotated key")]
+    value: Annotated[Tensor, StateAxes("1, num_heads * head_dim", "the last x")]
 
 
 @registry.register("mamba3")

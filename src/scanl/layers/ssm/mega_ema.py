@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm._base import BY_CONVOLUTION
 
@@ -37,7 +37,7 @@ class MegaEMA(Layer):
     source = 'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.1, and its code'
     op = "linear_scan"
     excused: ClassVar = BY_CONVOLUTION
-    state: ClassVar = Axes("dim, state_dim")
+    state: ClassVar = StateAxes("dim, state_dim")
     sample: ClassVar = {"state_dim": 3}
 
     def __init__(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes, Of
+from scanl.layers.initial_state import Of, StateAxes
 from scanl.layers.parts.blocks import Blocks, attend
 from scanl.layers.parts.norm import ZeroCenteredRMSNorm
 from scanl.layers.parts.rotary import rotate_pairs
@@ -24,8 +24,8 @@ class MegalodonState(NamedTuple):
 
     norm: Annotated[TimestepNormState, TimestepNormState]
     average: Annotated[Tensor, Of("cema")]
-    keys: Annotated[Tensor, Axes("chunk_size, num_heads, z_dim // num_heads", "keys of the present chunk")]
-    values: Annotated[Tensor, Axes("chunk_size, num_heads, hidden_dim // num_heads", "its values")]
+    keys: Annotated[Tensor, StateAxes("chunk_size, num_heads, z_dim // num_heads", "keys of the present chunk")]
+    values: Annotated[Tensor, StateAxes("chunk_size, num_heads, hidden_dim // num_heads", "its values")]
 
 
 @registry.register("megalodon")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.channelwise import Channelwise, Drive
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.block_diagonal import block_diagonal
@@ -43,8 +43,8 @@ def _fresh_after(fresh: Tensor, steps: Tensor) -> Tensor:
 
 
 class RGLRUState(NamedTuple):
-    recurrent: Annotated[Tensor, Axes("dim")]
-    fresh: Annotated[Tensor, Axes("1", "1 before the first step and 0 after it", fill=1.0, after=_fresh_after)]
+    recurrent: Annotated[Tensor, StateAxes("dim")]
+    fresh: Annotated[Tensor, StateAxes("1", "1 before the first step and 0 after it", fill=1.0, after=_fresh_after)]
 
 
 @registry.register("rglru")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_ssm
@@ -95,7 +95,7 @@ class S4(Layer):
         "eq. (3) to (5), with P = Q as in Goel et al., arXiv:2202.09729, sec. 4.2"
     )
     op = None
-    state: ClassVar = Axes("dim, state_dim // 2", dtype=torch.complex64)
+    state: ClassVar = StateAxes("dim, state_dim // 2", dtype=torch.complex64)
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"state_dim": 4}
     hints: ClassVar = {

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.channelwise import Channelwise
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm, read
 from scanl.layers.parts.diagonal_start import diagonal_systems
@@ -38,7 +38,7 @@ class S4DKernel(Module):
         return A, torch.view_as_complex(widen(self.C)), widen(self.log_dt).exp()
 
 
-class Pointwise(nn.Conv1d):
+class PointwiseConvolution(nn.Conv1d):
     """A convolution of width 1. For a transposed view it is one product of matrices, and copies nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class GatedDiagonalLayer(Layer):
     """Diagonal systems with the parameters of S4D, GELU and a gated linear map: S4D and its kin. Abstract."""
 
     op = "linear_scan"
-    state: ClassVar = Axes("dim, state_dim // 2", dtype=torch.complex64)
+    state: ClassVar = StateAxes("dim, state_dim // 2", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 4}
     hints: ClassVar = dict.fromkeys(
         ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
@@ -69,7 +69,7 @@ class GatedDiagonalLayer(Layer):
         self.dim, self.state_dim, self.discretization, self.lr = dim, state_dim, discretization, lr
         self.D = nn.Parameter(torch.randn(dim))
         self.kernel = S4DKernel(dim, state_dim, init, dt_min, dt_max)
-        self.output_linear = nn.Sequential(Pointwise(dim, 2 * dim, 1), nn.GLU(-2))
+        self.output_linear = nn.Sequential(PointwiseConvolution(dim, 2 * dim, 1), nn.GLU(-2))
 
     def _read_out(self, y: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
         """Return GLU(W GELU(y + D u)) in `dtype`; y: what the systems read, u: their input, (B, T, D)."""

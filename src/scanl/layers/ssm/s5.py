@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.channelwise import Channelwise, Drive
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
 from scanl.ops import discretize, linear_scan
@@ -36,7 +36,7 @@ class MIMODiagonal(Layer):
     """
 
     op = "linear_scan"
-    state: ClassVar = Axes("modes", dtype=torch.complex64)
+    state: ClassVar = StateAxes("modes", dtype=torch.complex64)
     hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.ssm.s7 import S7
 from scanl.ops import linear_scan
 
@@ -35,7 +35,7 @@ class S7Full(Layer):
     )
     source = S7.source
     op = "linear_scan"
-    state: ClassVar = Axes("state_dim")
+    state: ClassVar = StateAxes("state_dim")
     sample: ClassVar = {"state_dim": 3}
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "each of the 2 N D numbers of B and C is a map of the input"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Axes, Of
+from scanl.layers.initial_state import Of, StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.s4 import S4
@@ -23,9 +23,9 @@ class TierState(NamedTuple):
     """State of one tier and of those below it. The slowest tier has () for all but the first."""
 
     blocks: Annotated[tuple[Tensor, ...], Of("blocks")]
-    phase: Annotated[State, Axes("", "steps since the last pooled one", dtype=torch.int64, when="slow")]
-    read: Annotated[State, Axes("pool - 1, dim", "those steps, zeros after them", when="slow")]
-    due: Annotated[State, Axes("pool, dim", "what the tier below adds to the steps of this pool", when="slow")]
+    phase: Annotated[State, StateAxes("", "steps since the last pooled one", dtype=torch.int64, when="slow")]
+    read: Annotated[State, StateAxes("pool - 1, dim", "those steps, zeros after them", when="slow")]
+    due: Annotated[State, StateAxes("pool, dim", "what the tier below adds to the steps of this pool", when="slow")]
     slow: Annotated[State, Of("slow")]
 
 

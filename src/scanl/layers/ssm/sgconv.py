@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.ssm._base import BY_CONVOLUTION
@@ -40,7 +40,7 @@ class SGConv(Layer):
         "arXiv:2210.09298, sec. 3, and its code"
     )
     op = None
-    state: ClassVar = Axes("max_length - 1, dim", "the last inputs")
+    state: ClassVar = StateAxes("max_length - 1, dim", "the last inputs")
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"max_length": 4, "conv_size": 1}
     hints: ClassVar = {"kernel_list": Hint(weight_decay=False, lr="lr")}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.initial_state import Axes
+from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.ssm._base import BY_CONVOLUTION
@@ -47,7 +47,7 @@ class SpaceTime(Layer):
         "and its code"
     )
     op = None
-    state: ClassVar = Axes("dim, state_dim")
+    state: ClassVar = StateAxes("dim, state_dim")
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"state_dim": 3, "num_groups": 4}
 

@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
-class Bytes:
+class ByteTokenizer:
     """The tokenizer of models over bytes: UTF-8."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -73,7 +73,7 @@ class LMEvalModel(TemplateLM):
         if batch_size < 1:
             raise ConfigError(f"lm_eval: batch_size is {batch_size}, expected at least 1")
         self.model = model.eval()
-        self.tokenizer = tokenizer or Bytes()
+        self.tokenizer = tokenizer or ByteTokenizer()
         self.batch_size = batch_size
         self._device = model.embedding.weight.device
         if end is None and tokenizer is not None:

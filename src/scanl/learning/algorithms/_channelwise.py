@@ -30,7 +30,7 @@ Kinds = frozenset[str]
 EVERY: Kinds = frozenset({"weight", "bias", "vector"})
 
 
-class Learner(NamedTuple):
+class ChannelwiseLearner(NamedTuple):
     """The model's state, and the influences of the parameters on it, for each layer."""
 
     state: State

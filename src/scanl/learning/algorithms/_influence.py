@@ -26,7 +26,7 @@ class Group(NamedTuple):
     columns: Tensor
 
 
-class Source(NamedTuple):
+class DerivativeSource(NamedTuple):
     """Where the derivatives of a group are. shared: they come from shared passes.
 
     places: with shared passes, positions among (passes, columns), and `to` those in (G, k, q) at which they are added;
@@ -52,7 +52,7 @@ class Influence:
         block = single if steps is not None else _Passes(structure, structure.reach(None), structure.closure(), device)
         self._passes = {True: single, False: block}
         self.groups: list[Group] = []
-        self._sources: dict[bool, list[Source]] = {True: [], False: []}
+        self._sources: dict[bool, list[DerivativeSource]] = {True: [], False: []}
         for kind in dict.fromkeys((single.kind(i), block.kind(i)) for i in range(len(self._spans))):
             some = [i for i in range(len(self._spans)) if (single.kind(i), block.kind(i)) == kind]
             columns = torch.cat([torch.arange(self._spans[i].start, self._spans[i].stop) for i in some])
@@ -135,14 +135,14 @@ class _Passes:
         """Return whether the derivatives by a parameter come from shared passes."""
         return index in self._shared
 
-    def source(self, units: Tensor, columns: Tensor) -> Source:
+    def source(self, units: Tensor, columns: Tensor) -> DerivativeSource:
         """Return where the derivatives of groups are."""
         places, to = self._place[columns], columns.new_empty(0)
         if self._is_shared[columns[0, 0]]:
             to = self._fresh[units[:, :, None], columns[:, None]].flatten().nonzero()[:, 0]
             flat = self._colors[units][:, :, None] * self._columns + places[:, None]
-            return Source(True, flat.flatten()[to].to(self._device), to.to(self._device))
-        return Source(False, places.to(self._device), to)
+            return DerivativeSource(True, flat.flatten()[to].to(self._device), to.to(self._device))
+        return DerivativeSource(False, places.to(self._device), to)
 
     def run(
         self, before: Tensor, after: Tensor, parameters: list[Tensor], *, batched: bool

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from scanl.data.batch import Batch
 from scanl.layers.state import detach
-from scanl.learning.algorithms._channelwise import ByChannel, Followed, Learner, channelwise, start
+from scanl.learning.algorithms._channelwise import ByChannel, ChannelwiseLearner, Followed, channelwise, start
 from scanl.learning.algorithms.base import algorithm
 from scanl.learning.questions import Model
 
@@ -48,14 +48,14 @@ class DiagonalRTRL(ByChannel):
     operations = "B*(3*T*p + 2*p)"
     works_for = "layers whose channels have recurrences of their own (`Layer.left_out` is not None)"
 
-    def init(self, model: Model, batch_size: int) -> Learner:
+    def init(self, model: Model, batch_size: int) -> ChannelwiseLearner:
         layers = channelwise(model, type(self))
         state = model.init_state(batch_size, device=next(model.parameters()).device)
-        return Learner(state, start(model, layers, batch_size))
+        return ChannelwiseLearner(state, start(model, layers, batch_size))
 
-    def update(self, model: Model, learner: Learner, batch: Batch) -> tuple[Tensor, Learner]:
+    def update(self, model: Model, learner: ChannelwiseLearner, batch: Batch) -> tuple[Tensor, ChannelwiseLearner]:
         self.check(model, batch)
         followed = Followed(channelwise(model, type(self)), learner.influences)
         with followed.watching(), torch.enable_grad():
             loss, state = self.loss(model, batch, learner.state)
-        return loss, Learner(detach(state), followed.influences())
+        return loss, ChannelwiseLearner(detach(state), followed.influences())

@@ -8,7 +8,15 @@ from torch import Tensor
 from scanl.data.batch import Batch
 from scanl.layers import options
 from scanl.layers.state import detach
-from scanl.learning.algorithms._channelwise import EVERY, ByChannel, Followed, Kinds, Learner, channelwise, start
+from scanl.learning.algorithms._channelwise import (
+    EVERY,
+    ByChannel,
+    ChannelwiseLearner,
+    Followed,
+    Kinds,
+    channelwise,
+    start,
+)
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
 from scanl.options import one_of
@@ -69,12 +77,12 @@ class OnlineLRU(ByChannel):
         super().__init__(loss)
         self.variant = variant
 
-    def init(self, model: Model, batch_size: int) -> Learner:
+    def init(self, model: Model, batch_size: int) -> ChannelwiseLearner:
         layers = channelwise(model, type(self))
         state = model.init_state(batch_size, device=next(model.parameters()).device)
-        return Learner(state, start(model, layers, batch_size, CARRIED[self.variant]))
+        return ChannelwiseLearner(state, start(model, layers, batch_size, CARRIED[self.variant]))
 
-    def update(self, model: Model, learner: Learner, batch: Batch) -> tuple[Tensor, Learner]:
+    def update(self, model: Model, learner: ChannelwiseLearner, batch: Batch) -> tuple[Tensor, ChannelwiseLearner]:
         self.check(model, batch)
         followed = Followed(
             channelwise(model, type(self)),
@@ -85,4 +93,4 @@ class OnlineLRU(ByChannel):
         )
         with followed.watching(), torch.enable_grad():
             loss, state = self.loss(model, batch, learner.state)
-        return loss, Learner(detach(state), followed.influences())
+        return loss, ChannelwiseLearner(detach(state), followed.influences())

@@ -16,7 +16,7 @@ from scanl.models import Tokens
 from scanl.options import at_least, at_least_option
 
 
-class Window(NamedTuple):
+class TruncatedWindow(NamedTuple):
     """What `TBPTT` keeps of each sequence.
 
     state: the state before the samples.   inputs: the last window - every samples, the newest last.   timespans: their
@@ -71,12 +71,12 @@ class TBPTT(Algorithm):
         super().__init__(loss)
         self.every, self.window = every, window
 
-    def init(self, model: Model, batch_size: int) -> Window:
+    def init(self, model: Model, batch_size: int) -> TruncatedWindow:
         """Return the learner; raises ConfigError for a model that reads neither tokens nor features."""
         like = next(model.parameters())
         kept = self.window - self.every
         inputs = _empty(model, batch_size, kept, like)
-        return Window(
+        return TruncatedWindow(
             model.init_state(batch_size, device=like.device),
             inputs,
             torch.zeros(batch_size, kept, device=like.device),
@@ -84,7 +84,7 @@ class TBPTT(Algorithm):
             torch.zeros(batch_size, dtype=torch.int64, device=like.device),
         )
 
-    def update(self, model: Model, learner: Window, batch: Batch) -> tuple[Tensor, Window]:
+    def update(self, model: Model, learner: TruncatedWindow, batch: Batch) -> tuple[Tensor, TruncatedWindow]:
         counts = learner.filled.unique().tolist()
         if len(counts) != 1:
             raise ConfigError(f"tbptt: the rows have kept {counts} samples, expected the same number in all")
@@ -99,7 +99,9 @@ class TBPTT(Algorithm):
         weights = torch.stack(answers)
         return (torch.stack(losses) * (weights / weights.sum().clamp(min=1))).sum(), learner
 
-    def _part(self, model: Model, learner: Window, part: Batch, count: int) -> tuple[Tensor, Tensor, Window]:
+    def _part(
+        self, model: Model, learner: TruncatedWindow, part: Batch, count: int
+    ) -> tuple[Tensor, Tensor, TruncatedWindow]:
         """Return the loss of a few steps, through the window, the number of its answers, and the learner after them."""
         kept = self.window - self.every
         past = [each[:, kept - count :] for each in (learner.inputs, learner.timespans, learner.mask)]
@@ -126,7 +128,11 @@ class TBPTT(Algorithm):
             torch.cat([old[:, length:], more[:, surplus:]], 1)
             for old, more in zip((learner.inputs, learner.timespans, learner.mask), past, strict=True)
         )
-        return loss, number, Window(detach(state), inputs, spans, mask, torch.full_like(learner.filled, length))
+        return (
+            loss,
+            number,
+            TruncatedWindow(detach(state), inputs, spans, mask, torch.full_like(learner.filled, length)),
+        )
 
 
 def _empty(model: Model, batch_size: int, steps: int, like: Tensor) -> Tensor:

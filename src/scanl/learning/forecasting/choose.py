@@ -31,7 +31,7 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, make_stack
-from scanl.learning.run.plan import Plan, rate
+from scanl.learning.run.plan import RunLength, rate
 from scanl.models import Forecaster
 
 MINUTES = 2.0  # of a run, if nothing else is said
@@ -256,7 +256,7 @@ class _Training:
         self.source, self.model, self.done, self.seed = source, model, 0, seed
         self.size, self.method = options["batch_size"], answerer(source.question)
         self.optimizer = OPTIMIZERS["adamw"](model, options["lr"], options["weight_decay"])
-        plan = Plan(steps)
+        plan = RunLength(steps)
         warmup = TrainConfig().training.warmup
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(plan, warmup, step))
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.data.series.columns import as_table, grouped
 from scanl.data.series.outlook import NEWER, Outlook, in_zone, joined
 from scanl.data.series.series import Collection, Series, check_order, continued
@@ -162,7 +162,7 @@ class Frames:
                 return method.objective(model, source.batch(step, self.batch_size or 16).tensors())[0]
 
             with seeded(seed):
-                method = ForecastAnswerer(cast(Forecast, source.question))
+                method = ForecastAnswerer(cast(ForecastQuestion, source.question))
                 model = method.model(make_stack(self.stack), self.head)
                 optimize(model, self.steps or 300, self.lr or 3e-3, seed, once)
             self.model = model

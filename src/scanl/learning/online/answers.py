@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scanl.data.base import IGNORED
-from scanl.data.questions import Features, Label, Numbers, Question
+from scanl.data.questions import FeatureInputs, Label, Numbers, Question
 from scanl.errors import DataError
 from scanl.learning.online.scaling import Innovation, Scaling, Values
 
@@ -112,7 +112,7 @@ class AnswerNumbers(Answering):
         return self.count if self.feedback else 0
 
     def question(self, inputs: int) -> Question:
-        return Numbers(Features(inputs, missing=True), self.count)
+        return Numbers(FeatureInputs(inputs, missing=True), self.count)
 
     def read(self, truth: Truth) -> Values:
         try:
@@ -185,7 +185,7 @@ class AnswerClass(Answering):
         return self.most if self.feedback else 0
 
     def question(self, inputs: int) -> Question:
-        return Label(Features(inputs, missing=True), self.most)
+        return Label(FeatureInputs(inputs, missing=True), self.most)
 
     def read(self, truth: Truth) -> Hashable:
         truth = truth.item() if isinstance(truth, np.generic) else truth

@@ -28,7 +28,7 @@ from scanl.learning.online.config import LearnConfig
 from scanl.learning.online.folder import OnlineFolder, Rows
 from scanl.learning.online.prequential import Prequential
 from scanl.learning.online.reading import Columns, Item, Row
-from scanl.tasks.stream import Stream
+from scanl.tasks.stream import StreamTask
 
 MAX_SHOWN_LINES = 10  # skipped lines that are reported one by one
 
@@ -128,7 +128,7 @@ class Run:
             self.report(f"line {row.number}: column {name!r} is not read, because the first line has none")
 
     def _from_stream(self, name: str, skip: int) -> Iterator[Item]:
-        known = [each for each in sources.names() if issubclass(sources.get(each), Stream)]
+        known = [each for each in sources.names() if issubclass(sources.get(each), StreamTask)]
         if name not in known:
             if "/" in name or "." in name:
                 raise ConfigError(f"learn: data is {name!r}, which does not exist; name a file, a stream, or -")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scanl.data.base import LEVELS, Source
 from scanl.data.batch import Batch, Outcomes
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, Option, answers, listed
@@ -17,8 +17,8 @@ from scanl.models import Backbone, Channels, Forecaster, Normalization
 NO_FORECAST = "the question of the data is not a forecast"
 
 
-@answers(Forecast)
-class ForecastAnswerer(Answerer[Forecast]):
+@answers(ForecastQuestion)
+class ForecastAnswerer(Answerer[ForecastQuestion]):
     """A `Forecaster`, whose head has the loss: quantiles (N, H, C, Q) at `LEVELS` after the last step, and targets.
 
     By default a linear map adds the values of a season.

@@ -18,10 +18,10 @@ from scanl.errors import DivergenceError
 from scanl.files import writing
 from scanl.learning.evaluation import measure
 from scanl.learning.questions import Model
-from scanl.learning.report import Report
+from scanl.learning.report import ScoreReport
 from scanl.learning.run.checkpoint import write_checkpoint
 from scanl.learning.run.folder import RunFolder
-from scanl.learning.run.metrics import Progress, Written, as_csv
+from scanl.learning.run.metrics import MetricsLength, Progress, as_csv
 from scanl.learning.run.module import Learning
 from scanl.learning.run.shards import read_shards
 from scanl.learning.run.sharing import own
@@ -160,7 +160,7 @@ class Best:
         self.value, self.step, self.since = math.inf, 0, 0
         self.weights: dict[str, Tensor] = {}
 
-    def see(self, value: float, step: int, model: Model, report: Report) -> None:
+    def see(self, value: float, step: int, model: Model, report: ScoreReport) -> None:
         """Record a measurement of the model after a step. Copy the weights if it is the best so far."""
         self.since += 1
         if not self.weights or report.better(value, self.value):
@@ -174,24 +174,24 @@ class Recorder(pl.Callback):
     Only the first process writes. It measures alone too, unless each process has only a shard of the model.
     """
 
-    def __init__(self, folder: RunFolder, report: Report) -> None:
+    def __init__(self, folder: RunFolder, report: ScoreReport) -> None:
         self.folder, self.report = folder, report
         self.measured: float | None = None  # the last measurement
         self.ended: Literal["until", "patience"] | None = None  # the option that has ended the run
         self.best = Best()
-        self._written: Written | None = None  # metrics.csv at the checkpoint that is resumed
+        self._written: MetricsLength | None = None  # metrics.csv at the checkpoint that is resumed
         self._bar: Progress | None = None
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint["metrics"] = asdict(Written.now(self.folder)) if trainer.is_global_zero else None
+        checkpoint["metrics"] = asdict(MetricsLength.now(self.folder)) if trainer.is_global_zero else None
         checkpoint["best"] = vars(self.best)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._written = Written(**checkpoint["metrics"])
+        self._written = MetricsLength(**checkpoint["metrics"])
         vars(self.best).update(checkpoint["best"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -43,14 +43,14 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class Written:
+class MetricsLength:
     """Length of metrics.csv at a checkpoint, in bytes, and the SHA-256 of those bytes."""
 
     size: int
     sha256: str
 
     @classmethod
-    def now(cls, folder: RunFolder) -> "Written":
+    def now(cls, folder: RunFolder) -> "MetricsLength":
         """Flush the file to the disk and describe it, so that a checkpoint on the disk never lacks its rows."""
         with writing(folder.metrics), folder.metrics.open("rb+") as file:
             os.fsync(file.fileno())

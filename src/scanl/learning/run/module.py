@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from scanl.data.base import Packed, Source
+from scanl.data.base import PackedDocuments, Source
 from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
@@ -21,12 +21,12 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model
 from scanl.learning.questions.base import counted
 from scanl.learning.run.config import TrainConfig, make_algorithm, rows_in_a_step, update_steps
-from scanl.learning.run.plan import UNKNOWN_PLAN, Plan, rate
+from scanl.learning.run.plan import UNKNOWN_PLAN, RunLength, rate
 from scanl.learning.run.sharing import PATIENCE, own, shard, share_sequences, undivided_tensor
 from scanl.learning.run.strategy import Sharded
 from scanl.models import Stack
 from scanl.parallel.context import meet
-from scanl.parallel.ranks import Group
+from scanl.parallel.ranks import RankGroup
 from scanl.parallel.stretches import bounds
 
 
@@ -50,7 +50,7 @@ class Learning(pl.LightningModule):
         self.config = config
         self.source = source
         self.algorithm = algorithm or make_algorithm(config, source)
-        self.plan = UNKNOWN_PLAN if config.training.steps is None else Plan(config.training.steps)
+        self.plan = UNKNOWN_PLAN if config.training.steps is None else RunLength(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
         self.restored: dict[str, Tensor] | None = None
@@ -71,7 +71,7 @@ class Learning(pl.LightningModule):
         if self.trainer.world_size > 1:
             mesh = (self.trainer.world_size // run.sequence_parallel, run.sequence_parallel)
             digest = hashlib.sha256(self.config.to_yaml().encode()).hexdigest()
-            meet(Group(timeout=PATIENCE), False, strategy.root_device, mesh=mesh, configuration=digest)
+            meet(RankGroup(timeout=PATIENCE), False, strategy.root_device, mesh=mesh, configuration=digest)
         if run.sequence_parallel > 1:
             device = strategy.root_device.type
             share_sequences(self.model, device, self.trainer.world_size, run.sequence_parallel)
@@ -217,7 +217,7 @@ class Learning(pl.LightningModule):
             "loss_count": self.loss_count,
             "carried": carried,
             "place": {"batch": self.place[0], "step": self.place[1]},
-            "position": dict(self.source.position(self.rows)) if isinstance(self.source, Packed) else None,
+            "position": dict(self.source.position(self.rows)) if isinstance(self.source, PackedDocuments) else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -228,11 +228,11 @@ class Learning(pl.LightningModule):
                 f"train: batch_size * devices is {rows}, expected {stored['rows']} because of the checkpoint; "
                 "give --batch-size and --devices with that product"
             )
-        self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
+        self.plan, self.seconds = RunLength(**stored["plan"]), stored["seconds"]
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
         self.restored = stored["carried"] or None
         self.place = (stored["place"]["batch"], stored["place"]["step"])
-        if isinstance(self.source, Packed):
+        if isinstance(self.source, PackedDocuments):
             self.source.resume(stored["position"])
 
     def sum(self, *numbers: float) -> list[float]:

@@ -12,7 +12,7 @@ from scanl.data.folders.folders import Folders
 from scanl.data.series.source import SeriesSource
 from scanl.files import written_whole
 from scanl.learning.questions import answerer
-from scanl.learning.report import Report
+from scanl.learning.report import ScoreReport
 from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
 
@@ -21,7 +21,7 @@ MAX_NAMED_CLASSES = 20  # most classes that are named in a picture
 BINS = 10  # of probabilities
 
 
-def draw_loss(axes: Any, rows: Rows, report: Report) -> None:
+def draw_loss(axes: Any, rows: Rows, report: ScoreReport) -> None:
     """Draw the metric on training batches and on unseen examples against the step, on one matplotlib axes."""
     assert report.bits is not None
     axes.plot(*_curve(rows, report.bits), lw=1, color="#9ecae1", label="data it learns from")
@@ -34,7 +34,7 @@ def draw_loss(axes: Any, rows: Rows, report: Report) -> None:
     axes.legend(frameon=False)
 
 
-def draw_score(loss: Any, score: Any, rows: Rows, report: Report) -> None:
+def draw_score(loss: Any, score: Any, rows: Rows, report: ScoreReport) -> None:
     """Draw the training loss on one axes, and the score on unseen examples, with chance and best, on another."""
     loss.plot(*_curve(rows, "loss"), lw=1, color="#9ecae1")
     loss.set(xlabel="training step", ylabel="loss on what it learns from", yscale="log")
@@ -55,7 +55,7 @@ def _curve(rows: Rows, column: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: Report) -> Path:
+def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: ScoreReport) -> Path:
     """Write loss.png: one plot if loss and measurements are comparable, else two side by side."""
     from matplotlib.figure import Figure
 

@@ -3,10 +3,10 @@
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from scanl.data.base import Packed
-from scanl.data.questions import Forecast, NextToken
+from scanl.data.base import PackedDocuments
+from scanl.data.questions import ForecastQuestion, NextToken
 from scanl.errors import ConfigError
-from scanl.learning.report import Report
+from scanl.learning.report import ScoreReport
 from scanl.learning.run.config import TrainConfig, fitting_precision, make_algorithm, seeded_model, update_steps
 from scanl.learning.run.folder import RunFolder
 
@@ -37,12 +37,12 @@ class Run:
         self.algorithm = make_algorithm(config, self.source)
         if not config.in_one_segment:
             self._check_algorithm()
-        self.report = Report.of(self.source)
+        self.report = ScoreReport.of(self.source)
         self.report.check_reachable(config.run.until, config.entry.name)
 
     def _check_fit(self) -> None:
         """Raise ConfigError for options that do not fit the source."""
-        config, packed = self.config, isinstance(self.source, Packed)
+        config, packed = self.config, isinstance(self.source, PackedDocuments)
         if config.run.sequence_parallel > 1 and (packed or not isinstance(self.source.question, NextToken)):
             why = "packs several documents into a row" if packed else "asks for other answers than the next token"
             raise ConfigError(
@@ -60,7 +60,7 @@ class Run:
         steps, question = update_steps(self.config, self.algorithm), self.source.question
         if steps is not None:
             what = "the layer reads both ways" if self.model.stack.bidirectional else None
-            what = "the question is a forecast" if isinstance(question, Forecast) else what
+            what = "the question is a forecast" if isinstance(question, ForecastQuestion) else what
             if what is not None:
                 raise ConfigError(
                     f"train: {self.algorithm.name} makes updates of {steps} steps, expected whole sequences because "

@@ -13,7 +13,7 @@ from scanl.learning.questions import Model
 from scanl.models import Stack
 from scanl.models.block import Block
 from scanl.parallel.context import divide
-from scanl.parallel.ranks import Group
+from scanl.parallel.ranks import RankGroup
 
 PATIENCE = timedelta(minutes=10)  # one process may compile or write alone; one that has ended is noticed at once
 CALLED = ("init_state", "logits_at", "loss", "predict")  # methods that read weights, besides `forward`
@@ -30,7 +30,7 @@ def share_sequences(model: Model, device: str, processes: int, sequences: int) -
     """Let each `sequences` processes in a row divide the sequences that they read together."""
     axes = ("data", "sequence")
     mesh = init_device_mesh(device, (processes // sequences, sequences), mesh_dim_names=axes)
-    divide(model, Group(mesh.get_group("sequence"), timeout=PATIENCE))
+    divide(model, RankGroup(mesh.get_group("sequence"), timeout=PATIENCE))
 
 
 def shard(model: Model, mesh: DeviceMesh) -> Model:

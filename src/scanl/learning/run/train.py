@@ -11,7 +11,7 @@ from scanl.learning.questions import Model, answerer
 from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.config import TrainConfig, build_model, check_resumable
 from scanl.learning.run.folder import check_tensors
-from scanl.learning.run.metrics import Written, read_metrics
+from scanl.learning.run.metrics import MetricsLength, read_metrics
 from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_loss_curve
 from scanl.learning.run.run import Run
@@ -111,5 +111,5 @@ def planned(run: Run, *, joined: bool = False) -> int | None:
             f"train: the data of {folder.path} has changed since the checkpoint; put it back to resume; if its files "
             "have moved, named as before, name their new path: --data PATH"
         )
-    Written(**stored["metrics"]).read(folder)
+    MetricsLength(**stored["metrics"]).read(folder)
     return stored["scanl"]["plan"]["steps"]

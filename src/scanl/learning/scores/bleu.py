@@ -18,14 +18,14 @@ from scanl.learning.scores.base import Total, score
 
 
 @dataclass(frozen=True)
-class Texts(Total):
+class TextTotal(Total):
     """Answers and right answers."""
 
     answers: tuple[str, ...]
     right: tuple[str, ...]
 
-    def __add__(self, other: Any) -> "Texts":
-        return Texts(self.answers + other.answers, self.right + other.right)
+    def __add__(self, other: Any) -> "TextTotal":
+        return TextTotal(self.answers + other.answers, self.right + other.right)
 
     def __truediv__(self, count: int) -> float:
         try:
@@ -36,6 +36,6 @@ class Texts(Total):
 
 
 @score("BLEU")
-def bleu(question: Any, outputs: Sequence[str], targets: Sequence[str]) -> tuple[Texts, int]:
+def bleu(question: Any, outputs: Sequence[str], targets: Sequence[str]) -> tuple[TextTotal, int]:
     """Return the texts that a model has written, the right ones, and how many there are. Needs `scanl[bleu]`."""
-    return Texts(tuple(outputs), tuple(targets)), len(targets)
+    return TextTotal(tuple(outputs), tuple(targets)), len(targets)

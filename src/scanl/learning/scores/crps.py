@@ -11,12 +11,12 @@ from torch import Tensor
 
 from scanl.data.base import LEVELS
 from scanl.data.batch import Outcomes
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.learning.scores.base import over_known, score
 
 
 @score("CRPS")
-def crps(question: Forecast, outputs: Tensor, targets: Outcomes) -> tuple[float, int]:
+def crps(question: ForecastQuestion, outputs: Tensor, targets: Outcomes) -> tuple[float, int]:
     """Return the sum over the known numbers of quantiles (N, H, C, Q), and how many are known."""
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     error = targets.numbers[..., None] - outputs

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from scanl.data.base import LEVELS
 from scanl.data.batch import Outcomes
-from scanl.data.questions import Forecast
+from scanl.data.questions import ForecastQuestion
 from scanl.learning.scores.base import over_known, score
 
 
 @score("MASE")
-def mase(question: Forecast, outputs: Tensor, targets: Outcomes) -> tuple[float, int]:
+def mase(question: ForecastQuestion, outputs: Tensor, targets: Outcomes) -> tuple[float, int]:
     """Return the sum of the absolute errors of the medians of quantiles (N, H, C, Q), in units of the series' errors
     (`Outcomes`), and how many numbers are known."""
     error = targets.numbers - outputs[..., LEVELS.index(0.5)]

@@ -9,7 +9,7 @@ from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.designation import label, layer_class
 from scanl.layers.ssm.hyena import Hyena
-from scanl.layers.ssm.laughing_hyena import Fit, distil
+from scanl.layers.ssm.laughing_hyena import ModalFit, distil
 from scanl.models.block import Block
 from scanl.models.heads.language_model import LanguageModel
 from scanl.models.stack import Stack
@@ -18,7 +18,7 @@ from scanl.models.stack import Stack
 @torch.no_grad()
 def distil_model(
     model: LanguageModel, *, tolerance: float = 1e-4, largest: int = 64
-) -> tuple[LanguageModel, list[Fit]]:
+) -> tuple[LanguageModel, list[ModalFit]]:
     """Return a model with `laughing_hyena` for each `hyena` of `model`, and how well the filters are fitted.
 
     All else is copied.

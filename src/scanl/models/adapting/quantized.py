@@ -7,7 +7,7 @@ from torch import nn
 from scanl.errors import ConfigError, nearest
 from scanl.layers.adapters import READS
 from scanl.layers.base import Layer
-from scanl.layers.parts.quantized import BITS, Quantized, fits, turn
+from scanl.layers.parts.quantized import BITS, QuantizedWeight, fits, turn
 from scanl.models.heads.language_model import LanguageModel
 from scanl.ops.fused.quantized_linear import MIN_ROWS, pack
 
@@ -52,7 +52,7 @@ def quantize(model: nn.Module, weights: str = "int8") -> QuantizedReport:
         raise ConfigError(f"quantize: model is a {type(model).__name__}, expected a torch.nn.Module")
     if weights not in BITS:
         raise nearest("weights of quantize", weights, list(BITS))
-    if any(isinstance(module, Quantized) for module in model.modules()):
+    if any(isinstance(module, QuantizedWeight) for module in model.modules()):
         raise ConfigError("quantize: the model is quantized already, expected a float model; load that again")
     chosen = _chosen(model, BITS[weights])
     if not chosen:

@@ -8,15 +8,15 @@ Text: TypeAlias = "array[int]"  # of type code "i": 4 bytes for each token
 V = TypeVar("V")
 
 
-class Node(Generic[V]):
+class PrefixNode(Generic[V]):
     """The end of a sequence. edge: the tokens after the parent.   value: None where no sequence ends."""
 
     __slots__ = ("children", "edge", "parent", "value")
 
-    def __init__(self, edge: Text, parent: "Node[V] | None") -> None:
+    def __init__(self, edge: Text, parent: "PrefixNode[V] | None") -> None:
         self.edge = edge
         self.parent = parent
-        self.children: dict[int, Node[V]] = {}  # by the first token of their edges
+        self.children: dict[int, PrefixNode[V]] = {}  # by the first token of their edges
         self.value: V | None = None
 
 
@@ -27,21 +27,21 @@ class PrefixTree(Generic[V]):
     """
 
     def __init__(self) -> None:
-        self.root: Node[V] = Node(array("i"), None)
+        self.root: PrefixNode[V] = PrefixNode(array("i"), None)
 
-    def insert(self, tokens: Text) -> Node[V]:
+    def insert(self, tokens: Text) -> PrefixNode[V]:
         """Return the node at which the sequence ends; it is made if missing, without a value."""
         node, at = self.root, 0
         while at < len(tokens):
             child = node.children.get(tokens[at])
             if child is None:
-                child = node.children[tokens[at]] = Node(tokens[at:], node)
+                child = node.children[tokens[at]] = PrefixNode(tokens[at:], node)
                 return child
             common = common_length(child.edge, tokens[at : at + len(child.edge)])
             node, at = child if common == len(child.edge) else _split(child, common), at + common
         return node
 
-    def beginnings(self, tokens: Text) -> Iterator[tuple[int, Node[V]]]:
+    def beginnings(self, tokens: Text) -> Iterator[tuple[int, PrefixNode[V]]]:
         """Yield each node with a value whose sequence begins the text, and its length; the shortest first."""
         node, at = self.root, 0
         while True:
@@ -53,7 +53,7 @@ class PrefixTree(Generic[V]):
                 return
             node, at = child, at + len(child.edge)
 
-    def remove(self, node: Node[V]) -> None:
+    def remove(self, node: PrefixNode[V]) -> None:
         """Remove the value of a node, and the nodes that are then needed no more."""
         node.value = None
         while node.parent is not None and node.value is None and not node.children:
@@ -77,10 +77,10 @@ def common_length(a: Text, b: Text) -> int:
     return low
 
 
-def _split(node: Node[V], length: int) -> Node[V]:
+def _split(node: PrefixNode[V], length: int) -> PrefixNode[V]:
     """Return a new node between a node and its parent, after the first `length` tokens of the edge."""
     assert node.parent is not None
-    upper = Node(node.edge[:length], node.parent)
+    upper = PrefixNode(node.edge[:length], node.parent)
     node.parent.children[node.edge[0]] = upper
     node.edge, node.parent = node.edge[length:], upper
     upper.children[node.edge[0]] = node

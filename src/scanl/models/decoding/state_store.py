@@ -15,7 +15,7 @@ from pathlib import Path
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.state import State, leaves, map_leaves
 from scanl.models.decoding.decodable import Decodable
-from scanl.models.decoding.prefix_tree import Node, PrefixTree, Text
+from scanl.models.decoding.prefix_tree import PrefixNode, PrefixTree, Text
 from scanl.models.decoding.state_files import ReadText, model_digest, read_text, tokens_of, write_text
 from scanl.whole import whole_number
 
@@ -25,13 +25,13 @@ ABANDONED = 3600.0  # seconds after which an unfinished file is that of a proces
 
 
 @dataclass(eq=False)
-class Entry:
+class StoredState:
     """A state of a store. state: None if it is only in the file.   path, file_size: the file, and its bytes.
 
     used: when a process last used the file, in nanoseconds, as its time of change says.
     """
 
-    node: Node["Entry"]
+    node: PrefixNode["StoredState"]
     state: State = None
     size: int = 0
     path: Path | None = None
@@ -72,9 +72,9 @@ class StateStore:
         self.limit = whole_number("state store", "limit", limit, least)
         self.folder_limit = whole_number("state store", "folder_limit", folder_limit, least)
         self._lock = threading.RLock()
-        self._tree: PrefixTree[Entry] = PrefixTree()
-        self._in_memory: OrderedDict[Entry, None] = OrderedDict()  # the least recently used first
-        self._on_disk: dict[str, Entry] = {}  # by the names of the files
+        self._tree: PrefixTree[StoredState] = PrefixTree()
+        self._in_memory: OrderedDict[StoredState, None] = OrderedDict()  # the least recently used first
+        self._on_disk: dict[str, StoredState] = {}  # by the names of the files
         self.bytes_in_memory = self.bytes_on_disk = 0
         self.folder = None
         if folder is not None:
@@ -94,7 +94,7 @@ class StateStore:
         """Keep a copy of the state after these tokens, at least one. state: of one row."""
         with self._lock:
             node = self._tree.insert(tokens)
-            entry = node.value = node.value or Entry(node)
+            entry = node.value = node.value or StoredState(node)
             if entry not in self._in_memory:
                 # A copy, because a state may be a small part of a large tensor.
                 self._remember(entry, map_leaves(lambda leaf: leaf.detach().clone(), state))
@@ -162,11 +162,11 @@ class StateStore:
                 _refuse(path, error)
                 continue
             node = self._tree.insert(tokens)
-            entry = node.value = node.value or Entry(node)
+            entry = node.value = node.value or StoredState(node)
             self._add_file(entry, path)
             self._drop_if_gone(entry)
 
-    def _write(self, entry: Entry, tokens: Text, folder: Path) -> None:
+    def _write(self, entry: StoredState, tokens: Text, folder: Path) -> None:
         path = folder / _file_name(tokens)
         try:
             write_text(path, ReadText(tokens, len(tokens), entry.state), self.digest)
@@ -175,7 +175,7 @@ class StateStore:
             return
         self._add_file(entry, path)
 
-    def _load(self, entry: Entry, tokens: Text) -> bool:
+    def _load(self, entry: StoredState, tokens: Text) -> bool:
         """Read the file of an entry into memory. If it cannot be read, drop it and return False."""
         assert entry.path is not None
         try:
@@ -189,32 +189,32 @@ class StateStore:
         self._remember(entry, text.state)
         return True
 
-    def _remember(self, entry: Entry, state: State) -> None:
+    def _remember(self, entry: StoredState, state: State) -> None:
         entry.state, entry.size = state, size_of(state)
         self._in_memory[entry] = None
         self.bytes_in_memory += entry.size
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: StoredState) -> None:
         if entry in self._in_memory:
             del self._in_memory[entry]
             self.bytes_in_memory -= entry.size
             entry.state = None
             self._drop_if_gone(entry)
 
-    def _add_file(self, entry: Entry, path: Path) -> None:
+    def _add_file(self, entry: StoredState, path: Path) -> None:
         with suppress(OSError):  # another process has just removed it
             status = path.stat()
             entry.path, entry.file_size, entry.used = path, status.st_size, status.st_mtime_ns
             self._on_disk[path.name] = entry
             self.bytes_on_disk += entry.file_size
 
-    def _remove_file(self, entry: Entry) -> None:
+    def _remove_file(self, entry: StoredState) -> None:
         if entry.path is not None:
             with suppress(OSError):  # another process may have removed it
                 entry.path.unlink()
             self._drop_file(entry)
 
-    def _drop_file(self, entry: Entry) -> None:
+    def _drop_file(self, entry: StoredState) -> None:
         """Forget the file of an entry, which is there no more or is left to others."""
         assert entry.path is not None
         del self._on_disk[entry.path.name]
@@ -222,11 +222,11 @@ class StateStore:
         entry.path = None
         self._drop_if_gone(entry)
 
-    def _drop_if_gone(self, entry: Entry) -> None:
+    def _drop_if_gone(self, entry: StoredState) -> None:
         if entry not in self._in_memory and entry.path is None:
             self._tree.remove(entry.node)
 
-    def _use(self, entry: Entry) -> None:
+    def _use(self, entry: StoredState) -> None:
         """Make an entry the most recently used."""
         self._in_memory.move_to_end(entry)
         if entry.path is not None:

@@ -17,7 +17,7 @@ from scanl.whole import whole_number
 
 
 @dataclass(eq=False)
-class Stream:
+class DecodedText:
     """A text that grows by a token at each step, how its tokens are drawn, and the last of them."""
 
     session: Session
@@ -58,9 +58,9 @@ class Streams:
         self.piece = whole_number("streams", "piece", piece, 1)
         self.store = store_of("streams", model, store)
         self._next = 0
-        self._waiting: dict[int, Stream] = {}  # their prompts are not read to the end
-        self._failed: dict[int, Stream] = {}
-        self._batch: list[Stream] = []  # with those that have left or failed since the last step
+        self._waiting: dict[int, DecodedText] = {}  # their prompts are not read to the end
+        self._failed: dict[int, DecodedText] = {}
+        self._batch: list[DecodedText] = []  # with those that have left or failed since the last step
         self._rows: dict[int, int] = {}  # in the batch, in order
         self._state: State = None  # of the batch
 
@@ -72,7 +72,7 @@ class Streams:
     def _device(self) -> torch.device:
         return self.model.device
 
-    def _streams(self) -> list[Stream]:
+    def _streams(self) -> list[DecodedText]:
         return [*self._waiting.values(), *self._failed.values(), *(self._batch[row] for row in self._rows.values())]
 
     def join(
@@ -105,7 +105,7 @@ class Streams:
             session.keep()
             session.append(text)
         self._next += 1
-        self._waiting[self._next] = Stream(session, choice)
+        self._waiting[self._next] = DecodedText(session, choice)
         return self._next
 
     @torch.inference_mode()

@@ -20,8 +20,8 @@ from scanl.models.forecasting.lags import Lags
 from scanl.models.forecasting.running import Running, nothing_read, running
 from scanl.models.heads.distributions import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels
-from scanl.models.reader import FeatureMap, Standard
-from scanl.models.saving import Part, Saved
+from scanl.models.reader import FeatureEmbedding, Standard
+from scanl.models.saving import ModelPart, Saved
 from scanl.models.stack import Backbone, check_causal
 from scanl.ops.offsets import sequences
 from scanl.options import WORDS, Configured, above, at_least
@@ -55,7 +55,7 @@ class Forecast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Normalization(Part, metaclass=Configured):
+class Normalization(ModelPart, metaclass=Configured):
     """Normalisation of a series by the running mean and variance of its past."""
 
     span: Annotated[
@@ -165,7 +165,9 @@ class Forecaster(Saved):
         self.ahead = 1 if recursive else horizon
         once = self.targets + self.past + self.static
         self.standard = Standard("forecaster", once + self.future, channels.scales)
-        self.input = FeatureMap(once + (self.future + self.timed) * self.ahead + self.timed, stack.dim, missing=True)
+        self.input = FeatureEmbedding(
+            once + (self.future + self.timed) * self.ahead + self.timed, stack.dim, missing=True
+        )
         self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
         self.lags = Lags(lags, self.ahead) if lags else None
         if self.log and distribution not in ("points", "quantiles"):

@@ -10,13 +10,13 @@ from scanl.errors import ConfigError
 from scanl.layers.designation import make_layer
 from scanl.layers.module import Module
 from scanl.models.presets import whole
-from scanl.models.saving import Part
+from scanl.models.saving import ModelPart
 from scanl.models.whole.cross_attention import CrossAttention
 from scanl.options import Configured, at_least, divides
 
 
 @whole("attentive_recurrence", "ARN", "attentive_recurrent_network")
-class AttentiveRecurrence(Part, Module, metaclass=Configured):
+class AttentiveRecurrence(ModelPart, Module, metaclass=Configured):
     r"""A few steps of a recurrent layer, each of which reads the whole sequence U by attention.
 
     .. math:: c_t = \mathrm{ATT}(s_{t-1}, U), \quad s_t = F(s_{t-1}, c_t), \quad s_0 = 0, \quad t = 1, \dots, n

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ShapeError
 from scanl.models.presets import whole
-from scanl.models.saving import Part, Saved
+from scanl.models.saving import ModelPart, Saved
 from scanl.models.stack import Backbone, Stack
 from scanl.options import WORDS, Configured, at_least, refuse
 
@@ -18,7 +18,7 @@ UNCUT = 0.87962566103423978  # deviation of a standard normal number that is cut
 
 
 @dataclass(frozen=True)
-class Patches(Part, metaclass=Configured):
+class Patches(ModelPart, metaclass=Configured):
     """Images (B, channels, height, width) that are cut into square patches, each a step of a sequence."""
 
     image: Annotated[Sequence[int], "height and width in pixels, each a multiple of `size`"] = (224, 224)

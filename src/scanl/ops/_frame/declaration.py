@@ -59,7 +59,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Sample:
+class OpSample:
     """Valid arguments of an op, for the tests."""
 
     operands: Mapping[str, Any]  # tensors; a state may be a structure of tensors

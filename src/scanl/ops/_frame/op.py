@@ -26,8 +26,8 @@ from scanl.ops._frame.declaration import (
     Call,
     Cases,
     Declaration,
+    OpSample,
     OpSpec,
-    Sample,
 )
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
 from scanl.ops._frame.divider import thread as divided
@@ -55,8 +55,8 @@ class Op(Declaration, Generic[P, S]):
         self.initial, self.form, self.check = spec.initial, spec.form, spec.check
         self.neutral, self.excused, self.effect = spec.neutral, spec.excused, spec.effect
         self.values = spec.values
-        self.samples: Cases[Sample] = Cases()
-        self.errors: Cases[tuple[Sample, str]] = Cases()  # invalid arguments, each with a part of the error message
+        self.samples: Cases[OpSample] = Cases()
+        self.errors: Cases[tuple[OpSample, str]] = Cases()  # invalid arguments, each with a part of the error message
         self.backends: dict[str, Backend] = {}
         self.backend("reference", dtypes=FLOATING + COMPLEX if spec.widens else spec.dtypes)(reference)
         self._plans: dict[tuple, tuple] = {}
