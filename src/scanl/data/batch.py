@@ -36,11 +36,11 @@ class Batch(NamedTuple):
     """N examples of at most T steps, as arrays of numpy or as tensors.
 
     inputs: tokens (N, T), features (N, T, C) or `SeriesColumns`.   targets: as the question says.   mask: (N, T)
-    bool, True at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of the
-    steps, and for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.   starts:
-    (N, T) bool, True where another sequence of a row begins, at which the state is reset; None: a row is one sequence.
-    weights: (N,), by which the loss of a row's answer counts, where a row has one answer: 0 if it has none in these
-    steps; None: all count once.
+    bool, True at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of
+    the steps, and for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.
+    starts: (N, T) bool, True where another sequence of a row begins, at which the state is reset; None: a row is one
+    sequence.   weights: (N,), by which the loss of a row's answer counts, where a row has one answer: 0 if it has none
+    in these steps; None: all count once.
 
     Features and numbers are float32 if the source has standardised them, and float64 if the model does that.
     """

@@ -1,7 +1,7 @@
 """Declarations of a layer's state, from which its initial state, its checks and its documentation are made.
 
 A class declares `state`: `StateAxes` for a tensor, `Each` for a tuple of tensors, `Of` for the state of a layer inside,
-or a NamedTuple whose fields are annotated with one of these: `conv: Annotated[Tensor, StateAxes("conv_size - 1, width")]`.
+or a NamedTuple whose fields are annotated with one of these: `h: Annotated[Tensor, StateAxes("width")]`.
 `StateFields` is for the NamedTuple of another module.
 """
 

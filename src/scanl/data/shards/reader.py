@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.shards.forms import ShardForm, NoColumn, Raw, Record
+from scanl.data.shards.forms import NoColumn, Raw, Record, ShardForm
 from scanl.data.shards.listing import Shard, opened
 from scanl.errors import DataError
 
