@@ -38,11 +38,11 @@ for _ in range(3):  # 4 steps of 2 sequences an update
     optimizer.step()
 """
 STACK = """\
-from scanl.data.questions import Features, Numbers
+from scanl.data.questions import FeatureInputs, Numbers
 from scanl.learning.questions import answerer
 from scanl.models import {backbone}
 
-task = answerer(Numbers(Features(2), count=1))  # two numbers are read at every step, and one is answered
+task = answerer(Numbers(FeatureInputs(2), count=1))  # two numbers are read at every step, and one is answered
 model = task.model({stack})"""
 SPECIAL = {  # algorithms that train no stack of layers: what is imported, the model, its loss and its answer
     "gtf": (

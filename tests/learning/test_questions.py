@@ -226,7 +226,8 @@ def test_what_is_unknown_or_known_twice_is_refused():
     def mine(outputs, targets):
         return outputs
 
-    with pytest.raises(ConfigError, match="unknown question 'Riddle', expected one of Class, Flags, Forecast, Label"):
+    known = "Class, Flags, ForecastQuestion, Label"
+    with pytest.raises(ConfigError, match=f"unknown question 'Riddle', expected one of {known}"):
         answerer(Riddle(Vocabulary(3)))
     with pytest.raises(ConfigError, match="question NextToken is registered twice: NextTokenAnswerer and Answerer"):
         answers(NextToken)(Answerer)
