@@ -141,7 +141,7 @@ class Registry(Generic[C]):
         return next((known for spelling, known in self.spellings() if spelling == key), None)
 
     def find_loosely(self, name: str) -> str | None:
-        """Return what `find` does, also for a name in the plural, or with a word like "network" behind it."""
+        """Call `find`, also for a name in the plural, or with a word like "network" behind it."""
         return next(filter(None, map(self.find, (name, *_endings(name)))), None)
 
     def _exact(self) -> dict[str, str]:
@@ -162,11 +162,11 @@ class Registry(Generic[C]):
         raise ConfigError(f"unknown {self.kind} {name!r}; {advice}") if advice else self._unknown(name)
 
     def usage(self, name: str) -> str:
-        """Return how a class of this kind is used, "" if the registry does not say it."""
+        """Return the use of a class of this kind, "" if the registry does not say it."""
         return self._use.format(name=name, cls=self._classes[name].__name__)
 
     def advice(self, name: str) -> str:
-        """Return what to use in place of a well-known name that is not registered; "" if there is no advice."""
+        """Return the advice for a well-known name that is not registered; "" if there is none."""
         advices = {key: text for registry in self._others() for key, text in registry._advice.items()} | self._advice
         return next((advices[spelling] for spelling in _endings(name) if spelling in advices), "")
 

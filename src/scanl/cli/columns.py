@@ -1,4 +1,4 @@
-"""What kind of recurrence a layer is: how its state depends on the state a step before, measured on a small one."""
+"""The kind of a layer's recurrence: how its state depends on the state before, measured on a small layer."""
 
 import re
 from typing import Any, NamedTuple
@@ -75,11 +75,11 @@ def _is_number(leaf: Tensor) -> bool:
 
 
 def _measure(layer: Layer, state: Any, path: str) -> tuple[bool, bool, bool] | None:
-    """Measure how one tensor of the state depends on itself. None if none of its numbers does: it keeps inputs."""
+    """Measure the dependence of one tensor of the state on itself. None: there is none, the tensor keeps inputs."""
     leaf = dict(leaves(state))[path]
 
     def after(x: Tensor, changes: Tensor) -> Tensor:
-        """Return the tensor after inputs (T, dim), for each of the changes of it before them."""
+        """Return the tensor after inputs (T, dim), for each of the changes (N, ...) added to it before them."""
         paths = iter([at for at, _ in leaves(state)])
 
         def changed(other: Tensor) -> Tensor:

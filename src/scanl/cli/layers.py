@@ -78,12 +78,12 @@ def list_layers(argv: Sequence[str]) -> int:
 
 
 def _all() -> list[tuple[Registry[Any], str]]:
-    """Return what `scanl list` prints without a name."""
+    """Return the text of `scanl list` without a name."""
     return [(kind, name) for kind in (layers_by_name, presets, wholes, algorithms) for name in kind.names()]
 
 
 def _found(name: str) -> list[tuple[Registry[Any], str]]:
-    """Return what a name stands for, the nearest spelling first. Raises ConfigError for a name that is nowhere."""
+    """Return the entries of a name, the nearest spelling first. Raises ConfigError for an unknown name."""
     found = look_up(name)
     if not found:
         get(name)  # which says what is near, or what has the part of this name
@@ -107,7 +107,7 @@ def describe(name: str, dim: int = WIDTH) -> str:
 
 
 def describe_other(registry: Registry[Any], name: str) -> str:
-    """Describe what is neither a layer nor a pattern of layers, from what it declares and its docstring."""
+    """Describe an entry that is neither a layer nor a pattern of layers, from its declarations and its docstring."""
     cls = registry.get(name)
     made = _made(cls)
     facts = {"kind": registry.kind, "use": registry.usage(name)}

@@ -118,5 +118,5 @@ def _silu(who: str, activation: str | None) -> bool:
 
 
 def _ring(steps: Tensor, state: Tensor) -> Tensor:
-    """Return where steps (B, T) are in a ring (B, D, S), for each channel."""
+    """Return the positions of steps (B, T) in a ring (B, D, S), for each channel."""
     return steps.remainder(state.shape[-1]).unsqueeze(1).expand(-1, state.shape[1], -1)

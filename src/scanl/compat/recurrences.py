@@ -39,7 +39,7 @@ def simple_gla(
 def parallel_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, output_attentions: bool = False, **call: Any
 ) -> Result:
-    """As `simple_gla`; returns o and, with output_attentions, what o_t has of v_s, (B, H, T, T), or None."""
+    """As `simple_gla`; returns o and, with output_attentions, the weights of v_s in o_t, (B, H, T, T), or None."""
     if output_attentions and call["cu_seqlens"] is not None:
         raise ConfigError("output_attentions is True, expected False because of cu_seqlens")
     o, _ = linear_attention(q, k, v, g, **call)
@@ -50,7 +50,7 @@ def parallel_simple_gla(
 
 
 def parallel_retention(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Result:
-    """As `retention`; returns o and, with output_attentions, what o_t has of v_s, (B, H, T, T), or None."""
+    """As `retention`; returns o and, with output_attentions, the weights of v_s in o_t, (B, H, T, T), or None."""
     return parallel_simple_gla(q, k, v, _retention_decay(q), **call)
 
 

@@ -57,7 +57,7 @@ class Exam:
 
 
 class Signal(ABC):
-    """How the tokens of a signal are read from a file, and written as one."""
+    """Reader and writer of a signal's tokens as a file."""
 
     ending: ClassVar[str]  # of its files
     first: ClassVar[int]  # token that a model reads before the first one
@@ -74,7 +74,7 @@ class Signal(ABC):
 
 
 class Entry:
-    """What a name of `--data` stands for: a class that makes a source from the options of a run.
+    """The class behind a name of `--data`: it makes a source from the options of a run.
 
     id: short names by which maintainers find published data.   source: who has published the data or the question; ""
     for data of the user's own.   needs: the files that it reads, if they are of a published data set.   aliases: other

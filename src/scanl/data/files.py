@@ -91,7 +91,7 @@ class Files:
 
     @property
     def origin(self) -> str:
-        """Where `scanl data get` has the files from; empty if from nowhere."""
+        """The address that `scanl data get` loads from; empty if there is none."""
         return ", ".join(map(str, self.packages)) or (self.made_by and f"made by scanl.data.{self.made_by}")
 
     def folder(self, folder: str = "") -> Path:
@@ -112,7 +112,7 @@ class Files:
         return bool(self.or_needs) and all(self.find(name, folder) is not None for name in self.or_needs)
 
     def laid_out(self, folder: str = "") -> FileLayout:
-        """Return how the files are read that are there."""
+        """Return the layout of the files that exist."""
         layout = self.other_layout if self.other(folder) else self.layout
         assert layout is not None
         return layout
@@ -170,7 +170,7 @@ class Files:
         return DataError(f"{self.name}: {path} is damaged: {why}; {self.advice(folder)}")
 
     def advice(self, folder: str = "") -> str:
-        """Return what to get, and where it must lie."""
+        """Return the advice for missing files: their source and their place."""
         where = f"put into {self.folder(folder)}: {self.form}"
         if folder or not self.origin:
             return where

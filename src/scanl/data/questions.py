@@ -1,4 +1,4 @@
-"""Questions, what a source asks a model to predict: one class for each question, and the two forms of inputs.
+"""Questions that a source asks a model: one class for each question, and the two forms of inputs.
 
 `scanl.learning.questions` has a file for each question: its model, loss, answers and scores. A new question is one new
 file, which holds its class and registers what learning does for it.
@@ -20,7 +20,7 @@ class Vocabulary:
 
     @property
     def width(self) -> int:
-        """How many numbers a step has."""
+        """Number of channels."""
         return 1
 
 
@@ -38,7 +38,7 @@ class FeatureInputs:
 
     @property
     def width(self) -> int:
-        """How many numbers a step has."""
+        """Number of channels."""
         return self.count
 
 
@@ -46,7 +46,7 @@ Inputs = Vocabulary | FeatureInputs
 
 
 class Question:
-    """What to predict. A subclass is a frozen dataclass with the fields that its own model, loss and scores read."""
+    """Question to a model. A subclass is a frozen dataclass with the fields that its model, loss and scores read."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the operators of scanl become in a program for other runtimes.
+"""Forms of scanl's operators in a program for other runtimes.
 
 `NATIVE` is the table: an op's name, and the function that says with which operator of ONNX. Any other op becomes a
 scan whose body is one step of the op's reference.

@@ -67,7 +67,7 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what torch says of itself while it exports."""
+    """Suppress torch's own messages during the export."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

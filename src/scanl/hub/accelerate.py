@@ -34,7 +34,7 @@ class AcceleratedModule(NamedTuple):
 
 
 class Report(tuple[AcceleratedModule, ...]):
-    """What `accelerate` did to each module. It prints as a table with one line for all equal modules."""
+    """The result of `accelerate` for each module. It prints as a table with one line for all equal modules."""
 
     @property
     def accelerated(self) -> tuple[AcceleratedModule, ...]:
@@ -147,7 +147,7 @@ def _patch_for(module: nn.Module) -> type[Patch] | None:
 
 
 def _home(patch: type[Patch]) -> str:
-    """Return where the classes of a patch are: the beginning of the names of their Python modules."""
+    """Return the package of a patch's classes: the beginning of the names of their Python modules."""
     return _TORCH if patch.modules[0].startswith("torch.nn.") else _MODELS
 
 

@@ -1,4 +1,4 @@
-"""What patches need to know about a call of a model: which tokens are padding, and where packed sequences begin."""
+"""Facts about a call of a model that patches need: its padding, and the beginnings of packed sequences."""
 
 import functools
 from collections.abc import Callable, Sequence

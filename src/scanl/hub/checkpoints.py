@@ -195,7 +195,7 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
 
 
 def _parts(model: LanguageModel) -> tuple[Any, ...]:
-    """Return what two models have in common if they compute the same from the same weights."""
+    """Return the parts of a model that decide its outputs: equal parts and weights give equal outputs."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     return [_options(module) for module in model.modules()], shapes, formats.in_float32(model)
 

@@ -1,4 +1,4 @@
-"""Give one module another forward. A copy of the module, deep or shallow, then computes with its own weights.
+"""Replace the forward of one module. A copy of the module, deep or shallow, then computes with its own weights.
 
 An attribute `forward` of the module would hold the module that it was made for, and a shallow copy, or a replica of
 `DataParallel`, would compute with the weights of the original. So the module gets a class of its own, a subclass whose

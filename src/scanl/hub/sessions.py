@@ -77,7 +77,7 @@ class CacheSession:
         generation_config: Any,
         **others: Any,
     ) -> Any:
-        """Decode, as `generate` asks a function in `custom_generate` to."""
+        """Decode a text. This is the signature that `generate` calls `custom_generate` with."""
         self._check(model, input_ids, others.get("attention_mask"), generation_config)
         drafting = None if self.draft is None else Drafting(self.draft)
         ended = False
@@ -124,7 +124,7 @@ class CacheSession:
     def _piece(
         self, ids: Tensor, drafting: Drafting | None, processor: Any, criteria: Any, sampled: bool
     ) -> tuple[Tensor, bool]:
-        """Read what is pending and the tokens of a draft; return the text with all tokens that follow, and its end."""
+        """Read the pending tokens and those of a draft. Return the text with the accepted ones, and whether it ends."""
         pending, drafted = ids[:, len(self._text) :], list[int]()
         if drafting is not None:
             drafted = drafting.propose(array("i", ids[0].tolist()), ROWS - pending.shape[1], Choice())

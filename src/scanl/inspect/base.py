@@ -1,4 +1,4 @@
-"""What inspectors have in common: their registry, the form of their results, and the layers that they look at."""
+"""The base of inspectors: their registry, the form of their results, and the layers that they measure."""
 
 import copy
 import functools
@@ -27,7 +27,7 @@ Drawing = Callable[[Any], None]  # draws on one matplotlib axes
 
 
 class Inspection(ABC):
-    """What an inspector returns. A subclass is a frozen dataclass of tensors. Abstract."""
+    """The result of an inspector. A subclass is a frozen dataclass of tensors. Abstract."""
 
     shared: bool = True  # whether the panels of several layers have the same axes
 
@@ -41,7 +41,7 @@ class Inspection(ABC):
 
     @abstractmethod
     def panels(self) -> dict[str, Drawing]:
-        """Return what draws each panel of the picture, by the title of the panel; "" for the only one."""
+        """Return the function that draws each panel of the picture, by the panel's title; "" for the only one."""
 
 
 class Inspector(Generic[P, R]):
@@ -109,7 +109,7 @@ def prepared(who: str, layer: Layer, x: Tensor | None, steps: int, rows: int = R
 
 
 def state_size(who: str, layer: Layer, limit: int) -> int:
-    """Return e, how many real numbers the state of one sequence has; integers, such as positions, do not count.
+    """Return e, the number of real numbers in the state of one sequence; integers, such as positions, do not count.
 
     Raises ConfigError for a layer that reads the whole sequence, for one without such numbers, for more than `limit`
     numbers, and for a state that grows.
@@ -137,7 +137,7 @@ def state_size(who: str, layer: Layer, limit: int) -> int:
 
 @contextmanager
 def readings(model: nn.Module) -> Iterator[dict[str, tuple[Layer, Tensor]]]:
-    """A context whose dict has each layer that mixes steps and what it read, x (B, T, D), in the first call of each.
+    """Record the input x (B, T, D) of the first call of each layer that mixes steps, in the dict of the context.
 
     The names are the number of the layer in the model, from 0, and its name. Raises ConfigError for a model without
     such layers.

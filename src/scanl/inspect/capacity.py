@@ -1,4 +1,4 @@
-"""How much of its past inputs a state still holds, measured by a linear map that reads them from it."""
+"""Memory capacity: the share of its past inputs that a linear map can read from a state."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +90,7 @@ class MemoryCapacity(Inspection):
     own_signal=True,
 )
 def memory_capacity(layer: Layer, x: Tensor | None = None) -> MemoryCapacity:
-    """Return how much of each past input a linear map reads from the state: `decoded`, over the states of a layer.
+    """Return the share of each past input that a linear map reads from a layer's state: `decoded`.
 
     x: (1, T, dim) with one number a step for all channels, up to a factor of each; None for white noise u_t times a
     random direction, over 600 steps, or 5 for each number of the state. Channel 0 is read. At most 100 lags.

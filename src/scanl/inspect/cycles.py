@@ -159,7 +159,7 @@ def cycles(
 
 
 def branches(network: Callable[[float], Regions], values: Sequence[float], length: int, **search: Any) -> list[Branch]:
-    """Return where over a parameter each cycle of exactly `length` points exists, and where it is stable.
+    """Return the intervals of a parameter in which each cycle of exactly `length` points exists and is stable.
 
     A cycle is known by the regions that it passes. It ends where a point meets the border of its region, or where it
     is not unique; it becomes unstable where a multiplier leaves the unit circle. Such a value is found by bisection

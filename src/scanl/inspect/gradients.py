@@ -1,4 +1,4 @@
-"""How much of an error at the last step reaches the inputs before it."""
+"""The size of the gradient that an error at the last step sends to the inputs before it."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a layer answers to a push on one of its inputs: its kernel, if it is linear."""
+"""The response of a layer to a push on one of its inputs: its kernel, if it is linear."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

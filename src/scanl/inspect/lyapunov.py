@@ -1,4 +1,4 @@
-"""How fast states that begin close to each other come together or part."""
+"""Lyapunov exponents: the rates at which neighboring states approach or part."""
 
 from dataclasses import dataclass
 from typing import Any

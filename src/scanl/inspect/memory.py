@@ -1,4 +1,4 @@
-"""How long an input matters to the outputs."""
+"""The number of steps for which an input matters to the outputs."""
 
 import math
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ def collect() -> Iterator[Losses]:
 
 
 def collecting() -> Losses | None:
-    """Return where a layer adds its loss; None where it computes none."""
+    """Return the place to which a layer adds its loss; None if it computes none."""
     return None if torch.compiler.is_compiling() else _OPEN.get()
 
 

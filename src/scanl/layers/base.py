@@ -19,7 +19,7 @@ from scanl.options import Configured, refuse, who
 
 
 class Hint(NamedTuple):
-    """How an optimiser should train a parameter.
+    """Hint for the optimizer of a parameter.
 
     weight_decay: False for no weight decay.   lr: a learning rate, or the name of the layer's attribute that holds it.
     """
@@ -135,7 +135,7 @@ class Layer(Module, metaclass=Configured):
         return self.run(x, state, cu_seqlens, **others)
 
     def run(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
-        """Return what `forward` returns, from x, state, cu_seqlens and those in `takes` by name, all checked."""
+        """Compute `forward` from checked x, state, cu_seqlens and, by name, the arguments in `takes`."""
         raise NotImplementedError
 
     if TYPE_CHECKING:  # a call has the type of `run`
@@ -222,7 +222,7 @@ class Layer(Module, metaclass=Configured):
         raise ShapeError(f"{self._who()}: {path} is {kind}, expected {usual[path].dtype} because of the layer")
 
     def read_paths(self) -> list[str]:
-        """Return the paths of `reads`, of this layer and of the layers in it, at which there is something."""
+        """Return the paths in `reads`, of this layer and of the layers inside it, that lead to a module or a tensor."""
         inside = {name: layer.reads for name, layer in self.named_modules() if isinstance(layer, Layer)}
         paths = [f"{name}.{path}".removeprefix(".") for name, reads in inside.items() for path in reads]
         modules = {name for name, _ in self.named_modules(remove_duplicate=False)}

@@ -57,7 +57,7 @@ class Channelwise(Layer):
     def recur(
         self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return what is read at every step, (B, T, *K), and the states after the last one.
+        """Return the readout of every step, (B, T, *K), and the states after the last one.
 
         p: (B, T, *P, *K) each.   v: (*K) each.   states: (B, *K) each; None for zeros.   No channel may act on another.
         """

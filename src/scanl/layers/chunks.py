@@ -15,7 +15,7 @@ from scanl.layers.state import State
 def in_chunks(
     layer: Callable[..., tuple[Tensor, State]], x: Tensor, state: State = None, *, size: int = 1024, **more: Any
 ) -> tuple[Tensor, State]:
-    """Return what `layer(x, state)` returns, computed in pieces of `size` steps with the state carried over.
+    """Compute `layer(x, state)` in pieces of `size` steps with the state carried over.
 
     layer: any layer, stack or model that maps x (B, T, ...) and a state to y (B, T, ...) and the next state.
     more: further arguments of the layer; a tensor (B, T, ...) such as timespans is cut like x.

@@ -1,4 +1,4 @@
-"""What stands for a layer: its registered name, `module:Class`, a class of the user's own, or an instance."""
+"""Designation of a layer: its registered name, `module:Class`, a class of the user's own, or an instance."""
 
 import copy
 import importlib

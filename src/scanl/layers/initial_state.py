@@ -18,7 +18,7 @@ from scanl.layers.state import Device, DType, State, loadable
 
 
 class Stateful(Protocol):
-    """What this module needs of a layer."""
+    """The part of a layer that this module reads."""
 
     state: ClassVar[Any]
 

@@ -110,7 +110,7 @@ def save(state: State, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str], like: State) -> State:
-    """Read what `save` wrote. like: a state of the same form, such as `layer.init_state(B)`.
+    """Read a file of `save`. like: a state of the same form, such as `layer.init_state(B)`.
 
     Raises CheckpointError when a path, a dtype, the digest, or an axis other than the batch differs.
     """

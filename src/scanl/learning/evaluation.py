@@ -65,7 +65,7 @@ def written(model: Model, source: Source, examples: Iterable[Batch]) -> dict[str
 
 
 def _texts(model: Model, inputs: Tensor, targets: Tensor) -> tuple[list[str], list[str]]:
-    """Return what a model writes, and the right texts of targets (N, T), IGNORED outside of the answers."""
+    """Return the texts that a model writes, and the right texts of targets (N, T), IGNORED outside of the answers."""
     known = targets != IGNORED
     right = [row[here].tolist() for row, here in zip(targets, known, strict=True)]
     first, end = known.int().argmax(1), right[0][-1]

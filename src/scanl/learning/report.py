@@ -1,4 +1,4 @@
-"""How a run is reported: what its scores mean, the columns of metrics.csv and the line of progress."""
+"""The report of a run: the meaning of its scores, the columns of metrics.csv and the line of progress."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """How the scores of a source are read and shown. No score is below 0.
+    """Reading and display of the scores of a source. No score is below 0.
 
     metric: name of the score.   chance: score of guessing, None if unknown.
     """

@@ -107,7 +107,7 @@ class Reader(Saved):
     def _input(
         self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return what the stack reads, checked: the mapped input, the offsets if the rows are packed, the durations."""
+        """Return the checked inputs of the stack: the mapped input, the offsets of packed rows, the durations."""
         if isinstance(self.inputs, Tokens):
             check_tokens(self._who(), "x", x)
         else:

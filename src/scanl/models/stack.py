@@ -25,7 +25,7 @@ StackState = tuple[BlockState, ...]
 
 
 class Backbone(ModelPart, Module, metaclass=Configured):
-    """What stands between the input and the head of a model. Abstract. It maps (B, T, dim) to (B, T, dim).
+    """The body of a model, between its input and its head: maps (B, T, dim) to (B, T, dim). Abstract.
 
     `Stack` is the usual one. A subclass with another state or another wiring works in every model, and is saved with
     it.   dim: D, width.

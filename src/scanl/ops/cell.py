@@ -399,7 +399,7 @@ class Cell(Op[..., Any]):
         return y.unflatten(0, s.shape[:2]), s, convergence
 
     def _places(self, sizes: Mapping[str, Any]) -> Tensor:
-        """Return where in the flat state the variables of each channel are, (K, C)."""
+        """Return the places of each channel's variables in the flat state, (K, C)."""
         axes = next(axes for axes in self.operands[-1].choices if all(a in {"B", *sizes} or a.isdigit() for a in axes))
         shape = full_shape(axes[1:], sizes)
         order = sorted(range(len(shape)), key=lambda axis: not axes[1 + axis].isdigit())

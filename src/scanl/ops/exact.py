@@ -1,4 +1,4 @@
-"""Results whose bits do not depend on how a sequence was cut, batched or packed, or on the number of threads."""
+"""Results with the same bits for every cut, batch and packing of a sequence, and every number of threads."""
 
 import threading
 from typing import Any

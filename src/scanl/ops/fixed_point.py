@@ -31,7 +31,7 @@ from scanl.ops._frame.higher import higher_order
 
 @dataclass(frozen=True)
 class Convergence:
-    """How an iteration ended: the evaluations of the map, the last residual, and the tolerance."""
+    """The end of an iteration: the evaluations of the map, the last residual, and the tolerance."""
 
     iterations: int
     residual: float

@@ -1,4 +1,4 @@
-"""What `cu_seqlens` says, the offsets of packed sequences, and its checks, for every op, kernel and layer."""
+"""`cu_seqlens`, the offsets of packed sequences, and its checks, for every op, kernel and layer."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from scanl.errors import ShapeError
 
 
 def sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
-    """Return how many sequences x (B, T, ...) holds: its rows, or those that are packed into its one row."""
+    """Return the number of sequences in x (B, T, ...): its rows, or those that are packed into its one row."""
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 

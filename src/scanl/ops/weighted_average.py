@@ -40,7 +40,7 @@ def _weights(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Averages(Linear):
-    """p and z decay alike, so A of a piece is a sum of log decays: the m of the state that a unit state becomes."""
+    """Effect of a piece. p and z decay alike, so A is the sum of the log decays: the m that a unit state gets."""
 
     scaled = True
 

@@ -43,7 +43,7 @@ class AnswerPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Wish:
-    """What a request asks for. prompt: a text or tokens; empty for the beginning of a text, or to continue the session.
+    """A request. prompt: a text or tokens; empty for the beginning of a text, or to continue the session.
 
     length: most new tokens.   session: id of the session that it continues, None for none.
     is_whole: whether its client sees the answer only once it has ended.

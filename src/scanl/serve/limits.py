@@ -1,4 +1,4 @@
-"""What a server allows its clients."""
+"""Limits of a server's clients."""
 
 from dataclasses import dataclass
 from typing import Annotated

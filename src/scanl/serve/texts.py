@@ -1,4 +1,4 @@
-"""How a model's tokens are written as text: bytes, the tokens of a tokenizer, or only their numbers."""
+"""A model's tokens as text: bytes, the tokens of a tokenizer, or only their numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +21,7 @@ class Decoder(Protocol):
         ...
 
     def end(self) -> str:
-        """Return what is left of the text when no token follows."""
+        """Return the rest of the text when no token follows."""
         ...
 
 
@@ -135,7 +135,7 @@ class Characters:
         return self._beyond(self._text(self._window))
 
     def _beyond(self, text: str) -> str:
-        """Return what of a text is new. A character that the prompt has begun is: its sign there was another one."""
+        """Return the new part of a text, with a character that the prompt has begun: its sign there was another one."""
         pairs = enumerate(zip(text, self._past, strict=False))
         return text[next((n for n, (new, past) in pairs if new != past), min(len(text), len(self._past))) :]
 
@@ -149,7 +149,7 @@ class Characters:
 
 
 class TextPlace(NamedTuple):
-    """Where a text stands after a token: its letters, how many of them are shown, signs of incomplete characters."""
+    """Progress of a text after a token: its letters, the number of shown ones, and signs of incomplete characters."""
 
     letters: int = 0
     shown: int = 0
@@ -186,7 +186,7 @@ class Writing:
         return text
 
     def kept(self, count: int) -> tuple[int, str]:
-        """Return how many tokens have the text that is shown after `count` of them, and what of it is beyond these."""
+        """Return the number of tokens whose text is shown after `count` of them, and the shown text beyond these."""
         last = min(count, len(self._marks) - 1)
         shown = self._marks[last].shown
         n = next((n for n in range(last, 0, -1) if self._marks[n].letters <= shown and not self._marks[n].held), 0)
@@ -205,7 +205,7 @@ class Writing:
         return self._show(new, is_last)
 
     def _show(self, new: str, is_last: bool) -> str:
-        """Return what can be shown of the text that was held back and of what is new."""
+        """Return the part of the held and the new text that can be shown."""
         self._held += new
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
@@ -217,6 +217,6 @@ class Writing:
         return text
 
     def _beginning(self, stop: str) -> int:
-        """Return how many letters at the end of the held text are the beginning of a stop."""
+        """Return the number of letters at the end of the held text that begin a stop."""
         longest = min(len(stop) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)

@@ -87,7 +87,7 @@ class Task(Entry, ABC):
 
     @property
     def question(self) -> Question:
-        """What the task asks: a token at some steps; for features, a number for the whole sequence."""
+        """The question of the task: a token at some steps; for features, a number for the whole sequence."""
         if self.vocab_size is not None:
             return TokenLabel(Vocabulary(self.vocab_size))
         return Number(FeatureInputs(self.channels))

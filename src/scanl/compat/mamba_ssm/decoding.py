@@ -1,4 +1,4 @@
-"""What the modules of mamba-ssm share: the states that `inference_params` keeps, and the mark on undecayed weights."""
+"""The common parts of the modules of mamba-ssm: the states in `inference_params`, and the mark on undecayed weights."""
 
 from typing import Any
 

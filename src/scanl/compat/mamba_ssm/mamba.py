@@ -35,7 +35,7 @@ def mamba_inner_fn(
     dt_rms_weight: Tensor | None = None,
     b_c_dt_rms_eps: float = 1e-6,
 ) -> Tensor:
-    """Compute what follows Mamba's input projection, from xz (B, 2E, T). Return y (B, T, D).
+    """Compute Mamba after its input projection: xz (B, 2E, T) to y (B, T, D).
 
     B, C: (E, N), or None for those that x_proj_weight projects. Weights are as in the module `Mamba`, and the norms
     over B, C and δ have weights if given. checkpoint_lvl is for the original's memory; it is ignored.

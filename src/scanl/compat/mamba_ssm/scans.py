@@ -40,7 +40,7 @@ def selective_scan_fn(
 
 
 def selective_scan_ref(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Return what `selective_scan_fn` returns, by the reference: a plain loop over the steps."""
+    """Compute `selective_scan_fn` by the reference, a plain loop over the steps."""
     with backend("reference"):
         return selective_scan_fn(*args, **kwargs)
 

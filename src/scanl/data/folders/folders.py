@@ -24,7 +24,7 @@ COLORS = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # kinds of pixels 
 
 
 class Kind(ABC):
-    """How files of one kind become rows."""
+    """Converter of files of one kind into rows."""
 
     endings: ClassVar[tuple[str, ...]]
     plural: ClassVar[str]
@@ -35,7 +35,7 @@ class Kind(ABC):
         """Return a row (t,) of tokens or (t, C) of features. Raises DataError for a damaged file."""
 
     def row(self, path: Path) -> NDArray[Any]:
-        """Return what `read` does. Raises DataError for an empty file too."""
+        """Call `read`. Raises DataError for an empty file too."""
         row = self.read(path)
         if len(row) == 0:
             raise DataError(f"folders: {path} is empty; leave it out")
@@ -43,7 +43,7 @@ class Kind(ABC):
 
     @abstractmethod
     def about(self, path: Path) -> tuple[Any, str]:
-        """Return what all files must share, and the words for it, from the head of a file."""
+        """Return the properties that all files must share, and the words for them, from the head of a file."""
 
     @abstractmethod
     def question(self, classes: int, shared: Any) -> Question:
@@ -282,7 +282,7 @@ class Folders(FixedRows):
 
     @cached_property
     def _shared(self) -> Any:
-        """What all files share; read from the head of each."""
+        """The properties that all files share, read from the head of each."""
         kind, _, parts = self._files
         paths = [path for split in parts for path, _ in split]
         first, words = kind.about(paths[0])

@@ -1,4 +1,4 @@
-"""Examples without answers: what a trained model reads of a user's table or files to answer for them."""
+"""Examples without answers: the inputs from a user's table or files that a trained model answers."""
 
 import warnings
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from scanl.errors import DataError
 
 @dataclass
 class Unanswered:
-    """Examples, and what they are called.
+    """Examples and their names.
 
     keys: a frame with a row for each answer: the series, the row of a table or the file.   batches: the numbers of the
     rows of `keys`, and the examples of which they are the answers, in this order.   classes: of the answers; empty for

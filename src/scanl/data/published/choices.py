@@ -32,7 +32,7 @@ class ChoiceQuestion(NamedTuple):
 @published("mmlu")
 @dataclass
 class MMLUQuestions(FixedRows):
-    """MMLU by bytes: which of four answers to a question of one of 57 subjects is right.
+    """MMLU by bytes: the right one of four answers to a question of one of 57 subjects.
 
     A row is the question, the options by letter, one a line, and `Answer:`. The model gives one of the letters. In the
     literature a language model that was not trained on the questions gives each option a probability, as the package

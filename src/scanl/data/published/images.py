@@ -97,7 +97,7 @@ class PixelByPixel(FixedRows):
 @kind
 @dataclass
 class Images(PixelByPixel):
-    """Which class an image has, read pixel by pixel. A step has the numbers of a pixel.
+    """Classify an image, read pixel by pixel. A step has the numbers of a pixel.
 
     A record gives `shape` and `classes`, and for numbers that are standardized `mean` and `deviation`.
 
@@ -132,7 +132,7 @@ class Images(PixelByPixel):
 @kind
 @dataclass
 class ColorImages(Images):
-    """Which class an image of three colors has, read pixel by pixel. A step has three numbers, or a grey.
+    """Classify an image of three colors, read pixel by pixel. A step has three numbers, or a grey.
 
     A record gives what `Images` needs, and `luma`: mean and deviation of the gray values, from 0 to 255 for white. Gray
     values have the weights of ITU-R BT.601, as in image programs.

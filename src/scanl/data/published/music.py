@@ -70,7 +70,7 @@ class PublishedPieces(Polyphony):
 
 
 def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """Return which notes sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError if they are not a
+    """Return the notes that sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError if they are not a
     piece."""
     if not isinstance(piece, list | tuple) or not len(piece):
         raise ValueError("it has no frame")

@@ -172,7 +172,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _named(hint: Any) -> str:
-    """Return the name of a type as TOML has it."""
+    """Return TOML's name of a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is ClassVar:
         return _named(inner[0])

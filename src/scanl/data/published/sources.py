@@ -30,7 +30,7 @@ kinds: dict[str, type[Any]] = {}
 
 
 def kind(cls: T) -> T:
-    """Decorator: a class whose sources are records. Makes and registers a source of each record that names it."""
+    """Register a class of sources (a decorator): each record that names the class becomes a source."""
     kinds[cls.__name__] = cls
     for record in records.values():
         if cls.__name__ == record.kind:

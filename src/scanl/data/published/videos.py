@@ -107,11 +107,11 @@ class Videos(YesNo):
 
     @abstractmethod
     def annotated(self, split: str) -> dict[str, Any]:
-        """Return what `targets` needs, for each video of a part."""
+        """Return the annotation of each video of a part, which `targets` reads."""
 
     @abstractmethod
     def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
-        """Return which actions go on at each step of a video: (steps, actions), NaN where it is not known."""
+        """Return the actions at each step of a video, (steps, actions): 1, 0, or NaN where they are not known."""
 
     def read(self) -> Parts:
         parts = []

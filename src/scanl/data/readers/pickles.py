@@ -97,7 +97,7 @@ class _Plain(pickle.Unpickler):
 
 
 def plain(content: bytes, files: Files, path: Path, folder: str = "") -> Any:
-    """Return what a pickle holds: numbers, text, bytes, lists, tuples, dictionaries, and arrays of numbers.
+    """Return the contents of a pickle: numbers, text, bytes, lists, tuples, dictionaries, and arrays of numbers.
 
     An array is an object whose `values` are its numbers. Raises DataError for a damaged pickle, and for other content.
     """

@@ -28,7 +28,7 @@ def pixels(files: Files, path: Path, folder: str, mode: str, content: bytes | No
 
 
 def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> FixedPart:
-    """Return the images (N, pixels, numbers) of pictures whose rows they are, and the classes of a JSON list.
+    """Return the images (N, pixels, numbers), each a row of pixels of a picture, and the classes of a JSON list.
 
     The list is the last file.
     """

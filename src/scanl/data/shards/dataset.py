@@ -127,7 +127,7 @@ class Shards(IterableDataset[Any]):
         yield None, pair([None])[1]
 
     def _dealt(self, begin: ShardPlace, rows: int) -> list[Any]:
-        """Return as many rows for this rank, of those from a cursor to the end of its epoch, and on from its first."""
+        """Return `rows` rows of this rank. If the epoch ends before, they go on with its first rows."""
         again = chain.from_iterable(self.reader.rows(ShardPlace(begin.epoch)) for _ in count())
         pairs = chain(self.reader.rows(begin), again)
         return [row.record() for row, _ in islice(pairs, self.rank * rows, (self.rank + 1) * rows)]

@@ -19,7 +19,7 @@ DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.Tar
 
 
 class ShardPlace(NamedTuple):
-    """Where the next row lies.
+    """The place of the next row.
 
     epoch: how often all shards were read.   place: of the shard in the order of the epoch.   row, offset: of the first
     row of the window in the shard, by number and by byte of the unpacked file.   done: rows of the window that were

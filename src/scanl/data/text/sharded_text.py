@@ -36,7 +36,7 @@ RECENT = 4  # marks that are remembered: Lightning reads a batch before it needs
 
 
 class RowStart(NamedTuple):
-    """Where a row of a batch begins.
+    """The beginning of a row of a batch.
 
     rows: number of the row, over all processes.   cursor: before the document in which it begins.   tokens: number of
     the document's tokens that earlier rows have.

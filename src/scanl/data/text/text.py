@@ -25,7 +25,7 @@ MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl 
 
 
 class Order(Protocol):
-    """Decides which bytes a step reads. It is a pure function of the step, so resuming replays nothing."""
+    """The order in which steps read bytes. It is a pure function of the step, so resuming replays nothing."""
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """Return the sequences of one process: (size, length + 1). The last byte of a row is only a target.

@@ -89,7 +89,7 @@ class CheckpointLayout(ABC):
 
     @classmethod
     def turn(cls, name: str) -> "Turn":
-        """Return how one of our weights is stored."""
+        """Return the stored form of one of our weights."""
         return next((turn for end, turn in cls.turned.items() if name.endswith(end)), AS_STORED)
 
 

@@ -11,7 +11,7 @@ RENAMED = {"time_step_rank": "dt_rank", "layer_norm_epsilon": "norm_eps"}  # opt
 
 
 class FLA(Original):
-    """What the models share: a layer and a gated MLP in each block. A subclass declares the layer and its options."""
+    """Base of the models: a layer and a gated MLP in each block. A subclass declares the layer and its options."""
 
     program: ClassVar = "flash-linear-attention"
     defaults: ClassVar = {

@@ -13,7 +13,7 @@ LN_X_EPS = 64e-5  # the epsilon of the heads' norm in RWKV-LM
 
 
 class FlaRWKV(FLA):
-    """What both versions share: the channel mixer of the layer's name, LayerNorm, and a norm of the embedding."""
+    """Base of both versions: the channel mixer of the layer's name, LayerNorm, and a norm of the embedding."""
 
     defaults: ClassVar = {**FLA.defaults, "norm_eps": 1e-5}
     only: ClassVar = {"hidden_act": ("sqrelu",), "attn": (None,), "norm_first": (True,), "norm_bias": (True,)}
@@ -115,7 +115,7 @@ ADAPTERS = {"w": "w_lora", "a": "a_lora", "v": "v_lora"}  # RWKV-LM's letter -> 
 
 @register("rwkv7")
 class FlaRWKV7(FlaRWKV):
-    """RWKV-7, in which the official folders on the Hugging Face hub are stored too.
+    """RWKV-7. The official folders on the Hugging Face hub have this form too.
 
     fla norms the heads with head_dim * norm_eps. Older folders have the six token shifts as one tensor, `x_x`.
     """

@@ -13,7 +13,7 @@ from scanl.hub.originals.base import Original, register
 
 
 class MambaLMHeadModel(Original):
-    """What both layers share. A subclass declares the format of transformers that has its layer, and its options.
+    """Base of both layers. A subclass declares the format of transformers that has its layer, and its options.
 
     Options of the layer are in the entry ssm_cfg; here they stand beside the options of the model.
     """
@@ -57,11 +57,11 @@ class MambaLMHeadModel(Original):
     @staticmethod
     @abstractmethod
     def options(config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what transformers calls the options that the other layer does not have."""
+        """Return transformers' names of the options that the other layer does not have."""
 
     @classmethod
     def entries(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what transformers calls the options."""
+        """Return transformers' names of the options."""
         multiple = config["pad_vocab_size_multiple"]
         return {
             "vocab_size": -(-config["vocab_size"] // multiple) * multiple,

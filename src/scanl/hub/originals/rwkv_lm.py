@@ -8,7 +8,7 @@ from scanl.hub.weights import Weights
 
 
 class RWKVLM(Shaped):
-    """What all versions share. Each declares its layer, whose options are the entries of its own."""
+    """Base of all versions. Each declares its layer, whose options are the entries of its own."""
 
     program: ClassVar = "RWKV-LM"
     defaults: ClassVar = {"vocab_size": 65536, "dim": 2048, "depth": 24, "hidden_dim": 7168}

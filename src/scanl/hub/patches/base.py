@@ -31,7 +31,7 @@ class Patch(ABC):
     @staticmethod
     @abstractmethod
     def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what module(*args, **kwargs) returns, computed by scanl's ops."""
+        """Compute module(*args, **kwargs) by scanl's ops."""
 
     @staticmethod
     def unable(module: Any) -> str:

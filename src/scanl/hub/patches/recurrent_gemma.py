@@ -96,7 +96,7 @@ def _layer(cache: Any, module: Any) -> Any:
 
 
 def _anew(position_ids: Tensor, rows: call.TokenRows) -> Tensor:
-    """Return which rows (B,) have position 0 at their first token after padding. These ignore the cached state."""
+    """Return whether each row's first token after padding has position 0, (B,). It then ignores the cached state."""
     positions = position_ids.expand(rows.shape)
     if rows.mask is None:
         return positions[:, 0] == 0
@@ -105,7 +105,7 @@ def _anew(position_ids: Tensor, rows: call.TokenRows) -> Tensor:
 
 
 def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -> tuple[Tensor, Tensor | None]:
-    """Return which steps (1, T) begin a sequence, and which sequences (N,) have not begun after them, or None.
+    """Return the steps (1, T) that begin a sequence, and the sequences (N,) that have not begun after them, or None.
 
     fresh: sequences that had not begun before. None means all of them if `start`, and otherwise none.
     """

@@ -16,7 +16,7 @@ States = tuple[Tensor, ...]
 
 
 class _Packing(NamedTuple):
-    """Where the steps of a PackedSequence are when its sequences stand one after the other.
+    """Order of the steps of a PackedSequence whose sequences stand one after the other.
 
     cu_seqlens: the offsets of the sequences.   order: the row of each step in the data of the PackedSequence. Its rows
     are the first steps of all sequences, then the second steps, and so on.

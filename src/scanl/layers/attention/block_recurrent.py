@@ -73,7 +73,7 @@ def attend_to_window(
     new: Sequence[Tensor],
     caches: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a piece's queries read of the W tokens before them, and keys and values with the new ones.
+    """Return a piece's attention to the W tokens before each, and the keys and values with the new ones.
 
     new, caches: keys and values, of the piece and (B, 2 W, H, K) of the previous and the present block.
     """

@@ -113,7 +113,7 @@ class CompressiveTransformer(RelativeAttention):
         return y, CompressiveState(widen(inputs), widen(compressed), steps)
 
     def _past(self, piece: SegmentPiece, longest: int | None) -> int:
-        """Return how many rows stand before the rows of a piece."""
+        """Return the number of rows before the rows of a piece."""
         if not isinstance(piece.begin, int):
             return self.num_slots + self.window + self.chunk_size - 1
         near = self.window + piece.begin

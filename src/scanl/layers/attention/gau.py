@@ -43,7 +43,7 @@ class GatedAttentionUnit(Layer):
         causal: bool,
         count: int,
     ) -> None:
-        """count: how many queries and keys are made of z."""
+        """count: number of queries and keys that are made of z."""
         super().__init__()
         z_dim = 2 * max(1, min(64, dim // 8)) if z_dim is None else z_dim
         self.dim, self.z_dim, self.hidden_dim, self.reach = dim, z_dim, int(expand * dim), reach

@@ -110,7 +110,7 @@ class InfiniAttention(SegmentLayer):
         return rotate(x, places, self.head_dim, self.rope_base)
 
     def _read(self, queries: Tensor, memory: Tensor, norm: Tensor) -> Tensor:
-        """Return what the memory holds at queries (B, Q, H, K)."""
+        """Read the memory at queries (B, Q, H, K)."""
         features = F.elu(queries).transpose(1, 2) + 1
         values = features @ memory / (features @ norm[..., None]).clamp(min=MIN_DENOMINATOR)
         return values.transpose(1, 2)

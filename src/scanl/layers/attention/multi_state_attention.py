@@ -71,7 +71,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, t
 
 
 def _window(scores: Tensor, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return what each step sees and which rows stay, as `_tova` does, if each step drops the oldest row."""
+    """Return the mask of each step and the rows that stay, as `_tova` does, if each step drops the oldest row."""
     steps, size = scores.shape[2:]
     age = torch.arange(size, device=scores.device) - torch.arange(steps, device=scores.device)[:, None]
     hidden = (age < 0) | (age > capacity) | blank[:, None]

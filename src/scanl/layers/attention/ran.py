@@ -107,7 +107,7 @@ def _windows(x: Tensor, state: list[Tensor], maps: list[Tensor], norms: list[Ten
     lambda x, state, maps, norms, base: [torch.empty_like(x), *(torch.empty_like(value) for value in state)],
 )
 def _reviewed(x: Tensor, state: list[Tensor], maps: list[Tensor], norms: list[Tensor], base: float) -> list[Tensor]:
-    """Run over all steps, in both directions within a window, and let each review the results of all windows."""
+    """Run over all steps, in both directions within a window. Each review reads the results of all windows."""
     linear, normal = (list(zip(values[::2], values[1::2], strict=True)) for values in (maps, norms))
     cell, perceived, keys, values, steps = state
     rows, (window, heads) = len(x), keys.shape[1:3]

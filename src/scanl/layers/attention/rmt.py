@@ -149,7 +149,7 @@ class RecurrentMemoryTransformer(SegmentLayer):
         return y, written, keys, values
 
     def _cached(self, piece: SegmentPiece, cache: Tensor, front: Tensor, new: Tensor) -> Tensor:
-        """Return what is known of memory and segment (B, M + S, H, K) with a piece in it."""
+        """Return the keys or values of memory and segment (B, M + S, H, K), with those of a piece in their places."""
         slots = self.num_slots
         if front.shape[1]:
             (cache,) = piece.at_begin(lambda: [torch.cat([front, torch.zeros_like(cache[:, slots:])], 1)], [cache])

@@ -33,7 +33,7 @@ def summary(tokens: Tensor, norm: Map, first: Map, second: Map) -> Tensor:
 
 
 def _block(x: Tensor, heads: int, maps: Sequence[Map], norms: Sequence[Map]) -> Tensor:
-    """Return the output of a block of a Transformer, its norms first, without a mask."""
+    """Return the output of a pre-norm Transformer block without a mask."""
     h = _normed(x, norms[0])
     q, k, v = (F.linear(h, *maps[i]).unflatten(2, (heads, -1)).transpose(1, 2) for i in range(3))
     weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)

@@ -81,7 +81,7 @@ def in_mini_batches(
     coefficients: Coefficients,
     run: Part,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Cut time where each row's mini-batches end, and run one part of every row after the other.
+    """Cut time at the ends of each row's mini-batches, and run one part of every row after the other.
 
     size: steps of a mini-batch.   position: (B,), steps of its mini-batch that each row has read; None for 0.
     operands: (B, T, H, ·), at least one step; `run` gets (B, H, C, ·), zero in slots without a step. What does not

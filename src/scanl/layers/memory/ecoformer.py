@@ -143,7 +143,7 @@ class EcoFormer(Layer):
             target = target - code[..., :, None] * code[..., None, :]
 
     def _hashed(self, x: Tensor) -> Tensor:
-        """Return what is hashed, of unit length: (B, T, H, K)."""
+        """Return the vectors to hash, of unit length: (B, T, H, K)."""
         return F.normalize(widen(self.to_qk(x)).unflatten(-1, (self.num_heads, -1)), dim=-1)
 
     def _distances(self, x: Tensor) -> Tensor:

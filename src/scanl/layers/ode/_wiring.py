@@ -1,4 +1,4 @@
-"""Which neurons are connected: the sparse wiring of neural circuit policies, with the polarity of each synapse.
+"""The sparse wiring of neural circuit policies: the connected neurons, and the polarity of each synapse.
 
 Source: Lechner et al., "Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020, with
 the numbers of neurons and synapses of `AutoNCP` in PyPI's ncps. The same seed gives the same wiring as there.

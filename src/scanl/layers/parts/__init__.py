@@ -1,1 +1,1 @@
-"""What layers are made of."""
+"""Parts of layers."""

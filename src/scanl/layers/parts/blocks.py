@@ -16,7 +16,7 @@ from scanl.ops.offsets import sequences
 
 
 class Blocks:
-    """Where the steps of one call stand in blocks of `size` steps, W.
+    """Positions of the steps of one call in blocks of `size` steps, W.
 
     x: the call's input (B, T, ...).   past: (rows, 1) int64, steps read before, one row for each sequence; None for 0.
     causal: False if a step sees its whole block, as it is after the call.
@@ -68,7 +68,7 @@ class Blocks:
         )
 
     def keys(self, new: Tensor, present: Tensor | None) -> Tensor:
-        """Arrange what is known of each step (B, T, ...), and of the present block (rows, W, ...), as (N, S, ...)."""
+        """Arrange values of each step (B, T, ...), and of the present block (rows, W, ...), as (N, S, ...)."""
         if self.fresh:
             return new
         if self.one:
@@ -80,7 +80,7 @@ class Blocks:
         return empty.index_put((self.of_steps,), new).unflatten(0, (self.count, self.slots))
 
     def queries(self, new: Tensor) -> Tensor:
-        """Arrange what is known of each step (B, T, ...) as (N, Q, ...)."""
+        """Arrange values of each step (B, T, ...) as (N, Q, ...)."""
         return new if self.one else self.keys(new, None)
 
     def taken(self, y: Tensor) -> Tensor:
@@ -98,10 +98,10 @@ class Blocks:
         return F.pad(last, (0, 0) * (last.ndim - 2) + (0, self.size - last.shape[1]))
 
     def sums(self, new: Tensor, present: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the full blocks before each block sum to, and the sums of the present and of all full blocks.
+        """Return the sum of the full blocks before each block, and the sums of the present and of all full blocks.
 
-        new: (N, ...), what the new steps of each block sum to.   present: (rows, ...), what the earlier steps of the
-        present block sum to.   past: (rows, ...), what the full blocks before it sum to.
+        new: (N, ...), sum of the new steps of each block.   present: (rows, ...), sum of the earlier steps of the
+        present block.   past: (rows, ...), sum of the full blocks before it.
         """
         present, past = present.to(new.dtype), past.to(new.dtype)
         if self.one or self.fresh:
@@ -123,7 +123,7 @@ class Blocks:
         return at_blocks, total[self.last_block], at_blocks[self.last_block]
 
     def of_rows(self, values: Tensor) -> Tensor:
-        """Return what is known of each row (rows, ...) for each block (N, ...)."""
+        """Return the values of each row (rows, ...) for each of its blocks (N, ...)."""
         if self.one or self.fresh:
             return values
         blocks = torch.arange(self.count, device=values.device)

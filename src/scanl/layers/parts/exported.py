@@ -57,7 +57,7 @@ _operator.register_fake(_shapes)
 
 
 def exported(layer: Layer, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """Return what `layer(x, state)` returns, as one operator. The class declares its state.
+    """Compute `layer(x, state)` as one operator. The class declares its state.
 
     Raises ConfigError if the names of the parameters differ from a new layer's.
     """

@@ -21,7 +21,7 @@ BITS = SIZE.bit_length() - 1
 
 
 class Levels(NamedTuple):
-    """Which levels from 1 on each step writes, reads and begins anew, (B, T, L - 1) of bool."""
+    """The levels from 1 on that each step writes, reads and begins anew, (B, T, L - 1) of bool."""
 
     writes: Tensor
     reads: Tensor
@@ -105,7 +105,7 @@ def divided(q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: Tensor) -> tupl
     last = steps - 1  # a level holds those steps of its block, of twice the level's length, whose bit is 0
 
     def held(position: Tensor, end: int, bits: Tensor) -> Tensor:
-        """Return which positions a level holds after the last one, (levels, positions)."""
+        """Return the positions that a level holds after the last one, (levels, positions)."""
         return ((position >> (bits + 1) == end >> (bits + 1)) & (position >> bits & 1 == 0)).to(v.dtype)
 
     low = held(slot, last % SIZE, bits[:BITS])

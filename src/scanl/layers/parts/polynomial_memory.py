@@ -109,7 +109,7 @@ def shifted_legendre(x: Tensor, size: int) -> Tensor:
 
 
 def reconstruct(c: Tensor, age: Tensor, measure: str) -> Tensor:
-    """Return what a memory c (..., N) holds of the input `age` ago: (..., A).
+    """Reconstruct the input `age` ago from a memory c (..., N): (..., A).
 
     age: (A,). For "legs" it is a fraction of all time since the start, for "legt" and "fourier" a fraction of the
     window: 0 is now, 1 the start. For "lagt" it is in units of θ, and at least 0.

@@ -21,6 +21,6 @@ def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
 
 
 def durations(timespans: Tensor | None, x: Tensor) -> Tensor:
-    """Return how long each step of x lasts, (B, T, 1) in float32 or wider; 1 without timespans."""
+    """Return the duration of each step of x, (B, T, 1) in float32 or wider; 1 without timespans."""
     spans = x.new_ones(x.shape[:2]) if timespans is None else timespans
     return spans.to(torch.promote_types(x.dtype, torch.float32))[..., None]

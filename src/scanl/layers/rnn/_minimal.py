@@ -1,4 +1,4 @@
-"""What minGRU and minLSTM have in common: one map makes a candidate and gates of the input, and a scan mixes them."""
+"""Base of minGRU and minLSTM: one map makes a candidate and gates from the input, and a scan mixes them."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar

@@ -43,7 +43,7 @@ class DiagonalLayer(Layer):
     kernel: Systems
 
     def _end(self) -> None:
-        """Make what follows the systems: D (1, dim), N(0, 1), and the linear map."""
+        """Make the parameters after the systems: D (1, dim), N(0, 1), and the linear map."""
         self.D = nn.Parameter(torch.randn(1, self.dim))
         self.output_linear = nn.Linear(self.dim, self.dim)
 

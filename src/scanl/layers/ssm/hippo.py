@@ -202,7 +202,7 @@ class HiPPO(Layer):
         return (c * widen(self.C)).sum(-1).to(x.dtype), last
 
     def _in_blocks(self, u: Tensor, start: Tensor, spans: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is read of LegS, (B, T, D), and the last c, by matrix products over blocks of steps.
+        """Return the readout of LegS, (B, T, D), and the last c, by matrix products over blocks of steps.
 
         The memory is the exact projection of the held input, so it needs no steps: with t_0 the time before a block,
         c_j = A(t_0/t_j) c_0 + sum_{i<=j} u_i (h(t_i/t_j) - h(t_{i-1}/t_j)), where A is that of `legs_steps` and h is

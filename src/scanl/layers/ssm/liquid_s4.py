@@ -95,7 +95,7 @@ class LiquidS4(GatedDiagonalLayer):
     def _recurrence(
         self, u: Tensor, a: Tensor, b: Tensor, C: Tensor, state: Tensor, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what is read of all steps, one step after the other, and the last state."""
+        """Return the readout of all steps, computed one step after the other, and the last state."""
         written = b * u[..., None]  # (B, T, D, N/2)
         if self.degree is None:
             total, last = linear_scan(written, a + written, state[:, 0], cu_seqlens=cu_seqlens)

@@ -114,7 +114,7 @@ class Mamba(Channelwise):
     def _read(
         self, u: Tensor, z: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, MambaState]:
-        """Return what lies between the two projections, and the state. u: main branch, z: gate."""
+        """Compute the layer between its two projections; return the result and the state. u: main branch, z: gate."""
         system = self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D
         return self._select(u, z, system, state, cu_seqlens, timespans)
 
@@ -157,7 +157,7 @@ class Mamba(Channelwise):
 
 
 def _spread(delta: Tensor, weights: Callable[[], tuple[Tensor, Tensor | None]], state_dim: int) -> Drive:
-    """Return Δ before the softplus as a drive of each of a channel's numbers: the bias alone acts on this channel."""
+    """Return Δ before the softplus as the drive of a channel's numbers. Of its map, the bias alone is the channel's."""
 
     def bias() -> Tensor | None:
         offset = weights()[1]

@@ -125,7 +125,7 @@ class Mamba3(Layer):
     def _mix(
         self, parts: Sequence[Tensor], state: Mamba3State, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Mamba3State]:
-        """Return what the output map reads, (B, T, E), and the state after these steps."""
+        """Return the input of the output map, (B, T, E), and the state after these steps."""
         z, u, B, C, dt, a, trapezoid, turn = parts
         dtype = u.dtype
         dt = F.softplus(widen(dt) + widen(self.dt_bias))

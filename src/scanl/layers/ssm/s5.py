@@ -117,7 +117,7 @@ class MIMODiagonal(Layer):
         raise NotImplementedError
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what the state and what B x are multiplied by: (P), or (B, T, P)."""
+        """Return the factors of the state and of B x in one step: each (P), or (B, T, P)."""
         raise NotImplementedError
 
     def _activate(self, y: Tensor) -> Tensor:

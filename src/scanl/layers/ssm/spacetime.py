@@ -104,7 +104,7 @@ class SpaceTime(Layer):
             return each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, rows, cu_seqlens)
 
     def next_inputs(self, x: Tensor) -> Tensor:
-        """Return what the state predicts after each step as the next input, K s_t: (B, T, D). Needs `closed_loop`."""
+        """Return the next input that the state predicts after each step, K s_t: (B, T, D). Needs `closed_loop`."""
         A, B, _ = self.system()
         return self._run(x, None, None, A, B, self._closed())[0].to(x.dtype)
 

@@ -1,4 +1,4 @@
-"""What the algorithms for equilibria have in common: the state at a held input, and its gradient from a solver."""
+"""Base of the algorithms for equilibria: the state at a held input, and its gradient from a solver."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple

@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 
 class DerivativeSource(NamedTuple):
-    """Where the derivatives of a group are. shared: they come from shared passes.
+    """Place of the derivatives of a group. shared: they come from shared passes.
 
     places: with shared passes, positions among (passes, columns), and `to` those in (G, k, q) at which they are added;
     else the columns (G, q).
@@ -136,7 +136,7 @@ class _Passes:
         return index in self._shared
 
     def source(self, units: Tensor, columns: Tensor) -> DerivativeSource:
-        """Return where the derivatives of groups are."""
+        """Return the places of the derivatives of groups."""
         places, to = self._place[columns], columns.new_empty(0)
         if self._is_shared[columns[0, 0]]:
             to = self._fresh[units[:, :, None], columns[:, None]].flatten().nonzero()[:, 0]

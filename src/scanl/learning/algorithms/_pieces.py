@@ -52,7 +52,7 @@ class InPieces:
 
 
 def reads(who: str, model: Model) -> Tokens | Features:
-    """Return what the model reads; raises ConfigError for one that reads neither tokens nor features."""
+    """Return the form of the model's inputs; raises ConfigError unless they are tokens or features."""
     inputs = getattr(model, "inputs", None)
     if isinstance(inputs, Tokens | Features):
         return inputs

@@ -1,4 +1,4 @@
-"""What algorithms with the states as variables have in common: a problem whose constraints are the model's steps."""
+"""Base of algorithms with the states as variables: a problem whose constraints are the model's steps."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ from scanl.options import who
 
 
 class Variables(NamedTuple):
-    """What is optimized beside the parameters. Both are (B, T, e).
+    """Variables that are optimized beside the parameters. Both are (B, T, e).
 
     states: s_1, ..., s_T.   multipliers: λ, one for each number of a state.
     """

@@ -1,4 +1,4 @@
-"""Which numbers of the state a parameter reaches within n steps: from the structure of a model, not from its values.
+"""The numbers of the state that a parameter reaches within n steps, by the structure of a model, not by its values.
 
 The structure is that of the derivatives of a copy of the model with random numbers in the places of the parameters, the
 input and the state. An entry is absent if it is 0 for all of a few hundred such numbers. A matrix keeps the zeros that
@@ -137,7 +137,7 @@ def _dense(who: str, model: Model, size: int) -> Structure:
 
 
 def _derivatives(who: str, model: Model, size: int) -> tuple[list[tuple[str, Tensor]], Tensor, bool]:
-    """Return where the derivatives of a random copy are not 0: by each parameter, and by the state."""
+    """Return the places of a random copy's derivatives that are not 0: by each parameter, and by the state."""
     net, x = _random_copy(who, model, ROWS, 1 + BEFORE)
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
     with torch.no_grad():  # numbers such as a maximum so far are -infinity at first

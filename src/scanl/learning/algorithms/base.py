@@ -111,7 +111,7 @@ class Algorithm(metaclass=Configured):
 
 
 def _spread(kept: Any, rows: int) -> Any:
-    """Return what is the same for all rows, for another number of rows, which share its memory."""
+    """Return values that are the same for all rows, for another number of rows, which share one memory."""
     return map_leaves(lambda leaf: leaf[:1].expand(rows, *leaf.shape[1:]), kept)
 
 

@@ -17,7 +17,7 @@ from scanl.options import above, between, who
 
 
 class ForceLearner(NamedTuple):
-    """What `FORCE` keeps of B sequences.
+    """Learner of `FORCE` for B sequences.
 
     state: of the model.   weight: C, (B, O, E), and inverse: P, (B, E, E), in float64, the same for all sequences.
     output: (B, O), the last answers, which the model reads next; O is 0 without feedback.

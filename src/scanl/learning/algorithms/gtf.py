@@ -14,7 +14,7 @@ from scanl.options import at_least, between
 
 
 class GTFLearner(NamedTuple):
-    """What generalized teacher forcing keeps of B orbits.
+    """Learner of generalized teacher forcing for B orbits.
 
     state: z (B, D), detached.   begun: (B,) int64, 1 once the orbits have begun; else they begin at the data.
     forcing: (B,), α, the same for all.   updates: (B,) int64, updates so far.

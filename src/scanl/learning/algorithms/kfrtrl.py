@@ -181,7 +181,7 @@ def _balance(factor: Tensor, source: Tensor) -> Tensor:
 
 
 def _places(state: State) -> Iterator[slice]:
-    """Yield where in the flat state the numbers of each layer are."""
+    """Yield the places of each layer's numbers in the flat state."""
     begin = 0
     for block in state:
         end = begin + flatten(block.mixer).shape[1]

@@ -17,7 +17,7 @@ from scanl.options import at_least, at_least_option
 
 
 class TruncatedWindow(NamedTuple):
-    """What `TBPTT` keeps of each sequence.
+    """Learner of `TBPTT` for each sequence.
 
     state: the state before the samples.   inputs: the last window - every samples, the newest last.   timespans: their
     durations.   mask: 1 where a row has them.   filled: how many samples there are; fewer at the beginning of a

@@ -1,4 +1,4 @@
-"""What learning does for each question, one file each: its model, answers, loss, scores and baselines.
+"""The model, answers, loss, scores and baselines of each question, one file each.
 
 A file in this folder is found by itself. A question of one's own is registered with `@answers(CLASS)`.
 """

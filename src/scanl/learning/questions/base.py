@@ -44,7 +44,7 @@ class Option(NamedTuple):
 
 
 class Answerer(ABC, Generic[Q]):
-    """What learning does for a question: its model, answers, loss, scores and baselines.
+    """The model, answers, loss, scores and baselines of a question.
 
     A subclass is one file of this folder and is registered with `@answers(CLASS)`. It defines `head` and `answers`.
     """
@@ -85,7 +85,7 @@ class Answerer(ABC, Generic[Q]):
         return mean(parts, count), state
 
     def objective(self, model: Model, batch: Batch, state: State = None) -> tuple[Tensor, State]:
-        """Return what training minimizes and the state: `loss`, and the losses of the model's layers.
+        """Return the objective of training, which is `loss` with the losses of the model's layers, and the state.
 
         `scanl.layers.auxiliary` says what they are.
         """
@@ -137,7 +137,7 @@ def answers(question: type[Question]) -> Callable[[A], A]:
 
 
 def answerer(question: Question) -> Answerer[Any]:
-    """Return what learning does for a question. Raises ConfigError for a class that is not registered."""
+    """Return the answerer of a question. Raises ConfigError for a class that is not registered."""
     if type(question) not in registry:
         known = ", ".join(sorted(cls.__name__ for cls in registry))
         raise ConfigError(f"unknown question {type(question).__name__!r}, expected one of {known}")
@@ -149,7 +149,7 @@ _COUNTS: ContextVar[list[Tensor] | None] = ContextVar("scanl.counts", default=No
 
 @contextmanager
 def counted() -> Iterator[list[Tensor]]:
-    """A context whose list gets the number of losses of each `mean` in it."""
+    """Record the number of losses of each `mean` in the context, in its list."""
     counts: list[Tensor] = []
     token = _COUNTS.set(counts)
     try:
@@ -201,14 +201,14 @@ def _all_options() -> dict[str, Option]:
 
 
 def form(inputs: Inputs) -> models.Tokens | models.Features:
-    """Return how a model reads inputs."""
+    """Return the part of a model that reads inputs."""
     if isinstance(inputs, Vocabulary):
         return models.Tokens(inputs.size)
     return models.Features(inputs.count, listed(inputs.scales), inputs.missing)
 
 
 def listed(scales: Scales | None) -> list[list[float]] | None:
-    """Return scales as a file holds them."""
+    """Return scales in the form of a file."""
     return None if scales is None else [list(pair) for pair in scales]
 
 

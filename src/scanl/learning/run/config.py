@@ -62,7 +62,7 @@ StackConfig.__doc__ = "The arguments of `Stack`, as values that a file can hold.
 
 @dataclass
 class HeadConfig:
-    """What the model does with the output of its stack, except what the source's question determines."""
+    """Use of the stack's output by the model, except what the source's question determines."""
 
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
     recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
@@ -83,7 +83,7 @@ class HeadConfig:
 
 @dataclass
 class SourceConfig:
-    """The training data, and how it is read."""
+    """The training data, and the options of reading it."""
 
     data: Annotated[
         list[str],

@@ -132,7 +132,7 @@ class Configuration:
 
 @functools.cache
 def parts_of(cls: type[Configuration]) -> Mapping[str, Any]:
-    """Return what makes each part of a configuration with its defaults, by the name of the part."""
+    """Return the maker of each part of a configuration with its defaults, by the name of the part."""
     return {group.name: group.default_factory for group in fields(cls)}  # pyright: ignore[reportArgumentType]
 
 

@@ -74,7 +74,7 @@ class Run:
 
     @cached_property
     def callbacks(self) -> "tuple[Recorder, Clock, Keeper]":
-        """What writes the results, turns minutes into steps, and saves checkpoints."""
+        """Callbacks that write the results, turn minutes into steps, and save checkpoints."""
         from scanl.learning.run.callbacks import Clock, Keeper, Recorder
 
         assert self.folder is not None

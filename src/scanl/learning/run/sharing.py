@@ -1,4 +1,4 @@
-"""How processes share sequences and a model: a mesh of data x sequence, and FSDP2."""
+"""Sharing of sequences and of a model among processes: a mesh of data x sequence, and FSDP2."""
 
 from datetime import timedelta
 from typing import Any
@@ -72,7 +72,7 @@ def _show_memo(block: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) 
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return what this process has of a tensor."""
+    """Return this process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,4 +1,4 @@
-"""torchrun as the launcher: how many processes it has started, and how the first tells the others what to run."""
+"""torchrun as the launcher: the number of its processes, and the message of the first to the others."""
 
 import json
 import os

@@ -10,6 +10,6 @@ from scanl.learning.scores.base import score
 
 @score("accuracy")
 def accuracy(question: Any, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-    """Return how many of the most likely classes of logits (n, V) are the classes (n,), and how many there are."""
+    """Return the number of the most likely classes of logits (n, V) that are the classes (n,), and n."""
     is_target = targets != IGNORED
     return float((outputs.argmax(-1) == targets)[is_target].sum()), int(is_target.sum())

@@ -10,11 +10,11 @@ from scanl.registry import Functions
 
 
 class Total(ABC):
-    """What a score that is no mean over answers adds up: the sum of two parts is what both have together."""
+    """Total of a score that is no mean over answers: the sum of two parts is the total of both."""
 
     @abstractmethod
     def __add__(self, other: Any) -> Self:
-        """Return what this part and another have together."""
+        """Return the total of this part and another."""
 
     @abstractmethod
     def __truediv__(self, count: int) -> float:

@@ -9,5 +9,5 @@ from scanl.learning.scores.base import over_known, score
 
 @score("bit error")
 def bit_error(question: Any, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-    """Return how many of the likelier answers by logits (n, C) are not the answers (n, C), and how many are known."""
+    """Return the number of wrong answers by logits (n, C), and the number of known answers (n, C)."""
     return over_known(((outputs > 0) != (targets > 0.5)).double(), targets)

@@ -9,6 +9,6 @@ from scanl.learning.scores.base import over_known, score
 
 @score("coverage")
 def coverage(question: ForecastQuestion, outputs: Tensor, targets: Outcomes) -> tuple[float, int]:
-    """Return how many numbers are from the first to the last of quantiles (N, H, C, Q), and how many are known."""
+    """Return the number of numbers between the first and the last of quantiles (N, H, C, Q), and of known numbers."""
     inside = (outputs[..., 0] <= targets.numbers) & (targets.numbers <= outputs[..., -1])
     return over_known(inside.double(), targets.numbers)

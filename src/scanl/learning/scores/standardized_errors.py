@@ -13,7 +13,7 @@ from scanl.learning.scores.base import over_known, score
 
 
 def _error(question: ForecastQuestion, outputs: Tensor, targets: Outcomes) -> Tensor:
-    """Return how far the medians of quantiles (N, H, C, Q) are off, in units of the columns' scales."""
+    """Return the errors of the medians of quantiles (N, H, C, Q), in units of the columns' scales."""
     scales = [scale for _, scale in (question.scales or ((0.0, 1.0),) * question.target)[: question.target]]
     return (targets.numbers - outputs[..., LEVELS.index(0.5)]) / torch.tensor(scales, dtype=torch.float64)
 

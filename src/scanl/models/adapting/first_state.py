@@ -58,7 +58,7 @@ class FirstState(Module):
 
     @classmethod
     def load(cls, path: str | PathLike[str], model: Any) -> Self:
-        """Read what `save` wrote for this model.
+        """Read a file of `save` for this model.
 
         Raises CheckpointError when the file is damaged, or holds no first state of a model with exactly these weights.
         """

@@ -16,7 +16,7 @@ LARGE = 1 << 20  # numbers of an embedding that is no map to the logits too: a s
 
 
 class QuantizedReport(NamedTuple):
-    """What `quantize` did. maps: paths of the modules whose weights are whole numbers now, with their bits.
+    """Result of `quantize`. maps: paths of the modules whose weights are whole numbers now, with their bits.
 
     unquantized: paths of linear maps and embeddings that stay float.   float_bytes, bytes: of all parameters and
     buffers, of the float model and now.

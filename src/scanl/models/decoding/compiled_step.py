@@ -30,7 +30,7 @@ _form = attrgetter("dtype", "device", "shape")
 
 
 class _Makeup:
-    """What a model consists of: modules, tensors, hooks and other attributes. They are compared by identity."""
+    """Contents of a model: modules, tensors, hooks and other attributes. They are compared by identity."""
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors = [*model.parameters(), *model.buffers()]

@@ -118,7 +118,7 @@ class Cursor:
         return Ahead(logits, drafted, state)
 
     def _read_pieces(self) -> None:
-        """Read what is pending in pieces, all but the last piece."""
+        """Read the pending tokens in pieces, all but the last piece."""
 
     def _row(self, tokens: Text) -> Tensor:
         return torch.tensor([tokens], dtype=torch.int64, device=self.model.device)

@@ -27,7 +27,7 @@ class Decodable(Protocol):
         ...
 
     def decode_logits(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Return what `next_logits` returns, by the fastest way for one token of each row."""
+        """Compute `next_logits` by the fastest way for one token of each row."""
         ...
 
     def logits_at(self, tokens: Tensor, places: Tensor, state: State | None = None) -> tuple[Tensor, State]:

@@ -26,7 +26,7 @@ PATIENCE = 64  # most tokens without a draft after drafts that failed
 
 @runtime_checkable
 class Draft(Protocol):
-    """What proposes tokens. It may keep what it knows of a text from call to call."""
+    """Proposer of tokens. It may keep its knowledge of a text from call to call."""
 
     def propose(self, text: Text, count: int, choose: Callable[[Tensor], Tensor]) -> list[int]:
         """Return at most `count` tokens that may follow the text.
@@ -121,7 +121,7 @@ class Drafting:
 
 
 def _last_occurrence(tokens: Text, text: Text) -> int | None:
-    """Return where tokens occur last in a text."""
+    """Return the place at which tokens occur last in a text."""
     target, searched, width = tokens.tobytes(), text.tobytes(), tokens.itemsize
     end = len(searched)
     while (at := searched.rfind(target, 0, end)) >= 0:

@@ -66,7 +66,7 @@ class PrefixTree(Generic[V]):
 
 
 def common_length(a: Text, b: Text) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+    """Return the length of the common beginning of two sequences of tokens."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # halves are compared at the speed of memory, single tokens are not
         middle = (low + high + 1) // 2

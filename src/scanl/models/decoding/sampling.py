@@ -59,7 +59,7 @@ def check_largest(largest: float) -> None:
 
 @dataclass
 class Choice:
-    """How a token is drawn: `sample` with its options. generator: None for torch's default one."""
+    """The rule by which a token is drawn: `sample` with its options. generator: None for torch's default one."""
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -34,7 +34,7 @@ def write_text(path: Path, text: ReadText, digest: str) -> None:
 
 
 def read_text(path: Path, model: Decodable, digest: str, who: str) -> ReadText:
-    """Read what `write_text` wrote for the same model, onto its device.
+    """Read a file of `write_text` for the same model, onto its device.
 
     Raises CheckpointError if the file is missing or damaged, or of another model or other weights.
     """

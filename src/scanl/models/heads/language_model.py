@@ -108,7 +108,7 @@ class LanguageModel(Saved):
         return self._read_out(last), state
 
     def decode_logits(self, tokens: Tensor, state: State | None, *, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """Return what `next_logits` returns, by the compiled step if there is one and each row has one token."""
+        """Compute `next_logits`, by the compiled step if there is one and each row has one token."""
         if self._compiled is not None and mask is None and tokens.shape[1] == 1:
             return self._compiled(tokens[:, 0], state)
         return self.next_logits(tokens, state, mask=mask)

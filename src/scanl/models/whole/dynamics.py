@@ -141,7 +141,7 @@ def dynamics_loss(model: Dynamics, batch: "Batch", state: Tensor | None) -> tupl
 
 
 class Spectrum(NamedTuple):
-    """How far a reconstructed system is from the observed one: two distances, 0 for equal orbits.
+    """Two distances of a reconstructed system from the observed one, 0 for equal orbits.
 
     states: the Kullback-Leibler divergence of the histograms of observed points.   spectra: the mean over the
     quantities of the Hellinger distance between smoothed power spectra.

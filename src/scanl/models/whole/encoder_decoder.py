@@ -23,7 +23,7 @@ WORDS[AttentiveRecurrence] = "an AttentiveRecurrence, such as AttentiveRecurrenc
 
 
 class Reading(NamedTuple):
-    """What a decoder reads of B sources: for each of its attentions keys and values (B, S, H, K), and what it sees.
+    """B sources as a decoder reads them: keys and values (B, S, H, K) for each of its attentions, and their mask.
 
     It is the same for every step of the decoder, and all that it needs of the sources.
     """

@@ -35,7 +35,7 @@ class AxisKernel(S4DKernel):
         self.C_back = back
 
     def forward(self, u: Tensor, axis: int, rate: float, bandlimit: float | None, discretization: str) -> Tensor:
-        """Convolve u (B, ..., D) along an axis. rate: how long its steps last."""
+        """Convolve u (B, ..., D) along an axis. rate: duration of its steps."""
         A, C, dt = self.system()
         in_band = None if bandlimit is None else A.imag.abs() * dt[:, None] / (2 * torch.pi) < bandlimit / 2
         lines = u.movedim(axis, -2)

@@ -1,4 +1,4 @@
-"""What generated kernels of cells call: the steps of sequences, products with matrices, and functions of one element.
+"""Functions that generated kernels of cells call: steps of sequences, products with matrices, functions of one element.
 
 Triton has no tanh, expm1 and log1p that its interpreter could run too. These are exact to a few roundings in float32
 and in float64.

@@ -43,7 +43,7 @@ def units(UNITS: tl.constexpr):
 
 
 def units_of(count: int) -> int:
-    """Return how many units a program does: a power of two that divides `count`."""
+    """Return the number of units of a program: a power of two that divides `count`."""
     return min(MAX_UNITS, count & -count)
 
 

@@ -24,7 +24,7 @@ MIN_MEASURED_CHANNELS = 16  # with fewer channels, nothing is measured
 
 
 class Tile(NamedTuple):
-    """A configuration for matrix memories: key channels, value channels, warps, stages."""
+    """A configuration for matrix memories: the tile's key and value channels, and the program's warps and stages."""
 
     keys: int
     values: int
