@@ -11,11 +11,12 @@ from sphinx.application import Sphinx
 sys.path.insert(0, str(Path(__file__).parent))
 
 from making.docstrings import restructured
+from making.filling import RESULTS, filled
 
 project = "scanl"
 html_title = "scanl"
 extensions = ["myst_parser", "mathml", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
-exclude_patterns = ["_build", "templates"]
+exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries have no page here
@@ -49,10 +50,15 @@ MADE = {  # of a file or a folder beside docs/, the page in the site
 }
 
 
-def lead_inside(_app: Sphinx, _page: str, text: list[str]) -> None:
-    """Links to files beside docs/ lead to their pages in the site: to that of the layer for a layer's file."""
-    for path, page in MADE.items():
-        text[0] = re.sub(rf"\]\(\.\./{path}(?=[)#])", f"](made/{page}", text[0])
+def complete(app: Sphinx, page: str, text: list[str]) -> None:
+    """Fill a page. Its links to files beside docs/ lead to their pages in the site: to that of a layer for its file."""
+    template, text[0] = text[0], filled(text[0])
+    if text[0] != template:
+        for file in RESULTS.glob("*.csv"):
+            app.env.note_dependency(str(file))
+    up = "../" * page.count("/")
+    for path, target in MADE.items():
+        text[0] = re.sub(rf"\]\({up}\.\./{path}(?=[)#])", f"]({up}made/{target}", text[0])
 
 
 def as_restructured(_app: Sphinx, _what: str, _name: str, value: Any, _options: object, lines: list[str]) -> None:
@@ -62,5 +68,5 @@ def as_restructured(_app: Sphinx, _what: str, _name: str, value: Any, _options: 
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", lead_inside)
+    app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", as_restructured)

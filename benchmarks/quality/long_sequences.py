@@ -1,6 +1,6 @@
 """Train on long sequences: images pixel by pixel, reviews by bytes, Wikipedia by bytes, and ListOps.
 
-    python benchmarks/quality/long_sequences.py mnist [--seeds 2]     # NAME: a table of docs/long_sequences.md
+    python benchmarks/quality/long_sequences.py mnist [--seeds 2]  # a table of docs/measurements/long_sequences.md
 
 A run is one of the library's own, with a budget of minutes. It has its folder in benchmarks/results/runs, and continues
 from the last checkpoint there when it was interrupted. The weights are those that are best on a validation part of the

@@ -1,5 +1,6 @@
 """What the documents say of the code and of each other is read here; test_docs_run.py runs their examples."""
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -7,22 +8,17 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
+from making import filling
 from scanl.ops import registry
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *filling.pages()]
 
 
+@functools.cache
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-def test_pages_are_the_registries(write):
-    """The tables of ops, of patches, of data and of algorithms."""
-    pages = write.pages()
-    assert [path.name for path in pages] == sorted(path.name for path in (ROOT / "docs" / "templates").iterdir())
-    stale = [path.name for path, text in pages.items() if _text(path) != text]
-    assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
+    text = path.read_text(encoding="utf-8")
+    return filling.filled(text) if path.is_relative_to(filling.DOCS) else text
 
 
 def test_figures_are_those_that_the_code_draws(write):
@@ -53,13 +49,13 @@ ROWS = [
         ('{{ "12000"|number(",d") }}{{ ""|number(",d") }}{{ "0.5"|number(".0%") }}', "12,00050%"),
     ],
 )
-def test_what_a_template_prints_of_rows(template, text, write):
-    assert write.environment().from_string(template).render(rows=ROWS) == text
+def test_what_a_template_prints_of_rows(template, text):
+    assert filling.environment().from_string(template).render(rows=ROWS) == text
 
 
-def test_a_template_that_names_no_value_is_refused(write):
+def test_a_template_that_names_no_value_is_refused():
     with pytest.raises(UndefinedError, match="'dict object' has no attribute 'lost'"):
-        write.environment().from_string("{{ rows[0].lost }}").render(rows=ROWS)
+        filling.environment().from_string("{{ rows[0].lost }}").render(rows=ROWS)
 
 
 def test_first_block_of_the_readme_is_short():
@@ -73,7 +69,11 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^):]+)\)", _text(page)):
         file, _, anchor = link.partition("#")
@@ -88,13 +88,14 @@ def test_every_page_is_in_the_contents():
     contents = {
         line for block in re.findall(r":::\{toctree\}\n(.*?):::", _text(index), re.DOTALL) for line in block.split()
     }
-    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {index.stem} <= contents
+    pages = {path.relative_to(filling.DOCS).with_suffix("").as_posix() for path in filling.pages()}
+    assert pages - {index.stem} <= contents
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", filling.pages(), ids=_name)
 def test_no_page_is_long(page):
     """A page has one subject. Those that are made from the code have what the code has."""
-    assert page.stat().st_size <= 8192
+    assert len(_text(page).encode()) <= 8192
 
 
 def test_changes_are_written_down():

@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 
 import published
+from making import filling
 from scanl.cli import COMMANDS, main
 from scanl.cli.train import parse
 from scanl.data import sources
@@ -37,8 +38,8 @@ pytestmark = pytest.mark.usefixtures("short_sample")
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 PAGES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    str(path.relative_to(ROOT)): filling.filled(path.read_text(encoding="utf-8"))
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *filling.pages()]
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

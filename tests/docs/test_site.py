@@ -18,6 +18,7 @@ from making import (
     docstrings,
     drawing,
     equations,
+    filling,
     inspectors,
     models,
     questions,
@@ -48,9 +49,9 @@ FOLDER = Path("made")
 
 
 @pytest.fixture(scope="module")
-def gla(write):
+def gla():
     """The page of a layer."""
-    return models.page(get("gla"), SurveyColumns(True, True, True, False), write.rows)
+    return models.page(get("gla"), SurveyColumns(True, True, True, False), filling.rows)
 
 
 def letters(text: str) -> str:
@@ -310,8 +311,8 @@ def test_public_names_are_read_from_the_packages():
 
 
 def test_every_name_that_a_page_imports_is_documented():
-    docs = Path(__file__).parents[2] / "docs"
-    text = "\n".join(path.read_text(encoding="utf-8") for path in docs.glob("*.md"))
+    docs = filling.DOCS
+    text = "\n".join(path.read_text(encoding="utf-8") for path in filling.pages())
     listed = {(module, name) for module in api.modules(docs) for name in api.names(module)}
     paged = {cls.__name__ for cls in classes()} | set(registry.names())
     paged |= {learning.get(name).__name__ for name in learning.names()} | {*inspecting.names()}

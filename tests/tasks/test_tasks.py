@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from making.filling import DOCS, filled
 from scanl import tasks
 from scanl.cli import main
 from scanl.cli.train import prepare
@@ -805,7 +806,7 @@ def test_a_run_without_a_name_is_called_after_its_task_and_layer(tmp_path, monke
 
 
 def test_the_page_of_tasks_names_every_task_and_its_example_runs():
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    page = filled((DOCS / "tasks.md").read_text(encoding="utf-8"))
     listed = page[: page.index("\n## ")]  # the tables of scores that follow begin with the names of layers and of runs
     assert sorted(re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE)) == tasks.names()
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
