@@ -3,7 +3,10 @@
 import ast
 import csv
 import functools
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 
@@ -46,7 +49,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         trim_blocks=True,
     )
-    made.globals |= {"rows": rows, "source": source, "table": lambda name: TABLES[name]()}
+    made.globals |= {"rows": rows, "source": source, "signatures": signatures, "table": lambda name: TABLES[name]()}
     made.filters |= {each.__name__: each for each in FILTERS}
     return made
 
@@ -58,6 +61,18 @@ def source(file: str, name: str) -> str:
     (function,) = functions
     first = min(node.lineno for node in (function, *function.decorator_list))
     return "\n".join(text.splitlines()[first - 1 : function.end_lineno])
+
+
+def signatures(module: str, name: str, *methods: str) -> str:
+    """Return the head of a class, and of some of its methods as its file has them."""
+    cls = getattr(import_module(module), name)
+    lines = [f"class {name}({', '.join(base.__name__ for base in cls.__bases__)}):"]
+    for method in methods:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, method)))).body
+        assert isinstance(node, ast.FunctionDef)
+        assert node.returns is not None
+        lines.append(f"    def {method}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}")
+    return "\n".join(lines)
 
 
 def rows(name: str, /, **key: str) -> Rows:
