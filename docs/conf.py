@@ -52,9 +52,9 @@ MADE = {  # of a file or a folder beside docs/, the page in the site
 
 def complete(app: Sphinx, page: str, text: list[str]) -> None:
     """Fill a page. Its links to files beside docs/ lead to their pages in the site: to that of a layer for its file."""
-    template, text[0] = text[0], filled(text[0])
-    if text[0] != template:
-        for file in RESULTS.glob("*.csv"):
+    if not page.startswith("made/"):
+        template, text[0] = text[0], filled(text[0])
+        for file in RESULTS.glob("*.csv") if text[0] != template else ():
             app.env.note_dependency(str(file))
     up = "../" * page.count("/")
     for path, target in MADE.items():
