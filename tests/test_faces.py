@@ -80,7 +80,7 @@ def test_public_tasks_are_the_registered_ones():
 def test_public_models_are_those_that_can_be_saved():
     public = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, models.Saved)}
     made = {cls for cls in models.saving.ModelPart.classes.values() if issubclass(cls, models.Saved)}
-    abstract = {models.Saved, models.reader.Reader, models.pooling.Pooled}
+    abstract = {models.Saved, models.reader.Reader, models.pooling.PooledReader}
     assert public - {models.Saved} == {cls for cls in made if cls.__module__.startswith("scanl.")} - abstract
 
 

@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from scanl.inspect.cycles import Cycle, Regions, _Distinct, _orbits, cycles
+from scanl.inspect.cycles import Cycle, Regions, _DistinctOrbits, _orbits, cycles
 
 
 def network(units: int, generator: torch.Generator) -> Regions:
@@ -28,7 +28,7 @@ def network(units: int, generator: torch.Generator) -> Regions:
 
 def exhaustive(system: Regions, length: int) -> list[Cycle]:
     """Return the cycles of all sequences of regions."""
-    units, distinct = len(system.g), _Distinct()
+    units, distinct = len(system.g), _DistinctOrbits()
     shifts = torch.arange(length * units)
     for codes in torch.arange(2 ** (length * units)).split(2**12):
         sequence = ((codes[:, None] >> shifts) % 2).bool().unflatten(1, (length, units))

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from scanl.errors import ConfigError, nearest
 
 
-class Named(Protocol):
+class NamedClass(Protocol):
     name: ClassVar[str]  # `add` sets it
 
 
-C = TypeVar("C", bound=Named)
-S = TypeVar("S", bound=Named)
+C = TypeVar("C", bound=NamedClass)
+S = TypeVar("S", bound=NamedClass)
 
 
 # Words of the literature that are written in two ways.

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from scanl.cli import main
 from scanl.data.base import IGNORED
 from scanl.data.batch import Batch
-from scanl.data.inputs_alone import InputsAlone
+from scanl.data.inputs_alone import InputSource
 from scanl.data.questions import Class, FeatureInputs, Label, NextToken, Number, Numbers, TokenLabel, Vocabulary
 from scanl.errors import ConfigError
 
@@ -33,16 +33,16 @@ TOKENS = np.array([[3, 1, 4, 1, 5], [2, 6, 5, 0, 0]])
 
 
 def test_causal_layers_predict_the_next_input():
-    source = InputsAlone(Given(Class(Vocabulary(7), 2), TOKENS, np.zeros(2), MASK), False, 0)
+    source = InputSource(Given(Class(Vocabulary(7), 2), TOKENS, np.zeros(2), MASK), False, 0)
     assert (source.question, source.metric) == (Label(Vocabulary(7), 7), "accuracy")
     batch, N = source.batch(0, 2), IGNORED
     assert batch.targets.tolist() == [[1, 4, 1, 5, N], [6, 5, N, N, N]]
     assert batch.inputs.tolist() == TOKENS.tolist()
-    asked = InputsAlone(Given(TokenLabel(Vocabulary(7)), TOKENS, TOKENS), False, 0).question
+    asked = InputSource(Given(TokenLabel(Vocabulary(7)), TOKENS, TOKENS), False, 0).question
     assert asked == NextToken(Vocabulary(7))
     features = np.stack([TOKENS, TOKENS**2], -1).astype(np.float64)
     question = Number(FeatureInputs(2, scales=((1.0, 2.0), (-3.0, 4.0))))
-    source = InputsAlone(Given(question, features, np.zeros(2), MASK), False, 0)
+    source = InputSource(Given(question, features, np.zeros(2), MASK), False, 0)
     assert source.question == Numbers(question.inputs, 2)
     targets = source.batch(0, 2).targets
     for row, t in np.ndindex(2, 5):
@@ -56,7 +56,7 @@ def test_layers_of_both_directions_predict_what_is_hidden(missing):
     inputs = np.random.default_rng(0).normal(size=(40, 50, 1))
     mask = np.arange(50) < np.arange(11, 51)[:, None]
     question = Number(FeatureInputs(1, scales=((0.5, 2.0),), missing=missing))
-    source = InputsAlone(Given(question, inputs, np.zeros(40), mask), True, 3)
+    source = InputSource(Given(question, inputs, np.zeros(40), mask), True, 3)
     batch = source.batch(7, 40)
     hidden = ~np.isnan(batch.targets[..., 0])
     assert not hidden[~mask].any()
@@ -67,7 +67,7 @@ def test_layers_of_both_directions_predict_what_is_hidden(missing):
     again, other = source.batch(7, 40), source.batch(8, 40)
     assert np.array_equal(again.inputs, batch.inputs, equal_nan=True)
     assert not np.array_equal(other.inputs, batch.inputs, equal_nan=True)
-    tokens = InputsAlone(Given(Class(Vocabulary(7), 2), TOKENS, np.zeros(2), MASK), True, 0).batch(0, 2)
+    tokens = InputSource(Given(Class(Vocabulary(7), 2), TOKENS, np.zeros(2), MASK), True, 0).batch(0, 2)
     shown = tokens.targets == IGNORED
     assert (tokens.inputs[shown] == TOKENS[shown]).all()
     assert (tokens.targets[~shown] == TOKENS[~shown]).all()
@@ -76,7 +76,7 @@ def test_layers_of_both_directions_predict_what_is_hidden(missing):
 
 def test_what_is_asked_already_is_refused():
     with pytest.raises(ConfigError, match="expected False because given asks for its inputs already"):
-        InputsAlone(Given(NextToken(Vocabulary(7)), TOKENS, TOKENS), False, 0)
+        InputSource(Given(NextToken(Vocabulary(7)), TOKENS, TOKENS), False, 0)
 
 
 @pytest.mark.parametrize("layer", ["lru", "bidirectional"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import Layer
-from scanl.layers.initial_state import Each, Of, StateAxes, StateFields, declare
+from scanl.layers.initial_state import InnerState, StateAxes, StateFields, TensorTuple, declare
 
 
 class Inner(Layer):
@@ -78,14 +78,14 @@ def test_a_tensor_is_absent_where_its_attribute_is_none_false_or_zero():
 
 
 def test_the_state_of_a_layer_inside_is_its_own():
-    state = outer(Of("first"))().init_state(2, dtype=torch.float64)
+    state = outer(InnerState("first"))().init_state(2, dtype=torch.float64)
     torch.testing.assert_close(state, torch.full((2, 3), 0.5, dtype=torch.float64))
-    assert outer(Of("absent"))().init_state(2) == ()
-    assert [part.shape for part in outer(Of("several"))().init_state(2)] == [(2, 1), (2, 2)]
+    assert outer(InnerState("absent"))().init_state(2) == ()
+    assert [part.shape for part in outer(InnerState("several"))().init_state(2)] == [(2, 1), (2, 2)]
 
 
 def test_each_shape_has_a_tensor():
-    state = outer(Each("shapes"))().init_state(4)
+    state = outer(TensorTuple("shapes"))().init_state(4)
     assert [part.shape for part in state] == [(4, 2), (4,), (4, 3, 1)]
     assert not any(part.any() for part in state)
 
@@ -94,12 +94,12 @@ class Pair(NamedTuple):
     """A state of this module, with a state inside."""
 
     count: Annotated[Tensor, StateAxes("", "steps so far", dtype=torch.int64)]
-    inner: Annotated[Tensor, Of("last", "of the last")]
+    inner: Annotated[Tensor, InnerState("last", "of the last")]
 
 
 class Nested(NamedTuple):
     pair: Annotated[Pair, Pair]
-    pieces: Annotated[tuple, Each("shapes", "sums")]
+    pieces: Annotated[tuple, TensorTuple("shapes", "sums")]
 
 
 class Foreign(NamedTuple):
@@ -144,8 +144,8 @@ def test_a_field_that_lacks_axes_is_refused_when_the_class_is_made():
         ),
         (StateAxes("*memory", dtype=torch.complex64), "state (B, *memory), complex"),
         (StateAxes("", dtype=torch.int64), "state (B), int64"),
-        (Each("shapes", "sums"), "state: sums, a tensor for each of shapes"),
-        (Of("first", "of the first"), "state: the state of first, of the first"),
+        (TensorTuple("shapes", "sums"), "state: sums, a tensor for each of shapes"),
+        (InnerState("first", "of the first"), "state: the state of first, of the first"),
         (
             Nested,
             "count (B), int64: steps so far; inner: the state of last, of the last; "

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scanl.errors import ConfigError
-from scanl.serve.texts import NEIGHBORS, ByteText, Characters, NumberText, Tokenized, Writing
+from scanl.serve.texts import NEIGHBORS, ByteText, Characters, NumberText, TokenizerText, Writing
 
 SEVEN = "é\N{EURO SIGN}!"  # of two, three and one byte
 
@@ -72,7 +72,7 @@ def pieces_of(decoder, tokens):
 
 
 def test_a_tokenizer_begins_a_text_once(llama):
-    texts = Tokenized(llama)
+    texts = TokenizerText(llama)
     assert (texts.start, texts.ends) == ([0], {1})
     begun, more = texts.encode("ab"), texts.encode("ca b", begins=False)
     assert begun[0] == 0
@@ -86,9 +86,9 @@ def test_pieces_of_a_tokenizer_are_its_text(llama, seed):
     """The whole text, as the tokenizer decodes it at once, is what comes piece by piece, also from the middle on."""
     draw = random.Random(seed)
     text = "".join(draw.choice(["a", " ", "b", "\u20ac", "\U0001f600", "\u00e9"]) for _ in range(60))
-    tokens = Tokenized(llama).encode(text)
+    tokens = TokenizerText(llama).encode(text)
     for begin in (1, 2, len(tokens) // 2, len(tokens) - 3):
-        pieces, rest = pieces_of(Tokenized(llama).decoder(tokens[:begin]), tokens[begin:])
+        pieces, rest = pieces_of(TokenizerText(llama).decoder(tokens[:begin]), tokens[begin:])
         known = llama.decode(tokens[:begin], skip_special_tokens=True).rstrip("\ufffd")
         assert known + "".join(pieces) + rest == text
         assert "\ufffd" not in "".join(pieces)

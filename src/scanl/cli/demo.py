@@ -29,7 +29,7 @@ WINDOW, ROUNDS = 100, 30  # bytes in a measured window; windows measured at each
 
 
 @dataclass
-class At:
+class ContextMeasurement:
     """Measurements of generation after `context` bytes: tokens/s of each window, and resident memory in MiB."""
 
     context: int
@@ -88,7 +88,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[At]:
+def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[ContextMeasurement]:
     """Read `text` in chunks up to each mark, and measure generation from there.
 
     The windows of all marks alternate, so that other load on the machine affects all marks alike. Memory is measured
@@ -105,7 +105,7 @@ def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[At]
             pending = torch.tensor([[int(text[position % len(text)])]])
             generations.append(model.generate(pending, state=state, seed=0))
             _speed(generations[-1], WINDOW)
-            results.append(At(mark, [], resident_memory()))
+            results.append(ContextMeasurement(mark, [], resident_memory()))
         for _ in range(ROUNDS):
             for generation, result in zip(generations, results, strict=True):
                 result.speeds.append(_speed(generation, WINDOW))
@@ -131,7 +131,9 @@ def resident_memory() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(folder: RunFolder, report: ScoreReport, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
+def draw(
+    folder: RunFolder, report: ScoreReport, measured: Sequence[ContextMeasurement], compressors: Mapping[str, float]
+) -> Path:
     """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context."""
     from matplotlib.figure import Figure
 

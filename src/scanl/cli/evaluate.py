@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scanl.cli.parser import Parser
-from scanl.data.base import Exam, Played, Source
+from scanl.data.base import Exam, PlayedSource, Source
 from scanl.data.folders.folders import Folders
 from scanl.data.series.table import Table
 from scanl.data.shards.listing import absolute
@@ -73,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     folder.load_model(learnt.question)  # raises if the weights are not of config.yaml
     model = trained(folder)
     print(examined(model, source, exam))
-    if isinstance(source, Played) and (line := source.play(model)):
+    if isinstance(source, PlayedSource) and (line := source.play(model)):
         print(line)
     if getattr(source.question, "written", ()):
         print(_written(model, source, exam))

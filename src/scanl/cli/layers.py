@@ -20,7 +20,7 @@ from scanl.layers.registry import layers as layers_by_name
 from scanl.layers.state import leaves
 from scanl.learning.algorithms import algorithms
 from scanl.models import Stack, presets
-from scanl.models.presets import Preset, Whole, wholes
+from scanl.models.presets import Preset, WholeModel, wholes
 from scanl.ops import backend
 from scanl.ops import registry as ops
 from scanl.ops.registry import Backend
@@ -92,7 +92,7 @@ def _found(name: str) -> list[tuple[Registry[Any], str]]:
 
 def _made(cls: type[Any]) -> Any:
     """Return the function or class that a whole model's record stands for; any other class itself."""
-    return cls.make if issubclass(cls, Whole) else cls
+    return cls.make if issubclass(cls, WholeModel) else cls
 
 
 def _family(cls: type[Layer]) -> str:
@@ -111,7 +111,7 @@ def describe_other(registry: Registry[Any], name: str) -> str:
     cls = registry.get(name)
     made = _made(cls)
     facts = {"kind": registry.kind, "use": registry.usage(name)}
-    if issubclass(cls, Whole):
+    if issubclass(cls, WholeModel):
         facts["options"] = str(inspect.signature(made))
     declared = ("equation", "source", "computes", "error", "memory", "operations", "works_for")
     facts |= {title: value for title in declared if isinstance(value := getattr(made, title, ""), str) and value}

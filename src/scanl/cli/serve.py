@@ -18,7 +18,7 @@ from scanl.learning import RunFolder
 from scanl.learning.report import BYTES
 from scanl.models import LanguageModel
 from scanl.serve import Engine, Limits
-from scanl.serve.texts import ByteText, NumberText, Tokenized, VocabularyText
+from scanl.serve.texts import ByteText, NumberText, TokenizerText, VocabularyText
 
 HELP = """what is served:
   POST /v1/completions   continue a prompt; "stream": true sends server-sent events, "session": ID goes on where the
@@ -110,7 +110,7 @@ def load(path: str, who: str) -> tuple[LanguageModel, VocabularyText]:
         from scanl.hub.checkpoints import load as load_checkpoint
         from scanl.hub.folders import read_tokenizer
 
-        return load_checkpoint(folder), Tokenized(read_tokenizer(folder, who))
+        return load_checkpoint(folder), TokenizerText(read_tokenizer(folder, who))
     if (folder / "config.yaml").is_file():
         run = RunFolder.open(folder)
         if run.source.metric != BYTES:

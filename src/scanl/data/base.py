@@ -178,7 +178,7 @@ class PackedDocuments(ABC):
         """Read on from a position when a batch behind it is needed."""
 
 
-class Played(ABC):
+class PlayedSource(ABC):
     """A source whose answers are actions in a game."""
 
     @abstractmethod

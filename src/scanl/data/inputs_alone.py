@@ -22,7 +22,7 @@ from scanl.errors import ConfigError
 HIDDEN = 0.25  # of the steps, for layers that read both directions
 
 
-class InputsAlone(Source):
+class InputSource(Source):
     """The inputs of another source, as questions to themselves.
 
     Causal layers predict at each step the next input. Layers of both directions predict inputs that are hidden: a

@@ -158,9 +158,9 @@ def _layout_of(config: Mapping[str, Any], path: Path) -> type[formats.Checkpoint
     return layout or _format_of(config, path, f", or options of {programs}")
 
 
-def _layout_of_file(weights: Weights) -> type[originals.Shaped]:
+def _layout_of_file(weights: Weights) -> type[originals.ShapedFile]:
     """Return the layout of one file."""
-    layouts = [layout for layout in map(originals.get, originals.names()) if issubclass(layout, originals.Shaped)]
+    layouts = [layout for layout in map(originals.get, originals.names()) if issubclass(layout, originals.ShapedFile)]
     newest = next((layout for layout in reversed(layouts) if layout.mark in weights.names()), None)
     if newest is None:
         marks = ", ".join(layout.mark for layout in layouts)

@@ -133,7 +133,7 @@ def cycles(
         if value < 1:
             raise ConfigError(f"cycles: {name} is {value}, expected at least 1")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    units, cycles = len(network.g), _Distinct()
+    units, cycles = len(network.g), _DistinctOrbits()
     steps = 20 if length < 3 else 60 if length < 6 else 300
     if length * units < 60 and 2 ** (length * units) <= draws * rounds * steps:
         for begin in range(0, 2 ** (length * units), 2**14):
@@ -261,7 +261,7 @@ def _orbits(network: Regions, sequence: Tensor) -> tuple[Tensor, Tensor]:
     return orbit[finite & same], passed[finite & ~same]
 
 
-class _Distinct:
+class _DistinctOrbits:
     """Orbits (k, D), each once, whatever its first point; without those that repeat a shorter one."""
 
     def __init__(self) -> None:

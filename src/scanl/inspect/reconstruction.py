@@ -69,7 +69,7 @@ class Reconstruction(Inspection):
     own_signal=True,
 )
 def reconstruction(layer: Layer, x: Tensor | None = None) -> Reconstruction:
-    """Reconstruct a signal from the memory of a HiPPO layer at its end.
+    """Return the reconstruction of a signal from the memory of a HiPPO layer at its end.
 
     x: (1, T, dim), T at least 2, of which channel 0 is the signal; None for `waves` of 2000 steps. The memory covers
     all steps, or the last θ; of "lagt" 4 θ. The age of an input counts from the middle of the step over which it is

@@ -64,7 +64,7 @@ def collecting() -> Losses | None:
     return None if torch.compiler.is_compiling() else _OPEN.get()
 
 
-class _Again:
+class _RepeatContext:
     """A context that drops the losses of what runs again; it can be entered more than once."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Again:
         _OPEN.reset(self._tokens.pop())
 
 
-class _BuffersUnchanged:
+class _BufferGuard:
     """A context around another that restores a module's buffers when it has run again; it can be entered often."""
 
     def __init__(self, module: nn.Module, inner: AbstractContextManager[Any]) -> None:
@@ -102,5 +102,5 @@ def checkpoint_contexts(
 
     module: what runs, if its buffers may change when it does; they are changed once.
     """
-    again = nullcontext() if collecting() is None else _Again()
-    return nullcontext(), again if module is None else _BuffersUnchanged(module, again)
+    again = nullcontext() if collecting() is None else _RepeatContext()
+    return nullcontext(), again if module is None else _BufferGuard(module, again)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     class Runs(Protocol[Result_co]):
         def run(self, x: Tensor, *args: Any, **others: Any) -> Result_co: ...
 
-    class RunsTimed(Protocol[Result_co]):
+    class TimedRun(Protocol[Result_co]):
         def run(
             self, x: Tensor, state: Any, cu_seqlens: Tensor | None, timespans: Tensor | None = None
         ) -> Result_co: ...
@@ -142,7 +142,7 @@ class Layer(Module, metaclass=Configured):
 
         @overload
         def __call__(  # pyright: ignore[reportOverlappingOverload]
-            self: "RunsTimed[Result_co]",
+            self: "TimedRun[Result_co]",
             x: Tensor,
             state: State = None,
             *,

@@ -10,7 +10,7 @@ from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.designation import make_layer
-from scanl.layers.initial_state import Of
+from scanl.layers.initial_state import InnerState
 from scanl.layers.packing import reversed_steps
 from scanl.layers.state import State
 
@@ -62,7 +62,7 @@ class Bidirectional(Layer):
     sample: ClassVar = {"layer": "rglru", "layer_options": {"num_heads": 2}}
     excused: ClassVar = {"default_sizes_are_in_proportion": "it holds two whole layers"}
     bidirectional = True
-    state: ClassVar = Of("forward_layer")
+    state: ClassVar = InnerState("forward_layer")
 
     def __init__(
         self,

@@ -29,18 +29,18 @@ class Drive(NamedTuple):
 
 
 class Watcher(Protocol):
-    """A function that stands between a layer and its recurrence, `Channelwise.recur`, while an algorithm learns."""
+    """A function between a layer and its recurrence, `ChannelwiseLayer.recur`, while an algorithm learns."""
 
     def __call__(
         self,
-        layer: "Channelwise",
+        layer: "ChannelwiseLayer",
         drives: Sequence[Drive | Tensor],
         vectors: Sequence[Tensor],
         states: Sequence[Tensor],
     ) -> tuple[Tensor, Sequence[Tensor]]: ...
 
 
-class Channelwise(Layer):
+class ChannelwiseLayer(Layer):
     """Base class of layers each of whose channels has a recurrence of its own, s_t = f(p_t, v, s_{t-1}).
 
     p_t are numbers that enter the channel, v are parameters of the channel, and s is its state: one number, real or

@@ -1,7 +1,7 @@
 """Declarations of a layer's state, from which its initial state, its checks and its documentation are made.
 
-A class declares `state`: `StateAxes` for a tensor, `Each` for a tuple of tensors, `Of` for the state of a layer inside,
-or a NamedTuple whose fields are annotated with one of these: `h: Annotated[Tensor, StateAxes("width")]`.
+A class declares `state`: `StateAxes` for a tensor, `TensorTuple` for a tuple of tensors, `InnerState` for the state of
+a layer inside, or a NamedTuple whose fields are annotated with one of them: `Annotated[Tensor, StateAxes("width")]`.
 `StateFields` is for the NamedTuple of another module.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from scanl.layers.state import Device, DType, State, loadable
 
 
-class Stateful(Protocol):
+class StatefulLayer(Protocol):
     """The part of a layer that this module reads."""
 
     state: ClassVar[Any]
@@ -46,14 +46,14 @@ class StateAxes:
     dtype: torch.dtype = torch.float32
     when: str = ""
     after: Callable[[Tensor, Tensor], Tensor] | None = None
-    sizes: Callable[[Stateful], tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    sizes: Callable[[StatefulLayer], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", _compiled(self.axes))
 
 
 @dataclass(frozen=True)
-class Of:
+class InnerState:
     """The state of the layer at an attribute; of each layer for a list of them. () where the attribute is None."""
 
     attribute: str
@@ -68,17 +68,17 @@ class StateFields:
 
 
 @dataclass(frozen=True)
-class Each:
+class TensorTuple:
     """A tuple of tensors, (B, *shape) for each of the shapes that the layer has at an attribute."""
 
     shapes: str
     meaning: str = ""
 
 
-Form: TypeAlias = StateAxes | Each | Of | StateFields | type[tuple[Any, ...]]
+Form: TypeAlias = StateAxes | TensorTuple | InnerState | StateFields | type[tuple[Any, ...]]
 
 
-def initial(layer: Stateful, form: Form, batch_size: int, device: Device, dtype: DType) -> State:
+def initial(layer: StatefulLayer, form: Form, batch_size: int, device: Device, dtype: DType) -> State:
     """Return the state before any input, as declared. device and dtype default to those of the parameters."""
     if isinstance(form, StateAxes):
         if form.when and getattr(layer, form.when) in (None, False):
@@ -89,30 +89,32 @@ def initial(layer: Stateful, form: Form, batch_size: int, device: Device, dtype:
         return torch.stack(
             [layer._filled(fill, (batch_size, *sizes[2:]), device, dtype, form.dtype) for fill in form.fill], 1
         )
-    if isinstance(form, Each):
+    if isinstance(form, TensorTuple):
         shapes = getattr(layer, form.shapes)
         return tuple(layer._filled(0.0, (batch_size, *shape), device, dtype, torch.float32) for shape in shapes)
-    if isinstance(form, Of):
-        inner: Stateful | nn.ModuleList | None = getattr(layer, form.attribute)
+    if isinstance(form, InnerState):
+        inner: StatefulLayer | nn.ModuleList | None = getattr(layer, form.attribute)
         if inner is None:
             return ()
         if isinstance(inner, nn.ModuleList):
-            return tuple(cast(Stateful, member).init_state(batch_size, device=device, dtype=dtype) for member in inner)
+            return tuple(
+                cast(StatefulLayer, member).init_state(batch_size, device=device, dtype=dtype) for member in inner
+            )
         return inner.init_state(batch_size, device=device, dtype=dtype)
     state: Any = form.form if isinstance(form, StateFields) else form
     return state(*(initial(layer, component, batch_size, device, dtype) for _, component in fields(form)))
 
 
-def later(layer: Stateful, form: Form | None, state: State, steps: Tensor) -> State:
+def later(layer: StatefulLayer, form: Form | None, state: State, steps: Tensor) -> State:
     """Return the state whose tensors that depend on the number of steps alone are those `steps` later, (B,).
 
     The others are None.
     """
     if isinstance(form, StateAxes) and form.after is not None and isinstance(state, Tensor):
         return form.after(state, steps.view(-1, *[1] * (state.ndim - 1)))
-    if isinstance(form, Of) and not isinstance(inner := getattr(layer, form.attribute), nn.ModuleList):
+    if isinstance(form, InnerState) and not isinstance(inner := getattr(layer, form.attribute), nn.ModuleList):
         return None if inner is None else later(inner, inner.state, state, steps)
-    if form is None or isinstance(form, StateAxes | Each | Of):
+    if form is None or isinstance(form, StateAxes | TensorTuple | InnerState):
         return None
     inside = (later(layer, declared, value, steps) for (_, declared), value in zip(fields(form), state, strict=True))
     return type(state)(*inside)
@@ -129,7 +131,9 @@ def declare(form: Form) -> None:
     for name, hint in get_type_hints(form, include_extras=True).items():
         notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         parts: list[Any] = [
-            note for note in notes if isinstance(note, StateAxes | Each | Of | StateFields) or inspect.isclass(note)
+            note
+            for note in notes
+            if isinstance(note, StateAxes | TensorTuple | InnerState | StateFields) or inspect.isclass(note)
         ]
         declared += [(name, component) for component in parts]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), (
@@ -157,9 +161,9 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
         yield f"{name} ({', '.join(filter(None, ('B', form.axes)))}){kind}{start}{absent}" + (
             f": {form.meaning}" if form.meaning else ""
         )
-    elif isinstance(form, Each):
+    elif isinstance(form, TensorTuple):
         yield f"{name}: {form.meaning}, a tensor for each of {form.shapes}"
-    elif isinstance(form, Of):
+    elif isinstance(form, InnerState):
         yield f"{name}: the state of {form.attribute}" + (f", {form.meaning}" if form.meaning else "")
     else:
         for component, inner in fields(form):
@@ -173,7 +177,7 @@ class _OfLayer(ast.NodeTransformer):
         return ast.Attribute(ast.Name("layer", ast.Load()), node.id, ast.Load())
 
 
-def _compiled(axes: str) -> Callable[[Stateful], tuple[int, ...]]:
+def _compiled(axes: str) -> Callable[[StatefulLayer], tuple[int, ...]]:
     """Return the function of a layer that gives the sizes of axes. It is plain Python, which `torch.compile` traces."""
     tree = ast.parse(f"lambda layer: ({axes},)" if axes else "lambda layer: ()", mode="eval")
     tree.body = ast.Lambda(tree.body.args, _OfLayer().visit(tree.body.body))  # pyright: ignore[reportAttributeAccessIssue]

@@ -15,7 +15,7 @@ from scanl.data.base import IGNORED
 from scanl.data.batch import Batch
 from scanl.data.folders.folders import Folders
 from scanl.data.folders.own_signals import OwnSignals
-from scanl.data.folders.unanswered import Unanswered, of_files, of_table
+from scanl.data.folders.unanswered import UnansweredExamples, of_files, of_table
 from scanl.data.questions import Label, Number, Question
 from scanl.data.series.columns import as_table
 from scanl.data.series.table import Table
@@ -69,7 +69,7 @@ def _is_forecast(source: Table | Folders) -> bool:
     return isinstance(source, Table) and source.asking.ahead > 0
 
 
-def _examples(source: Table | Folders, data: Any) -> Unanswered:
+def _examples(source: Table | Folders, data: Any) -> UnansweredExamples:
     if isinstance(source, Folders):
         paths = [source.root] if data is None else [data] if isinstance(data, str | Path) else data
         for path in map(Path, paths):
@@ -83,7 +83,9 @@ def _examples(source: Table | Folders, data: Any) -> Unanswered:
 
 
 @torch.no_grad()
-def _answers(model: Any, question: Question, examples: Unanswered, levels: Sequence[float]) -> NDArray[np.float64]:
+def _answers(
+    model: Any, question: Question, examples: UnansweredExamples, levels: Sequence[float]
+) -> NDArray[np.float64]:
     """Return an array with a row for each answer: probabilities of classes, or a mean and its bounds."""
     tails = [(1 - level / 100) / 2 for level in levels]
     probabilities = torch.tensor([p for tail in tails for p in (tail, 1 - tail)], dtype=torch.float64)

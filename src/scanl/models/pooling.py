@@ -29,7 +29,7 @@ class PooledState(NamedTuple):
     steps: Tensor
 
 
-class Pooled(Reader):
+class PooledReader(Reader):
     """A reader with one answer for a sequence. Abstract."""
 
     def __init__(self, stack: Backbone, inputs: Tokens | Features, pool: str) -> None:

@@ -27,7 +27,7 @@ presets: Registry[Preset] = Registry(
 )
 
 
-class Whole:
+class WholeModel:
     """A function or a class of `scanl.models` that makes a whole model."""
 
     name: ClassVar[str] = ""  # set by `whole`; it may be a layer's too: `scanl.models.whole.mega` stacks layers `mega`
@@ -35,7 +35,7 @@ class Whole:
     make: ClassVar[Callable[..., Any]]
 
 
-wholes: Registry[Whole] = Registry("whole model", use="scanl.models.{cls}", listed="`scanl list`")
+wholes: Registry[WholeModel] = Registry("whole model", use="scanl.models.{cls}", listed="`scanl list`")
 
 W = TypeVar("W", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ def whole(name: str, *aliases: str) -> Callable[[W], W]:
     """Decorator: list and show what makes a whole model. aliases: its other names in the literature."""
 
     def add(make: W) -> W:
-        wholes.add(name)(type(make.__name__, (Whole,), {"make": staticmethod(make), "aliases": aliases}))
+        wholes.add(name)(type(make.__name__, (WholeModel,), {"make": staticmethod(make), "aliases": aliases}))
         return make
 
     return add

@@ -126,7 +126,7 @@ class Newton:
             last = f(entering.requires_grad_())
         last = last.view_as(states)
         adjoint = functools.partial(self._adjoint, linearise, entering, last, starts, tolerance)
-        return _Implicit.apply(last, states, adjoint, self.who), convergence
+        return _ImplicitSolution.apply(last, states, adjoint, self.who), convergence
 
     def _give_up(self, states: Tensor, value: Tensor, residual: float, tolerance: float, iteration: int) -> None:
         """Raise ConvergenceError if no further iteration is allowed, or none can help."""
@@ -170,7 +170,7 @@ class Newton:
         )
 
 
-class _Implicit(torch.autograd.Function):
+class _ImplicitSolution(torch.autograd.Function):
     """The solution as a function of f at the solution. Its derivative is the inverse of the map s_t - J_t s_{t-1}."""
 
     @staticmethod
@@ -183,11 +183,11 @@ class _Implicit(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         delta = ctx.adjoint(g.detach())
         if torch.is_grad_enabled():  # create_graph: δ depends on g and on all that f depends on
-            delta = _Once.apply(delta, g, ctx.who, *ctx.saved_tensors)
+            delta = _FirstOrderGradient.apply(delta, g, ctx.who, *ctx.saved_tensors)
         return delta, None, None, None
 
 
-class _Once(torch.autograd.Function):
+class _FirstOrderGradient(torch.autograd.Function):
     """The gradient in a graph; differentiating it raises."""
 
     @staticmethod

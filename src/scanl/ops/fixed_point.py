@@ -260,11 +260,11 @@ def _equilibrium(f: Callable[[Tensor], Tensor], guess: Tensor, solver: _Solver, 
         s = s.detach().requires_grad_()
         # Each pass makes one more order of derivative correct: it differentiates at a point that has a graph itself.
         for _ in range(orders):
-            s = _Implicit.apply(f(s.clone()), s, solver, orders)
+            s = _ImplicitPoint.apply(f(s.clone()), s, solver, orders)
     return FixedPoint(s, convergence)
 
 
-class _Implicit(torch.autograd.Function):
+class _ImplicitPoint(torch.autograd.Function):
     """Return `point`, with the derivatives of the solution of point = f(point), where y = f(point).
 
     This is a Newton step, point + (I - J)^-1 (y - point), whose value is the point. The gradient g goes to y as

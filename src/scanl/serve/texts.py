@@ -78,7 +78,7 @@ class _OfNumbers:
         return ""
 
 
-class Tokenized:
+class TokenizerText:
     """The texts of a tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -13,7 +13,7 @@ from scanl.data.batch import Batch
 from scanl.data.questions import FeatureInputs, Numbers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import build
-from scanl.layers.channelwise import Channelwise
+from scanl.layers.channelwise import ChannelwiseLayer
 from scanl.layers.registry import classes
 from scanl.learning.algorithms import BPTT, DiagonalRTRL, OnlineLRU
 from scanl.learning.questions import answerer
@@ -100,7 +100,7 @@ def test_the_layers_are_left_as_they_were_even_where_the_loss_raises():
     learner = algorithm.init(model, 2)
     with pytest.raises(ShapeError):
         algorithm.update(model, learner, Batch(x[..., :2], y))
-    assert all(layer.watcher is None for layer in model.modules() if isinstance(layer, Channelwise))
+    assert all(layer.watcher is None for layer in model.modules() if isinstance(layer, ChannelwiseLayer))
 
 
 def test_other_layers_are_refused_with_the_names_of_those_that_will_do():

@@ -19,7 +19,7 @@ from scanl.errors import DataError
 
 
 @dataclass
-class Unanswered:
+class UnansweredExamples:
     """Examples and their names.
 
     keys: a frame with a row for each answer: the series, the row of a table or the file.   batches: the numbers of the
@@ -33,7 +33,7 @@ class Unanswered:
     target: str
 
 
-def of_table(table: Table, frame: Any, path: Path) -> Unanswered:
+def of_table(table: Table, frame: Any, path: Path) -> UnansweredExamples:
     """Return the series of a table, or its rows if each step has an answer. The target need not be a column.
 
     A series shorter than the longest in training begins with missing steps. Raises DataError as `Table` does.
@@ -65,7 +65,7 @@ def of_table(table: Table, frame: Any, path: Path) -> Unanswered:
                 nothing = np.zeros(len(some), np.int64)
                 batches.append((some, Batch(flat.features[rows], nothing, timespans=flat.durations(rows))))
         keys = frame.iloc[[rows[0] for rows in places]][[table.series]].reset_index(drop=True)
-        return Unanswered(keys, batches, training.classes, target)
+        return UnansweredExamples(keys, batches, training.classes, target)
     numbers, batches = frame[_ROW].to_numpy(np.float64), []
     for i, own_rows in enumerate(places):
         rows = (flat.starts[i] + np.arange(len(own_rows)))[None]
@@ -75,10 +75,10 @@ def of_table(table: Table, frame: Any, path: Path) -> Unanswered:
     present = frame[frame[_ROW].notna()].sort_values(_ROW)
     names = [name for name in (table.series, table.time) if name is not None]
     keys = present[names].reset_index(drop=True) if names else present[[_ROW]].astype(int).set_axis(["row"], axis=1)
-    return Unanswered(keys.reset_index(drop=True), batches, training.classes, target)
+    return UnansweredExamples(keys.reset_index(drop=True), batches, training.classes, target)
 
 
-def of_files(folders: Folders, paths: Sequence[Path]) -> Unanswered:
+def of_files(folders: Folders, paths: Sequence[Path]) -> UnansweredExamples:
     """Return files, and all files of folders, as rows of the form on which the folders were trained.
 
     Raises DataError for a file of another kind, and for a recording or a picture of another form.
@@ -92,7 +92,7 @@ def of_files(folders: Folders, paths: Sequence[Path]) -> Unanswered:
         batches.append((numbers, folders.unlabeled([files[n] for n in numbers])))
     if not files:
         raise DataError(f"{folders.name}: {', '.join(map(str, paths))} has no file, expected files to answer for")
-    return Unanswered(pd.DataFrame({"file": list(map(str, files))}), batches, folders.classes, "class")
+    return UnansweredExamples(pd.DataFrame({"file": list(map(str, files))}), batches, folders.classes, "class")
 
 
 _ROW = "\0row"  # a column with the number of each row of the table; no file has this name

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Played, padded
+from scanl.data.base import IGNORED, PlayedSource, padded
 from scanl.data.files import folders
 from scanl.data.fixed import FixedPart, FixedRows, Parts, set_aside
 from scanl.data.published import babyai_bot
@@ -105,7 +105,7 @@ def _unpacked(packed: bytes, where: Demonstrations) -> bytes:
 
 @published("babyai")
 @dataclass
-class BabyAIDemonstrations(FixedRows, Played):
+class BabyAIDemonstrations(FixedRows, PlayedSource):
     """BabyAI: which of seven actions a bot takes next, from its mission, what it sees and the action before.
 
     A row has one step for each word of the mission, then one step for each action. A step has the word (zeros for a
@@ -149,8 +149,8 @@ class BabyAIDemonstrations(FixedRows, Played):
         training, validation = set_aside(numbers, max(1, len(train.answers) // 20))
         episodes = self.demonstrations[0]
         return Parts(
-            FixedPart(_Some(episodes, training.rows), training.answers),
-            FixedPart(_Some(episodes, validation.rows), validation.answers),
+            FixedPart(_RowSubset(episodes, training.rows), training.answers),
+            FixedPart(_RowSubset(episodes, validation.rows), validation.answers),
             test,
         )
 
@@ -193,7 +193,7 @@ class BabyAIDemonstrations(FixedRows, Played):
 
 
 @dataclass(frozen=True)
-class _Some(Sequence[NDArray[np.int16]]):
+class _RowSubset(Sequence[NDArray[np.int16]]):
     """Some of the rows."""
 
     rows: Sequence[NDArray[np.int16]]

@@ -106,7 +106,7 @@ class SeriesProblem(Recordings):
             return self._standardized(parts)
         return Parts(*(FixedPart([row.astype(np.float32) for row in split.rows], split.answers) for split in parts))
 
-    def _split(self, series: Mapping[str, "Labeled"]) -> Parts:
+    def _split(self, series: Mapping[str, "LabeledSeries"]) -> Parts:
         known = series["train"].labels
         numbered = [self._numbered(labeled, known, self.file_names[split][-1]) for split, labeled in series.items()]
         if len(numbered) == 3:
@@ -114,9 +114,9 @@ class SeriesProblem(Recordings):
         train, test = numbered
         return Parts(*set_aside(train, max(1, len(train.answers) // 5), self.split_seed), test)
 
-    def _series(self, names: Sequence[str]) -> "Labeled":
+    def _series(self, names: Sequence[str]) -> "LabeledSeries":
         """Read the series of files, and their labels: names of classes, or numbers."""
-        layout, series = self.files.laid_out(self.folder), Labeled([], [])
+        layout, series = self.files.laid_out(self.folder), LabeledSeries([], [])
         for name in names:
             rows, labels = self.readers[layout.reader](self.files, name, self.folder, **layout.options)
             try:
@@ -126,7 +126,7 @@ class SeriesProblem(Recordings):
             series.rows.extend(rows)
         return series
 
-    def _numbered(self, series: "Labeled", known: Sequence[Any], name: str) -> FixedPart:
+    def _numbered(self, series: "LabeledSeries", known: Sequence[Any], name: str) -> FixedPart:
         """Return series with the numbers of their classes in `known`, or with their own numbers."""
         if self.metric != "accuracy":
             return FixedPart(series.rows, np.array(series.labels, np.float32))
@@ -137,7 +137,7 @@ class SeriesProblem(Recordings):
         return FixedPart(series.rows, np.array([number[label] for label in series.labels], np.int64))
 
 
-class Labeled(NamedTuple):
+class LabeledSeries(NamedTuple):
     """Series, and the label of each."""
 
     rows: list[NDArray[np.float64]]
@@ -157,10 +157,10 @@ class PooledSeries(SeriesProblem):
     splits: ClassVar[Sequence[tuple[str, ...]]] = [*SeriesProblem.splits, ("whole",)]
     shares: ClassVar[tuple[float, float]]
 
-    def _split(self, series: Mapping[str, Labeled]) -> Parts:
+    def _split(self, series: Mapping[str, LabeledSeries]) -> Parts:
         rows = [row for labeled in series.values() for row in labeled.rows]
         labels = [label for labeled in series.values() for label in labeled.labels]
-        return shares(self._numbered(Labeled(rows, labels), labels, ""), *self.shares, self.split_seed)
+        return shares(self._numbered(LabeledSeries(rows, labels), labels, ""), *self.shares, self.split_seed)
 
 
 def shares(split: FixedPart, validation: float, test: float, seed: int) -> Parts:

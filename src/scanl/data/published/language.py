@@ -20,7 +20,7 @@ WHAT = {"train": "training", "validation": "validation", "test": "test"}  # how 
 
 
 @dataclass
-class Published(TokenText):
+class PublishedLanguage(TokenText):
     """A long text in published parts. A subclass defines `texts`.
 
     While training runs, a sample of the validation part is measured; at the end and by `scanl eval`, the test part.
@@ -56,7 +56,7 @@ class Published(TokenText):
 
 
 @dataclass
-class InParts(Published):
+class InParts(PublishedLanguage):
     """A text whose files a layout names: three for the parts, or a whole one whose last two twentieths are cut off.
 
     A subclass defines `readers`. Each makes the tokens of a file; its argument names the part.
@@ -87,7 +87,7 @@ class PublishedText(InParts):
     """A text by bytes: predict the next of 256.
 
     Args:
-        sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
+        sequence_length, carry_state, eval_bytes, seed, folder: see `PublishedLanguage`.
     """
 
     question = NextToken(Vocabulary(256))
@@ -100,13 +100,13 @@ class PublishedText(InParts):
 
 @kind
 @dataclass
-class Words(Published):
+class Words(PublishedLanguage):
     """A text in three files, of words between blanks; the end of a line is the word `<eos>`.
 
     The vocabulary comes from the training file, in the order of first occurrence.
 
     Args:
-        sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
+        sequence_length, carry_state, eval_bytes, seed, folder: see `PublishedLanguage`.
     """
 
     unit = "word"
@@ -144,7 +144,7 @@ class Genome(InParts):
     """A genome: predict the next of A, C, G, T and N (unknown).
 
     Args:
-        sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
+        sequence_length, carry_state, eval_bytes, seed, folder: see `PublishedLanguage`.
     """
 
     unit = "base"
@@ -158,7 +158,7 @@ class HumanGenome(Genome):
     """The human genome in published intervals, base by base; the intervals of a part follow one another.
 
     Args:
-        sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
+        sequence_length, carry_state, eval_bytes, seed, folder: see `PublishedLanguage`.
         interval: bases of each interval. A shorter published interval is extended on both sides, within its chromosome.
             Of a longer one only the first bases are read.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from scanl.data.base import check_positive, check_types
-from scanl.data.published.language import Published
+from scanl.data.published.language import PublishedLanguage
 from scanl.data.published.sources import published
 from scanl.data.questions import NextToken, Vocabulary
 from scanl.data.text.corpus import SEPARATOR, Bytes
@@ -19,14 +19,14 @@ from scanl.errors import ConfigError
 
 @published("pile")
 @dataclass
-class PileDocuments(Published):
+class PileDocuments(PublishedLanguage):
     """The Pile by bytes: documents of 22 sources in the order of the files, a zero byte between two.
 
     The whole Pile has 825 GiB. Of each split, the first `max_bytes` bytes are read. The literature uses the
     tokens of GPT-NeoX, and its score is bits per byte or the perplexity of a token.
 
     Args:
-        sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
+        sequence_length, carry_state, eval_bytes, seed, folder: see `PublishedLanguage`.
         max_bytes: bytes of a part that are read.
         only: name of a source, such as Github or ArXiv: only its documents are read. Empty: all documents are read.
     """

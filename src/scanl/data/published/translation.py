@@ -22,7 +22,7 @@ Pairs = list[tuple[str, str]]
 MEASURED = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
-class Joined(Sequence[NDArray[np.uint8]]):
+class JoinedRows(Sequence[NDArray[np.uint8]]):
     """Rows of bytes one after the other in one array, because millions of small arrays take much memory."""
 
     def __init__(self, rows: Sequence[bytes]) -> None:
@@ -80,7 +80,7 @@ class Translation(FixedRows):
 
     def _part(self, pairs: Pairs) -> FixedPart:
         rows = [f"{first}\n{second}\n".encode() for first, second in pairs if first and second]
-        examples = Joined([row for row in rows if len(row) <= self.max_length])
+        examples = JoinedRows([row for row in rows if len(row) <= self.max_length])
         return FixedPart(examples, np.zeros(len(examples), np.int64))
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -88,7 +88,7 @@ NAMES: Mapping[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         stands = NAMES.get((module_name, global_name))
         if stands is None:
@@ -102,6 +102,6 @@ def plain(content: bytes, files: Files, path: Path, folder: str = "") -> Any:
     An array is an object whose `values` are its numbers. Raises DataError for a damaged pickle, and for other content.
     """
     try:
-        return _Plain(io.BytesIO(content), encoding="latin-1").load()
+        return _PlainUnpickler(io.BytesIO(content), encoding="latin-1").load()
     except BROKEN as error:
         raise files.damaged(path, f"it is no pickle of plain data: {error}", folder) from error

@@ -176,7 +176,7 @@ class ShardLoader(DataLoader[Any]):
             raise ConfigError("shards: in_order is False, expected True, as a position counts batches in their order")
         if ahead < 0:
             raise ConfigError(f"shards: ahead is {ahead}, expected at least 0")
-        self._positioned = _Positioned(dataset)
+        self._positioned = _PositionedRows(dataset)
         super().__init__(self._positioned, batch_size=None, collate_fn=_Items(collate_fn), **options)
         self.shards, self.ahead = dataset, ahead
 
@@ -202,7 +202,7 @@ class ShardLoader(DataLoader[Any]):
         self.shards.load_state_dict(state_dict)
 
 
-class _Positioned(IterableDataset[Any]):
+class _PositionedRows(IterableDataset[Any]):
     """The items of shards with their positions. An error is the last item, so it reaches the loader as it is.
 
     Workers that outlive an epoch have a copy of the shards, so the position from which they read is in shared memory.

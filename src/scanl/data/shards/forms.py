@@ -153,7 +153,7 @@ class Tar(ShardForm):
     def rows(self, file: Any, columns: Sequence[str] | None, row: int, offset: int) -> Iterator[tuple[Raw, int]]:
         _skip(file, offset)
         record: Record = {}
-        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Strict) as archive:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_StrictHeader) as archive:
             while (member := archive.next()) is not None:
                 vars(archive)["members"] = []  # tarfile keeps all of them
                 folder, _, base = member.name.rpartition("/")
@@ -173,7 +173,7 @@ class Tar(ShardForm):
             pass
 
 
-class _Strict(tarfile.TarInfo):
+class _StrictHeader(tarfile.TarInfo):
     """A header of an archive, which ends with a block of zeros: tarfile takes any end of the file for its end."""
 
     @classmethod

@@ -20,7 +20,7 @@ class Original(CheckpointLayout):
         return config.get("model_type") == cls.name
 
 
-class Shaped(Original):
+class ShapedFile(Original):
     """Layout of one file with weights alone. Their shapes give the options."""
 
     mark: ClassVar[str]  # a weight that no layout of an earlier version has

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from scanl.hub.originals.base import Shaped, register
+from scanl.hub.originals.base import ShapedFile, register
 from scanl.hub.weights import Weights
 
 
-class RWKVLM(Shaped):
+class RWKVLM(ShapedFile):
     """Base of all versions. Each declares its layer, whose options are the entries of its own."""
 
     program: ClassVar = "RWKV-LM"

@@ -12,7 +12,7 @@ from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.block_recurrent import BUCKETS, TwoAttentionHeads, attend_to_window
 from scanl.layers.base import UNDECAYED, widen
 from scanl.layers.designation import layer_class, make_layer
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.parts.segments import CallSegments, SegmentPiece, gathered
@@ -23,7 +23,7 @@ from scanl.layers.state import Device, DType, State
 class BSTState(NamedTuple):
     """State of `BlockStateTransformer`. Keys and values are zeros where no step is."""
 
-    systems: Annotated[tuple[State, ...], Of("systems")]
+    systems: Annotated[tuple[State, ...], InnerState("systems")]
     keys: Annotated[Tensor, StateAxes("2 * window, num_heads, head_dim", "keys of the previous and the present block")]
     values: Annotated[Tensor, StateAxes("2 * window, num_heads, head_dim", "their values")]
     context_keys: Annotated[Tensor, StateAxes("num_contexts, num_heads, head_dim", "keys of the block's contexts")]

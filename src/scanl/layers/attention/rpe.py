@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.attention.softmax_attention import memory, over, places
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Of
+from scanl.layers.initial_state import InnerState
 from scanl.layers.parts.positions import check_length
 from scanl.layers.rnn.elman import Elman
 from scanl.ops import SegmentMemory
@@ -17,7 +17,7 @@ from scanl.ops import SegmentMemory
 
 class RPEState(NamedTuple):
     memory: Annotated[SegmentMemory, memory("num_heads, head_dim", "num_heads, head_dim", "keys")]
-    recurrent: Annotated[Tensor, Of("rnn")]
+    recurrent: Annotated[Tensor, InnerState("rnn")]
 
 
 def sinusoids(steps: Tensor, width: int) -> Tensor:

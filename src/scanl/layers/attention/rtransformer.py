@@ -8,14 +8,14 @@ from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.attention.attention import Attention
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Of
+from scanl.layers.initial_state import InnerState
 from scanl.layers.rnn.local_rnn import LocalRNN
 from scanl.ops import SegmentMemory
 
 
 class RTransformerState(NamedTuple):
-    local: Annotated[tuple[Tensor, ...], Of("local")]
-    attention: Annotated[SegmentMemory, Of("attention")]
+    local: Annotated[tuple[Tensor, ...], InnerState("local")]
+    attention: Annotated[SegmentMemory, InnerState("attention")]
 
 
 @registry.register("rtransformer")

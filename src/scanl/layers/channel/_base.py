@@ -6,7 +6,7 @@ from scanl.layers.base import Layer
 from scanl.layers.state import Device, DType, State
 
 
-class Pointwise(Layer):
+class PointwiseMixer(Layer):
     """A channel mixer of linear maps that maps each step by itself, so it has no state. A subclass defines `mapped`."""
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:

@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.channel._base import Pointwise
+from scanl.layers.channel._base import PointwiseMixer
 from scanl.ops.fused.gated import POLYNOMIALS, gated
 from scanl.options import one_of
 
@@ -13,7 +13,7 @@ ACTIVATIONS = [*POLYNOMIALS, "identity"]
 
 
 @registry.channel_mixers.add("gated_mlp")
-class GatedMLP(Pointwise):
+class GatedMLP(PointwiseMixer):
     """y = W_down (f(W_gate x) * W_up x). No state.
 
     "identity" is the SGLU of TransNormerLLM, arXiv:2307.14995.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.channel._base import Pointwise
+from scanl.layers.channel._base import PointwiseMixer
 from scanl.layers.channel.mlp import ACTIVATIONS
 from scanl.ops._frame.exactness import late
 from scanl.options import one_of
@@ -16,7 +16,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": late(torch, "sigmoid"
 
 
 @registry.channel_mixers.add("glu")
-class GLU(Pointwise):
+class GLU(PointwiseMixer):
     """Gated linear unit: a linear map of (W x + b) ⊙ f(V x + c). No state.
 
     With `variant` "both", f is applied to both halves, as in the gated attention unit. `gated_mlp` is the form with an

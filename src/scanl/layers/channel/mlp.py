@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.channel._base import Pointwise
+from scanl.layers.channel._base import PointwiseMixer
 from scanl.ops._frame.exactness import late
 from scanl.options import one_of
 
@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @registry.channel_mixers.add("mlp")
-class MLP(Pointwise):
+class MLP(PointwiseMixer):
     """y = W_2 f(W_1 x + b_1) + b_2. No state.
 
     Parameters: fc1 (expand D, D), fc2 (D, expand D).

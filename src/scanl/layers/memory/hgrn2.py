@@ -9,17 +9,17 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.initial_state import StateAxes
-from scanl.layers.parts.lower_bound import LowerBounded
+from scanl.layers.parts.lower_bound import LowerBoundedLayer
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import linear_attention
 from scanl.options import divides
 
 
 @registry.register("hgrn2")
-class HGRN2(LowerBounded):
+class HGRN2(LowerBoundedLayer):
     """HGRN2: outer products expand the state of HGRN. The key is the input gate, which is one minus the forget gate.
 
-    The lower bound γ of the forget gate rises with depth, see `LowerBounded`.
+    The lower bound γ of the forget gate rises with depth, see `LowerBoundedLayer`.
 
     As in flash-linear-attention, o is divided by sqrt(K) before the norm, of which only the norm's ε takes notice. The
     paper does not divide it.

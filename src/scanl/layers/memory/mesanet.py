@@ -121,7 +121,7 @@ def _product(
     return linear_attention(p, k, write, g, state=keys, scale=1.0, cu_seqlens=cu_seqlens)[0] + damping * p
 
 
-class _Solved(torch.autograd.Function):
+class _ConjugateGradients(torch.autograd.Function):
     """Solve (G_t + Diag(λ)) x_t = q_t for every step by conjugate gradients.
 
     A step is solved once its residual is at most eps of its right-hand side: later iterations leave it as it is, and
@@ -163,7 +163,7 @@ class _Solved(torch.autograd.Function):
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, *operands, cu_seqlens = ctx.saved_tensors
         again = torch.is_grad_enabled()
-        w = _Solved.apply(dx, *operands, cu_seqlens, ctx.steps)
+        w = _ConjugateGradients.apply(dx, *operands, cu_seqlens, ctx.steps)
         with torch.enable_grad():
             # Each operand under a name of its own: x depends on the operands too, and is constant here.
             k, write, g, damping = (tensor.view_as(tensor) for tensor in operands[:4])
@@ -177,5 +177,5 @@ class _Solved(torch.autograd.Function):
 
 
 def _solve(*operands: Any) -> Tensor:
-    """`_Solved.apply`; a function, which torch.compile can be told to call as it is."""
-    return _Solved.apply(*operands)
+    """`_ConjugateGradients.apply`; a function, which torch.compile can be told to call as it is."""
+    return _ConjugateGradients.apply(*operands)

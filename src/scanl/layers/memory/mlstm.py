@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.memory._exponential_gates import remember
 from scanl.layers.module import Module
-from scanl.layers.parts.block_diagonal import BlockDiagonal
+from scanl.layers.parts.block_diagonal import BlockDiagonalMap
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.options import at_least
@@ -40,7 +40,7 @@ class MLSTMCell(Module):
 class MLSTMState(NamedTuple):
     memory: Annotated[Tensor, StateAxes("num_heads, head_dim, head_dim + 1", "e^-m C, with e^-m n in the last column")]
     m: Annotated[Tensor, StateAxes("num_heads", "the stabilizer")]
-    conv: Annotated[Tensor, Of("conv1d", "the last inputs of the convolution")]
+    conv: Annotated[Tensor, InnerState("conv1d", "the last inputs of the convolution")]
 
 
 @registry.register("mlstm")
@@ -91,7 +91,7 @@ class MLSTM(Layer):
         small = math.sqrt(2 / (5 * dim))
         self.proj_up = nn.Linear(dim, 2 * width, bias=bias)
         self.q_proj, self.k_proj, self.v_proj = (
-            BlockDiagonal(width, width // block_size, small, bias) for _ in range(3)
+            BlockDiagonalMap(width, width // block_size, small, bias) for _ in range(3)
         )
         self.conv1d = ShortConvolution(width, conv_size)
         self.mlstm_cell = MLSTMCell(width, num_heads)

@@ -22,7 +22,7 @@ from scanl.ops.delta_rule import unit
 
 
 @loadable
-class Learned(NamedTuple):
+class LearnedMatrices(NamedTuple):
     """A memory in the middle of a chunk. Each matrix of it is (B, H, rows, columns).
 
     start: M where the chunk began.   now: M.   momentum: Z.   position: (B,), steps of the chunk so far.
@@ -38,7 +38,7 @@ class Learned(NamedTuple):
 class TitansState(NamedTuple):
     """State of `Titans`: the memory, and the last inputs of the convolutions."""
 
-    recurrent: Learned
+    recurrent: LearnedMatrices
     conv: Windows
 
 
@@ -170,7 +170,7 @@ class Titans(QueryKeyValue):
         start = tuple(matrix.to(like) + like.view(-1, 1, 1, 1) for matrix in matrices)  # a copy for each row
         momentum = tuple(torch.zeros_like(matrix) for matrix in start)
         windows = initial(self, WINDOWS, batch_size, device, dtype)
-        return TitansState(Learned(start, start, momentum, torch.zeros_like(like, dtype=torch.int64)), windows)
+        return TitansState(LearnedMatrices(start, start, momentum, torch.zeros_like(like, dtype=torch.int64)), windows)
 
     def run(self, x: Tensor, state: TitansState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TitansState]:
         if cu_seqlens is not None:
@@ -200,5 +200,5 @@ class Titans(QueryKeyValue):
             )
         start, now, momentum = (tuple(after[n * self.depth : (n + 1) * self.depth]) for n in range(3))
         y = self.o_norm(o, self.g_proj(x).view_as(o))
-        memory = Learned(start, now, momentum, (memory.position + steps) % self.chunk_size)
+        memory = LearnedMatrices(start, now, momentum, (memory.position + steps) % self.chunk_size)
         return self.o_proj(y.to(x.dtype).flatten(-2)), TitansState(memory, conv)

@@ -78,7 +78,7 @@ cases(
 )
 
 
-class Wired(Module):
+class WiredMaps(Module):
     """The maps of inter, command and motor neurons."""
 
     def __init__(self, dim: int, width: int, variant: str, sparsity_level: float, seed: int) -> None:
@@ -132,7 +132,7 @@ class CfCNCP(TimedCell):
         super().__init__()
         self.dim, self.width, self.variant = dim, default_neurons(dim) if width is None else width, variant
         self.num_states = 2 if mixed_memory else 1
-        self.rnn_cell = Wired(dim, self.width, variant, sparsity_level, seed)
+        self.rnn_cell = WiredMaps(dim, self.width, variant, sparsity_level, seed)
         self.lstm = MixedMemory(dim, self.width) if mixed_memory else None
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:

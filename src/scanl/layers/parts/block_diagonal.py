@@ -32,7 +32,7 @@ def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return y.transpose(0, 1).reshape(x.shape)
 
 
-class BlockDiagonal(Module):
+class BlockDiagonalMap(Module):
     """y = W x + b, with W block-diagonal.
 
     weight: (blocks, width, width), output axis before input axis; initially N(0, std²).   bias: (D) or None; initially

@@ -17,11 +17,11 @@ class LowestLayer:
     lowest layer.
     """
 
-    lowest: "LowerBounded"
+    lowest: "LowerBoundedLayer"
     below: int
 
 
-class LowerBounded(Layer):
+class LowerBoundedLayer(Layer):
     """Base class: in a stack of L such layers, layer l has the bound γ^l = Σ_{j≤l} p_j - p_1.
 
     p is the softmax of Γ (L, D) over depth. So γ^1 = 0, and with Γ = 0, γ^l = (l-1)/L. The lowest layer owns Γ as
@@ -36,8 +36,8 @@ class LowerBounded(Layer):
         self._bound: LowestLayer | None = None
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        peers = [layer for layer in layers if isinstance(layer, LowerBounded)]
-        below = sum(isinstance(layer, LowerBounded) for layer in layers[:index])
+        peers = [layer for layer in layers if isinstance(layer, LowerBoundedLayer)]
+        below = sum(isinstance(layer, LowerBoundedLayer) for layer in layers[:index])
         if below:
             self._bound = LowestLayer(peers[0], below)
         elif len(peers) > 1:

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Each, StateAxes
+from scanl.layers.initial_state import StateAxes, TensorTuple
 from scanl.layers.parts.short_convolution import convolve
 
 Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution, (B, W-1, width)
-WINDOWS = Each("windows", "the last inputs of the convolutions")
+WINDOWS = TensorTuple("windows", "the last inputs of the convolutions")
 LastInputs: TypeAlias = Annotated[Windows, WINDOWS]
 
 

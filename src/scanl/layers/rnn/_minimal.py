@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from scanl.layers import options
 from scanl.layers.base import widen
-from scanl.layers.channelwise import Channelwise, driven
+from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 
 
-class Minimal(Channelwise):
+class MinimalLayer(ChannelwiseLayer):
     """Base class: h_t = keep_t ⊙ h_{t-1} + write_t ⊙ g(W_h x_t), g(v) = v + 1/2 if v >= 0 else sigmoid(v).
 
     projection: name of the map, as in the authors' program; it has the rows of W_h first, then of the gates.

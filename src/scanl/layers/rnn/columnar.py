@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, as_widened, widen
-from scanl.layers.channelwise import Channelwise, driven
+from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -48,7 +48,7 @@ class ColumnarState(NamedTuple):
     c: Annotated[Tensor, StateAxes("width", "the memory of each column")]
 
 
-class ScalarLSTMs(Channelwise, SolvedLayer):
+class ScalarLSTMs(ChannelwiseLayer, SolvedLayer):
     """Scalar LSTMs that read the same inputs: (B, T, dim) to (B, T, width). See `Columnar` for the parameters."""
 
     op = "columnar_cell"

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.rnn.columnar import ColumnarState, InitScale, ScalarLSTMs
 from scanl.ops import linear_scan
 from scanl.options import above, between, divides
 
 
 class ConstructiveState(NamedTuple):
-    columns: Annotated[tuple[ColumnarState, ...], Of("stages")]
+    columns: Annotated[tuple[ColumnarState, ...], InnerState("stages")]
     inputs: Annotated[Tensor, StateAxes("2, dim", "running mean and variance of the inputs", fill=(0.0, 1.0))]
     features: Annotated[Tensor, StateAxes("2, dim", "those of the outputs of the columns", fill=(0.0, 1.0))]
 

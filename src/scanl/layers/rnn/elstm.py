@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, as_widened, widen
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -40,7 +40,7 @@ cases(
 
 
 @registry.register("elstm")
-class ELSTM(Channelwise, SolvedLayer):
+class ELSTM(ChannelwiseLayer, SolvedLayer):
     """eLSTM: an LSTM whose gates read their own memory cell alone, so real-time recurrent learning is cheap.
 
     As in the authors' program for reinforcement learning, the output gate reads x and the new memory, and no tanh is

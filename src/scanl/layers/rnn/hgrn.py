@@ -9,18 +9,18 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.channelwise import Channelwise, driven
+from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
-from scanl.layers.parts.lower_bound import LowerBounded
+from scanl.layers.parts.lower_bound import LowerBoundedLayer
 from scanl.ops import linear_scan
 
 
 @registry.register("hgrn")
-class HGRN(Channelwise, LowerBounded):
+class HGRN(ChannelwiseLayer, LowerBoundedLayer):
     """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
 
-    The bound γ rises with depth, see `LowerBounded`. The SiLU gate multiplies after the norm, as in the released code;
-    the paper norms the gated state.
+    The bound γ rises with depth, see `LowerBoundedLayer`. The SiLU gate multiplies after the norm, as in the released
+    code; the paper norms the gated state.
 
     Parameters as in the released code: input_proj (2D, D) for c = SiLU(.), real and imaginary parts adjacent;
     lambda_proj (D, D); theta (1, 1, D); gate (2D, D); norm (2D); out_proj (D, 2D).

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.channelwise import Channelwise, driven
+from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import indrnn
@@ -17,7 +17,7 @@ from scanl.options import at_least, one_of
 
 
 @registry.register("indrnn")
-class IndRNN(Channelwise, SolvedLayer):
+class IndRNN(ChannelwiseLayer, SolvedLayer):
     """IndRNN: each channel feeds back only to itself; channels mix in the projection of the next layer.
 
     Differs: the authors' program clamps the parameter a before each step of training. Here a is clamped where it is

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from scanl.layers import registry
-from scanl.layers.rnn._minimal import Minimal
+from scanl.layers.rnn._minimal import MinimalLayer
 
 
 @registry.register("mingru")
-class MinGRU(Minimal):
+class MinGRU(MinimalLayer):
     """minGRU: a gated recurrence whose gates do not depend on the state, so a scan computes it.
 
     The authors' program scans logarithms, for which g has to be positive. The plain scan here gives the same numbers.

@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.layers import registry
-from scanl.layers.rnn._minimal import Minimal
+from scanl.layers.rnn._minimal import MinimalLayer
 
 
 @registry.register("minlstm")
-class MinLSTM(Minimal):
+class MinLSTM(MinimalLayer):
     """minLSTM: an LSTM whose gates do not depend on the state and sum to 1, so a scan computes it.
 
     The quotients are sigmoids of the difference of the logarithms of both gates, as in the paper's program in log

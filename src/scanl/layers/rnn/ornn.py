@@ -70,7 +70,7 @@ class Threshold(Module):
         self.b = nn.Parameter(torch.empty(dim).uniform_(-limit, limit))
 
 
-class Orthogonal(Module):
+class OrthogonalMatrix(Module):
     """An orthogonal matrix: base, times a function of the skew-symmetric matrix of A, its last columns negated."""
 
     def __init__(self, dim: int, variant: str, init: str, negative: int) -> None:
@@ -128,7 +128,7 @@ class OrthogonalRNN(CellLayer):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.recurrent_kernel = Orthogonal(dim, variant, init, round(negative * dim))
+        self.recurrent_kernel = OrthogonalMatrix(dim, variant, init, round(negative * dim))
         self.input_kernel = nn.Linear(dim, dim, bias=False)
         if init == "henaff":
             nn.init.kaiming_normal_(self.input_kernel.weight, nonlinearity="relu")

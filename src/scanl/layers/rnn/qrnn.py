@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.channelwise import Channelwise, driven
+from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.parts.window import WindowState, windows
 from scanl.ops import linear_scan
 from scanl.options import one_of
@@ -16,7 +16,7 @@ POOLINGS = {"f": 2, "fo": 3, "ifo": 4}  # projections of each
 
 
 @registry.register("qrnn")
-class QRNN(Channelwise):
+class QRNN(ChannelwiseLayer):
     """QRNN: a causal convolution over a few steps gives candidates and gates, and a linear recurrence pools them.
 
     Differs: zoneout is omitted, as dropout is in every layer.

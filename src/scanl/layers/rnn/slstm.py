@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.module import Module
-from scanl.layers.parts.block_diagonal import BlockDiagonal
+from scanl.layers.parts.block_diagonal import BlockDiagonalMap
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.depth import channel_ramp, relative_depth
 from scanl.layers.parts.norm import HeadNorm
@@ -23,7 +23,7 @@ from scanl.options import one_of
 
 class SLSTMState(NamedTuple):
     recurrent: Annotated[Tensor, StateAxes("4, num_heads, head_dim", "h, c, n and m")]
-    conv: Annotated[Tensor | tuple[()], Of("conv1d", "the last inputs; () without a convolution")]
+    conv: Annotated[Tensor | tuple[()], InnerState("conv1d", "the last inputs; () without a convolution")]
 
 
 class SLSTMCell(Module):
@@ -80,10 +80,10 @@ class SLSTM(SolvedLayer):
         self.dim, self.num_heads, self.head_dim, self.variant = dim, num_heads, dim // num_heads, variant
         self.conv1d = None if conv_size is None else ShortConvolution(dim, conv_size)
         small = math.sqrt(2 / (5 * dim))
-        self.fgate = BlockDiagonal(dim, num_heads, small)
-        self.igate = BlockDiagonal(dim, num_heads, small)
-        self.zgate = BlockDiagonal(dim, num_heads, small)
-        self.ogate = BlockDiagonal(dim, num_heads, small)
+        self.fgate = BlockDiagonalMap(dim, num_heads, small)
+        self.igate = BlockDiagonalMap(dim, num_heads, small)
+        self.zgate = BlockDiagonalMap(dim, num_heads, small)
+        self.ogate = BlockDiagonalMap(dim, num_heads, small)
         self.slstm_cell = SLSTMCell(num_heads, self.head_dim)
         self.group_norm = HeadNorm(dim)
         self.enter_stack(0, [self])

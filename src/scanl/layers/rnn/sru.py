@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import sru
 
 
 @registry.register("sru")
-class SRU(Channelwise, SolvedLayer):
+class SRU(ChannelwiseLayer, SolvedLayer):
     """SRU: a gated average of projected inputs for each channel, and a highway past it.
 
     As in the released code, the gate r reads the old state. In the paper's first version it reads the new state.

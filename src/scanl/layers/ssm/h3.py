@@ -69,7 +69,7 @@ class H3Kernel(Module):
 K = TypeVar("K", bound=nn.Module)
 
 
-class Wrapped(nn.Module, Generic[K]):
+class KernelLevel(nn.Module, Generic[K]):
     """Adds the level `kernel` to parameter names, as in the released code."""
 
     kernel: K
@@ -134,9 +134,9 @@ class H3(Layer):
         self.dim, self.state_dim, self.discretization, self.lr = dim, state_dim, discretization, lr
         self.num_heads, self.head_dim = dim // head_dim, head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim) for _ in range(3))
-        self.ssm_k_kernel = Wrapped(ShiftKernel(dim, state_dim))
+        self.ssm_k_kernel = KernelLevel(ShiftKernel(dim, state_dim))
         self.ssm_k_D = nn.Parameter(torch.randn(dim))
-        self.kernel = Wrapped(H3Kernel(self.num_heads, state_dim, init, dt_min, dt_max))
+        self.kernel = KernelLevel(H3Kernel(self.num_heads, state_dim, init, dt_min, dt_max))
         self.D = nn.Parameter(torch.randn(self.num_heads))
         self.output_linear = nn.Linear(dim, dim)
 

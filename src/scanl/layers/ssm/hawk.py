@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
-from scanl.layers.initial_state import Of
+from scanl.layers.initial_state import InnerState
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.ssm.rglru import RGLRU, RGLRUState
 from scanl.ops.fused.gated import gated
 
 
 class HawkState(NamedTuple):
-    rg_lru: Annotated[RGLRUState, Of("rg_lru")]
-    conv: Annotated[Tensor, Of("conv_1d", "the last inputs of the convolution")]
+    rg_lru: Annotated[RGLRUState, InnerState("rg_lru")]
+    conv: Annotated[Tensor, InnerState("conv_1d", "the last inputs of the convolution")]
 
 
 @registry.register("hawk")

@@ -29,7 +29,7 @@ from scanl.options import above, one_of
 BLOCK = 16  # steps
 
 
-class Elapsed(NamedTuple):
+class ElapsedTime(NamedTuple):
     """The time since the start, in units of the usual step: whole units, and a fraction below 1.
 
     Of steps of one unit each it is the number of inputs, which an integer counts exactly.
@@ -41,7 +41,7 @@ class Elapsed(NamedTuple):
 
 class HiPPOState(NamedTuple):
     c: Annotated[Tensor, StateAxes("dim, state_dim", "the memory of each channel")]
-    elapsed: Annotated[Elapsed, Elapsed]
+    elapsed: Annotated[ElapsedTime, ElapsedTime]
 
 
 @cell(
@@ -67,7 +67,7 @@ cases(
 )
 
 
-def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Elapsed]:
+def time_before(elapsed: ElapsedTime, spans: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, ElapsedTime]:
     """Return the time before each step, (B, T) in float64, and that after all of them.
 
     elapsed: before the first step, one number for each sequence.   spans: (B, T, 1), how long each step lasts.
@@ -77,7 +77,7 @@ def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> t
     start = (elapsed.steps + elapsed.rest.double())[:, None]
     after, last = linear_scan(spans, one, start, cu_seqlens=cu_seqlens)
     steps = last[:, 0].detach().floor()
-    return (after - spans)[..., 0], Elapsed(steps.long(), (last[:, 0] - steps).to(dtype))
+    return (after - spans)[..., 0], ElapsedTime(steps.long(), (last[:, 0] - steps).to(dtype))
 
 
 @registry.register("hippo")

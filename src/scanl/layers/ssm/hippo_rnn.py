@@ -14,7 +14,7 @@ from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, transition
 from scanl.layers.parts.timespans import durations
-from scanl.layers.ssm.hippo import Elapsed, time_before
+from scanl.layers.ssm.hippo import ElapsedTime, time_before
 from scanl.ops.cell import Cell, cell
 from scanl.options import one_of
 
@@ -28,7 +28,7 @@ EQUATION = (
 
 class HiPPORNNState(NamedTuple):
     s_c: Annotated[Tensor, StateAxes("dim + state_dim", "s, then c")]
-    elapsed: Annotated[Elapsed, Elapsed]
+    elapsed: Annotated[ElapsedTime, ElapsedTime]
 
 
 def _units(x, g, c, s, w_s, w_g):

@@ -21,7 +21,7 @@ class HyenaState(NamedTuple):
     long: Annotated[Tensor, StateAxes("order - 1, max_length - 1, dim", "the last inputs of each long filter")]
 
 
-class ShortFiltered(Layer):
+class ShortFilterLayer(Layer):
     """Base class of the Hyena layers: the projections, and the short filter after the first."""
 
     reads: ClassVar = {"short_filter": nn.Conv1d}
@@ -36,7 +36,7 @@ class ShortFiltered(Layer):
 
 
 @registry.register("hyena")
-class Hyena(ShortFiltered):
+class Hyena(ShortFilterLayer):
     """Hyena operator: a short convolution, then products and long convolutions in turn.
 
     The paper counts N long convolutions. As in the released code there are N - 1, with a product before and after each.

@@ -11,7 +11,7 @@ from scanl.layers.base import Hint, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.ssm.hyena import Hyena, ShortFiltered
+from scanl.layers.ssm.hyena import Hyena, ShortFilterLayer
 from scanl.options import at_least
 
 SPARE_DIRECTIONS = 8  # directions of the search for singular vectors beyond those that are needed
@@ -25,7 +25,7 @@ class LaughingHyenaState(NamedTuple):
 
 
 @registry.register("laughing_hyena")
-class LaughingHyena(ShortFiltered):
+class LaughingHyena(ShortFilterLayer):
     """Laughing Hyena: products and long convolutions in turn, as `hyena`, with filters of M complex modes.
 
     A filter is the response of a diagonal recurrence, so a step costs O(M D), and the length of sequences has no limit.

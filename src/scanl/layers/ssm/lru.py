@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.initial_state import StateAxes
 from scanl.ops import discretize, linear_scan
 from scanl.options import at_least, between
 
 
 @registry.register("lru")
-class LRU(Channelwise):
+class LRU(ChannelwiseLayer):
     """LRU: a complex diagonal recurrence, stable by construction, with a linear readout.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. A step of duration n

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED, widen
-from scanl.layers.channelwise import Channelwise, Drive, affine
+from scanl.layers.channelwise import ChannelwiseLayer, Drive, affine
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.parts.time_step import time_step_bias
@@ -35,7 +35,7 @@ class StepProjection(nn.Linear):
 
 
 @registry.register("mamba")
-class Mamba(Channelwise):
+class Mamba(ChannelwiseLayer):
     """Mamba (S6): a diagonal recurrence whose step size, input and output depend on the input.
 
     B is discretized as Δ B, as in the released code. The zero-order hold of the paper's eq. (4) differs by O(Δ²).

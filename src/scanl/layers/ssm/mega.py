@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.position_bias import RotaryBias, SimpleBias
 from scanl.layers.parts.positions import check_length
@@ -22,7 +22,7 @@ from scanl.ops._frame.nonfinite import replaced
 class MegaState(NamedTuple):
     """State of `Mega`. Keys and values are those of the present chunk, zeros where it has no steps."""
 
-    average: Annotated[Tensor, Of("move")]
+    average: Annotated[Tensor, InnerState("move")]
     keys: Annotated[Tensor, StateAxes("reach, z_dim", "keys of the present chunk, or of `max_length` steps")]
     values: Annotated[Tensor, StateAxes("reach, hidden_dim", "their values")]
     steps: Annotated[Tensor, StateAxes("1", "number of steps read", dtype=torch.int64, after=torch.add)]

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.parts.blocks import Blocks, attend
 from scanl.layers.parts.norm import ZeroCenteredRMSNorm
 from scanl.layers.parts.rotary import rotate_pairs
@@ -23,7 +23,7 @@ class MegalodonState(NamedTuple):
     """State of `Megalodon`. Keys and values are those of the present chunk, zeros where it has no steps."""
 
     norm: Annotated[TimestepNormState, TimestepNormState]
-    average: Annotated[Tensor, Of("cema")]
+    average: Annotated[Tensor, InnerState("cema")]
     keys: Annotated[Tensor, StateAxes("chunk_size, num_heads, z_dim // num_heads", "keys of the present chunk")]
     values: Annotated[Tensor, StateAxes("chunk_size, num_heads, hidden_dim // num_heads", "its values")]
 

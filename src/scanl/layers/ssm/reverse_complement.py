@@ -9,7 +9,7 @@ from torch import Tensor
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
 from scanl.layers.designation import Designation, make_layer
-from scanl.layers.initial_state import Of
+from scanl.layers.initial_state import InnerState
 from scanl.layers.packing import turned
 from scanl.layers.state import State
 from scanl.options import multiple_of
@@ -32,7 +32,7 @@ class ReverseComplement(Layer):
         'Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234, '
         "sec. 3.2"
     )
-    state: ClassVar = Of("layer", "f for the first strand")
+    state: ClassVar = InnerState("layer", "f for the first strand")
     sample: ClassVar = {"layer": "lru"}
     bidirectional = True
 

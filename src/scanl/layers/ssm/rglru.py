@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import widen
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
@@ -48,7 +48,7 @@ class RGLRUState(NamedTuple):
 
 
 @registry.register("rglru")
-class RGLRU(Channelwise):
+class RGLRU(ChannelwiseLayer):
     """RG-LRU: a diagonal recurrence with input and recurrence gates, both block-diagonal.
 
     The first input of a sequence has the factor 1 in place of sqrt(1 - a²), as in the released code. The state

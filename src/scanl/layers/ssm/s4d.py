@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.channelwise import Channelwise
+from scanl.layers.channelwise import ChannelwiseLayer
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm, read
@@ -78,7 +78,7 @@ class GatedDiagonalLayer(Layer):
 
 
 @registry.register("s4d")
-class S4D(Channelwise, GatedDiagonalLayer):
+class S4D(ChannelwiseLayer, GatedDiagonalLayer):
     """S4D: a time-invariant recurrence on N/2 complex numbers per channel, then GELU and a gated linear map.
 
     A long sequence is computed as a convolution with the system's kernel, a few steps as the recurrence. Both give the

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Hint, Layer, widen
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
@@ -29,7 +29,7 @@ Activation = Annotated[
 ]
 
 
-class MIMODiagonal(Layer):
+class MIMORecurrence(Layer):
     """One complex diagonal recurrence for all channels: B x in, C s out, then an activation.
 
     A subclass says how long a step is in `_make_steps` and `_discrete`.
@@ -133,7 +133,7 @@ class MIMODiagonal(Layer):
 
 
 @registry.register("s5")
-class S5(Channelwise, MIMODiagonal):
+class S5(ChannelwiseLayer, MIMORecurrence):
     """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
 
     Parameters as in the authors' program: Lambda_re, Lambda_im (P); B (P, D, 2) and C (D, P, 2) as pairs of real

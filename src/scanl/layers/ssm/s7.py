@@ -11,14 +11,14 @@ from scanl.layers import options, registry
 from scanl.layers.base import Hint, widen
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.layers.parts.timespans import durations
-from scanl.layers.ssm.s5 import Activation, MIMODiagonal
+from scanl.layers.ssm.s5 import Activation, MIMORecurrence
 from scanl.ops import discretize
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
 from scanl.options import one_of
 
 
 @registry.register("s7")
-class S7(MIMODiagonal):
+class S7(MIMORecurrence):
     """S7: S5 with a step size for each number of the state that depends on the input, so it selects what it keeps.
 
     Differs: in the paper's text Λ, B, C and D depend on the input too, as in `s7_full`. In the authors' program, and

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
-from scanl.layers.initial_state import Of, StateAxes
+from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.s4 import S4
@@ -22,17 +22,17 @@ PHASE = "which steps a slow tier takes depends on the position in the pool, a nu
 class TierState(NamedTuple):
     """State of one tier and of those below it. The slowest tier has () for all but the first."""
 
-    blocks: Annotated[tuple[Tensor, ...], Of("blocks")]
+    blocks: Annotated[tuple[Tensor, ...], InnerState("blocks")]
     phase: Annotated[State, StateAxes("", "steps since the last pooled one", dtype=torch.int64, when="slow")]
     read: Annotated[State, StateAxes("pool - 1, dim", "those steps, zeros after them", when="slow")]
     due: Annotated[State, StateAxes("pool, dim", "what the tier below adds to the steps of this pool", when="slow")]
-    slow: Annotated[State, Of("slow")]
+    slow: Annotated[State, InnerState("slow")]
 
 
 class SashimiBlock(Layer):
     """x + S4(LN x), then x + W GELU(W' LN x)."""
 
-    state: ClassVar = Of("mixer")
+    state: ClassVar = InnerState("mixer")
 
     def __init__(self, dim: int, state_dim: int, ff: int, dropout: float, lr: float | None) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Sashimi(Layer):
         "compiles_to_one_graph": PHASE,
         "an_exported_layer_takes_any_length": PHASE,
     }
-    state: ClassVar = Of("tier")
+    state: ClassVar = InnerState("tier")
     sample: ClassVar = {"pool": (2,), "depth": 1, "state_dim": 2, "ff": 1}
 
     def __init__(

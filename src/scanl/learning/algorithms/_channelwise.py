@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError
-from scanl.layers.channelwise import Channelwise, Drive
+from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.designation import label
 from scanl.layers.registry import classes
 from scanl.layers.state import State
@@ -50,7 +50,7 @@ class Target(NamedTuple):
     source: Tensor | None = None
 
 
-def channelwise(model: Model, algorithm: type) -> list[Channelwise]:
+def channelwise(model: Model, algorithm: type) -> list[ChannelwiseLayer]:
     """Return the channelwise layers of a model, the lowest first. Raises ConfigError where a mixer has none."""
     for mixer in model.stack.mixers():
         if mixer.bidirectional or mixer.left_out is None:
@@ -59,7 +59,7 @@ def channelwise(model: Model, algorithm: type) -> list[Channelwise]:
                 f"{who(algorithm)}: the model has the layer {label(mixer)!r}, expected layers whose channels have "
                 f"recurrences of their own: {able}"
             )
-    return [layer for layer in model.stack.modules() if isinstance(layer, Channelwise)]
+    return [layer for layer in model.stack.modules() if isinstance(layer, ChannelwiseLayer)]
 
 
 class ByChannel(Algorithm):
@@ -78,7 +78,7 @@ class ByChannel(Algorithm):
             )
 
 
-class Followed:
+class FollowedModel:
     """Runs the recurrences of channelwise layers, carries influences, and counts them in the gradient.
 
     layers: the layers.   influences: of their parameters on the states before the block; None at the start.
@@ -88,7 +88,7 @@ class Followed:
 
     def __init__(
         self,
-        layers: Sequence[Channelwise],
+        layers: Sequence[ChannelwiseLayer],
         influences: Sequence[Influence] | None = None,
         kinds: Kinds = EVERY,
         by_step: bool = False,
@@ -115,7 +115,7 @@ class Followed:
 
     def _run(
         self,
-        layer: Channelwise,
+        layer: ChannelwiseLayer,
         drives: Sequence[Drive | Tensor],
         vectors: Sequence[Tensor],
         states: Sequence[Tensor],
@@ -133,7 +133,7 @@ class Followed:
 
     def _block(
         self,
-        layer: Channelwise,
+        layer: ChannelwiseLayer,
         drives: Sequence[Drive | Tensor],
         vectors: Sequence[Tensor],
         states: Sequence[Tensor],
@@ -151,9 +151,11 @@ class Followed:
         return read, last
 
 
-def start(model: Model, layers: Sequence[Channelwise], batch_size: int, kinds: Kinds = EVERY) -> tuple[Influence, ...]:
+def start(
+    model: Model, layers: Sequence[ChannelwiseLayer], batch_size: int, kinds: Kinds = EVERY
+) -> tuple[Influence, ...]:
     """Return influences of zero on the states before the first step."""
-    followed = Followed(layers, kinds=kinds)
+    followed = FollowedModel(layers, kinds=kinds)
     with torch.no_grad(), followed.watching():
         for mixer in model.stack.mixers():
             weight = next(mixer.parameters())
@@ -188,7 +190,7 @@ def _zeros(states: Sequence[Tensor], target: Target) -> Tensor:
 
 
 def _run_rows(
-    layer: Channelwise, values: Sequence[Tensor], vectors: Sequence[Tensor], states: Sequence[Tensor]
+    layer: ChannelwiseLayer, values: Sequence[Tensor], vectors: Sequence[Tensor], states: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Run `recur` with vectors (B, *K) that each row of the batch has for itself.
 
@@ -282,10 +284,10 @@ def _within(target: Target, by_entry: Tensor) -> Tensor:
 
 def _carried(states: Sequence[Tensor], influence: Influence, targets: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the states as functions of the targets: s_0 + M_0 (θ - θ now)."""
-    return _Carried.apply(len(states), *states, *influence, *targets)
+    return _CarriedInfluence.apply(len(states), *states, *influence, *targets)
 
 
-class _Carried(torch.autograd.Function):
+class _CarriedInfluence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         states, rest = tensors[:count], tensors[count:]

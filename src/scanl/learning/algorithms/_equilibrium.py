@@ -59,7 +59,7 @@ class Application(NamedTuple):
         )[0]
 
 
-class Held:
+class HeldModel:
     """A model at held inputs: each step is an equilibrium of its own, and all steps are rows of one batch.
 
     It stands where a question reads the model. All other attributes are the model's.
@@ -135,7 +135,7 @@ class Equilibrium(Algorithm):
 
     def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, State]:
         self.check(model, batch)
-        equilibria = Held(model, tolerance=self.tolerance, max_iterations=self.max_iterations, method=self.method)
+        equilibria = HeldModel(model, tolerance=self.tolerance, max_iterations=self.max_iterations, method=self.method)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with torch.enable_grad(), backend("parallel", "reference"):
             loss, state = self.loss(equilibria, batch, learner)

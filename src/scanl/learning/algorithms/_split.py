@@ -26,7 +26,7 @@ class Variables(NamedTuple):
     multipliers: Tensor
 
 
-class Apart:
+class SplitModel:
     """A model that applies all its steps at once, each to a state that does not come from the step before it.
 
     It stands where a question reads the model. All other attributes are the model's.   states: s_1, ..., s_T.
@@ -63,7 +63,7 @@ class Problem:
 
     def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and the residuals s_t - F(s_{t-1}, x_t) (B, T, e)."""
-        apart = Apart(self._model, states)
+        apart = SplitModel(self._model, states)
         loss, answers, _ = answered(self._loss, apart, self._batch, self._state)
         self.scale = answers.clamp(1, self._steps)
         return self.scale * loss, states - apart.images

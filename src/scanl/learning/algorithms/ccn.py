@@ -12,7 +12,7 @@ from scanl.errors import ConfigError
 from scanl.layers.designation import label
 from scanl.layers.rnn.columnar_constructive import ColumnarConstructive
 from scanl.layers.state import State, detach
-from scanl.learning.algorithms._channelwise import ByChannel, Followed, Influence, channelwise, start
+from scanl.learning.algorithms._channelwise import ByChannel, FollowedModel, Influence, channelwise, start
 from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
 from scanl.options import at_least, who
@@ -79,7 +79,7 @@ class CCN(ByChannel):
         layer = self._layer(model)
         stage = min(int(learner.updates.max()) // self.stage_updates, len(layer.stages) - 1)
         layer.grow(stage)
-        followed = Followed(channelwise(model, type(self)), learner.influences)
+        followed = FollowedModel(channelwise(model, type(self)), learner.influences)
         with _constant(_before(model, layer, stage)), followed.watching(), torch.enable_grad():
             loss, state = self.loss(model, batch, learner.state)
         return loss, CCNLearner(detach(state), followed.influences(), learner.updates + 1)

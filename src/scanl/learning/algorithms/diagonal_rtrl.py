@@ -7,7 +7,7 @@ from torch import Tensor
 
 from scanl.data.batch import Batch
 from scanl.layers.state import detach
-from scanl.learning.algorithms._channelwise import ByChannel, ChannelwiseLearner, Followed, channelwise, start
+from scanl.learning.algorithms._channelwise import ByChannel, ChannelwiseLearner, FollowedModel, channelwise, start
 from scanl.learning.algorithms.base import algorithm
 from scanl.learning.questions import Model
 
@@ -55,7 +55,7 @@ class DiagonalRTRL(ByChannel):
 
     def update(self, model: Model, learner: ChannelwiseLearner, batch: Batch) -> tuple[Tensor, ChannelwiseLearner]:
         self.check(model, batch)
-        followed = Followed(channelwise(model, type(self)), learner.influences)
+        followed = FollowedModel(channelwise(model, type(self)), learner.influences)
         with followed.watching(), torch.enable_grad():
             loss, state = self.loss(model, batch, learner.state)
         return loss, ChannelwiseLearner(detach(state), followed.influences())

@@ -11,7 +11,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State
 from scanl.learning.algorithms.base import Loss, algorithm
-from scanl.learning.algorithms.rtrl import Carried
+from scanl.learning.algorithms.rtrl import InfluenceAlgorithm
 from scanl.learning.questions import Model
 from scanl.ops import backend
 from scanl.ops.cell import products_hold_inputs
@@ -25,7 +25,7 @@ Feedback = Annotated[
 Seed = Annotated[int, "of the random feedback weights"]
 
 
-class Local(Carried):
+class LocalRule(InfluenceAlgorithm):
     """An algorithm that follows a weight through its own unit's memory, and not through other units. Abstract.
 
     It is real-time recurrent learning of a model in which a unit's state is a constant for the other units.
@@ -96,7 +96,7 @@ def _local() -> Iterator[None]:
 
 
 @algorithm("eprop")
-class EProp(Local):
+class EProp(LocalRule):
     r"""Eligibility propagation: for each weight a trace of its own unit's state, times a learning signal of the unit.
 
     .. math:: \epsilon_{t,ji} = \frac{\partial s_{t,j}}{\partial s_{t-1,j}} \epsilon_{t-1,ji}
@@ -135,7 +135,7 @@ class EProp(Local):
 
 
 @algorithm("rflo")
-class RFLO(Local):
+class RFLO(LocalRule):
     r"""Random feedback local online learning: a trace for each weight that decays with the leak of its unit.
 
     .. math:: P_t = (1 - 1/\tau) P_{t-1} + \tfrac{1}{\tau} \phi'(u_t) \otimes [h_{t-1}; x_t; 1], \quad

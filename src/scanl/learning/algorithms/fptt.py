@@ -12,7 +12,7 @@ from scanl.learning.questions import Model
 from scanl.options import above, at_least, between
 
 
-class Averaged(NamedTuple):
+class AveragedState(NamedTuple):
     """A state, and the running averages that outlive it, the same for all rows.
 
     means: θ̄ of each parameter that is trained, (B, *shape).   slopes: λ, an estimate of the gradient of the loss.
@@ -86,22 +86,22 @@ class FPTT(Algorithm):
         super().__init__(loss)
         self.alpha, self.beta, self.weight = alpha, beta, weight
 
-    def init(self, model: Model, batch_size: int) -> Averaged:
+    def init(self, model: Model, batch_size: int) -> AveragedState:
         """Return the learner, with θ̄ = θ and λ = 0."""
         parameters = [parameter.detach() for parameter in _trained(model)]
         means = _spread([parameter.clone() for parameter in parameters], batch_size)
         slopes = _spread([torch.zeros_like(parameter) for parameter in parameters], batch_size)
         state = detach(model.init_state(batch_size, device=next(model.parameters()).device))
-        return Averaged(state, means, slopes, means)
+        return AveragedState(state, means, slopes, means)
 
-    def update(self, model: Model, learner: Averaged, batch: Batch) -> tuple[Tensor, Averaged]:
+    def update(self, model: Model, learner: AveragedState, batch: Batch) -> tuple[Tensor, AveragedState]:
         parameters, rows = _trained(model), batch.size
         learner = self._up_to_date(model, learner, rows)
         with torch.enable_grad():
             if batch.weights is None or batch.targets.is_floating_point():
                 loss, state = self.loss(model, batch, learner.state)
             else:
-                watched = _Watched(model)
+                watched = _WatchedModel(model)
                 loss, state = self.loss(watched, batch, learner.state)
                 loss = loss + _spread_out(watched.outputs[-1], batch.weights)
             grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -112,7 +112,7 @@ class FPTT(Algorithm):
         return with_gradients(loss, parameters, gradients), learner._replace(state=detach(state))
 
     @torch.no_grad()
-    def settle(self, model: Model, learner: Averaged) -> Averaged:
+    def settle(self, model: Model, learner: AveragedState) -> AveragedState:
         """Copy θ̄ into the parameters, and return the learner with λ = 0: at the end of an epoch, before evaluation."""
         rows = len(learner.means[0])
         learner = self._up_to_date(model, learner, rows)
@@ -121,7 +121,7 @@ class FPTT(Algorithm):
         slopes = _spread([torch.zeros_like(slope[0]) for slope in learner.slopes], rows)
         return learner._replace(slopes=slopes, seen=learner.means)
 
-    def _up_to_date(self, model: Model, learner: Averaged, rows: int) -> Averaged:
+    def _up_to_date(self, model: Model, learner: AveragedState, rows: int) -> AveragedState:
         """Return the learner with the averages after the optimizer's last step, if it made one since the last update.
 
         It makes none after an update without answers, nor while it collects the gradients of several.
@@ -138,7 +138,7 @@ class FPTT(Algorithm):
         return learner._replace(means=_spread(means, rows), slopes=_spread(slopes, rows), seen=_spread(seen, rows))
 
 
-class _Watched:
+class _WatchedModel:
     """A model that keeps its outputs. It stands where a question reads the model; all other attributes are its own."""
 
     def __init__(self, model: Model) -> None:

@@ -12,7 +12,7 @@ from scanl.learning.algorithms._channelwise import (
     EVERY,
     ByChannel,
     ChannelwiseLearner,
-    Followed,
+    FollowedModel,
     Kinds,
     channelwise,
     start,
@@ -84,7 +84,7 @@ class OnlineLRU(ByChannel):
 
     def update(self, model: Model, learner: ChannelwiseLearner, batch: Batch) -> tuple[Tensor, ChannelwiseLearner]:
         self.check(model, batch)
-        followed = Followed(
+        followed = FollowedModel(
             channelwise(model, type(self)),
             learner.influences,
             CARRIED[self.variant],

@@ -9,7 +9,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import detach
 from scanl.learning.algorithms.base import Algorithm, Loss, algorithm, with_gradients
-from scanl.models.whole.ptncn import PTNCN, Corrected, Expectation
+from scanl.models.whole.ptncn import PTNCN, CorrectedState, Expectation
 from scanl.options import above, at_least
 
 
@@ -54,13 +54,13 @@ class PTNCNLearning(Algorithm):
         super().__init__(loss)
         self.gamma, self.radius = gamma, radius
 
-    def init(self, model: Any, batch_size: int) -> Corrected:
+    def init(self, model: Any, batch_size: int) -> CorrectedState:
         if getattr(model, "expect", None) is None:
             raise ConfigError(f"p_tncn: model is a {type(model).__name__}, expected a scanl.models.PTNCN")
         return model.init_state(batch_size, device=next(model.parameters()).device)
 
     @torch.no_grad()
-    def update(self, model: PTNCN, learner: Corrected, batch: Batch) -> tuple[Tensor, Corrected]:
+    def update(self, model: PTNCN, learner: CorrectedState, batch: Batch) -> tuple[Tensor, CorrectedState]:
         self.check(model, batch)
         loss, _ = self.loss(model, batch, learner)
         totals: dict[Tensor, Tensor] = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
@@ -76,7 +76,7 @@ class PTNCNLearning(Algorithm):
             return with_gradients(loss, parameters, [totals[one] for one in parameters]), detach(state)
 
     def changes(
-        self, model: PTNCN, state: Corrected, expectation: Expectation, following: Corrected
+        self, model: PTNCN, state: CorrectedState, expectation: Expectation, following: CorrectedState
     ) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter with its update, a sum over the sequences, from a step between two states."""
         y = [state.input, *state.units]

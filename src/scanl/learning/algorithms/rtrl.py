@@ -19,14 +19,14 @@ from scanl.ops import backend
 from scanl.options import at_least, who
 
 
-class Influenced(NamedTuple):
+class InfluencedState(NamedTuple):
     """A state, and the influence of the parameters on it, in blocks (B, groups, numbers, parameters)."""
 
     state: State
     influence: tuple[Tensor, ...]
 
 
-class Carried(Algorithm):
+class InfluenceAlgorithm(Algorithm):
     """An algorithm that carries the influence of the parameters on the state forward. Abstract.
 
     In a block of steps the gradient is that of backpropagation through the block, plus dL/ds_0 times the influence on
@@ -51,11 +51,11 @@ class Carried(Algorithm):
         loss, state = self.loss(model, batch, state)
         return loss, loss, state
 
-    def init(self, model: Model, batch_size: int) -> Influenced:
+    def init(self, model: Model, batch_size: int) -> InfluencedState:
         """Return the learner; raises ConfigError for a model without a state of constant size."""
         state = model.init_state(batch_size, device=next(model.parameters()).device)
         influence = self._influence(model).zeros(batch_size, flatten(state).dtype)
-        return Influenced(detach(state), influence)
+        return InfluencedState(detach(state), influence)
 
     def check(self, model: Model, batch: Batch) -> None:
         super().check(model, batch)
@@ -68,7 +68,7 @@ class Carried(Algorithm):
     def _in_blocks(self, batch: Batch) -> bool:
         return self.block is not None and batch.length > self.block
 
-    def update(self, model: Model, learner: Influenced, batch: Batch) -> tuple[Tensor, Influenced]:
+    def update(self, model: Model, learner: InfluencedState, batch: Batch) -> tuple[Tensor, InfluencedState]:
         self.check(model, batch)
         blocks: list[tuple[Tensor, Tensor]] = []
 
@@ -109,7 +109,7 @@ class Carried(Algorithm):
                         gradients[id(parameter)] = more if known is None else known + more
                 single = 1 in (self.block, batch.length)
                 carried = influence.advance(carried, before, after, reaching, single=single)
-        return with_gradients(loss, parameters, list(gradients.values())), Influenced(state, carried)
+        return with_gradients(loss, parameters, list(gradients.values())), InfluencedState(state, carried)
 
     def _influence(self, model: Model) -> Influence:
         device = next(model.parameters()).device
@@ -119,7 +119,7 @@ class Carried(Algorithm):
 
 
 @algorithm("rtrl")
-class RTRL(Carried):
+class RTRL(InfluenceAlgorithm):
     r"""Real-time recurrent learning: the exact gradient, from the influence M of the parameters on the state.
 
     .. math:: M_t = J_t M_{t-1} + \bar M_t, \quad \nabla_\theta \ell_t = \frac{\partial \ell_t}{\partial s_t} M_t

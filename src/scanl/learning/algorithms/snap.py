@@ -3,12 +3,12 @@
 from typing import Annotated, ClassVar
 
 from scanl.learning.algorithms.base import Loss, algorithm
-from scanl.learning.algorithms.rtrl import Carried
+from scanl.learning.algorithms.rtrl import InfluenceAlgorithm
 from scanl.options import at_least
 
 
 @algorithm("snap")
-class SnAp(Carried):
+class SnAp(InfluenceAlgorithm):
     r"""Sparse n-step approximation: the influence of a parameter on what it reaches within n steps.
 
     .. math:: M_t = P_n \odot (J_t M_{t-1} + \bar M_t), \quad

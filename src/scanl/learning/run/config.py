@@ -11,7 +11,7 @@ import torch
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.data import Folders, OwnSignals, Question, ShardedText, Source, Table, Text, sources
 from scanl.data.base import Entry
-from scanl.data.inputs_alone import InputsAlone
+from scanl.data.inputs_alone import InputSource
 from scanl.data.series.columns import KINDS, ending
 from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import is_sharded
@@ -280,7 +280,7 @@ class TrainConfig(Configuration):
         options = {**vars(self.source), "seed": self.run.seed}
         alone = options.pop("inputs_alone")
         source = self.entry.open(options)
-        return InputsAlone(source, make_stack(self.stack).bidirectional, self.run.seed) if alone else source
+        return InputSource(source, make_stack(self.stack).bidirectional, self.run.seed) if alone else source
 
 
 OPTIONS = options_of(TrainConfig)

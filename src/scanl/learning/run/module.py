@@ -23,7 +23,7 @@ from scanl.learning.questions.base import counted
 from scanl.learning.run.config import TrainConfig, make_algorithm, rows_in_a_step, update_steps
 from scanl.learning.run.plan import UNKNOWN_PLAN, RunLength, rate
 from scanl.learning.run.sharing import PATIENCE, own, shard, share_sequences, undivided_tensor
-from scanl.learning.run.strategy import Sharded
+from scanl.learning.run.strategy import ShardedStrategy
 from scanl.models import Stack
 from scanl.parallel.context import meet
 from scanl.parallel.ranks import RankGroup
@@ -75,13 +75,13 @@ class Learning(pl.LightningModule):
         if run.sequence_parallel > 1:
             device = strategy.root_device.type
             share_sequences(self.model, device, self.trainer.world_size, run.sequence_parallel)
-        if isinstance(strategy, Sharded):
+        if isinstance(strategy, ShardedStrategy):
             shard(self.model, strategy.mesh)
 
     @property
     def sharded(self) -> bool:
         """Whether each process has only a shard of the model."""
-        return isinstance(self.trainer.strategy, Sharded)
+        return isinstance(self.trainer.strategy, ShardedStrategy)
 
     @property
     def shared(self) -> bool:

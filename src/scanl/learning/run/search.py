@@ -29,7 +29,7 @@ WINDOW = 0.05  # share of the losses on each side of one that are in its mean
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The rates that were tried, the loss before the step at each, and the mean of the losses near it.
 
     lowest: the rate with the lowest mean.   suggestion: a tenth of it; None if no mean is below the first one.
@@ -92,7 +92,7 @@ class Search(Learning):
         self.trainer.should_stop = True
 
 
-def search(run: Run, trials: int = 100) -> Found:
+def search(run: Run, trials: int = 100) -> SearchResult:
     """Take `trials` steps from the initial weights. The rates go from `LOWEST` to `HIGHEST` at equal ratios.
 
     The search ends early when the loss is not finite, or four times the best. Afterwards the weights are the initial
@@ -112,17 +112,17 @@ def search(run: Run, trials: int = 100) -> Found:
     return judged(learning.rates, learning.losses)
 
 
-def judged(rates: list[float], losses: list[float]) -> Found:
+def judged(rates: list[float], losses: list[float]) -> SearchResult:
     """Smooth the losses at rates of equal ratios, and find the suggestion."""
     known = np.array([loss for loss in losses if math.isfinite(loss)])
     width = max(1, round(WINDOW * len(known)))
     means = np.array([known[max(0, i - width) : i + width + 1].mean() for i in range(len(known))])
     best = int(means.argmin())
     suggestion = rates[best] / 10 if means[best] < means[0] else None
-    return Found(rates[: len(known)], known.tolist(), means.tolist(), rates[best], suggestion)
+    return SearchResult(rates[: len(known)], known.tolist(), means.tolist(), rates[best], suggestion)
 
 
-def save_search(found: Found, path: Path, title: str) -> Path:
+def save_search(found: SearchResult, path: Path, title: str) -> Path:
     """Write a PNG: the losses against the rates, and the suggestion."""
     from matplotlib.figure import Figure
 

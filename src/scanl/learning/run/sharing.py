@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from scanl.layers.parts.lower_bound import LowerBounded
+from scanl.layers.parts.lower_bound import LowerBoundedLayer
 from scanl.learning.questions import Model
 from scanl.models import Stack
 from scanl.models.block import Block
@@ -40,7 +40,7 @@ def shard(model: Model, mesh: DeviceMesh) -> Model:
     it runs.
     """
     stacks = [stack for stack in model.modules() if isinstance(stack, Stack)]
-    alone = [stack for stack in stacks if not any(isinstance(layer, LowerBounded) for layer in stack.mixers())]
+    alone = [stack for stack in stacks if not any(isinstance(layer, LowerBoundedLayer) for layer in stack.mixers())]
     blocks = [block for stack in alone for block in stack.blocks]
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -55,7 +55,7 @@ def shard(model: Model, mesh: DeviceMesh) -> Model:
     return model
 
 
-class _Hidden:
+class _HiddenValue:
     """A value that FSDP's hooks pass on as it is."""
 
     def __init__(self, value: Any) -> None:
@@ -64,7 +64,7 @@ class _Hidden:
 
 def _hide_memo(block: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     assert isinstance(block, Block)
-    return args, {**others, "memo": _Hidden(others["memo"])}
+    return args, {**others, "memo": _HiddenValue(others["memo"])}
 
 
 def _show_memo(block: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

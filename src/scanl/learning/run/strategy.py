@@ -11,7 +11,7 @@ from scanl.learning.run.shards import read_shards, write_shards
 from scanl.learning.run.sharing import placed
 
 
-class Sharded(ModelParallelStrategy):
+class ShardedStrategy(ModelParallelStrategy):
     """FSDP2: each process has a shard of every parameter, of its gradient and of the optimizer's numbers.
 
     A checkpoint is what one process would save, with shards; so any number of processes, or one that has the whole

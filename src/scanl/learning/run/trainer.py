@@ -12,7 +12,7 @@ from scanl.errors import ConfigError
 from scanl.learning.run.callbacks import AtomicCheckpointIO
 from scanl.learning.run.config import FSDP, TrainConfig
 from scanl.learning.run.folder import RunFolder
-from scanl.learning.run.strategy import Sharded
+from scanl.learning.run.strategy import ShardedStrategy
 from scanl.learning.run.torchrun import machines
 
 
@@ -38,7 +38,7 @@ def make_trainer(
             accelerator=config.run.accelerator,
             devices=config.run.devices // nodes,
             num_nodes=nodes,
-            strategy=Sharded(config.run.devices, 1) if sharded else config.run.strategy,
+            strategy=ShardedStrategy(config.run.devices, 1) if sharded else config.run.strategy,
             precision=config.run.precision,  # pyright: ignore[reportArgumentType]
             max_steps=steps,
             accumulate_grad_batches=config.training.accumulate,

@@ -20,14 +20,14 @@ from scanl.learning.scores.base import Total, score
 
 
 @dataclass(frozen=True)
-class Ranked(Total):
+class RankedAnswers(Total):
     """Logits and answers (n, C) of some steps, in parts. NaN where an answer is not known."""
 
     outputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
 
-    def __add__(self, other: Any) -> "Ranked":
-        return Ranked(self.outputs + other.outputs, self.targets + other.targets)
+    def __add__(self, other: Any) -> "RankedAnswers":
+        return RankedAnswers(self.outputs + other.outputs, self.targets + other.targets)
 
     def __truediv__(self, count: int) -> float:
         columns = zip(torch.cat(self.outputs).unbind(1), torch.cat(self.targets).unbind(1), strict=True)
@@ -51,6 +51,6 @@ def average_precision(outputs: Tensor, targets: Tensor) -> float:
 
 
 @score("mAP")
-def mean_average_precision(question: Any, outputs: Tensor, targets: Tensor) -> tuple[Ranked, int]:
+def mean_average_precision(question: Any, outputs: Tensor, targets: Tensor) -> tuple[RankedAnswers, int]:
     """Return the logits (n, C) and the answers (n, C), NaN where one is not known, and how many are known."""
-    return Ranked((outputs.detach().cpu(),), (targets.detach().cpu(),)), int((~targets.isnan()).sum())
+    return RankedAnswers((outputs.detach().cpu(),), (targets.detach().cpu(),)), int((~targets.isnan()).sum())

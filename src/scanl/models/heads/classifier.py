@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from scanl.models.pooling import Pool, Pooled, PooledState
+from scanl.models.pooling import Pool, PooledReader, PooledState
 from scanl.models.reader import AnyStack, Inputs
 from scanl.options import at_least
 
 
-class SequenceClassifier(Pooled):
+class SequenceClassifier(PooledReader):
     """Classify a sequence: a stack of blocks, pooled over time.
 
     logits: (B, C).   State: PooledState. With it a causal model can read a sequence in pieces; the logits then

@@ -8,12 +8,12 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.models.heads.distributions import Distribution, check_counts, make_head
 from scanl.models.inputs import Scales
-from scanl.models.pooling import Pool, Pooled, PooledState
+from scanl.models.pooling import Pool, PooledReader, PooledState
 from scanl.models.reader import AnyStack, Inputs, Standard
 from scanl.options import at_least
 
 
-class SequenceRegressor(Pooled):
+class SequenceRegressor(PooledReader):
     """Predict numbers for a whole sequence: a stack of blocks, pooled over time, and a head of distributions.
 
     parameters: (B, O, P) of the distributions, in the units of the numbers, in float64. `head` says what each parameter

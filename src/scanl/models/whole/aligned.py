@@ -99,10 +99,10 @@ class AlignedStack(Backbone):
         W, V, b = self.W[layer], self.V[layer], self.b[layer]
         if self._alignment is None:
             return torch.tanh(F.linear(below, W, b) + F.linear(past, V))
-        return _Aligned.apply(below, past, W, V, b, self.E[layer], *self._alignment)
+        return _AlignedUnits.apply(below, past, W, V, b, self.E[layer], *self._alignment)
 
 
-class _Aligned(torch.autograd.Function):
+class _AlignedUnits(torch.autograd.Function):
     """The units of a layer; the backward pass gives its mismatch with its target in place of the gradient."""
 
     @staticmethod

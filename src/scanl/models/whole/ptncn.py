@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scanl.data.batch import Batch
 
 
-class Corrected(NamedTuple):
+class CorrectedState(NamedTuple):
     """The state of a `PTNCN` after a step: what its layers read at the next one.
 
     units: y^1 (B, H), ..., y^L, the lowest first.   input: x (B, D).
@@ -85,12 +85,12 @@ class PTNCN(Saved):
         self.V = matrices([(dim, dim)] * depth)
         self.U = matrices([(dim, dim)] * (depth - 1))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Corrected:
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> CorrectedState:
         kind = {"device": device, "dtype": self.V[0].dtype if dtype is None else dtype}
         units = tuple(torch.zeros(batch_size, self.dim, **kind) for _ in range(self.depth))
-        return Corrected(units, torch.zeros(batch_size, self.channels, **kind))
+        return CorrectedState(units, torch.zeros(batch_size, self.channels, **kind))
 
-    def expect(self, state: Corrected) -> Expectation:
+    def expect(self, state: CorrectedState) -> Expectation:
         """Return the units of the next step, and what they predict."""
         y = [state.input, *state.units]
         drives = []
@@ -108,7 +108,7 @@ class PTNCN(Saved):
         targets = (x, *expectation.units)
         return tuple(p - target for p, target in zip(expectation.predictions, targets, strict=False))
 
-    def correct(self, expectation: Expectation, x: Tensor) -> Corrected:
+    def correct(self, expectation: Expectation, x: Tensor) -> CorrectedState:
         """Return the state after the input x (B, D) is known."""
         errors = self.errors(expectation, x)
         units = []
@@ -117,9 +117,9 @@ class PTNCN(Saved):
             if layer + 1 < self.depth:
                 d = d - self.alpha * errors[layer + 1]
             units.append(torch.tanh(h - self.beta * d))
-        return Corrected(tuple(units), x)
+        return CorrectedState(tuple(units), x)
 
-    def forward(self, x: Tensor, state: Corrected | None = None) -> tuple[Tensor, Corrected]:
+    def forward(self, x: Tensor, state: CorrectedState | None = None) -> tuple[Tensor, CorrectedState]:
         """Map inputs x (B, T, D) to predictions of the next ones (B, T, D), and the state.
 
         Raises ShapeError for a wrong shape of x.
@@ -136,7 +136,7 @@ class PTNCN(Saved):
         return (torch.stack(answers, 1) if answers else x.clone()), state
 
 
-def ptncn_loss(model: PTNCN, batch: "Batch", state: Corrected | None) -> tuple[Tensor, Corrected]:
+def ptncn_loss(model: PTNCN, batch: "Batch", state: CorrectedState | None) -> tuple[Tensor, CorrectedState]:
     """Return the mean squared error at the targets (B, T, D) that are not NaN, and the state."""
     y, state = model(batch.inputs, state)
     valid = batch.targets.isfinite()
