@@ -283,7 +283,8 @@ def _results(name: str, rows: Rows) -> list[str]:
         listed = ", ".join(f"`{row['task']}` {row['scaled']}" for row in scores)
         texts.append(f"Short [synthetic tasks](../../tasks.md), where 0 is chance and 1 the best: {listed}.")
     if recalled := [float(row["accuracy"]) for row in rows("recall", layer=name, pairs=16) if row["accuracy"]]:
-        texts.append(f"[Recall](../../measurements/recall.md) of 16 pairs in 256 tokens, with its best state: {max(recalled):.0%}.")
+        best = f"{max(recalled):.0%}"
+        texts.append(f"[Recall](../../measurements/recall.md) of 16 pairs in 256 tokens, with its best state: {best}.")
     return texts
 
 

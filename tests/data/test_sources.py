@@ -28,7 +28,7 @@ from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
-from scanl.learning.run.config import OWN
+from scanl.learning.run.config import OWN_SOURCES
 from scanl.models import Stack
 from scanl.tasks.stream import StreamTask
 
@@ -73,7 +73,7 @@ def config_of(name: str, **given: Any) -> TrainConfig:
         short = {"sequence_length": 20, "carry_state": True}
     elif name in ("path_x", "miniimagenet") or issubclass(sources.get(name), StreamTask):
         short = {"eval_examples": 2}  # pictures take long to draw and to read, and flows long to reach their attractor
-    named = {} if name in OWN else {"data": [name], "data_options": published.OPTIONS.get(name, {})}
+    named = {} if name in OWN_SOURCES else {"data": [name], "data_options": published.OPTIONS.get(name, {})}
     return TrainConfig.of(**named, **short, **given)
 
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from scanl.models import LanguageModel, Stack
 from scanl.ops import exact
 from scanl.serve import Engine, Limits
-from scanl.serve.app import DISCARDED, Completion, Guard, _pieces, make_app
+from scanl.serve.app import DISCARDED_BYTES, Completion, Guard, _pieces, make_app
 from scanl.serve.engine import AnswerPiece
 from scanl.serve.texts import ByteText
 
@@ -158,7 +158,7 @@ def test_a_large_body_is_read_and_dropped_up_to_a_limit():
 
     sent = called(receive)
     assert sent[0]["status"] == 413
-    assert read == DISCARDED + 2**24
+    assert read == DISCARDED_BYTES + 2**24
 
 
 def test_a_body_that_does_not_come_is_refused():

@@ -58,7 +58,7 @@ STEPS = {  # of a length n, where they are not n and a number that does not depe
     "capacity": lambda n: 5 * n // 2,
     "copy_vectors": lambda n: 2 * n,
     "segments": lambda n: 2 * n,
-    "phonebook": lambda n: phonebook.LONGEST * (n + 3),
+    "phonebook": lambda n: phonebook.MAX_LINE_LENGTH * (n + 3),
 }
 LONGER = {  # than the default, or shorter where the default is long
     "selective_copy": {"length": 100},

@@ -14,7 +14,7 @@ WIDTH = 12  # of the layer that is measured
 STEPS = 15  # before the state that is measured, so that it is no special one
 UNITS = 64  # numbers of a tensor that are changed one by one
 ATTENTION = "scanl.layers.attention."  # keeps inputs, or a summary of a segment
-STABLE = ("linear_attention", "weighted_average")  # a running maximum stands in the state beside what is linear
+STABLE_OPS = ("linear_attention", "weighted_average")  # a running maximum stands in the state beside what is linear
 GATE = re.compile(r"[a-z]'?_t\)? \* [a-z]+_\{t-1\}|sigmoid\([^()]*(?:x|_t|h_\{t-1\})|\(1 - [a-z]\)")
 
 
@@ -56,9 +56,9 @@ def columns(cls: type[Layer], dim: int) -> SurveyColumns | None:
         return None
     linear, elementwise, gated = zip(*recurrent, strict=True)
     op = cls.op or (cls.preset_of and cls.preset_of.op)
-    is_linear = all(linear) or op in STABLE
+    is_linear = all(linear) or op in STABLE_OPS
     is_gated = any(gated) if is_linear else bool(GATE.search(cls.equation))
-    measured = SurveyColumns(is_linear, all(elementwise) or op in STABLE, is_gated, cls.left_out is not None)
+    measured = SurveyColumns(is_linear, all(elementwise) or op in STABLE_OPS, is_gated, cls.left_out is not None)
     return measured._replace(**cls.kind)
 
 

@@ -44,7 +44,7 @@ segment or a chunk, and a state of O(T) ends at `max_length`."""
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
 WIDTH = 256  # model width for which sizes are printed
 Entry = tuple[str, type[Any]]
-HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
+HANGING_INDENT: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 
 
 def options_of(name: str) -> list[Option]:
@@ -168,7 +168,7 @@ def describe_layer(name: str, dim: int) -> str:
         lines.append(_row(fact))
         if fact[0] == "options":
             meanings = [f"{option.name}: {option.meaning}." for option in options_of(name)]
-            lines += [textwrap.fill(meaning, 100, **HANGING, break_long_words=False) for meaning in meanings]
+            lines += [textwrap.fill(meaning, 100, **HANGING_INDENT, break_long_words=False) for meaning in meanings]
     for entry in backends(cls):
         where = "any device" if entry.devices is None else ", ".join(entry.devices)
         if entry.name == "triton" and isinstance(ops.get(str(cls.op)), ops.Cell):

@@ -19,11 +19,11 @@ from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run import torchrun
-from scanl.learning.run.config import OPTIONS, OWN, check_resumable, rows_in_a_step, update_steps
+from scanl.learning.run.config import OPTIONS, OWN_SOURCES, check_resumable, rows_in_a_step, update_steps
 from scanl.learning.run.configuration import add_options
 from scanl.learning.run.run import Run
 from scanl.models import presets
-from scanl.models.saving import QUANTIZED
+from scanl.models.saving import QUANTIZED_KEY
 
 # Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
 OF_THE_LOOP = {
@@ -37,7 +37,7 @@ RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning start
 
 
 # Options of other names with which a source says the same.
-SIMILAR = {
+SIMILAR_OPTIONS = {
     "sequence_length": ("length", "max_length", "frames", "shots"),
     "eval_examples": ("eval_bytes",),
     "eval_bytes": ("eval_examples",),
@@ -130,7 +130,7 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
     if config.run.init is not None and resumed is None:
         start_from(config.run.init, ready.model)
     _ = ready.trainer  # importing Lightning takes seconds, so the checks that do not need it come first
-    if config.entry.name in OWN:
+    if config.entry.name in OWN_SOURCES:
         config.source.data = [absolute(path) for path in config.source.data]
     if resumed is None:
         folder.create(config)
@@ -147,7 +147,7 @@ def refuse_unused(config: TrainConfig) -> None:
     for name, value in vars(config.source).items():
         if name == "data" or name not in others or name in names or value == defaults[name]:
             continue
-        similar = [other for other in SIMILAR.get(name, ()) if other in names]
+        similar = [other for other in SIMILAR_OPTIONS.get(name, ()) if other in names]
         flags = [f"--{_flag(other)}" if other in defaults else f"--data-options.{other}" for other in similar]
         hint = f"give {' and '.join(flags)}" if flags else f"leave out --{_flag(name)}"
         raise ConfigError(f"train: {name} is {value}, but {entry.name} does not use it; {hint}")
@@ -220,7 +220,7 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
         return by_launcher(TrainConfig.parsed(args), argv), None
     folder = RunFolder.open(args.resume)
     config = folder.config()
-    if folder.weights.exists() and folder.stored()[1].get(QUANTIZED):
+    if folder.weights.exists() and folder.stored()[1].get(QUANTIZED_KEY):
         raise ConfigError(
             f"train: {args.resume} has weights of whole numbers, which are not trained; go on with the float run"
         )

@@ -29,7 +29,7 @@ REFUSED = {
 }
 STATE = ("initial_state", "output_final_state", "state_v_first", "transpose_state_layout")
 # What a header's `**kwargs` may have, where the body names it, or where it is for kernels.
-MORE = ("A_log", "chunk_size", "dt_bias", "use_gate_in_kernel")
+MORE_ARGUMENTS = ("A_log", "chunk_size", "dt_bias", "use_gate_in_kernel")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class FlaFunction:
         """Return the arguments that `**kwargs` may have."""
         if len(self.names) == len(self.parameters):
             return ()
-        more = [name for name in MORE if name not in self.names and (name in KERNEL or name in self.own)]
+        more = [name for name in MORE_ARGUMENTS if name not in self.names and (name in KERNEL or name in self.own)]
         return (*more, *(("transpose_state_layout",) if "state_v_first" in self.names else ()))
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from scanl.errors import DataError
 from scanl.files import user_cache
 
-PACKED: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
+UNPACKERS: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
 def root() -> Path:
@@ -100,7 +100,7 @@ class Files:
 
     def find(self, name: str, folder: str = "") -> Path | None:
         """Return the path of a file, packed or not; None if there is no such file."""
-        paths = (self.folder(folder) / f"{name}{suffix}" for suffix in PACKED)
+        paths = (self.folder(folder) / f"{name}{suffix}" for suffix in UNPACKERS)
         return next((path for path in paths if path.exists()), None)
 
     def missing(self, folder: str = "") -> list[str]:
@@ -128,7 +128,7 @@ class Files:
         """Return the content of a file, unpacked. Raises DataError if it is missing or damaged."""
         path = self.path(name, folder)
         try:
-            content = PACKED[path.suffix if path.name != Path(name).name else ""](path.read_bytes())
+            content = UNPACKERS[path.suffix if path.name != Path(name).name else ""](path.read_bytes())
         except OSError as error:
             if error.errno is None:  # gzip's for a file of another format
                 raise self.damaged(path, str(error), folder) from error

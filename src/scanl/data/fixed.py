@@ -18,8 +18,8 @@ from scanl.data.order import shuffled
 from scanl.errors import DataError
 
 MOST_STEPS = 2**20  # measured at the end of training, at most; `scanl eval` reads all
-AT_ONCE = 2**16  # steps in a batch of a measurement, about
-NUMBERS_AT_ONCE = 2**25  # numbers of its inputs, at most
+MEASURED_STEPS = 2**16  # steps in a batch of a measurement, about
+MEASURED_NUMBERS = 2**25  # numbers of its inputs, at most
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class FixedRows(Source):
 
     def _batches(self, split: FixedPart) -> Iterator[Batch]:
         numbers = self.length * (self.question.inputs.width)
-        at_once = max(1, min(256, AT_ONCE // self.length, NUMBERS_AT_ONCE // numbers))
+        at_once = max(1, min(256, MEASURED_STEPS // self.length, MEASURED_NUMBERS // numbers))
         for start in range(0, len(split.answers), at_once):
             yield self._examples(split.take(range(start, min(start + at_once, len(split.answers)))))
 

@@ -12,7 +12,7 @@ from scanl.data.batch import Batch
 
 # Seeds are (seed of the run, one of these, ...). Models train on the first only.
 TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
-AT_ONCE = 32  # rows in a batch of a measurement
+ROWS_AT_A_TIME = 32  # rows in a batch of a measurement
 
 
 @dataclass
@@ -55,8 +55,8 @@ class FreshRows(Source):
         return self._batches(self.eval_examples, WHILE_TRAINING, step)
 
     def _batches(self, count: int, *seed: int) -> Iterator[Batch]:
-        for start in range(0, count, AT_ONCE):
-            yield self._rows(min(AT_ONCE, count - start), *seed, start)
+        for start in range(0, count, ROWS_AT_A_TIME):
+            yield self._rows(min(ROWS_AT_A_TIME, count - start), *seed, start)
 
     def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
         """Return an exam on rows that training never sees. count: number of rows; None for `eval_examples`."""

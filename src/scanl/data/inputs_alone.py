@@ -19,7 +19,7 @@ from scanl.data.questions import (
 )
 from scanl.errors import ConfigError
 
-HIDDEN = 0.25  # of the steps, for layers that read both directions
+HIDDEN_SHARE = 0.25  # of the steps, for layers that read both directions
 
 
 class InputSource(Source):
@@ -92,7 +92,7 @@ class InputSource(Source):
             targets[:, :-1][following] = values[:, 1:][following]
             return batch._replace(targets=targets)
         random = np.random.default_rng((self.seed, *key))
-        hidden = known & (random.random(known.shape) < HIDDEN)
+        hidden = known & (random.random(known.shape) < HIDDEN_SHARE)
         targets[hidden], inputs = values[hidden], inputs.copy()
         if isinstance(self.inputs, Vocabulary):
             inputs[hidden] = random.integers(0, self.inputs.size, int(hidden.sum()))

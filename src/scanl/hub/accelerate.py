@@ -12,11 +12,11 @@ from scanl import ops
 from scanl.errors import ConfigError
 from scanl.hub import call, forwards, patches
 from scanl.hub.patches import Patch
-from scanl.layers.adapters import READS, check_read
+from scanl.layers.adapters import READS_ATTRIBUTE, check_read
 
-OLDEST = 5, 23  # oldest version of transformers: older caches do not keep every state
+OLDEST_VERSION = 5, 23  # oldest version of transformers: older caches do not keep every state
 _MODELS, _TORCH = "transformers.models.", "torch.nn.modules.rnn"
-_PLAIN = "transformers.", "torch.nn.modules."  # where the inner modules are whose weights a patch reads
+_PLAIN_PACKAGES = "transformers.", "torch.nn.modules."  # where the inner modules are whose weights a patch reads
 
 
 class AcceleratedModule(NamedTuple):
@@ -80,8 +80,8 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
         raise ConfigError(f"accelerate: model is a {type(model).__name__}, expected a torch.nn.Module")
     if any(patch is not None and _home(patch) == _MODELS for patch in map(_patch_for, model.modules())):
         version = importlib.metadata.version("transformers")
-        if tuple(map(int, version.split(".")[:2])) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_VERSION:
+            oldest = ".".join(map(str, OLDEST_VERSION))
             raise ConfigError(
                 f"accelerate: transformers is {version}, expected at least {oldest}; pip install -U transformers"
             )
@@ -92,7 +92,7 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
             reason = _unable(module, patch)
             if not reason:
                 module.__dict__["_scanl_layer"] = _number(name)
-                module.__dict__[READS] = _kinds(module, patch)
+                module.__dict__[READS_ATTRIBUTE] = _kinds(module, patch)
                 forwards.replace(module, _run(functools.partial(_forward, patch), exact))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
@@ -111,7 +111,7 @@ def restore(model: nn.Module) -> None:
     """Undo `accelerate`. Every module then gives exactly the original results."""
     for module in filter(forwards.replaced, model.modules()):
         module.__dict__.pop("_scanl_layer", None)
-        module.__dict__.pop(READS, None)
+        module.__dict__.pop(READS_ATTRIBUTE, None)
         forwards.restore(module)
 
 
@@ -174,7 +174,7 @@ def _unable(module: nn.Module, patch: type[Patch]) -> str:
     if any(parameter.is_meta for parameter in module.parameters()):
         return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"
     for path, defining in _kinds(module, patch).items():
-        if not defining.__module__.startswith(_PLAIN):
+        if not defining.__module__.startswith(_PLAIN_PACKAGES):
             class_name = f"{defining.__module__}.{defining.__qualname__}"
             return f"its {path} is a {class_name}, and the patch reads the weights of a plain module"
     try:
@@ -216,7 +216,7 @@ def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
     if on_cuda and _has_kernels(type(module), patch):
         return original(*args, **kwargs)
-    _check_reads(module, module.__dict__[READS])
+    _check_reads(module, module.__dict__[READS_ATTRIBUTE])
     return patch.forward(module, *args, **kwargs)
 
 

@@ -20,10 +20,14 @@ from scanl.layers.parts.quantized import prepare, quantized_paths
 from scanl.models import LanguageModel
 from scanl.ops.fused.quantized_linear import Packed
 
-CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # files of the tokenizer and of the generation options
-ASIDE = ("training", "expand", "round_up_to_multiple_of")  # the last two are sizes, which shapes of weights tell
+CARRIED_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]  # files of the tokenizer and of the generation options
+IGNORED_OPTIONS = (
+    "training",
+    "expand",
+    "round_up_to_multiple_of",
+)  # the last two are sizes, which shapes of weights tell
 QUANTIZATION, METHOD = "quantization_config", "scanl"  # the entry of config.json for whole numbers, and whose they are
-NOT_CARRIED = ("config.json", "model.safetensors.index.json")
+OWN_FILES = ("config.json", "model.safetensors.index.json")
 
 
 def load(
@@ -117,8 +121,8 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
     tensors = {fmt.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with folder_written_whole(Path(path)) as folder:
         if like is not None:
-            for source in {file for pattern in CARRIED for file in like.glob(pattern)}:
-                if source.name not in NOT_CARRIED:
+            for source in {file for pattern in CARRIED_FILES for file in like.glob(pattern)}:
+                if source.name not in OWN_FILES:
                     shutil.copyfile(source, folder / source.name)
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -205,4 +209,6 @@ def _options(module: nn.Module) -> tuple[type[nn.Module], Any]:
     if not isinstance(module, Layer):
         return type(module), module.extra_repr()
     plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
-    return type(module), {name: value for name, value in plain.items() if name not in ASIDE and name[0] != "_"}
+    return type(module), {
+        name: value for name, value in plain.items() if name not in IGNORED_OPTIONS and name[0] != "_"
+    }

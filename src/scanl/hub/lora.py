@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig  # pyright: ignore[reportMissingImports]
 
 # peft refuses these in models of these types, because the fast path of transformers reads their weights.
-REFUSED = {("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"): ("out_proj",)}
+REFUSED_MODULES = {("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"): ("out_proj",)}
 OUTPUTS = ("head", "lm_head", "embed_out")  # maps to the logits: of scanl.models, and of transformers
 
 
@@ -30,7 +30,7 @@ def projections(model: nn.Module) -> list[str]:
     transformers' Mamba models.
     """
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    refused = {name for types, names in REFUSED.items() if kind in types for name in names}
+    refused = {name for types, names in REFUSED_MODULES.items() if kind in types for name in names}
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     uncalled = read_modules(model).union(*(layer.read_modules() for layer in layers))
     return [

@@ -17,7 +17,7 @@ from scanl.models.decoding.sampling import Choice
 from scanl.whole import whole_number
 
 OWN_CACHES = ("transformers.models.minimax.", "transformers.models.xlstm.")  # whose caches have classes of their own
-UNSEEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+UNSEEN_OPTIONS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 class CacheSession:
@@ -104,7 +104,7 @@ class CacheSession:
             raise ShapeError(f"cache session: input_ids has shape {shape}, expected (1, T) and one beam")
         if attention_mask is not None and not bool(attention_mask.bool().all()):
             raise ShapeError("cache session: attention_mask masks tokens, expected none of padding: it is one text")
-        for name in UNSEEN:
+        for name in UNSEEN_OPTIONS:
             if getattr(config, name, False):
                 raise ConfigError(f"cache session: {name} is True, expected False: only tokens are returned")
 

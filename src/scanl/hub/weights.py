@@ -13,8 +13,8 @@ from torch import Tensor
 from scanl.errors import CheckpointError
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
-NUMBERED = "model_[0-9]*.safetensors"  # the files of xlstm where there are several, without an index
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+NUMBERED_FILES = "model_[0-9]*.safetensors"  # the files of xlstm where there are several, without an index
+PICKLED_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 INTEGERS = {"I8": torch.int8}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -89,7 +89,7 @@ class Weights:
         if self.source.is_file():  # transformers then ignores an index file
             self._files: dict[str, tuple[Path, Stored]] = _tensors(self.source)
             return
-        numbered = sorted(source.glob(NUMBERED))
+        numbered = sorted(source.glob(NUMBERED_FILES))
         if numbered and not (source / INDEX).is_file():
             self.source, self._files = source, _together(numbered)
             return
@@ -266,7 +266,7 @@ def _state_dict(path: Path) -> tuple[list[str], StateDict]:
 
 
 def _nothing(folder: Path, pickled: str | None) -> str:
-    files = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    files = sorted(path.name for pattern in PICKLED_FILES for path in folder.glob(pattern))
     if pickled is not None:
         return f"checkpoint: {folder} has no weights, expected {ONE}, {INDEX} or {pickled}"
     if not files:

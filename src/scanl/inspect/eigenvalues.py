@@ -13,7 +13,7 @@ from scanl.layers.base import Layer
 from scanl.layers.state import State, flatten, index, leaves, unflatten
 
 MAX_NUMBERS = 2**13  # numbers of a state
-DENSE = 2**11  # numbers of a block
+MAX_BLOCK_NUMBERS = 2**11  # numbers of a block
 BUDGET = 2**21  # numbers of all copies of the state that are in memory at once
 STEPS = 64  # steps after which the eigenvalues are taken
 
@@ -120,10 +120,10 @@ def _of_row(layer: Layer, x: Tensor, state: State) -> Tensor:
     order = blocks.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order)) - (size.cumsum(0) - size)[blocks[order]]
-    if size.max() > DENSE:
+    if size.max() > MAX_BLOCK_NUMBERS:
         raise ConfigError(
-            f"eigenvalues: {int(size.max())} numbers of the state act on each other, expected at most {DENSE}; build "
-            "the layer with a smaller dim"
+            f"eigenvalues: {int(size.max())} numbers of the state act on each other, expected at most "
+            f"{MAX_BLOCK_NUMBERS}; build the layer with a smaller dim"
         )
     out = torch.zeros(len(blocks), dtype=torch.complex128)
     for width in size[size > 0].unique().tolist():

@@ -11,7 +11,7 @@ from scanl.files import written_whole
 from scanl.inspect.base import Inspection
 
 MAX_PANELS = 12  # panels
-ACROSS = 3
+PANELS_A_ROW = 3
 
 
 def picture(inspections: Inspection | Mapping[str, Inspection], title: str = "") -> Any:
@@ -33,7 +33,7 @@ def picture(inspections: Inspection | Mapping[str, Inspection], title: str = "")
         raise ConfigError("picture: inspections is empty, expected at least one")
     shared = all(inspection.shared for inspection in inspections.values())
     shown = panels[:MAX_PANELS]
-    across = min(len(shown), ACROSS)
+    across = min(len(shown), PANELS_A_ROW)
     down = math.ceil(len(shown) / across)
     figure = Figure(figsize=(6.4 if across == 1 else 4.2 * across, 0.5 + 3.5 * down), layout="constrained")
     every = figure.subplots(down, across, squeeze=False, sharex=shared, sharey=shared).flatten()

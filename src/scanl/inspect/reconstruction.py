@@ -15,7 +15,7 @@ from scanl.layers.parts.polynomial_memory import reconstruct
 from scanl.layers.ssm.hippo import HiPPO
 from scanl.whole import whole_number
 
-WHAT = {
+MEASURE_NAMES = {
     "legs": "LegS: all of the past",
     "legt": "LegT: the last {theta:g} steps",
     "fourier": "Fourier: the last {theta:g} steps",
@@ -100,7 +100,7 @@ def reconstruction(layer: Layer, x: Tensor | None = None) -> Reconstruction:
     steps = steps[steps >= len(signal) - reach * unit]
     age = (len(signal) - 0.5 - steps) / unit
     values = reconstruct(state.c[0, 0], age, measure)
-    return Reconstruction(signal, steps, values, WHAT[measure].format(theta=theta), hippo.state_dim)
+    return Reconstruction(signal, steps, values, MEASURE_NAMES[measure].format(theta=theta), hippo.state_dim)
 
 
 def waves(steps: int = 2000, seed: int = 0) -> Tensor:

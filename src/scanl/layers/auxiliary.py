@@ -45,23 +45,23 @@ class Losses:
         self._terms.setdefault((name, id(layer)), []).append((total, count))
 
 
-_OPEN: ContextVar[Losses | None] = ContextVar("scanl.auxiliary", default=None)
+_OPEN_LOSSES: ContextVar[Losses | None] = ContextVar("scanl.auxiliary", default=None)
 
 
 @contextmanager
 def collect() -> Iterator[Losses]:
     """Collect the losses of all layers that this thread calls inside. The innermost `collect` gets them."""
     losses = Losses()
-    token = _OPEN.set(losses)
+    token = _OPEN_LOSSES.set(losses)
     try:
         yield losses
     finally:
-        _OPEN.reset(token)
+        _OPEN_LOSSES.reset(token)
 
 
 def collecting() -> Losses | None:
     """Return the place to which a layer adds its loss; None if it computes none."""
-    return None if torch.compiler.is_compiling() else _OPEN.get()
+    return None if torch.compiler.is_compiling() else _OPEN_LOSSES.get()
 
 
 class _RepeatContext:
@@ -71,10 +71,10 @@ class _RepeatContext:
         self._tokens: list[Token[Losses | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_OPEN.set(Losses()))
+        self._tokens.append(_OPEN_LOSSES.set(Losses()))
 
     def __exit__(self, *error: object) -> None:
-        _OPEN.reset(self._tokens.pop())
+        _OPEN_LOSSES.reset(self._tokens.pop())
 
 
 class _BufferGuard:

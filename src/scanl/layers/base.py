@@ -30,9 +30,9 @@ class Hint(NamedTuple):
 
 S = TypeVar("S")
 
-UNDECAYED = Hint(weight_decay=False)
+UNDECAYED_HINT = Hint(weight_decay=False)
 
-TAKES = {
+TAKEN_ARGUMENTS = {
     "timespans": "(B, T), the duration of each step in units of the usual one; it multiplies the step of the system",
     "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
     "residual": "(B, T, D), what y is added to; x itself, unless a norm stands before the layer",
@@ -70,7 +70,9 @@ class Layer(Module, metaclass=Configured):
     own_path: ClassVar[bool] = False  # for a preset: its options run other code, so all layer tests run on it
     residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
-    takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `run`, among `TAKES`; set for each subclass
+    takes: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # further arguments of `run`, among `TAKEN_ARGUMENTS`; set for each subclass
     # Parameters that act on the state through several channels, where channels have recurrences of their own otherwise:
     # see `channelwise`. None: the channels have none.
     left_out: ClassVar[Sequence[str] | None] = None
@@ -95,17 +97,17 @@ class Layer(Module, metaclass=Configured):
         cls.preset_of, cls.preset_options, cls.own_path = None, {}, vars(cls).get("own_path", False)
         if cls.state is not None:
             declare(cls.state)
-        for argument in inspect.signature(cls.run).parameters.keys() - COMMON_ARGUMENTS - TAKES.keys():
-            raise nearest(f"argument of run of {cls.__name__}", argument, TAKES)
+        for argument in inspect.signature(cls.run).parameters.keys() - COMMON_ARGUMENTS - TAKEN_ARGUMENTS.keys():
+            raise nearest(f"argument of run of {cls.__name__}", argument, TAKEN_ARGUMENTS)
         called = cls.run if cls.forward is Layer.forward else cls.forward
-        cls.takes = frozenset(TAKES.keys() & inspect.signature(called).parameters.keys())
+        cls.takes = frozenset(TAKEN_ARGUMENTS.keys() & inspect.signature(called).parameters.keys())
         cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
         cls.reads = {path: kind for base in reversed(cls.__mro__) for path, kind in vars(base).get("reads", {}).items()}
 
     @classmethod
     def sections(cls) -> list[str]:
         """Return the parts of the docstring that are made from declarations: options, further arguments and state."""
-        takes = [f"Takes: {argument}, {TAKES[argument]}." for argument in sorted(cls.takes)]
+        takes = [f"Takes: {argument}, {TAKEN_ARGUMENTS[argument]}." for argument in sorted(cls.takes)]
         state = [] if cls.state is None else [f"State: {'; '.join(rows(cls.state))}."]
         return [*Configured.sections(cls), *takes, *state]
 

@@ -120,12 +120,12 @@ def later(layer: StatefulLayer, form: Form | None, state: State, steps: Tensor) 
     return type(state)(*inside)
 
 
-DECLARED: dict[type[tuple[Any, ...]], list[tuple[str, Form]]] = {}  # what the fields of NamedTuples declare
+DECLARED_FORMS: dict[type[tuple[Any, ...]], list[tuple[str, Form]]] = {}  # what the fields of NamedTuples declare
 
 
 def declare(form: Form) -> None:
     """Read the annotations of a NamedTuple, and of those in its fields, before a state of this form is made."""
-    if not inspect.isclass(form) or form in DECLARED:
+    if not inspect.isclass(form) or form in DECLARED_FORMS:
         return
     declared: list[tuple[str, Form]] = []
     for name, hint in get_type_hints(form, include_extras=True).items():
@@ -139,7 +139,7 @@ def declare(form: Form) -> None:
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), (
         f"{form.__name__}: a field lacks StateAxes"
     )
-    DECLARED[form] = declared
+    DECLARED_FORMS[form] = declared
     loadable(form)
     for _, component in declared:
         declare(component)
@@ -147,7 +147,7 @@ def declare(form: Form) -> None:
 
 def fields(form: StateFields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
     """Return the fields of a NamedTuple and what each declares."""
-    return list(form.parts.items()) if isinstance(form, StateFields) else DECLARED[form]
+    return list(form.parts.items()) if isinstance(form, StateFields) else DECLARED_FORMS[form]
 
 
 def rows(form: Form, name: str = "state") -> Iterator[str]:

@@ -22,7 +22,9 @@ from scanl.layers.parts.quantized import prepare, quantized_paths
 from scanl.options import Configured, who
 
 M = TypeVar("M", bound=nn.Module)
-QUANTIZED = "quantized"  # in the header: the bits of the weights that are whole numbers, by the paths of their modules
+QUANTIZED_KEY = (
+    "quantized"  # in the header: the bits of the weights that are whole numbers, by the paths of their modules
+)
 WEIGHTS = "model.safetensors"
 
 
@@ -88,7 +90,7 @@ class Saved(ModelPart, Module, metaclass=Configured):
 
         def make() -> Any:
             model = kind(**restored(about["config"]))
-            prepare(model, about.get(QUANTIZED))
+            prepare(model, about.get(QUANTIZED_KEY))
             return model
 
         try:
@@ -150,7 +152,7 @@ def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) 
     """Write one file with the weights, the class, its configuration and the metadata in `more`."""
     about = recorded(model)
     if paths := quantized_paths(model):
-        about[QUANTIZED] = paths
+        about[QUANTIZED_KEY] = paths
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     try:
         save_tensors(tensors, path, {**about, **(more or {})})

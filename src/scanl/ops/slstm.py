@@ -25,13 +25,13 @@ from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
 
-FORGET = {"sigmoid": late(torch.nn.functional, "logsigmoid"), "exp": lambda raw: raw}
+FORGET_GATES = {"sigmoid": late(torch.nn.functional, "logsigmoid"), "exp": lambda raw: raw}
 
 
 def check_forget(forget: str) -> None:
     """Raise ConfigError for an unknown forget gate."""
-    if forget not in FORGET:
-        raise ConfigError(f"slstm: {unknown('forget', forget, FORGET)}")
+    if forget not in FORGET_GATES:
+        raise ConfigError(f"slstm: {unknown('forget', forget, FORGET_GATES)}")
 
 
 @cell(
@@ -69,7 +69,7 @@ def slstm(
     """
     h, c, n, m = state.unbind(1)
     i, f, z, o = (x + torch.einsum("ghok,bhk->bgho", r, h)).unbind(1)
-    log_forget = m + FORGET[forget](f)
+    log_forget = m + FORGET_GATES[forget](f)
     m = torch.where(n == 0, i, torch.maximum(i, log_forget))
     i, f = torch.exp(i - m), torch.exp((log_forget - m).clamp(max=0))
     c, n = f * c + i * torch.tanh(z), f * n + i

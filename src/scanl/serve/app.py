@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 STATUS: dict[type[ScanlError], int] = {BusyError: 429, SessionBusyError: 409, DivergenceError: 422}
 KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}  # invalid_request_error for others
 MAX_SHOWN_LETTERS = 60  # letters of a wrong value in a sentence
-DISCARDED = 256 * 2**20  # bytes of a body beyond the limit that are read, so that the client can read the answer
+DISCARDED_BYTES = 256 * 2**20  # bytes of a body beyond the limit that are read, so that the client can read the answer
 
 
 class RequestFields(BaseModel):
@@ -360,10 +360,10 @@ def _host(value: str) -> str:
 async def _read(receive: Receive, body: bytearray, limit: int) -> int | None:
     """Read a body, and keep what is within the limit. Return its size; None if the client has gone.
 
-    More is read and dropped, up to `DISCARDED`.
+    More is read and dropped, up to `DISCARDED_BYTES`.
     """
     size = 0
-    while size <= DISCARDED:
+    while size <= DISCARDED_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None

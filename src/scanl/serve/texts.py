@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 from scanl.errors import ConfigError
 
 NEIGHBORS = 8  # tokens with which a token is decoded, because its text may depend on those before it
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # it stands for a byte, or for bytes, of an incomplete character
-MOST = 3  # bytes of an incomplete character
-CONTEXT = NEIGHBORS + MOST  # tokens of a prompt that a decoder needs
+INCOMPLETE_SIGN = "\N{REPLACEMENT CHARACTER}"  # it stands for a byte, or for bytes, of an incomplete character
+MAX_BYTES = 3  # bytes of an incomplete character
+CONTEXT = NEIGHBORS + MAX_BYTES  # tokens of a prompt that a decoder needs
 
 
 class Decoder(Protocol):
@@ -119,7 +119,7 @@ class Characters:
     def add(self, token: int) -> str:
         self._window.append(token)
         text = self._text(self._window)
-        complete = text.rstrip(INCOMPLETE)
+        complete = text.rstrip(INCOMPLETE_SIGN)
         if len(self._window) > 3 * NEIGHBORS:  # no character has so many bytes: they are wrong ones
             complete = text
         new = self._beyond(complete)
@@ -142,7 +142,7 @@ class Characters:
     def _last(self, tokens: Sequence[int]) -> list[int]:
         """Return the last few tokens; a few more if they would begin within a character."""
         windows = [list(tokens[-n:]) for n in range(NEIGHBORS, CONTEXT + 1)]
-        return next((window for window in windows if not self._text(window).startswith(INCOMPLETE)), windows[0])
+        return next((window for window in windows if not self._text(window).startswith(INCOMPLETE_SIGN)), windows[0])
 
     def _text(self, tokens: list[int]) -> str:
         return self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -12,7 +12,7 @@ from scanl.data.questions import FeatureInputs, Label
 from scanl.errors import ConfigError
 from scanl.tasks.stream import Sample, StreamTask
 
-BRIGHTEST = 16
+MAX_BRIGHTNESS = 16
 
 
 @register("digits_stream")
@@ -46,7 +46,7 @@ class DigitsStream(StreamTask):
                 f"{self.name}: the digits come with scikit-learn: pip install 'scanl[sklearn]'"
             ) from error
         data: Any = load_digits()
-        return (data.data / BRIGHTEST).tolist(), data.target.tolist()
+        return (data.data / MAX_BRIGHTNESS).tolist(), data.target.tolist()
 
     def samples(self, random: np.random.Generator) -> Iterator[Sample]:
         images, digits = self.images

@@ -13,8 +13,8 @@ from scanl.data.published.documents import LISTOPS_TOKENS
 from scanl.data.questions import Class, Question, Vocabulary
 from scanl.tasks.base import Task, register
 
-CLOSE = LISTOPS_TOKENS.index("X")
-OPERATORS = range(10, CLOSE)
+CLOSE_TOKEN = LISTOPS_TOKENS.index("X")
+OPERATORS = range(10, CLOSE_TOKEN)
 SHARE = 0.25  # of the nodes that are operators, but for the deepest
 
 
@@ -102,7 +102,7 @@ class ListOps(Task):
         operator = OPERATORS[int(len(OPERATORS) * next(draws))]
         tokens.append(operator)
         numbers = [self._tree(draws, depth + 1, tokens) for _ in range(2 + int(9 * next(draws)))]
-        tokens.append(CLOSE)
+        tokens.append(CLOSE_TOKEN)
         return value(operator, numbers)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
@@ -111,7 +111,7 @@ class ListOps(Task):
         for sequence in inputs.tolist():
             stack: list[Any] = []
             for token in sequence:
-                if token == CLOSE:
+                if token == CLOSE_TOKEN:
                     numbers = []
                     while isinstance(stack[-1], int):
                         numbers.append(stack.pop())

@@ -14,7 +14,7 @@ from scanl.errors import ConfigError
 from scanl.tasks.stream import Sample, StreamTask
 
 Point = NDArray[np.float64]
-DROPPED = 1000  # steps until the state is on the attractor
+DROPPED_STEPS = 1000  # steps until the state is on the attractor
 
 
 def lorenz63(x: Point) -> Point:
@@ -75,7 +75,7 @@ class Flow(StreamTask):
 
     def samples(self, random: np.random.Generator) -> Iterator[Sample]:
         x = self.start(random)
-        for _ in range(DROPPED):
+        for _ in range(DROPPED_STEPS):
             x = rk4(self.velocity, x, self.step)
         seen = self._seen(x, random)
         while True:

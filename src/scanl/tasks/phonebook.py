@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from scanl.data.batch import Batch
 from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
-FIRST = "James Mary John Patricia Robert Linda Michael Barbara William Susan David Jessica Joseph Karen Thomas Sarah".split()  # noqa: E501, SIM905
-LAST = "Smith Jones Brown Davis Miller Wilson Moore Taylor Anderson Jackson White Harris Martin Thompson Garcia Clark Lewis Walker Hall Young King Wright Hill Green Baker Adams Nelson Carter Mitchell Turner Parker Collins".split()  # noqa: E501, SIM905
-NAMES = [f"{first} {last}" for first in FIRST for last in LAST]
+FIRST_NAMES = "James Mary John Patricia Robert Linda Michael Barbara William Susan David Jessica Joseph Karen Thomas Sarah".split()  # noqa: E501, SIM905
+LAST_NAMES = "Smith Jones Brown Davis Miller Wilson Moore Taylor Anderson Jackson White Harris Martin Thompson Garcia Clark Lewis Walker Hall Young King Wright Hill Green Baker Adams Nelson Carter Mitchell Turner Parker Collins".split()  # noqa: E501, SIM905
+NAMES = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
 DIGITS = 10
-LONGEST = max(map(len, NAMES)) + 2 + DIGITS + 1  # of a line with its end
+MAX_LINE_LENGTH = max(map(len, NAMES)) + 2 + DIGITS + 1  # of a line with its end
 
 
 @register("phonebook")
@@ -53,7 +53,7 @@ class Phonebook(Task):
         return (1 / 4 + 9 / 10) / 10
 
     def _generate(self, count: int, random: np.random.Generator) -> Batch:
-        steps = LONGEST * (self.length + 3) + 1
+        steps = MAX_LINE_LENGTH * (self.length + 3) + 1
         names = draw_distinct(random, count, len(NAMES), self.length)
         numbers = random.integers(0, 10, (count, self.length, DIGITS))
         numbers[..., 0] = random.integers(6, 10, (count, self.length))

@@ -13,7 +13,7 @@ from scanl.data.batch import Batch
 from scanl.data.fresh import FreshRows
 from scanl.data.questions import Numbers
 
-ENDLESS = 3  # part of the seed of a stream, beside those of `scanl.data.fresh`
+ENDLESS_KEY = 3  # part of the seed of a stream, beside those of `scanl.data.fresh`
 
 Sample = tuple[list[float], Any]  # inputs, and the numbers or the class; NaN or IGNORED where no answer is wanted
 
@@ -41,7 +41,7 @@ class StreamTask(FreshRows):
 
     def stream(self) -> Iterator[Sample]:
         """Yield the samples of the seed without end, always the same."""
-        return self.samples(np.random.default_rng((self.seed, ENDLESS)))
+        return self.samples(np.random.default_rng((self.seed, ENDLESS_KEY)))
 
     def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:
         rows = [list(islice(self.samples(each), self.length)) for each in random.spawn(count)]

@@ -34,7 +34,7 @@ class BachChorales(Polyphony):
                 parts = musicxml.score(self.files.read(f"bach/{path.name}", self.folder)).findall("part")
                 if len(parts) == 4:
                     rolls.setdefault((frames := roll(musicxml.frames(parts))).tobytes(), frames)
-            except musicxml.BROKEN as error:
+            except musicxml.READ_ERRORS as error:
                 raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
         self.files.check_counts({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
         chorales = FixedPart(list(rolls.values()), np.zeros(len(rolls), np.int64))

@@ -15,7 +15,7 @@ from scanl.data.published.sources import kind
 from scanl.data.questions import Class, FeatureInputs
 from scanl.data.readers import png
 
-HARD = "curv_contour_length_14"
+HARD_FOLDER = "curv_contour_length_14"
 
 
 @kind
@@ -43,7 +43,7 @@ class PublishedPathfinder(FixedRows):
         return self.side**2
 
     def read(self) -> Parts:
-        lists = self.files.below(f"{HARD}/metadata", "*.npy", self.folder)
+        lists = self.files.below(f"{HARD_FOLDER}/metadata", "*.npy", self.folder)
         if odd := [path for path in lists if not path.stem.isdigit()]:
             raise self.files.damaged(odd[0], "its name is no number", self.folder)
         paths: list[Path] = []

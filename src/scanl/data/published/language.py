@@ -16,7 +16,7 @@ from scanl.data.readers import fasta, text
 from scanl.data.text.corpus import Bytes, Corpus
 from scanl.data.text.text import TokenText
 
-WHAT = {"train": "training", "validation": "validation", "test": "test"}  # how published numbers call the parts
+PART_NAMES = {"train": "training", "validation": "validation", "test": "test"}  # how published numbers call the parts
 
 
 @dataclass
@@ -77,7 +77,7 @@ class InParts(PublishedLanguage):
             tokens = read("whole", "")
             twentieth = len(tokens) // 20
             return tokens[: -2 * twentieth], tokens[-2 * twentieth : -twentieth], tokens[-twentieth:]
-        train, validation, test = (read(split, what) for split, what in WHAT.items())
+        train, validation, test = (read(split, what) for split, what in PART_NAMES.items())
         return train, validation, test
 
 
@@ -117,7 +117,7 @@ class Words(PublishedLanguage):
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:
         layout, known, parts = self.files.laid_out(self.folder), dict[str, int](), []
-        for split, what in WHAT.items():
+        for split, what in PART_NAMES.items():
             (name,) = layout.parts[split]
             words = self.readers[layout.reader](self.files, name, self.folder)
             if split == "train":

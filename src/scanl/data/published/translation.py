@@ -19,7 +19,7 @@ from scanl.data.readers.sword import entries
 from scanl.errors import ConfigError
 
 Pairs = list[tuple[str, str]]
-MEASURED = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+MEASURED_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
 class JoinedRows(Sequence[NDArray[np.uint8]]):
@@ -151,7 +151,7 @@ class IWSLT14Pairs(Translation):
         names = [f"train.tags.de-en.{language}" for language in ("de", "en")]
         spoken = self.parallel(self.files, names, [list(self._spoken(name)) for name in names])
         train = [pair for pair in spoken if _alike(*pair)]
-        test = [pair for split in MEASURED for pair in self._segments(split)]
+        test = [pair for split in MEASURED_SETS for pair in self._segments(split)]
         self.files.check_counts({"test pairs": len(test)}, self.folder)
         return [pair for i, pair in enumerate(train, 1) if i % 23], train[22::23], test
 

@@ -12,14 +12,14 @@ from math import ceil
 from xml.etree import ElementTree
 
 STEPS = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}  # above C, in semitones
-BROKEN = (
+READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError),  # of the archive
     *(ElementTree.ParseError, LookupError, ValueError),  # of the score
 )
 
 
 def score(content: bytes) -> ElementTree.Element:
-    """Return the score of a compressed MusicXML file. Raises one of `BROKEN` if there is none."""
+    """Return the score of a compressed MusicXML file. Raises one of `READ_ERRORS` if there is none."""
     with zipfile.ZipFile(BytesIO(content)) as archive:
         names = [file.get("full-path", "") for file in _xml(archive.read("META-INF/container.xml")).iter("rootfile")]
         root = _xml(archive.read(names[0]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from scanl.data.files import Files
 
-BROKEN = (
+READ_ERRORS = (
     pickle.UnpicklingError,
     ArithmeticError,
     AttributeError,
@@ -103,5 +103,5 @@ def plain(content: bytes, files: Files, path: Path, folder: str = "") -> Any:
     """
     try:
         return _PlainUnpickler(io.BytesIO(content), encoding="latin-1").load()
-    except BROKEN as error:
+    except READ_ERRORS as error:
         raise files.damaged(path, f"it is no pickle of plain data: {error}", folder) from error

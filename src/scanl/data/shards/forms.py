@@ -35,7 +35,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-PACKED: Mapping[str, Callable[[Any], Any]] = {
+UNPACKERS: Mapping[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".bz2": bz2.open,
@@ -192,20 +192,20 @@ FORMS: tuple[ShardForm, ...] = (Parquet(), JSONLines(), Lines(), Tar())
 def form_of(path: str) -> ShardForm | None:
     """Return the form of a file by the ending of its name, or None for another file."""
     name = path.lower()
-    for ending in PACKED:
+    for ending in UNPACKERS:
         name = name.removesuffix(ending)
     return next((form for form in FORMS if name.endswith(form.endings)), None)
 
 
 def is_packed(path: str) -> bool:
     """Whether a file is unpacked when it is read."""
-    return path.lower().endswith((*PACKED, ".tgz"))
+    return path.lower().endswith((*UNPACKERS, ".tgz"))
 
 
 def unpacked(file: Any, path: str) -> Any:
     """Return an open file with the content of a packed one; another file as it is."""
     ending = path.lower().replace(".tgz", ".gz")
-    return next((opened(file) for packed, opened in PACKED.items() if ending.endswith(packed)), file)
+    return next((opened(file) for packed, opened in UNPACKERS.items() if ending.endswith(packed)), file)
 
 
 def _skip(file: Any, count: int) -> None:

@@ -8,10 +8,10 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scanl.data.shards.forms import FORMS, PACKED, ShardForm, form_of, is_packed, unpacked
+from scanl.data.shards.forms import FORMS, UNPACKERS, ShardForm, form_of, is_packed, unpacked
 from scanl.errors import ConfigError, DataError
 
-BESIDE = (".md", ".json", ".yaml")  # files that describe shards and lie beside them
+OTHER_ENDINGS = (".md", ".json", ".yaml")  # files that describe shards and lie beside them
 
 
 class Shard(NamedTuple):
@@ -57,7 +57,7 @@ def is_sharded(word: str) -> bool:
         return True
     path, form = Path(word), form_of(word)
     if path.is_dir():
-        files = [file for file in _visible(path) if not file.lower().endswith(BESIDE)]
+        files = [file for file in _visible(path) if not file.lower().endswith(OTHER_ENDINGS)]
         return bool(files) and all((form := form_of(file)) and (form.certain or is_packed(file)) for file in files)
     if form is None:
         return False
@@ -118,7 +118,7 @@ def _files(word: str) -> dict[str, int | None]:
     }
     if not files:
         raise DataError(
-            f"shards: {word} has no shard, expected files of {kinds}, also packed ({', '.join(PACKED)}): {hint}"
+            f"shards: {word} has no shard, expected files of {kinds}, also packed ({', '.join(UNPACKERS)}): {hint}"
         )
     return files
 

@@ -26,13 +26,13 @@ from scanl.data.questions import NextToken, Vocabulary
 from scanl.data.shards.listing import Shard, listed
 from scanl.data.shards.reader import ShardPlace, ShardReader, ShardRow
 from scanl.data.text.corpus import SEPARATOR, compressed, fraction
-from scanl.data.text.text import MOST_HELD_OUT
+from scanl.data.text.text import MAX_HELD_BYTES
 from scanl.errors import ConfigError, DataError
 
-SAMPLED = 32  # shards over which a sample of the held-out documents is spread, at most
-SORTED = 256  # held-out documents that are sorted by length, so that rows of a batch are about as long
+SAMPLE_SIZE = 32  # shards over which a sample of the held-out documents is spread, at most
+SORTED_DOCUMENTS = 256  # held-out documents that are sorted by length, so that rows of a batch are about as long
 STEPS = 2**20  # steps of a batch of held-out documents, at most, unless one document is longer
-RECENT = 4  # marks that are remembered: Lightning reads a batch before it needs it
+RECENT_MARKS = 4  # marks that are remembered: Lightning reads a batch before it needs it
 
 
 class RowStart(NamedTuple):
@@ -98,7 +98,7 @@ class ShardedText(Source, PackedDocuments):
         check_positive(self.name, self, ["sequence_length", "window"])
         if not 0 < self.held_out <= 1:
             raise ConfigError(f"{self.name}: held_out is {self.held_out}, expected above 0 and at most 1")
-        self._marks = deque([RowStart()], RECENT)
+        self._marks = deque([RowStart()], RECENT_MARKS)
         self._mark = RowStart()
         self._rows = self._packed(self._mark)
 
@@ -143,7 +143,7 @@ class ShardedText(Source, PackedDocuments):
     def exam(self, *, sample: bool = False) -> Exam:
         """Return an exam on the held-out documents."""
         if sample:
-            texts = self._sampled(MOST_HELD_OUT)
+            texts = self._sampled(MAX_HELD_BYTES)
             count = sum(len(text) - 1 for text in texts)
             beside = compressed(np.frombuffer(b"".join(text[1:] for text in texts), np.uint8))
             title = f"{self.metric} on {count:,} bytes of held-out documents:"
@@ -232,7 +232,7 @@ class ShardedText(Source, PackedDocuments):
     def _sampled(self, count: int) -> list[bytes]:
         """Return about `count` bytes of held-out documents: the first of shards at equal distances."""
         every = self.reader.shards
-        number = min(SAMPLED, len(every), count)
+        number = min(SAMPLE_SIZE, len(every), count)
         texts: list[bytes] = []
         for shard in (every[place * len(every) // number] for place in range(number)):
             remaining = count // number
@@ -246,7 +246,7 @@ class ShardedText(Source, PackedDocuments):
 
 def _batches(texts: Iterator[bytes]) -> Iterator[Batch]:
     """Yield documents between zero bytes as rows of batches. The rows of a batch are about equally long."""
-    while group := sorted(islice(texts, SORTED), key=len):
+    while group := sorted(islice(texts, SORTED_DOCUMENTS), key=len):
         rows: list[bytes] = []
         for text in group:
             if rows and (len(rows) + 1) * len(text) > STEPS:

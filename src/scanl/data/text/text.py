@@ -21,7 +21,7 @@ from scanl.data.text.corpus import read_corpus as read_corpus
 from scanl.data.text.corpus import standard_library as standard_library
 from scanl.errors import ConfigError
 
-MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
+MAX_HELD_BYTES = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
 
 
 class Order(Protocol):
@@ -157,7 +157,7 @@ class TokenText(Source):
 
     def exam(self, *, sample: bool = False) -> Exam:
         """Return an exam on the test part."""
-        text, total = spread(self.test, MOST_HELD_OUT) if sample else self.test, len(self.test)
+        text, total = spread(self.test, MAX_HELD_BYTES) if sample else self.test, len(self.test)
         return self._exam(
             text, f"held-out {self.unit}s" if len(text) == total else f"{self.unit}s, a sample of {total:,} held out"
         )

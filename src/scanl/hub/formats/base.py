@@ -90,7 +90,7 @@ class CheckpointLayout(ABC):
     @classmethod
     def turn(cls, name: str) -> "Turn":
         """Return the stored form of one of our weights."""
-        return next((turn for end, turn in cls.turned.items() if name.endswith(end)), AS_STORED)
+        return next((turn for end, turn in cls.turned.items() if name.endswith(end)), STORED_TURN)
 
 
 class Turn(NamedTuple):
@@ -103,8 +103,8 @@ class Turn(NamedTuple):
     tensor: Callable[[Tensor], Tensor]
 
 
-AS_STORED = Turn(lambda shape: shape, lambda tensor: tensor)
-TRANSPOSED = Turn(lambda shape: shape[::-1], lambda tensor: tensor.T.contiguous())
+STORED_TURN = Turn(lambda shape: shape, lambda tensor: tensor)
+TRANSPOSED_TURN = Turn(lambda shape: shape[::-1], lambda tensor: tensor.T.contiguous())
 VECTOR = Turn(lambda shape: shape[2:], lambda tensor: tensor[None, None])  # (D,) for our (1, 1, D)
 
 

@@ -7,7 +7,10 @@ from typing import Any, ClassVar
 from scanl.hub.formats.mamba import MambaFormat
 from scanl.hub.originals.base import Original, register
 
-RENAMED = {"time_step_rank": "dt_rank", "layer_norm_epsilon": "norm_eps"}  # options of Mamba: transformers' -> fla's
+RENAMED_OPTIONS = {
+    "time_step_rank": "dt_rank",
+    "layer_norm_epsilon": "norm_eps",
+}  # options of Mamba: transformers' -> fla's
 
 
 class FLA(Original):
@@ -222,13 +225,13 @@ class FlaMamba(Original):
 
     program: ClassVar = FLA.program
     defaults: ClassVar = {
-        **{name: value for name, value in MambaFormat.defaults.items() if name not in RENAMED},
+        **{name: value for name, value in MambaFormat.defaults.items() if name not in RENAMED_OPTIONS},
         "vocab_size": 32000,
         "hidden_size": 2048,
         "num_hidden_layers": 48,
         "residual_in_fp32": False,
         "tie_word_embeddings": False,
-        **{stored: MambaFormat.defaults[name] for name, stored in RENAMED.items()},
+        **{stored: MambaFormat.defaults[name] for name, stored in RENAMED_OPTIONS.items()},
     }
     only: ClassVar = MambaFormat.only
     weights: ClassVar = MambaFormat.weights
@@ -240,7 +243,7 @@ class FlaMamba(Original):
     @staticmethod
     def entries(config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options as transformers calls them."""
-        return {**config, **{name: config[stored] for name, stored in RENAMED.items()}}
+        return {**config, **{name: config[stored] for name, stored in RENAMED_OPTIONS.items()}}
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:

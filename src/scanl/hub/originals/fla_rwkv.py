@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from scanl.errors import ConfigError
-from scanl.hub.formats.base import TRANSPOSED, VECTOR, Turn
+from scanl.hub.formats.base import TRANSPOSED_TURN, VECTOR, Turn
 from scanl.hub.originals.base import register
 from scanl.hub.originals.fla import FLA, rounded_up
 
@@ -81,7 +81,7 @@ class FlaRWKV6(FlaRWKV):
     }
     turned: ClassVar = {
         "mixer.time_maa_w1": Turn(
-            TRANSPOSED.shape, lambda tensor: tensor.unflatten(0, (5, -1))[ORDER].flatten(0, 1).T.contiguous()
+            TRANSPOSED_TURN.shape, lambda tensor: tensor.unflatten(0, (5, -1))[ORDER].flatten(0, 1).T.contiguous()
         ),
         "mixer.time_maa_w2": Turn(
             lambda shape: (shape[2], shape[0] * shape[1]),
@@ -91,7 +91,7 @@ class FlaRWKV6(FlaRWKV):
             f"mixer.time_maa_{letter}": Turn(lambda shape: (5, shape[2]), lambda tensor, at=at: tensor[None, [at]])
             for at, letter in enumerate(SHIFTS)
         },
-        **{f"mixer.time_decay_w{place}": TRANSPOSED for place in (1, 2)},
+        **{f"mixer.time_decay_w{place}": TRANSPOSED_TURN for place in (1, 2)},
         **dict.fromkeys(("time_maa_x", "time_decay", "channel.time_maa_k", "channel.time_maa_r"), VECTOR),
         "mixer.receptance.weight": Turn(lambda shape: shape, lambda tensor: 8 * tensor),
     }
@@ -151,7 +151,7 @@ class FlaRWKV7(FlaRWKV):
         **FlaRWKV.weights,
     }
     turned: ClassVar = {
-        **{f"mixer.{letter}{place}": TRANSPOSED for letter in "wavg" for place in (1, 2)},
+        **{f"mixer.{letter}{place}": TRANSPOSED_TURN for letter in "wavg" for place in (1, 2)},
         **{f"mixer.{name}": VECTOR for name in ("w0", "a0", "v0", "k_k", "k_a")},
         "channel.x_k": VECTOR,
     }

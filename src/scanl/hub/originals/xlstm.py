@@ -6,14 +6,17 @@ from typing import Any, ClassVar
 from scanl.hub.formats.xlstm import XLSTMFormat
 from scanl.hub.originals.base import Original, register
 
-SAME = {"embedding_dim": "hidden_size", "num_blocks": "num_hidden_layers"}  # names of xlstm -> names of transformers
+SAME_OPTIONS = {
+    "embedding_dim": "hidden_size",
+    "num_blocks": "num_hidden_layers",
+}  # names of xlstm -> names of transformers
 
 
 @register("xlstm_large")
 class XLSTMLarge(Original):
     program: ClassVar = "xlstm"
     defaults: ClassVar = {
-        **{name: value for name, value in XLSTMFormat.defaults.items() if name not in SAME.values()},
+        **{name: value for name, value in XLSTMFormat.defaults.items() if name not in SAME_OPTIONS.values()},
         "embedding_dim": 4096,
         "num_blocks": 32,
         "ffn_proj_factor": 2.6667,
@@ -29,7 +32,7 @@ class XLSTMLarge(Original):
     @staticmethod
     def entries(config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options as transformers calls them."""
-        return {**config, **{name: config[stored] for stored, name in SAME.items()}}
+        return {**config, **{name: config[stored] for stored, name in SAME_OPTIONS.items()}}
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from scanl.layers.parts.short_convolution import convolve
 from scanl.ops import linear_scan
 from scanl.ops.fused.rglru_gates import BoundedSqrt
 
-CACHED = 1 << 18  # numbers in a piece of a tensor; several pieces fit the L2 cache
+CACHED_NUMBERS = 1 << 18  # numbers in a piece of a tensor; several pieces fit the L2 cache
 
 
 @register("recurrent_gemma")
@@ -121,7 +121,7 @@ def _rg_lru(
     module: Any, u: Tensor, first: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     # The gates take a dozen operations. In pieces, their operands stay in the L2 cache.
-    steps = max(1, CACHED // max(1, u.shape[0] * u.shape[2]))
+    steps = max(1, CACHED_NUMBERS // max(1, u.shape[0] * u.shape[2]))
     pieces = [_gated(module, *piece) for piece in zip(u.split(steps, 1), first.split(steps, 1), strict=True)]
     entering, a = (torch.cat(values, 1) for values in zip(*pieces, strict=True))
     y, last = linear_scan(entering, a, state, cu_seqlens=cu_seqlens)

@@ -11,7 +11,7 @@ from scanl.hub.patches.base import Patch, decay, register
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.ops import weighted_average
 
-_CORRECTS = ("padding is left out", "one token at a time works in a batch", "packed sequences are kept apart")
+_CORRECTIONS = ("padding is left out", "one token at a time works in a batch", "packed sequences are kept apart")
 
 
 class State(list[Tensor]):
@@ -28,7 +28,7 @@ class RWKVPatch(Patch):
     modules: ClassVar = ("rwkv.RwkvSelfAttention",)
     original: ClassVar = "a Python loop over the steps"
     runs: ClassVar = "weighted_average"
-    corrects: ClassVar = (*_CORRECTS, "beam search works")
+    corrects: ClassVar = (*_CORRECTIONS, "beam search works")
     reads: ClassVar = ("time_shift",)
     needs_call: ClassVar = ("padding", "packing")
 
@@ -68,7 +68,7 @@ class RWKVChannelMixPatch(Patch):
     modules: ClassVar = ("rwkv.RwkvFeedForward",)
     original: ClassVar = "plain PyTorch"
     runs: ClassVar = "the same, without padding and across no packed sequence"
-    corrects: ClassVar = _CORRECTS
+    corrects: ClassVar = _CORRECTIONS
     reads: ClassVar = RWKVPatch.reads
     needs_call: ClassVar = RWKVPatch.needs_call
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.rmt import Horizon
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.masked_attention import attend
@@ -159,7 +159,7 @@ class BlockRecurrent(SegmentLayer):
     source = 'Hutchins et al., "Block-Recurrent Transformers", arXiv:2203.07852, sec. 3, and its code'
     excused: ClassVar = {"default_sizes_are_in_proportion": "tokens and states have projections each"}
     sample: ClassVar = {"num_heads": 3, "window": 3, "num_slots": 2}
-    hints: ClassVar = {"bias": UNDECAYED, "slots": UNDECAYED, "ids": UNDECAYED}
+    hints: ClassVar = {"bias": UNDECAYED_HINT, "slots": UNDECAYED_HINT, "ids": UNDECAYED_HINT}
     state: ClassVar = BlockRecurrentState
 
     def __init__(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.block_recurrent import BUCKETS, TwoAttentionHeads, attend_to_window
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.designation import layer_class, make_layer
 from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.parts.masked_attention import attend
@@ -69,7 +69,7 @@ class BlockStateTransformer(SegmentLayer):
         "block and its contexts are kept",
     }
     sample: ClassVar = {"num_heads": 3, "window": 3, "layer_options": {"state_dim": 4}}
-    hints: ClassVar = {"bias": UNDECAYED, "slots": UNDECAYED, "ids": UNDECAYED}
+    hints: ClassVar = {"bias": UNDECAYED_HINT, "slots": UNDECAYED_HINT, "ids": UNDECAYED_HINT}
     state: ClassVar = BSTState
 
     slots: nn.Parameter | None

@@ -11,7 +11,7 @@ from scanl.layers import options, registry
 from scanl.layers.attention.attention import Attention
 from scanl.layers.attention.softmax_attention import memory
 from scanl.layers.base import widen
-from scanl.layers.parts.masked_attention import KEYS_AT_ONCE
+from scanl.layers.parts.masked_attention import KEYS_EXCUSE
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import SegmentMemory, linear_scan
 
@@ -38,7 +38,7 @@ class ForgettingAttention(Attention):
     source = (
         'Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate", arXiv:2503.02130, eq. (5) to (8)'
     )
-    excused: ClassVar = {"bits_are_the_same_in_any_company": KEYS_AT_ONCE}
+    excused: ClassVar = {"bits_are_the_same_in_any_company": KEYS_EXCUSE}
     sample: ClassVar = {"num_heads": 3, "max_length": 80}
 
     state: ClassVar = memory(

@@ -25,7 +25,7 @@ PositionBias = Annotated[
 QueryKeyDim = Annotated[options.KeyDim, "S, channels of queries and keys; by default D / 4, even, at most 128"]
 
 
-BEFORE = 0.5  # b(1), bias of the step before, at the start
+INITIAL_BIAS = 0.5  # b(1), bias of the step before, at the start
 
 
 class GatedAttentionUnit(Layer):
@@ -64,7 +64,7 @@ class GatedAttentionUnit(Layer):
         self.beta = nn.Parameter(torch.zeros(count, z_dim))
         self.rel_pos_bias = SimpleBias(reach) if position_bias == "simple" else RotaryBias(z_dim)
         if isinstance(self.rel_pos_bias, SimpleBias) and reach > 1:
-            self.rel_pos_bias.rel_pos_bias.detach()[reach - 2] = BEFORE
+            self.rel_pos_bias.rel_pos_bias.detach()[reach - 2] = INITIAL_BIAS
 
     def _operands(self, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return u (B, T, E), v (B, T, E) and the rotated queries and keys (B, T, count, S)."""

@@ -21,7 +21,7 @@ from scanl.ops._frame.nonfinite import faulty, since
 
 EPS = 1e-6  # of the memory's norm
 
-STEPS_AT_ONCE = "the steps of a mini-batch are summed at once, and how many there are depends on the call"
+STEPS_EXCUSE = "the steps of a mini-batch are summed at once, and how many there are depends on the call"
 
 
 class Rates(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.parts.delta_memory import DeltaMemory
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import dplr_scan
@@ -32,7 +32,7 @@ class Comba(DeltaMemory):
     )
     source = 'Hu et al., "Comba: Improving Bilinear RNNs with Closed-loop Control", arXiv:2506.02475, sec. 3'
     op = "dplr_scan"
-    hints: ClassVar = {"D": UNDECAYED}
+    hints: ClassVar = {"D": UNDECAYED_HINT}
 
     def __init__(
         self,

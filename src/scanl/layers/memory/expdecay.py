@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, Layer, widen
+from scanl.layers.base import UNDECAYED_HINT, Layer, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_attention
 
@@ -28,7 +28,7 @@ class ExpDecay(Layer):
     state: ClassVar = StateAxes("num_heads, head_dim, head_dim")
     sample: ClassVar = {"num_heads": 3}
     residual_out = "o_proj"
-    hints: ClassVar = {"decay": UNDECAYED}
+    hints: ClassVar = {"decay": UNDECAYED_HINT}
 
     def __init__(self, dim: options.Dim, num_heads: options.Heads = 4) -> None:
         super().__init__()

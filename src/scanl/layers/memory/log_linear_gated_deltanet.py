@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.delta_memory import DeltaMemory
 from scanl.layers.parts.levels import count_levels, levels
@@ -53,7 +53,7 @@ class LogLinearGatedDeltaNet(DeltaMemory):
     source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761'
     state: ClassVar = LevelsState
     sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4, "max_length": 80}
-    hints: ClassVar = {"L": UNDECAYED}
+    hints: ClassVar = {"L": UNDECAYED_HINT}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import LastInputs, QueryKeyValue
@@ -60,7 +60,7 @@ class MesaNet(QueryKeyValue):
     state: ClassVar = MesaState
     sample: ClassVar = {"num_heads": 2, "head_dim": 3, "max_iterations": 4}
     residual_out = "o_proj"
-    hints: ClassVar = {"lambda_params": UNDECAYED}
+    hints: ClassVar = {"lambda_params": UNDECAYED_HINT}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, as_widened, widen
+from scanl.layers.base import UNDECAYED_HINT, as_widened, widen
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.delta_memory import DeltaMemory, ExpandHead
 from scanl.layers.parts.query_key_value import MemoryState
@@ -83,7 +83,7 @@ class MomentumDeltaNet(DeltaMemory):
     source = SOURCE
     op = momentum_delta_cell.name
     sample: ClassVar = {"head_dim": 3, "num_heads": 2}
-    hints: ClassVar = dict.fromkeys(("mu_bias", "Mu_log", "log_factor", "D_log"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("mu_bias", "Mu_log", "log_factor", "D_log"), UNDECAYED_HINT)
 
     def __init__(
         self,

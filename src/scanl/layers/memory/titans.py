@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import initial
-from scanl.layers.memory._mini_batches import STEPS_AT_ONCE, Norm, Rates, in_mini_batches, learn, rates
+from scanl.layers.memory._mini_batches import STEPS_EXCUSE, Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import WINDOWS, QueryKeyValue, Windows
@@ -125,7 +125,7 @@ class Titans(QueryKeyValue):
     residual_out = "o_proj"
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "its state is three models with hidden layers",
-        "bits_are_the_same_in_any_company": STEPS_AT_ONCE,
+        "bits_are_the_same_in_any_company": STEPS_EXCUSE,
     }
 
     def __init__(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.memory._mini_batches import STEPS_AT_ONCE, Norm, Rates, in_mini_batches, learn, rates
+from scanl.layers.memory._mini_batches import STEPS_EXCUSE, Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType, loadable
@@ -119,7 +119,7 @@ class TTTLinear(Layer):
         'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, as '
         "in the authors' program"
     )
-    excused: ClassVar = {"bits_are_the_same_in_any_company": STEPS_AT_ONCE}
+    excused: ClassVar = {"bits_are_the_same_in_any_company": STEPS_EXCUSE}
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from scanl.layers import options, registry
-from scanl.layers.memory._mini_batches import STEPS_AT_ONCE
+from scanl.layers.memory._mini_batches import STEPS_EXCUSE
 from scanl.layers.memory.ttt_linear import BaseRate, Heads, TTTLinear
 
 
@@ -24,7 +24,7 @@ class TTTMLP(TTTLinear):
     hidden = (4,)
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "its state is a model with a hidden layer in each head",
-        "bits_are_the_same_in_any_company": STEPS_AT_ONCE,
+        "bits_are_the_same_in_any_company": STEPS_EXCUSE,
     }
 
     def __init__(self, dim: options.Dim, num_heads: Heads = None, *, base_lr: BaseRate = 0.1, **others: Any) -> None:

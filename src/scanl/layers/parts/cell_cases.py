@@ -14,7 +14,9 @@ from scanl.ops.cell import Cell
 from scanl.ops.registry import OpSample
 
 Change = Callable[[Tensor], Tensor]
-WRONG = re.compile(r"(\w+) (?:has shape (?P<shape>\([\d, ]*\))|has (?P<axis>\w+)=(?P<size>\d+)|is missing), expected")
+ERROR_PATTERN = re.compile(
+    r"(\w+) (?:has shape (?P<shape>\([\d, ]*\))|has (?P<axis>\w+)=(?P<size>\d+)|is missing), expected"
+)
 
 
 def cases(
@@ -44,7 +46,7 @@ def cases(
 
     def errors() -> Iterator[tuple[OpSample, str]]:
         for message in messages:
-            mistake = WRONG.match(message)
+            mistake = ERROR_PATTERN.match(message)
             assert mistake is not None, message
             name, (shape, axis, size) = mistake[1], mistake.group("shape", "axis", "size")
             shapes = _shapes(cell, {**known, "B": 2, "T": 5, **({axis: int(size)} if axis else {})}, 2)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.layers.parts.time_step import time_step_bias
@@ -27,7 +27,7 @@ class DeltaMemory(QueryKeyValue):
     op = "delta_rule"
     sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4}
     residual_out = "o_proj"
-    hints: ClassVar = dict.fromkeys(("A_log", "dt_bias"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("A_log", "dt_bias"), UNDECAYED_HINT)
     keys_by_dim: ClassVar[float] = 0.75  # channels of all heads of keys over D, by default
 
     # A subclass with options of these names sets them before it calls the constructor.

@@ -23,13 +23,13 @@ from scanl.ops.feature_maps import (
 )
 from scanl.options import Configured, above, at_least
 
-_RANDOM = {
+_RANDOM_MAPS = {
     function.__name__: function
     for function in (positive_random_features, trigonometric_random_features, fourier_features, arc_cosine_features)
 }
 # The kernel of these maps is a function of q·k, that of softmax or close to it. Scaling q and k by K^(-1/4) makes it
 # one of q·k/sqrt(K).
-_SCALED = ("taylor", "quadratic", "positive_random_features", "trigonometric_random_features")
+_SCALED_MAPS = ("taylor", "quadratic", "positive_random_features", "trigonometric_random_features")
 
 
 Name = Annotated[
@@ -68,7 +68,7 @@ class FeatureMap(Module, metaclass=Configured):
         degree: Degree = 2,
     ) -> None:
         super().__init__()
-        known = [*FEATURE_MAPS, *_RANDOM, "cosine_reweighting"]
+        known = [*FEATURE_MAPS, *_RANDOM_MAPS, "cosine_reweighting"]
         name = feature_map
         self.function = None if isinstance(name, str) else name
         if self.function is None and name not in known:
@@ -79,9 +79,9 @@ class FeatureMap(Module, metaclass=Configured):
         self.positional = name == "cosine_reweighting"
         by_head = name == "fourier_features"
         shape = (num_heads, num_features, head_dim) if by_head else (num_features, head_dim)
-        self.register_buffer("projection", torch.empty(shape) if name in _RANDOM else None)
+        self.register_buffer("projection", torch.empty(shape) if name in _RANDOM_MAPS else None)
         self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if by_head else None
-        if name in _RANDOM:
+        if name in _RANDOM_MAPS:
             self.redraw()
         probe = torch.zeros(1, 1, num_heads, head_dim)
         features = self(probe, probe.new_zeros(1, 1))
@@ -107,7 +107,7 @@ class FeatureMap(Module, metaclass=Configured):
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """Return φ(q_i)·φ(k_j), (..., I, J), of queries (..., I, K) and keys (..., J, K), without their features."""
         scores = widen(q) @ widen(k).mT
-        if self.name in _SCALED:
+        if self.name in _SCALED_MAPS:
             scores = scores * self.head_dim**-0.5
         if self.name == "quadratic":
             return scores.square()
@@ -118,12 +118,12 @@ class FeatureMap(Module, metaclass=Configured):
         x = widen(x)
         if self.function is not None:
             return self.function(x)
-        if self.name in _SCALED:
+        if self.name in _SCALED_MAPS:
             x = x * self.head_dim**-0.25
         if self.sigma is not None:
             x = x / (x.norm(dim=-1, keepdim=True) + 1e-3) * widen(self.sigma)[:, 0]
         if self.projection is not None:
-            return _RANDOM[str(self.name)](x, self.projection)
+            return _RANDOM_MAPS[str(self.name)](x, self.projection)
         if self.name == "dpfp":
             return dpfp(x, self.nu)
         if self.name == "polynomial":

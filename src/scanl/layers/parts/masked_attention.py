@@ -7,7 +7,7 @@ from scanl.layers.base import as_widened, widen
 from scanl.ops._attention import softmax_attention
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 
-KEYS_AT_ONCE = "softmax sums over the keys of a block at once, and how many a block has depends on the call"
+KEYS_EXCUSE = "softmax sums over the keys of a block at once, and how many a block has depends on the call"
 
 
 def attend(

@@ -9,7 +9,7 @@ from scanl.options import above, at_least
 
 # Laws that no function with a pseudo-derivative obeys: of cells, and of layers.
 SURROGATE = {"the gradients of the output": "a pseudo-derivative stands for the derivative of a spike"}
-SPIKING: dict[str, str] = {
+SPIKE_EXCUSES: dict[str, str] = {
     "gradients_are_the_derivatives_and_reach_every_parameter": "a pseudo-derivative stands for that of a spike",
     "the_derivative_of_a_gradient_is_right": "the pseudo-derivative is a constant for the second derivative",
 }

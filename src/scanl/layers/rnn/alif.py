@@ -11,7 +11,7 @@ from scanl.layers import options, registry
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
-from scanl.layers.rnn._spikes import SPIKING, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
+from scanl.layers.rnn._spikes import SPIKE_EXCUSES, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
 from scanl.ops.cell import cell
 from scanl.options import at_least, between
 
@@ -73,7 +73,7 @@ class ALIF(CellLayer):
     )
     cell = alif_cell
     state: ClassVar = StateAxes("2, dim", "v and a")
-    excused: ClassVar = SPIKING
+    excused: ClassVar = SPIKE_EXCUSES
     added: ClassVar = {}  # the Newton methods need derivatives, not pseudo-derivatives
     sample: ClassVar = {"tau": 2.0, "decay": 0.9}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, as_widened, widen
+from scanl.layers.base import UNDECAYED_HINT, as_widened, widen
 from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
@@ -53,7 +53,7 @@ class ScalarLSTMs(ChannelwiseLayer, SolvedLayer):
 
     op = "columnar_cell"
     state: ClassVar = ColumnarState
-    hints: ClassVar = {"recurrent": UNDECAYED}
+    hints: ClassVar = {"recurrent": UNDECAYED_HINT}
 
     def __init__(self, dim: int, width: int, init_scale: float) -> None:
         super().__init__()

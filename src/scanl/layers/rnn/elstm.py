@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, as_widened, widen
+from scanl.layers.base import UNDECAYED_HINT, as_widened, widen
 from scanl.layers.channelwise import ChannelwiseLayer, Drive
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
@@ -59,7 +59,7 @@ class ELSTM(ChannelwiseLayer, SolvedLayer):
     source = elstm_cell.source
     op = "elstm_cell"
     state: ClassVar = StateAxes("dim", "c")
-    hints: ClassVar = dict.fromkeys(("wv_z", "wv_f"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("wv_z", "wv_f"), UNDECAYED_HINT)
 
     def __init__(
         self,

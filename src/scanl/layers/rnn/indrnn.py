@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -38,7 +38,7 @@ class IndRNN(ChannelwiseLayer, SolvedLayer):
     )
     op = "indrnn"
     state: ClassVar = StateAxes("dim")
-    hints: ClassVar = {"weight_hh": UNDECAYED}
+    hints: ClassVar = {"weight_hh": UNDECAYED_HINT}
 
     def __init__(
         self,

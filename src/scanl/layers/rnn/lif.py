@@ -11,7 +11,7 @@ from scanl.layers import options, registry
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
-from scanl.layers.rnn._spikes import SPIKING, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
+from scanl.layers.rnn._spikes import SPIKE_EXCUSES, SURROGATE, Gamma, Tau, init_weights, spike, without_diagonal
 from scanl.ops.cell import cell
 
 
@@ -63,7 +63,7 @@ class LIF(CellLayer):
     cell = lif_cell
     state: ClassVar = StateAxes("dim", "v")
     excused: ClassVar = {
-        **SPIKING,
+        **SPIKE_EXCUSES,
         "the_future_changes_nothing_before_it": "not every change of an input changes a spike",
     }
     added: ClassVar = {}  # the Newton methods need derivatives, not pseudo-derivatives

@@ -17,7 +17,7 @@ from scanl.ops.cell import cell
 
 EPS = 1e-16  # in denominators and logarithms, as in the program
 SHIFTS = 3  # by one row forwards, by none, by one row backwards
-EXTRA = 3 + SHIFTS  # numbers of a head beside vectors: strength, gate, shifts, sharpness
+EXTRA_CHANNELS = 3 + SHIFTS  # numbers of a head beside vectors: strength, gate, shifts, sharpness
 
 
 class NTMState(NamedTuple):
@@ -172,8 +172,8 @@ class NTM(SolvedLayer):
         self.input = nn.Linear(dim, 4 * width)
         self.recurrent = nn.Parameter(torch.empty(4 * width, width))
         self.recalled = nn.Parameter(torch.empty(4 * width, words))
-        self.read = nn.Linear(width, num_heads * (head_dim + EXTRA))
-        self.write = nn.Linear(width, num_heads * (3 * head_dim + EXTRA))
+        self.read = nn.Linear(width, num_heads * (head_dim + EXTRA_CHANNELS))
+        self.write = nn.Linear(width, num_heads * (3 * head_dim + EXTRA_CHANNELS))
         self.output = nn.Linear(width + words, dim)
         self.h_0, self.c_0 = (nn.Parameter(0.05 * torch.randn(width)) for _ in range(2))
         limit = 1 / math.sqrt(num_slots + head_dim)
@@ -195,7 +195,7 @@ class NTM(SolvedLayer):
 
     def run(self, x: Tensor, state: NTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, NTMState]:
         heads, width = self.num_heads, self.width
-        keys = self.head_dim + EXTRA
+        keys = self.head_dim + EXTRA_CHANNELS
         (first, first_bias), (second, second_bias) = (
             (linear.weight.unflatten(0, (heads, -1)), linear.bias.unflatten(0, (heads, -1)))
             for linear in (self.read, self.write)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED
+from scanl.layers.base import UNDECAYED_HINT
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops.cell import cell
@@ -71,7 +71,7 @@ class PLRNN(CellLayer):
     aliases = ("piecewise_linear_rnn", "dendritic_plrnn")
     cell = plrnn_cell
     equation = "z_t = A z_{t-1} + W phi(z_{t-1}) + h + C x_t,  phi(z) = ReLU(z), or sum_n alpha_n ReLU(z - h_n)"
-    hints: ClassVar = {"A": UNDECAYED}
+    hints: ClassVar = {"A": UNDECAYED_HINT}
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED
+from scanl.layers.base import UNDECAYED_HINT
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn.plrnn import decaying_diagonal
@@ -62,7 +62,7 @@ class ShallowPLRNN(CellLayer):
     aliases = ("shPLRNN",)
     cell = shallow_plrnn_cell
     equation = "z_t = A z_{t-1} + W_1 (ReLU(W_2 z_{t-1} + h_2) - ReLU(W_2 z_{t-1})) + h_1 + C x_t"
-    hints: ClassVar = {"A": UNDECAYED}
+    hints: ClassVar = {"A": UNDECAYED_HINT}
     sample: ClassVar = {"hidden_dim": 5}
 
     def __init__(

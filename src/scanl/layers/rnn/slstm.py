@@ -17,7 +17,7 @@ from scanl.layers.parts.depth import channel_ramp, relative_depth
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
 from scanl.ops import slstm
-from scanl.ops.slstm import FORGET
+from scanl.ops.slstm import FORGET_GATES
 from scanl.options import one_of
 
 
@@ -73,7 +73,9 @@ class SLSTM(SolvedLayer):
         ] = 4,
         conv_size: options.ConvSizeOrNone = 4,
         variant: Annotated[
-            str, one_of(FORGET), 'the function of the forget gate: "sigmoid", or "exp", which the paper allows too'
+            str,
+            one_of(FORGET_GATES),
+            'the function of the forget gate: "sigmoid", or "exp", which the paper allows too',
         ] = "sigmoid",
     ) -> None:
         super().__init__()

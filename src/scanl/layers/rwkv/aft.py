@@ -19,7 +19,7 @@ from scanl.ops._frame.nonfinite import faulty, readable, since, suspected
 from scanl.ops._frame.opaque import opaque
 from scanl.options import one_of
 
-WINDOW_AT_ONCE = "the steps of a call that are in a window are summed at once"
+WINDOW_EXCUSE = "the steps of a call that are in a window are summed at once"
 
 VARIANTS = ("simple", "full", "local", "conv")
 
@@ -287,7 +287,7 @@ class AFTFull(AFT):
     sample: ClassVar = {"width": 8, "max_length": 80}
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "w has a number for each pair of positions",
-        "bits_are_the_same_in_any_company": WINDOW_AT_ONCE,
+        "bits_are_the_same_in_any_company": WINDOW_EXCUSE,
     }
     own_path = True
 
@@ -307,7 +307,7 @@ class AFTLocal(AFT):
     sample: ClassVar = {"width": 8, "max_length": 80, "window": 3}
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "w has a number for each pair of positions",
-        "bits_are_the_same_in_any_company": WINDOW_AT_ONCE,
+        "bits_are_the_same_in_any_company": WINDOW_EXCUSE,
     }
     own_path = True
 
@@ -325,5 +325,5 @@ class AFTConv(AFT):
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
     op = None
     sample: ClassVar = {"width": 8, "window": 3, "num_heads": 2}
-    excused: ClassVar = {"bits_are_the_same_in_any_company": WINDOW_AT_ONCE}
+    excused: ClassVar = {"bits_are_the_same_in_any_company": WINDOW_EXCUSE}
     own_path = True

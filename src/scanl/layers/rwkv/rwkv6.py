@@ -14,7 +14,7 @@ from scanl.layers.rwkv.rwkv_time_mix import BonusTimeMix, RWKVState
 from scanl.ops import linear_attention
 from scanl.options import divides
 
-MIXED = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
+MIXED_LETTERS = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
 
 
 @registry.register("rwkv6")
@@ -63,10 +63,10 @@ class RWKV6(BonusTimeMix):
         large = 2 if dim == 4096 else 1
         mix_rank, decay_rank = mix_rank or 32 * large, decay_rank or 64 * large
         self.dim, self.head_dim = dim, head_dim
-        for name in "x" + MIXED:
+        for name in "x" + MIXED_LETTERS:
             setattr(self, f"time_maa_{name}", nn.Parameter(torch.empty(1, 1, dim)))
-        self.time_maa_w1 = nn.Parameter(torch.zeros(dim, len(MIXED) * mix_rank))
-        self.time_maa_w2 = nn.Parameter(torch.empty(len(MIXED), mix_rank, dim).uniform_(-0.01, 0.01))
+        self.time_maa_w1 = nn.Parameter(torch.zeros(dim, len(MIXED_LETTERS) * mix_rank))
+        self.time_maa_w2 = nn.Parameter(torch.empty(len(MIXED_LETTERS), mix_rank, dim).uniform_(-0.01, 0.01))
         self.time_decay = nn.Parameter(torch.empty(1, 1, dim))
         self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))
         self.time_decay_w2 = nn.Parameter(torch.empty(decay_rank, dim).uniform_(-0.01, 0.01))
@@ -83,10 +83,11 @@ class RWKV6(BonusTimeMix):
         recurrent, shift = state or (None, None)
         previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         change = previous - x
-        adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED), -1))
+        adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED_LETTERS), -1))
         shifts = torch.einsum("btsr,srd->sbtd", adapted, self.time_maa_w2)
         w, k, v, r, g = (
-            x + change * (getattr(self, f"time_maa_{name}") + shift) for name, shift in zip(MIXED, shifts, strict=True)
+            x + change * (getattr(self, f"time_maa_{name}") + shift)
+            for name, shift in zip(MIXED_LETTERS, shifts, strict=True)
         )
         d = self.time_decay + torch.tanh(w @ self.time_decay_w1) @ self.time_decay_w2
         o, recurrent = linear_attention(

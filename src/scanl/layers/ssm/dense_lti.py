@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, Layer, as_widened, widen
+from scanl.layers.base import UNDECAYED_HINT, Layer, as_widened, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
@@ -62,7 +62,7 @@ class DenseLTI(Layer):
     op = "dense_lti_cell"
     state: ClassVar = StateAxes("state_dim")
     sample: ClassVar = {"state_dim": 6}
-    hints: ClassVar = {"A": UNDECAYED}
+    hints: ClassVar = {"A": UNDECAYED_HINT}
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, Layer, widen
+from scanl.layers.base import UNDECAYED_HINT, Layer, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
 from scanl.options import above, below
@@ -33,7 +33,7 @@ class LinRNNLTI(Layer):
     op = "linear_scan"
     state: ClassVar = StateAxes("state_dim", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 6}
-    hints: ClassVar = {"lambda_re": UNDECAYED, "lambda_im": UNDECAYED}
+    hints: ClassVar = {"lambda_re": UNDECAYED_HINT, "lambda_im": UNDECAYED_HINT}
 
     def __init__(
         self,

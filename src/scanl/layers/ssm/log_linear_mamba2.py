@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.levels import count_levels, divided, divisible, levels
 from scanl.layers.parts.positions import check_length, positions
@@ -45,7 +45,7 @@ class LogLinearMamba2(Mamba2):
     source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761'
     state: ClassVar = LogLinearMamba2State
     sample: ClassVar = {"state_dim": 3, "head_dim": 4, "num_groups": 2, "expand": 2, "max_length": 80}
-    hints: ClassVar = {"L": UNDECAYED}
+    hints: ClassVar = {"L": UNDECAYED_HINT}
 
     def __init__(
         self,

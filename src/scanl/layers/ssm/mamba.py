@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, widen
+from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.channelwise import ChannelwiseLayer, Drive, affine
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.short_convolution import convolve
@@ -62,7 +62,7 @@ class Mamba(ChannelwiseLayer):
     sample: ClassVar = {"state_dim": 3, "rank": 2}
     residual_out = "out_proj"
     left_out = ("in_proj", "conv1d", "x_proj", "dt_proj.weight")
-    hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED_HINT)
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, Layer, widen
+from scanl.layers.base import UNDECAYED_HINT, Layer, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.short_convolution import convolve
@@ -42,7 +42,7 @@ class Mamba2(Layer):
     state: ClassVar = Mamba2State
     sample: ClassVar = {"state_dim": 3, "head_dim": 4, "num_groups": 2, "expand": 2}
     residual_out = "out_proj"
-    hints: ClassVar = dict.fromkeys(("dt_bias", "A_log", "D"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("dt_bias", "A_log", "D"), UNDECAYED_HINT)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED, Layer, widen
+from scanl.layers.base import UNDECAYED_HINT, Layer, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.rotary import turn_pairs
@@ -63,7 +63,7 @@ class Mamba3(Layer):
     state: ClassVar = Mamba3State
     sample: ClassVar = {"state_dim": 8, "head_dim": 4, "num_groups": 2, "expand": 2}
     residual_out = "out_proj"
-    hints: ClassVar = dict.fromkeys(("dt_bias", "D"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("dt_bias", "D"), UNDECAYED_HINT)
 
     def __init__(
         self,

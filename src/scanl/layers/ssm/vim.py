@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor, nn
 
 from scanl.layers import options, registry
-from scanl.layers.base import UNDECAYED
+from scanl.layers.base import UNDECAYED_HINT
 from scanl.layers.packing import turned
 from scanl.layers.ssm.mamba import Mamba, MambaState
 
@@ -34,7 +34,7 @@ class BiMamba(Mamba):
         "arXiv:2401.09417, algorithm 1, and its code"
     )
     reads: ClassVar = {"conv1d_b": nn.Conv1d}
-    hints: ClassVar = dict.fromkeys(("dt_proj_b.bias", "A_b_log", "D_b"), UNDECAYED)
+    hints: ClassVar = dict.fromkeys(("dt_proj_b.bias", "A_b_log", "D_b"), UNDECAYED_HINT)
     bidirectional = True
 
     def __init__(

@@ -27,7 +27,7 @@ from scanl.options import who
 
 Influence = tuple[Tensor, ...]  # (B, M, *target) for each target; M numbers in the state of a channel
 Kinds = frozenset[str]
-EVERY: Kinds = frozenset({"weight", "bias", "vector"})
+EVERY_KIND: Kinds = frozenset({"weight", "bias", "vector"})
 
 
 class ChannelwiseLearner(NamedTuple):
@@ -40,7 +40,7 @@ class ChannelwiseLearner(NamedTuple):
 class Target(NamedTuple):
     """Parameters that act on the states, and the numbers at which their influence is measured.
 
-    role: one of `EVERY`.   value: (d, *P, *K), (*P, *K) or (*K).   entering: (B, T, *P, *K), or (B, *K) of a vector.
+    role: one of `EVERY_KIND`.   value: (d, *P, *K), (*P, *K) or (*K).   entering: (B, T, *P, *K); (B, *K) of a vector.
     source: what the weight of a map reads, (B, T, d) or (B, T, H, d).
     """
 
@@ -90,7 +90,7 @@ class FollowedModel:
         self,
         layers: Sequence[ChannelwiseLayer],
         influences: Sequence[Influence] | None = None,
-        kinds: Kinds = EVERY,
+        kinds: Kinds = EVERY_KIND,
         by_step: bool = False,
         constant: bool = False,
     ) -> None:
@@ -152,7 +152,7 @@ class FollowedModel:
 
 
 def start(
-    model: Model, layers: Sequence[ChannelwiseLayer], batch_size: int, kinds: Kinds = EVERY
+    model: Model, layers: Sequence[ChannelwiseLayer], batch_size: int, kinds: Kinds = EVERY_KIND
 ) -> tuple[Influence, ...]:
     """Return influences of zero on the states before the first step."""
     followed = FollowedModel(layers, kinds=kinds)

@@ -9,7 +9,7 @@ from scanl.data.batch import Batch
 from scanl.layers import options
 from scanl.layers.state import detach
 from scanl.learning.algorithms._channelwise import (
-    EVERY,
+    EVERY_KIND,
     ByChannel,
     ChannelwiseLearner,
     FollowedModel,
@@ -21,8 +21,8 @@ from scanl.learning.algorithms.base import Loss, algorithm
 from scanl.learning.questions import Model
 from scanl.options import one_of
 
-CARRIED: dict[str, Kinds] = {
-    "full": EVERY,
+CARRIED_KINDS: dict[str, Kinds] = {
+    "full": EVERY_KIND,
     "full_rec": frozenset({"vector"}),
     "one_step": frozenset(),
     "spatial": frozenset(),
@@ -68,7 +68,7 @@ class OnlineLRU(ByChannel):
         loss: Loss,
         variant: Annotated[
             options.Variant,
-            one_of(CARRIED),
+            one_of(CARRIED_KINDS),
             '"full", traces of all parameters; "full_rec", of those of the channels (λ) alone, the input map learns '
             'from the same step; "one_step", no traces, truncated after one step; "spatial", as this, and the '
             "parameters of the channels do not learn",
@@ -80,14 +80,14 @@ class OnlineLRU(ByChannel):
     def init(self, model: Model, batch_size: int) -> ChannelwiseLearner:
         layers = channelwise(model, type(self))
         state = model.init_state(batch_size, device=next(model.parameters()).device)
-        return ChannelwiseLearner(state, start(model, layers, batch_size, CARRIED[self.variant]))
+        return ChannelwiseLearner(state, start(model, layers, batch_size, CARRIED_KINDS[self.variant]))
 
     def update(self, model: Model, learner: ChannelwiseLearner, batch: Batch) -> tuple[Tensor, ChannelwiseLearner]:
         self.check(model, batch)
         followed = FollowedModel(
             channelwise(model, type(self)),
             learner.influences,
-            CARRIED[self.variant],
+            CARRIED_KINDS[self.variant],
             by_step=True,
             constant=self.variant == "spatial",
         )

@@ -28,7 +28,7 @@ from scanl.learning.run.sharing import own
 from scanl.parallel.context import undivided
 
 # SIGHUP comes when the terminal closes; Windows has none.
-HANG_UP = tuple(number for number in signal.Signals if number.name == "SIGHUP")
+HANG_UP_SIGNALS = tuple(number for number in signal.Signals if number.name == "SIGHUP")
 
 
 def leave_closed_terminal() -> None:
@@ -68,7 +68,7 @@ class Keeper(pl.Callback):
         if threading.current_thread() is not threading.main_thread():  # which alone gets signals
             return
         # Before Lightning sets handlers of its own, which it takes away before `teardown`
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, *HANG_UP)}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, *HANG_UP_SIGNALS)}
         self._handlers = {number: handler for number, handler in handlers.items() if handler is not None}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -78,12 +78,12 @@ class Keeper(pl.Callback):
             if pl_module.wishes["stop"]:  # the second signal: stop at once, without saving
                 raise KeyboardInterrupt
             pl_module.wishes["stop"] = True
-            if number in HANG_UP:
+            if number in HANG_UP_SIGNALS:
                 leave_closed_terminal()
 
         # Replace Lightning's handlers, which would exit without saving.
         for number, handler in self._handlers.items():
-            if number not in HANG_UP or handler != signal.SIG_IGN:
+            if number not in HANG_UP_SIGNALS or handler != signal.SIG_IGN:
                 signal.signal(number, ask_to_stop)
         if trainer.global_step == 0:
             trainer.save_checkpoint(self.folder.checkpoint)

@@ -25,7 +25,7 @@ from scanl.models.heads.distributions import HEADS
 from scanl.options import above, at_least, below, check, check_options, one_of, options
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
-OWN = (
+OWN_SOURCES = (
     Text.name,
     Table.name,
     ShardedText.name,
@@ -270,7 +270,9 @@ class TrainConfig(Configuration):
             return ShardedText
         for word in words:
             if Path(word).name == word and not Path(word).suffix and not Path(word).exists():
-                near = difflib.get_close_matches(word, [name for name in sources.names() if name not in OWN], 1, 0.5)
+                near = difflib.get_close_matches(
+                    word, [name for name in sources.names() if name not in OWN_SOURCES], 1, 0.5
+                )
                 advice = f"did you mean {near[0]!r}?" if near else "`scanl tasks` and `scanl data` list the names"
                 raise ConfigError(f"train: data is {word!r}, expected a file, a folder or a known name; {advice}")
         return Text if question is None else Table
@@ -291,12 +293,12 @@ def named(word: str) -> str | None:
 
     A registered name comes before a path, which may be spelt ./NAME. Another spelling of a name comes after it.
     """
-    if Path(word).name != word or word in OWN:
+    if Path(word).name != word or word in OWN_SOURCES:
         return None
     if word in sources.names():
         return word
     name = None if Path(word).exists() else sources.find(word)
-    return None if name in OWN else name
+    return None if name in OWN_SOURCES else name
 
 
 def fitting_precision(accelerator: str) -> str:

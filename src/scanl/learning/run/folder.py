@@ -21,8 +21,8 @@ from scanl.files import locked, written_whole
 from scanl.layers.designation import label
 from scanl.layers.parts.quantized import prepare
 from scanl.learning.questions import Model
-from scanl.learning.run.config import OWN, TrainConfig, build_model, layer_names
-from scanl.models.saving import QUANTIZED, blank, save_model
+from scanl.learning.run.config import OWN_SOURCES, TrainConfig, build_model, layer_names
+from scanl.models.saving import QUANTIZED_KEY, blank, save_model
 
 
 class RunFolder:
@@ -40,7 +40,7 @@ class RunFolder:
     @classmethod
     def fresh(cls, config: TrainConfig) -> "RunFolder":
         """Return the folder of a new run, which `create` makes. Raises ConfigError when it is in use."""
-        data = config.source.question if config.entry.name in OWN else config.entry.name
+        data = config.source.question if config.entry.name in OWN_SOURCES else config.entry.name
         stem = "-".join(filter(None, [data, *map(label, layer_names(config.stack.layer))]))
         folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
@@ -116,7 +116,7 @@ class RunFolder:
 
         def make() -> Model:
             model = build_model(config, question)
-            prepare(model, about.get(QUANTIZED))
+            prepare(model, about.get(QUANTIZED_KEY))
             return model
 
         file = self.weights if self.weights.exists() else self.checkpoint

@@ -16,7 +16,7 @@ from scanl.parallel.context import divide
 from scanl.parallel.ranks import RankGroup
 
 PATIENCE = timedelta(minutes=10)  # one process may compile or write alone; one that has ended is noticed at once
-CALLED = ("init_state", "logits_at", "loss", "predict")  # methods that read weights, besides `forward`
+CALLED_METHODS = ("init_state", "logits_at", "loss", "predict")  # methods that read weights, besides `forward`
 
 
 def placed(value: Any, like: Tensor) -> Any:
@@ -49,7 +49,7 @@ def shard(model: Model, mesh: DeviceMesh) -> Model:
         block.register_forward_pre_hook(_show_memo, with_kwargs=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in (*blocks, model):
-        for name in CALLED:
+        for name in CALLED_METHODS:
             if callable(getattr(module, name, None)):
                 register_fsdp_forward_method(module, name)
     return model

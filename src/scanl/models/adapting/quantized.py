@@ -5,14 +5,14 @@ from typing import NamedTuple
 from torch import nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.adapters import READS
+from scanl.layers.adapters import READS_ATTRIBUTE
 from scanl.layers.base import Layer
 from scanl.layers.parts.quantized import BITS, QuantizedWeight, fits, turn
 from scanl.models.heads.language_model import LanguageModel
 from scanl.ops.fused.quantized_linear import MIN_ROWS, pack
 
 MIN_NUMBERS = 1 << 12  # numbers of the weight of a linear map: a smaller one gains nothing
-LARGE = 1 << 20  # numbers of an embedding that is no map to the logits too: a smaller one gains nothing
+LARGE_SIZE = 1 << 20  # numbers of an embedding that is no map to the logits too: a smaller one gains nothing
 
 
 class QuantizedReport(NamedTuple):
@@ -73,7 +73,7 @@ def _chosen(model: nn.Module, bits: int) -> dict[str, int]:
     for module in model.modules():
         if isinstance(module, Layer):
             uncalled |= module.read_modules()
-        for path in vars(module).get(READS, ()):
+        for path in vars(module).get(READS_ATTRIBUTE, ()):
             uncalled.update(module.get_submodule(path).modules())
     able = {path: module for path, module in model.named_modules() if fits(module) and module not in uncalled}
     maps = {path: module for path, module in able.items() if isinstance(module, nn.Linear)}
@@ -82,7 +82,7 @@ def _chosen(model: nn.Module, bits: int) -> dict[str, int]:
     chosen = {
         path: 8
         for path, module in able.items()
-        if isinstance(module, nn.Embedding) and (id(module.weight) in read_out or module.weight.numel() >= LARGE)
+        if isinstance(module, nn.Embedding) and (id(module.weight) in read_out or module.weight.numel() >= LARGE_SIZE)
     }
     embedded = {id(able[path].weight) for path in chosen}
     for path, module in maps.items():

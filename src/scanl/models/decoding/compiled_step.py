@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MIN_TOKENS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
 MAX_ROWS = 16  # rows of a kernel; more rows run in parts
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
-OF_ALL = vars(nn.Module()).keys()
+MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 
 _form = attrgetter("dtype", "device", "shape")
 
@@ -40,7 +40,7 @@ class _Makeup:
         self._attributes: list[tuple[Callable[..., Any], dict[str, Any]]] = []
         for module in model.modules():
             attributes = vars(module)
-            own = attributes.keys() - OF_ALL
+            own = attributes.keys() - MODULE_ATTRIBUTES
             groups = [module._modules, module._parameters, module._buffers]
             groups += [attributes[name] for name in own if isinstance(attributes[name], dict | list | set)]
             self._holders += [attributes, module._forward_hooks, module._forward_pre_hooks, *groups]

@@ -10,7 +10,7 @@ from torch import Tensor
 from scanl.errors import ConfigError, DivergenceError
 from scanl.whole import whole_number
 
-TINY = torch.finfo(torch.float32).tiny
+TINY_NUMBER = torch.finfo(torch.float32).tiny
 
 
 def distribution(
@@ -24,7 +24,7 @@ def distribution(
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # Relative to the largest one, so that no quotient overflows but to -inf. A smaller temperature is 0 in float32.
-    logits = (logits - logits.amax(-1, keepdim=True)).float() / max(temperature, TINY)
+    logits = (logits - logits.amax(-1, keepdim=True)).float() / max(temperature, TINY_NUMBER)
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)

@@ -21,7 +21,7 @@ from scanl.whole import whole_number
 
 MEBIBYTE = 2**20
 ENDING = ".safetensors"
-ABANDONED = 3600.0  # seconds after which an unfinished file is that of a process that was killed
+ABANDONED_SECONDS = 3600.0  # seconds after which an unfinished file is that of a process that was killed
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class StateStore:
         except OSError as error:
             raise ConfigError(f"state store: {folder} cannot be used: {error.strerror}") from error
         for path in [folder / name for name in names if name.startswith(".") and name.endswith(f".tmp{ENDING}")]:
-            if (last := _last_use(path)) is not None and time.time_ns() - last > ABANDONED * 1e9:
+            if (last := _last_use(path)) is not None and time.time_ns() - last > ABANDONED_SECONDS * 1e9:
                 path.unlink(missing_ok=True)
         self._look()
         self._shrink()

@@ -16,9 +16,9 @@ from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, Stack
 from scanl.options import at_least
 
-SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
-MASK, UNKNOWN, BASES = 3, len(SPECIAL) - 1, "ACGTN"
-FIRST_BASE = len(SPECIAL)  # the token of A
+SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
+MASK, UNKNOWN, BASES = 3, len(SPECIAL_TOKENS) - 1, "ACGTN"
+FIRST_BASE = len(SPECIAL_TOKENS)  # the token of A
 VOCABULARY = 16  # the twelve tokens, up to a multiple of eight
 
 
@@ -39,7 +39,7 @@ def decode(tokens: Tensor) -> str:
     >>> decode(torch.tensor([2, 7, 10, 1]))
     '[BOS]AT[SEP]'
     """
-    known = (*SPECIAL, *BASES)
+    known = (*SPECIAL_TOKENS, *BASES)
     return "".join(known[token] for token in tokens.tolist() if token < len(known))
 
 

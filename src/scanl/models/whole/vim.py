@@ -14,7 +14,7 @@ from scanl.models.saving import ModelPart, Saved
 from scanl.models.stack import Backbone, Stack
 from scanl.options import WORDS, Configured, at_least, refuse
 
-UNCUT = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
+UNCUT_SHARE = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ImageClassifier(Saved):
         self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, stack.dim), std=0.02))
         self.stack = stack
         self.head = nn.Linear(stack.dim, num_classes)
-        deviation = (channels * size**2) ** -0.5 / UNCUT
+        deviation = (channels * size**2) ** -0.5 / UNCUT_SHARE
         nn.init.trunc_normal_(self.patches.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         for biased in (self.patches, self.head):
