@@ -409,7 +409,7 @@ def test_recurrent_gemma_wider_than_the_cache_of_a_processor(monkeypatch):
     wanted = model(tokens()).logits
     hub.accelerate(model)
     for numbers in (1, 2 * 32, 5 * 2 * 32):  # of one step there are 2 rows of 32
-        monkeypatch.setattr(patches.recurrent_gemma, "CACHED", numbers)
+        monkeypatch.setattr(patches.recurrent_gemma, "CACHED_NUMBERS", numbers)
         close(model(tokens()).logits, wanted)
 
 

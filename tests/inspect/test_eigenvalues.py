@@ -79,7 +79,7 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="eigenvalues: the state of gru has 12 numbers, expected 1 to 10; build"):
         eigenvalues(GRU(12))
     monkeypatch.undo()
-    monkeypatch.setattr(module, "DENSE", 10)
+    monkeypatch.setattr(module, "MAX_BLOCK_NUMBERS", 10)
     with pytest.raises(ConfigError, match="eigenvalues: 12 numbers of the state act on each other, expected at most"):
         eigenvalues(GRU(12), noise(1, 2, 12))
     with pytest.raises(ConfigError, match="expected 1 to 8192"):

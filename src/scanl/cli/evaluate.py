@@ -8,8 +8,6 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, PlayedSource, Source
-from scanl.data.folders.folders import Folders
-from scanl.data.series.table import Table
 from scanl.data.shards.listing import absolute
 from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
@@ -54,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         config.source.held_out, learnt = 1.0, folder.source
         exam = config.open_source().exam()
         exam = replace(exam, title=f"another text than the run's: {exam.title}")
-    elif moved and isinstance(folder.source, Table | Folders) and digest == folder.source.digest():
+    elif moved and folder.source.is_own and digest == folder.source.digest():
         learnt, source = folder.source, folder.source.elsewhere(Path(paths[0]))
         exam = source.exam()
         exam = replace(exam, title=f"other data than the run's: {exam.title.replace(' in the test part of', ' of')}")

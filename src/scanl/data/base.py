@@ -116,6 +116,7 @@ class Source(Entry, ABC):
     question: Question
     metric: str
     chance: float | None = None
+    is_own: ClassVar[bool] = False  # whether the data are the user's own, so that others of their form may be measured
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> "Source":
@@ -144,6 +145,10 @@ class Source(Entry, ABC):
         sample: only on as much of the data as is measured in little time, as `scanl train` does at the end.
         A subclass may take `count`, the number of examples; `scanl eval` then has the option.
         """
+
+    def elsewhere(self, path: Path) -> "Source":
+        """Return the source of other data of the same form, with the classes and scales of this one; if it `is_own`."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         return f"sequences of {self.name}"

@@ -1,22 +1,12 @@
 """Self-pretraining: the inputs of a source without its answers. What is learnt is to predict them."""
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import numpy as np
 
 from scanl.data.base import IGNORED, Exam, RepeatedIterable, Source
 from scanl.data.batch import Batch
-from scanl.data.questions import (
-    FeatureInputs,
-    ForecastQuestion,
-    Label,
-    NextToken,
-    Numbers,
-    Question,
-    TokenLabel,
-    Vocabulary,
-)
+from scanl.data.questions import Inputs, Vocabulary
 from scanl.errors import ConfigError
 
 HIDDEN_SHARE = 0.25  # of the steps, for layers that read both directions
@@ -38,20 +28,14 @@ class InputSource(Source):
 
     def __init__(self, source: Source, both: bool, seed: int) -> None:
         asked = source.question
-        if isinstance(asked, NextToken | ForecastQuestion):
+        alone = asked.of_inputs()
+        if alone is None:
             raise ConfigError(
                 f"train: inputs_alone is True, expected False because {source.name} asks for its inputs already"
             )
         self.name, self.inner, self.both, self.seed = source.name, source, both, seed  # pyright: ignore[reportAttributeAccessIssue]
-        self.inputs = inputs = asked.inputs  # pyright: ignore[reportAttributeAccessIssue]: of all other questions
-        self.question: Question
-        if isinstance(asked, TokenLabel):
-            self.question, self.metric = NextToken(asked.inputs), "bits per token"
-        elif isinstance(inputs, Vocabulary):
-            tokens = cast(FeatureInputs, inputs)  # which a labeler reads too
-            self.question, self.metric = Label(tokens, inputs.size), "accuracy"
-        else:
-            self.question, self.metric = Numbers(inputs, inputs.count), "mean squared error"
+        self.inputs: Inputs = asked.inputs  # pyright: ignore[reportAttributeAccessIssue]: of all other questions
+        self.question, self.metric = alone
 
     def check(self) -> None:
         self.inner.check()

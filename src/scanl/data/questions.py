@@ -8,6 +8,7 @@ metric of the source.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, cast
 
 Scales = tuple[tuple[float, float], ...]  # location, and scale above 0, of each channel
 
@@ -46,7 +47,20 @@ Inputs = Vocabulary | FeatureInputs
 
 
 class Question:
-    """Question to a model. A subclass is a frozen dataclass with the fields that its model, loss and scores read."""
+    """Question to a model. A subclass is a frozen dataclass with the fields that its model, loss and scores read.
+
+    real: whether targets are real numbers; otherwise they are integers.
+    """
+
+    real: ClassVar[bool] = False
+
+    def of_inputs(self) -> "tuple[Question, str] | None":
+        """Return the question for the inputs alone, and the name of its score; None if this one asks for its inputs."""
+        inputs: Inputs = self.inputs  # pyright: ignore[reportAttributeAccessIssue]: of all questions that ask for others
+        if isinstance(inputs, Vocabulary):
+            tokens = cast(FeatureInputs, inputs)  # which a labeler reads too
+            return Label(tokens, inputs.size), "accuracy"
+        return Numbers(inputs, inputs.count), "mean squared error"
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,9 @@ class NextToken(Question):
     scores: tuple[str, ...] = ("bits",)
     tokens_per_word: float = 1.0
 
+    def of_inputs(self) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class TokenLabel(Question):
@@ -74,6 +91,9 @@ class TokenLabel(Question):
     loss: str = "cross_entropy"
     scores: tuple[str, ...] = ("accuracy",)
     written: tuple[str, ...] = ()
+
+    def of_inputs(self) -> tuple[Question, str]:
+        return NextToken(self.inputs), "bits per token"
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,7 @@ class Number(Question):
     loss.
     """
 
+    real: ClassVar[bool] = True
     inputs: Inputs
     scale: tuple[float, float] | None = None
     distribution: str = "points"
@@ -115,6 +136,7 @@ class Number(Question):
 class Numbers(Question):
     """`count` numbers at every step of features. targets: (N, T, count) float32, NaN where there is no target."""
 
+    real: ClassVar[bool] = True
     inputs: FeatureInputs
     count: int
     loss: str = "squared_error"
@@ -128,6 +150,7 @@ class Flags(Question):
     targets: (N, T, count) float32 of 1 and 0, NaN where no answer is wanted.
     """
 
+    real: ClassVar[bool] = True
     inputs: FeatureInputs
     count: int
     loss: str = "binary_cross_entropy"
@@ -147,6 +170,7 @@ class ForecastQuestion(Question):
     `Number`.
     """
 
+    real: ClassVar[bool] = True
     horizon: int
     target: int = 1
     past: int = 0
@@ -157,3 +181,6 @@ class ForecastQuestion(Question):
     season: int = 1
     distribution: str = "points"
     scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")
+
+    def of_inputs(self) -> None:
+        return None

@@ -11,7 +11,6 @@ import numpy as np
 from scanl.data.base import check_positive
 from scanl.data.batch import Batch
 from scanl.data.fresh import FreshRows
-from scanl.data.questions import Numbers
 
 ENDLESS_KEY = 3  # part of the seed of a stream, beside those of `scanl.data.fresh`
 
@@ -45,6 +44,6 @@ class StreamTask(FreshRows):
 
     def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:
         rows = [list(islice(self.samples(each), self.length)) for each in random.spawn(count)]
-        kind = np.float32 if isinstance(self.question, Numbers) else np.int64
+        kind = np.float32 if self.question.real else np.int64
         inputs = np.array([[x for x, _ in row] for row in rows], np.float32)
         return Batch(inputs, np.array([[y for _, y in row] for row in rows], kind))

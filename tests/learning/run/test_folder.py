@@ -359,7 +359,7 @@ def test_a_sample_is_of_parts_at_equal_distances(size, count):
 
 
 def test_a_sample_is_called_one(text, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("scanl.data.text.text.MOST_HELD_OUT", 64)
+    monkeypatch.setattr("scanl.data.text.text.MAX_HELD_BYTES", 64)
     assert train(text, tmp_path / "run") == 0
     out, err = capfd.readouterr()
     assert "  held-out sample " in err.splitlines()[-1]

@@ -178,6 +178,7 @@ class Folders(FixedRows):
     expected: ClassVar[str] = "a folder with one folder for each class"
     where: ClassVar[str] = " in the folders of its classes"  # the files are
     hint: ClassVar[str] = ""  # for files of other kinds
+    is_own: ClassVar[bool] = True
 
     data: Sequence[str | Path] = ()
     validation: float = 0.1
@@ -344,21 +345,21 @@ class Folders(FixedRows):
         self._refuse_others(paths)
         return self._examples(FixedPart([kind.row(path) for path in paths], np.zeros(len(paths), np.int64)))
 
-    def elsewhere(self, root: Path) -> "Folders":
+    def elsewhere(self, path: Path) -> "Folders":
         """Return a source whose test part is all of another folder. The classes are as here."""
-        other = replace(self, data=[root])
+        other = replace(self, data=[path])
         splits = other._splits()
         paths: dict[str, list[Path]] = {}
         for split in splits:
             for name, files in split.items():
                 paths.setdefault(name, []).extend(files)
-        kind = other._kind([path for files in paths.values() for path in files])
+        kind = other._kind([file for files in paths.values() for file in files])
         if new := sorted(paths.keys() - set(self.classes)):
-            raise DataError(f"{self.name}: the class {new[0]!r} of {root} is not in the training part")
+            raise DataError(f"{self.name}: the class {new[0]!r} of {path} is not in the training part")
         if kind is not self._files[0]:
-            raise DataError(f"{self.name}: {root} has {kind.plural}, expected {self._files[0].plural} as in training")
-        test = [(path, self.classes.index(name)) for name in sorted(paths) for path in paths[name]]
-        self._refuse_others([path for path, _ in test])
+            raise DataError(f"{self.name}: {path} has {kind.plural}, expected {self._files[0].plural} as in training")
+        test = [(file, self.classes.index(name)) for name in sorted(paths) for file in paths[name]]
+        self._refuse_others([file for file, _ in test])
         other._files = kind, self.classes, [[], [], test]
         other._shared = self._shared
         return other

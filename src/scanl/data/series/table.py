@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from scanl.data.base import check_shares, own_options, register
 from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_tables, unread
@@ -86,6 +86,7 @@ class Table(SeriesSource):
     gaps: str | None = None
     holidays: str | None = None
     seed: int = 0
+    is_own: ClassVar[bool] = True
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

@@ -50,6 +50,8 @@ class Answerer(ABC, Generic[Q]):
     """
 
     every_step: ClassVar[bool] = False  # whether each step has its own target, or the last step alone an answer
+    divisible: ClassVar[bool] = False  # whether processes may share a sequence
+    in_parts: ClassVar[bool] = True  # whether a sequence may be learnt in parts
     options: ClassVar[Mapping[str, Option]] = {}  # of its model, besides the stack's options
 
     def __init__(self, question: Q) -> None:

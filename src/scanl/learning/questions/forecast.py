@@ -24,6 +24,7 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
     By default a linear map adds the values of a season.
     """
 
+    in_parts = False
     options = {  # noqa: RUF012
         "recursive": Option(False, NO_FORECAST),
         "lags": Option(None, NO_FORECAST),

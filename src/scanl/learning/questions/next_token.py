@@ -29,6 +29,7 @@ class NextTokenAnswerer(Answerer[NextToken]):
     """A `LanguageModel`. Every step has an answer, so none is selected: logits (N * T, V), and targets (N * T,)."""
 
     every_step = True
+    divisible = True
     options = {"tie_embeddings": TIED_OPTION}  # noqa: RUF012
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> LanguageModel:

@@ -4,8 +4,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from scanl.data.base import PackedDocuments
-from scanl.data.questions import ForecastQuestion, NextToken
 from scanl.errors import ConfigError
+from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
 from scanl.learning.run.config import TrainConfig, fitting_precision, make_algorithm, seeded_model, update_steps
 from scanl.learning.run.folder import RunFolder
@@ -43,7 +43,7 @@ class Run:
     def _check_fit(self) -> None:
         """Raise ConfigError for options that do not fit the source."""
         config, packed = self.config, isinstance(self.source, PackedDocuments)
-        if config.run.sequence_parallel > 1 and (packed or not isinstance(self.source.question, NextToken)):
+        if config.run.sequence_parallel > 1 and (packed or not answerer(self.source.question).divisible):
             why = "packs several documents into a row" if packed else "asks for other answers than the next token"
             raise ConfigError(
                 f"train: sequence_parallel is {config.run.sequence_parallel}, expected 1 because {config.entry.name} "
@@ -60,7 +60,7 @@ class Run:
         steps, question = update_steps(self.config, self.algorithm), self.source.question
         if steps is not None:
             what = "the layer reads both ways" if self.model.stack.bidirectional else None
-            what = "the question is a forecast" if isinstance(question, ForecastQuestion) else what
+            what = what if answerer(question).in_parts else "the question is a forecast"
             if what is not None:
                 raise ConfigError(
                     f"train: {self.algorithm.name} makes updates of {steps} steps, expected whole sequences because "
