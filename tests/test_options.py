@@ -1,8 +1,10 @@
 """Constructors of configured classes: which values an annotation takes, what is refused, and what `config` keeps."""
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,18 +14,29 @@ import torch
 from scanl.errors import ConfigError
 from scanl.options import (
     Configured,
+    Fraction,
+    Natural,
+    NaturalOrNone,
+    Portion,
+    Positive,
+    PositiveOrNone,
+    Share,
     above,
+    above_zero,
     at_least,
     at_least_option,
     below,
     between,
+    check,
     check_names,
     check_options,
+    checked,
     divides,
     meaning,
     multiple_of,
     one_of,
     options,
+    within,
 )
 
 POSITIVE, NAMES = Annotated[int, at_least(1)], ("tanh", "relu")
@@ -268,3 +281,66 @@ def test_options_that_are_absent_have_their_defaults_in_relations():
         check_options("window", Window, {"every": 5})
     with pytest.raises(ConfigError, match="unknown option of window 'sise'; did you mean 'size'"):
         check_options("window", Window, {"sise": 1})
+
+
+@checked("wave")
+def wave(length: Annotated[int, at_least(1)], *, step: Annotated[int, divides("length")] = 1, free: int = 0) -> int:
+    """Return what it is given."""
+    return length + step + free
+
+
+def test_a_function_checks_the_arguments_that_have_ranges():
+    assert wave(6, step=3) == 9
+    assert wave(6, free=0.5) == 7.5
+    with pytest.raises(ConfigError, match=r"^wave: length is 0, expected at least 1$"):
+        wave(0)
+    with pytest.raises(ConfigError, match=r"^wave: length is 'long', expected an integer$"):
+        wave(length="long")
+    with pytest.raises(ConfigError, match=r"^wave: step is 4, expected a divisor of length=6$"):
+        wave(6, step=4)
+    with pytest.raises(TypeError, match="missing a required argument: 'length'"):
+        wave()
+    assert str(inspect.signature(wave)) == "(length: int, *, step: int = 1, free: int = 0) -> int"
+    assert (wave.__name__, wave.__doc__) == ("wave", "Return what it is given.")
+
+
+@dataclass
+class Limits:
+    size: Annotated[int, within(1, 8, "because of the table"), "numbers in a row"] = 4
+    parts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check("limits", options(type(self)), vars(self))
+
+
+def test_a_dataclass_declares_options_like_a_class():
+    size, parts = options(Limits).values()
+    assert (size.name, size.type, size.meaning, size.default) == ("size", int, "numbers in a row", 4)
+    assert (parts.type, parts.ranges) == (list[int], ())
+    with pytest.raises(ConfigError, match=r"^limits: size is 9, expected from 1 to 8 because of the table$"):
+        Limits(9)
+    with pytest.raises(ConfigError, match=r"^limits: parts is 3, expected a sequence$"):
+        Limits(parts=3)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "accepted", "refused"),
+    [
+        (Natural, [0], {-1: "at least 0"}),
+        (Positive, [1], {0: "at least 1"}),
+        (NaturalOrNone, [0, None], {-1: "at least 0"}),
+        (PositiveOrNone, [1, None], {0: "at least 1"}),
+        (Share, [0.5, 1], {0: "above 0 and at most 1", 1.5: "above 0 and at most 1"}),
+        (Portion, [0.5], {0: "between 0 and 1", 1: "between 0 and 1"}),
+        (Fraction, [0, 0.5], {-0.5: "at least 0 and below 1", 1: "at least 0 and below 1"}),
+        (Annotated[float, above_zero], [0.5], {0: "above 0"}),
+        (Annotated[int, multiple_of(2, "because of pairs")], [2], {3: "an even number of at least 2 because of pairs"}),
+        (Annotated[int, at_least(2, ", a pair")], [2], {1: "at least 2, a pair"}),
+    ],
+)
+def test_the_vocabulary_of_ranges(annotation, accepted, refused):
+    for value in accepted:
+        assert example(annotation)(value).config["value"] == value
+    for value, expected in refused.items():
+        with pytest.raises(ConfigError, match=f"^Example: value is {value}, expected {expected}$"):
+            example(annotation)(value)

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
 from making.docstrings import prose
 from making.drawing import drawing
@@ -220,15 +220,15 @@ def options_list(cls: Configured, *without: str) -> str:
 
 def allowed(option: Option) -> str:
     """Return what an option takes: its type and its ranges."""
-    ranges = [re.sub(r"=?\{\w+\}", "", repr(bound)) for bound in _ranges(option.annotation)]
-    return ", ".join(dict.fromkeys([described(option.annotation), *ranges]))
+    ranges = [re.sub(r"=?\{\w+\}", "", repr(bound)) for bound in (*_ranges(option.type), *option.ranges)]
+    return ", ".join(dict.fromkeys([described(option.type), *ranges]))
 
 
 def _ranges(annotation: Any) -> Iterator[Range]:
     for argument in get_args(annotation):
         if isinstance(argument, Range):
             yield argument
-        elif get_origin(argument) is Annotated or get_args(argument):
+        elif get_args(argument):
             yield from _ranges(argument)
 
 

@@ -1,6 +1,6 @@
-"""Constructors whose arguments are checked by their annotations and kept as `config`.
+"""Options: declared by annotations of constructors, dataclasses and functions, and checked in one way.
 
-An option says in its annotation what it must be and what it means: `Annotated[int, at_least(1), "H, number of heads"]`.
+An annotation says what a value must be and what it means: `Annotated[int, at_least(1), "H, number of heads"]`.
 """
 
 import functools
@@ -17,6 +17,7 @@ from typing import (
     ClassVar,
     Literal,
     NoReturn,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -51,9 +52,9 @@ class Range:
         return f"{name} is {shown(value)}, expected {self.expected.format_map(options)}"
 
 
-def at_least(least: float) -> Range:
-    """Return the range of numbers that are not below `least`."""
-    return Range(f"at least {least}", lambda value, _: value >= least)
+def at_least(least: float, reason: str = "") -> Range:
+    """Return the range of numbers that are not below `least`. reason: text for the message, behind the number."""
+    return Range(f"at least {least}{_behind(reason)}", lambda value, _: value >= least)
 
 
 def above(bound: float) -> Range:
@@ -71,10 +72,15 @@ def between(low: float, high: float) -> Range:
     return Range(f"{low} to {high}", lambda value, _: low <= value <= high)
 
 
-def multiple_of(unit: int) -> Range:
-    """Return the range of positive multiples of `unit`."""
+def within(low: int, high: int, reason: str = "") -> Range:
+    """Return the range from `low` to `high`, both included, of counts. reason: as of `at_least`."""
+    return Range(f"from {low} to {high}{_behind(reason)}", lambda value, _: low <= value <= high)
+
+
+def multiple_of(unit: int, reason: str = "") -> Range:
+    """Return the range of positive multiples of `unit`. reason: as of `at_least`."""
     text = "an even number of at least 2" if unit == 2 else f"a positive multiple of {unit}"
-    return Range(text, lambda value, _: value > 0 and value % unit == 0)
+    return Range(f"{text}{_behind(reason)}", lambda value, _: value > 0 and value % unit == 0)
 
 
 def divides(other: str) -> Range:
@@ -91,23 +97,91 @@ def at_least_option(other: str) -> Range:
     return Range(f"at least {other}={{{other}}}", lambda value, options: value >= options[other], relation=True)
 
 
+def _behind(reason: str) -> str:
+    return reason if reason.startswith(",") else f" {reason}".rstrip()
+
+
 def one_of(known: Collection[str]) -> Range:
     """Return the range of the names in `known`, which may be a table that grows. Use `Literal` for a fixed few."""
     return Range("", lambda value, _: value in known, known)
 
 
+above_zero = Range("above 0", lambda value, _: value > 0)
+Natural = Annotated[int, at_least(0)]
+Positive = Annotated[int, at_least(1)]
+NaturalOrNone = Annotated[int | None, at_least(0)]
+PositiveOrNone = Annotated[int | None, at_least(1)]
+Share = Annotated[float, Range("above 0 and at most 1", lambda value, _: 0 < value <= 1)]
+Portion = Annotated[float, Range("between 0 and 1", lambda value, _: 0 < value < 1)]
+Fraction = Annotated[float, Range("at least 0 and below 1", lambda value, _: 0 <= value < 1)]
+
+
 @dataclass(frozen=True)
 class Option:
-    """An argument of a constructor.
+    """An option of a class, a function, a command, a source or a model.
 
-    annotation: its type.   meaning: in words, "" if the annotation does not say it.
-    default: `inspect.Parameter.empty` for none.
+    type: of its values, ranges aside.   ranges: conditions on a value that is not None.
+    meaning: in words, "" if no annotation says it.   default: `inspect.Parameter.empty` for none.
     """
 
     name: str
-    annotation: Any
-    meaning: str
-    default: Any
+    type: Any
+    ranges: tuple[Range, ...] = ()
+    meaning: str = ""
+    default: Any = inspect.Parameter.empty
+
+    @classmethod
+    def of(cls, name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> "Option":
+        """Return the option that an annotation declares."""
+        kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        return cls(name, kind, tuple(note for note in notes if isinstance(note, Range)), meaning(annotation), default)
+
+    def mistake(self, value: object, values: Mapping[str, Any], relation: bool) -> str:
+        """Return why a value is refused, or "". values: of all options.   relation: which of the ranges are checked."""
+        refused = _mistake(self.type, self.name, value, values, relation)
+        if refused or value is None:
+            return refused
+        bounds = (bound for bound in self.ranges if bound.relation == relation and not bound.holds(value, values))
+        return next((bound.explained(self.name, value, values) for bound in bounds), "")
+
+
+def check(who: str, options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value that does not have the type of its option, or is outside its ranges."""
+    for relation in (False, True):
+        for name, option in options.items():
+            if name in values and (refused := option.mistake(values[name], values, relation)):
+                raise ConfigError(f"{who}: {refused}")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(who: str) -> Callable[[F], F]:
+    """Decorator: a function checks the arguments whose annotations have ranges. who: the first word of messages.
+
+    >>> @checked("wave")
+    ... def wave(length: Annotated[int, at_least(1)]) -> list[int]:
+    ...     return [0] * length
+    >>> wave(0)
+    Traceback (most recent call last):
+    scanl.errors.ConfigError: wave: length is 0, expected at least 1
+    """
+
+    def add(function: Any) -> Any:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            check(who, {name: option for name, option in options(function).items() if option.ranges}, bound.arguments)
+            return function(*args, **kwargs)
+
+        parameters = [option.replace(annotation=_bare(option.annotation)) for option in signature.parameters.values()]
+        vars(call)["__signature__"] = signature.replace(parameters=parameters)
+        return call
+
+    return add
 
 
 if TYPE_CHECKING:
@@ -123,7 +197,7 @@ else:
                 raise TypeError(f"{cls.__name__}: {error}; it is {cls.__name__}{signature}") from None
             bound.apply_defaults()
             config = _by_name(bound)
-            check(cls, config)
+            check(who(cls), options(cls), config)
             instance = super().__call__(*args, **{name: kwargs[name] for name in kwargs if name not in cls.added})
             vars(instance).update(config=config, **{name: config[name] for name in cls.added})
             return instance
@@ -208,8 +282,8 @@ def _constructors(cls: type) -> list[Callable[..., None]]:
     return starts
 
 
-def options(cls: Configured) -> dict[str, Option]:
-    """Return the options of a configured class by name, in the order of its constructor.
+def options(owner: Callable[..., Any]) -> Mapping[str, Option]:
+    """Return the options of a class, a dataclass or a function by name, in the order of its arguments.
 
     >>> class Window(metaclass=Configured):
     ...     def __init__(self, size: Annotated[int, at_least(1), "steps in the window"] = 4) -> None:
@@ -220,10 +294,15 @@ def options(cls: Configured) -> dict[str, Option]:
     Traceback (most recent call last):
     scanl.errors.ConfigError: Window: size is 0, expected at least 1
     """
-    hints = _hints(cls)
+    return _options(owner, vars(owner).get("__init__"))
+
+
+@functools.cache
+def _options(owner: Callable[..., Any], constructor: Callable[..., None] | None) -> Mapping[str, Option]:
+    hints = _hints(owner) if isinstance(owner, Configured) else get_type_hints(owner, include_extras=True)
     return {
-        name: Option(name, hints.get(name, Any), meaning(hints.get(name, Any)), parameter.default)
-        for name, parameter in inspect.signature(cls).parameters.items()
+        name: Option.of(name, hints.get(name, Any), parameter.default)
+        for name, parameter in inspect.signature(owner).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
 
@@ -239,30 +318,20 @@ def meaning(annotation: Any) -> str:
     return ""
 
 
-def check_names(who: str, cls: Configured, names: Collection[str]) -> None:
+def check_names(owner: str, cls: Configured, names: Collection[str]) -> None:
     """Raise ConfigError, with the nearest name, for a name that is no option of the class."""
     known = options(cls)
     for name in names:
         if name not in known:
-            raise nearest(f"option of {who}", name, [option for option in known if option != "dim"])
+            raise nearest(f"option of {owner}", name, [option for option in known if option != "dim"])
 
 
-def check_options(who: str, cls: Configured, values: Mapping[str, Any]) -> None:
+def check_options(owner: str, cls: Configured, values: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that the class lacks, or a value that it refuses. Absent ones have defaults."""
-    check_names(who, cls, values)
-    known = options(cls).values()
-    defaults = {option.name: option.default for option in known if option.default is not inspect.Parameter.empty}
-    check(cls, defaults | dict(values))
-
-
-def check(cls: Configured, config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option whose value does not have the type of its annotation, or is outside its range."""
-    hints = _hints(cls)
-    for relation in (False, True):
-        for name, value in config.items():
-            refused = _mistake(hints.get(name, Any), name, value, config, relation)
-            if refused:
-                raise ConfigError(f"{who(cls)}: {refused}")
+    check_names(owner, cls, values)
+    known = options(cls)
+    defaults = {name: known[name].default for name in known if known[name].default is not inspect.Parameter.empty}
+    check(who(cls), known, defaults | dict(values))
 
 
 def who(cls: type) -> str:
@@ -312,24 +381,19 @@ def _copied(value: Any) -> Any:
 
 
 def _mistake(annotation: Any, name: str, value: object, config: Mapping[str, Any], relation: bool) -> str:
-    """Return why a value does not fit an annotation, or "" if it fits. relation: which of the ranges are checked."""
+    """Return why a value does not fit an annotation, or "" if it fits."""
     if get_origin(annotation) is Annotated:
-        inner, *notes = get_args(annotation)
-        refused = _mistake(inner, name, value, config, relation)
-        if refused or value is None:
-            return refused
-        ranges = [note for note in notes if isinstance(note, Range) and note.relation == relation]
-        return next((bound.explained(name, value, config) for bound in ranges if not bound.holds(value, config)), "")
+        return Option.of(name, annotation).mistake(value, config, relation)
     if get_origin(annotation) in (Union, UnionType):
         arms = get_args(annotation)
         reasons = [_mistake(arm, name, value, config, relation) for arm in arms]
         if not all(reasons):
             return ""
-        fitting = [reason for arm, reason in zip(arms, reasons, strict=True) if _is(value, arm)]
+        fitting = [reason for arm, reason in zip(arms, reasons, strict=True) if fits(value, arm)]
         return fitting[0] if fitting else f"{name} is {shown(value)}, expected {' or '.join(map(described, arms))}"
     if get_origin(annotation) is Literal and isinstance(value, str):
         return "" if value in get_args(annotation) else unknown(name, value, map(str, get_args(annotation)))
-    if not _is(value, annotation):
+    if not fits(value, annotation):
         return f"{name} is {shown(value)}, expected {described(annotation)}"
     if get_origin(annotation) is Sequence and isinstance(value, Sequence):
         (arm,) = get_args(annotation)
@@ -338,13 +402,13 @@ def _mistake(annotation: Any, name: str, value: object, config: Mapping[str, Any
     return ""
 
 
-def _is(value: object, annotation: Any) -> bool:
+def fits(value: object, annotation: Any) -> bool:
     """Return whether a value has the type of an annotation, ranges aside."""
     origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _is(value, args[0])
+    if origin in (Annotated, ClassVar):
+        return fits(value, args[0])
     if origin in (Union, UnionType):
-        return any(_is(value, arm) for arm in args)
+        return any(fits(value, arm) for arm in args)
     if origin is Literal:
         return value in args
     if annotation is int:
@@ -363,11 +427,11 @@ def _is(value: object, annotation: Any) -> bool:
     if not isinstance(value, kind) or (isinstance(value, str) and kind is not str and issubclass(kind, Sequence)):
         return False
     if issubclass(kind, Mapping) and isinstance(value, Mapping) and len(args) == 2:
-        return all(_is(key, args[0]) and _is(item, args[1]) for key, item in value.items())
+        return all(fits(key, args[0]) and fits(item, args[1]) for key, item in value.items())
     if issubclass(kind, tuple) and isinstance(value, tuple) and args and args[-1] is not Ellipsis:
-        return len(value) == len(args) and all(_is(item, arm) for item, arm in zip(value, args, strict=True))
+        return len(value) == len(args) and all(fits(item, arm) for item, arm in zip(value, args, strict=True))
     if issubclass(kind, Sequence) and isinstance(value, Sequence) and args:
-        return all(_is(item, args[0]) for item in value)
+        return all(fits(item, args[0]) for item in value)
     return True
 
 
@@ -380,6 +444,8 @@ WORDS: dict[Any, str] = {  # of types in messages; a module adds its own
     Mapping: "a mapping",
     Callable: "a function",
     Sequence: "a sequence",
+    dict: "a mapping",
+    list: "a sequence",
     type: "a class",
 }
 

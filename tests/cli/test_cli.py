@@ -16,7 +16,7 @@ import scanl
 from scanl import data
 from scanl.cli import COMMANDS, demo, main
 from scanl.cli.layers import options_of
-from scanl.cli.train import parse
+from scanl.cli.train import LOOP_OPTIONS, parse
 from scanl.layers import get, names
 from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, build_model
@@ -339,3 +339,8 @@ def test_python_m():
     done = subprocess.run([sys.executable, "-m", "scanl.cli", "show", "lur"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "scanl: unknown layer 'lur'; did you mean 'lru'?\n"
+
+
+def test_options_of_the_training_loop_leave_out_those_that_backtests_read():
+    assert {"steps", "pretrain", "algorithm", "clip", "devices", "until", "recursive", "split"} <= LOOP_OPTIONS
+    assert not LOOP_OPTIONS & {"minutes", "lr", "out", "seed", "dim", "horizon"}

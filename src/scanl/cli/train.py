@@ -19,18 +19,24 @@ from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run import torchrun
-from scanl.learning.run.config import OPTIONS, OWN_SOURCES, check_resumable, rows_in_a_step, update_steps
-from scanl.learning.run.configuration import add_options
+from scanl.learning.run.config import (
+    OWN_SOURCES,
+    RunConfig,
+    TrainingConfig,
+    check_resumable,
+    rows_in_a_step,
+    update_steps,
+)
+from scanl.learning.run.configuration import add_options, names_of
 from scanl.learning.run.run import Run
 from scanl.models import presets
 from scanl.models.saving import QUANTIZED_KEY
+from scanl.options import options
 
 # Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
-OF_THE_LOOP = {
-    "steps", "recursive", "algorithm", "algorithm_options", "block", "carry_state", "init", "devices", "strategy",
-    "sequence_parallel", "recompute", "accelerator", "precision", "until", "patience", "eval_every", "log_every",
-    "save_seconds", "tensorboard", "accumulate", "optimizer", "warmup", "clip", "clip_value", "weight_decay", "split",
-}  # fmt: skip
+BACKTEST_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but read by backtests too
+LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - BACKTEST_OPTIONS
+LOOP_OPTIONS |= {"recursive", "carry_state", "split"}
 
 PRETRAINING = "pretraining"  # folder in a run's, of its self-pretraining
 RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
@@ -80,7 +86,7 @@ def options_of_line(argv: Sequence[str], config: TrainConfig) -> dict[str, Any]:
     """Return the options that the command line or its `--config` has, by name, with their values in `config`."""
     values = _parser(TrainConfig()).parse(argv, defaults=False)
     every = config.options()
-    return {name: every[name] for name, option in OPTIONS.items() if f"{option.part}.{name}" in values}
+    return {name: every[name] for name, part in names_of(TrainConfig).items() if f"{part}.{name}" in values}
 
 
 def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
@@ -88,7 +94,7 @@ def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
 
     They do for a forecast of quantiles, unless the line sets the training loop.
     """
-    by_loop = bool(fixed.keys() & OF_THE_LOOP) or fixed.get("distribution", "quantiles") != "quantiles"
+    by_loop = bool(fixed.keys() & LOOP_OPTIONS) or fixed.get("distribution", "quantiles") != "quantiles"
     return config.source.question == "forecast" and (not by_loop or bool(config.head.start))
 
 

@@ -29,7 +29,7 @@ from scanl.files import written_whole
 from scanl.learning.estimators import check_sizes, optimize, seeded
 from scanl.learning.forecasting.choose import MINUTES, choose, fitted
 from scanl.learning.forecasting.forecasts import Forecasts, check_levels
-from scanl.learning.questions.forecast import ForecastAnswerer
+from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster
 from scanl.models.saving import shortened
@@ -38,7 +38,7 @@ from scanl.whole import whole_number
 COLUMNS = ("unique_id", "ds", "y")
 ANSWER = "scanl"  # the column of the median
 STACK = [field.name for field in fields(StackConfig)]
-HEAD = list(ForecastAnswerer.options)
+HEAD = list(vars(ForecastOptions()))
 PATH = Path("df")  # stands for a frame in messages
 ABOUT, ROWS = "frames.json", "rows.parquet"
 

@@ -10,7 +10,7 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import StackConfig
 from scanl.learning.run.configuration import Configuration
 from scanl.models import Stack
-from scanl.options import above, at_least, between, check, check_options, one_of
+from scanl.options import above, at_least, between, check_options, one_of
 
 QUESTIONS = ("number", "class")
 DETECTORS = ("adwin", "kswin")
@@ -116,7 +116,7 @@ class LearnConfig(Configuration):
     def check(self) -> None:
         """Raise ConfigError for a value out of range, and for options that exclude each other."""
         super().check()
-        check(Stack, vars(self.stack))
+        check_options("stack", Stack, vars(self.stack))
         chosen = algorithms.get(self.learning.algorithm)
         check_options(self.learning.algorithm, chosen, self.learning.algorithm_options)
         if not self.learning.lr or any(not 0 <= rate < float("inf") for rate in self.learning.lr):

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
@@ -36,11 +37,14 @@ class Answers(NamedTuple):
     state: State
 
 
-class Option(NamedTuple):
-    """An option that the models of a few questions have: its default, and why another model has none."""
+@dataclass
+class NoOptions:
+    """The options of a model that has none besides those of its stack.
 
-    default: Any
-    because: str
+    Another class of options says in `unless` why the models of other questions have none of them.
+    """
+
+    unless: ClassVar[str] = ""
 
 
 class Answerer(ABC, Generic[Q]):
@@ -52,7 +56,7 @@ class Answerer(ABC, Generic[Q]):
     every_step: ClassVar[bool] = False  # whether each step has its own target, or the last step alone an answer
     divisible: ClassVar[bool] = False  # whether processes may share a sequence
     in_parts: ClassVar[bool] = True  # whether a sequence may be learnt in parts
-    options: ClassVar[Mapping[str, Option]] = {}  # of its model, besides the stack's options
+    options: ClassVar[type[Any]] = NoOptions  # of its model, besides the stack's options
 
     def __init__(self, question: Q) -> None:
         self.question: Any = question
@@ -63,12 +67,13 @@ class Answerer(ABC, Generic[Q]):
         options: of the model, by name; those that are lacking have their defaults. Raises ConfigError for an option of
         another question's model, unless it has its default.
         """
-        for name, option in _all_options().items():
-            if name not in self.options and options.get(name, option.default) != option.default:
-                raise ConfigError(
-                    f"train: {name} is {options[name]}, but {option.because}; leave out --{name.replace('_', '-')}"
-                )
-        return self.head(stack, {name: options.get(name, option.default) for name, option in self.options.items()})
+        own = vars(self.options())
+        for others in {cls.options: None for cls in registry.values()}:
+            for name, default in vars(others()).items():
+                if name not in own and options.get(name, default) != default:
+                    flag = name.replace("_", "-")
+                    raise ConfigError(f"train: {name} is {options[name]}, but {others.unless}; leave out --{flag}")
+        return self.head(stack, {name: options.get(name, default) for name, default in own.items()})
 
     @abstractmethod
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> Model:
@@ -195,11 +200,6 @@ def means(parts: Iterable[Mapping[str, tuple[Any, int]]]) -> dict[str, float]:
             total, count = totals.get(name, (None, 0))
             totals[name] = more if total is None else total + more, count + scored
     return {name: total / count for name, (total, count) in totals.items()}
-
-
-def _all_options() -> dict[str, Option]:
-    """Return the options of the models of all questions."""
-    return {name: option for cls in registry.values() for name, option in cls.options.items()}
 
 
 def form(inputs: Inputs) -> models.Tokens | models.Features:

@@ -1,8 +1,9 @@
 """The numbers of the next steps of series, by a forecaster."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from torch import Tensor
 
@@ -11,10 +12,30 @@ from scanl.data.batch import Batch, Outcomes
 from scanl.data.questions import ForecastQuestion
 from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
-from scanl.learning.questions.base import Answerer, Answers, Option, answers, listed
+from scanl.learning.questions.base import Answerer, Answers, answers, listed
 from scanl.models import Backbone, Channels, Forecaster, Normalization
 
-NO_FORECAST = "the question of the data is not a forecast"
+
+@dataclass
+class ForecastOptions:
+    """Options of a forecaster, except what its question determines."""
+
+    unless: ClassVar[str] = "the question of the data is not a forecast"
+
+    recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
+    lags: Annotated[int | None, "of a forecast: how many last values a linear map adds to it; none: a season"] = None
+    span: Annotated[
+        float | None, "of a forecast: numbers after which the past fades in its normalisation; none: never"
+    ] = None
+    log: Annotated[bool, "of a forecast: normalise the logarithm of the targets"] = False
+    start: Annotated[  # read by `scanl.learning.forecasting.choose`
+        list[str],
+        "of a forecast: simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
+        "starts and stays; `scanl.learning.forecasting.lag_maps` lists them",
+    ] = field(default_factory=list)
+    rounded: Annotated[bool, "of a forecast: round it to whole numbers"] = False
+    least: Annotated[float | None, "of a forecast: no number is below this one; none: no limit"] = None
+    calibrated: Annotated[bool, "of a forecast: intervals have factors from backtests"] = False
 
 
 @answers(ForecastQuestion)
@@ -25,16 +46,7 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
     """
 
     in_parts = False
-    options = {  # noqa: RUF012
-        "recursive": Option(False, NO_FORECAST),
-        "lags": Option(None, NO_FORECAST),
-        "span": Option(None, NO_FORECAST),
-        "log": Option(False, NO_FORECAST),
-        "start": Option([], NO_FORECAST),  # read by `scanl.learning.forecasting.choose`
-        "rounded": Option(False, NO_FORECAST),
-        "least": Option(None, NO_FORECAST),
-        "calibrated": Option(False, NO_FORECAST),
-    }
+    options = ForecastOptions
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> Forecaster:
         question = self.question

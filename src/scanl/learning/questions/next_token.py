@@ -1,8 +1,9 @@
 """The next token at every step, by a language model."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,12 +17,20 @@ from scanl.files import written_whole
 from scanl.layers.base import widen
 from scanl.layers.state import State
 from scanl.learning.losses import losses
-from scanl.learning.questions.base import Answerer, Answers, Option, answers, mean
+from scanl.learning.questions.base import Answerer, Answers, answers, mean
 from scanl.learning.report import BYTES
 from scanl.models import Backbone, LanguageModel
 
 SAMPLE_BYTES = 600
-TIED_OPTION = Option(False, "the answers are not tokens of the input")
+
+
+@dataclass
+class TokenOptions:
+    """Options of a model whose answers are tokens of the input."""
+
+    unless: ClassVar[str] = "the answers are not tokens of the input"
+
+    tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
 
 
 @answers(NextToken)
@@ -30,7 +39,7 @@ class NextTokenAnswerer(Answerer[NextToken]):
 
     every_step = True
     divisible = True
-    options = {"tie_embeddings": TIED_OPTION}  # noqa: RUF012
+    options = TokenOptions
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> LanguageModel:
         return LanguageModel(self.question.inputs.size, stack, **options)

@@ -9,7 +9,7 @@ from scanl.data.batch import Batch
 from scanl.data.questions import TokenLabel
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers
-from scanl.learning.questions.next_token import TIED_OPTION, show_bytes
+from scanl.learning.questions.next_token import TokenOptions, show_bytes
 from scanl.models import Backbone, LanguageModel
 
 
@@ -18,7 +18,7 @@ class TokenLabelAnswerer(Answerer[TokenLabel]):
     """A `LanguageModel`, with logits at the n steps alone that have an answer: (n, V), and targets (n,)."""
 
     every_step = True
-    options = {"tie_embeddings": TIED_OPTION}  # noqa: RUF012
+    options = TokenOptions
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> LanguageModel:
         return LanguageModel(self.question.inputs.size, stack, **options)

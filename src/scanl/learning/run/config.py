@@ -19,10 +19,12 @@ from scanl.errors import ConfigError, ScanlError
 from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
+from scanl.learning.questions.forecast import ForecastOptions
+from scanl.learning.questions.next_token import TokenOptions
 from scanl.learning.run.configuration import Configuration, options_of
 from scanl.models import Stack
 from scanl.models.heads.distributions import HEADS
-from scanl.options import above, at_least, below, check, check_options, one_of, options
+from scanl.options import above, at_least, below, check_options, one_of, options
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
 OWN_SOURCES = (
@@ -37,22 +39,18 @@ FSDP = "fsdp"  # the strategy that divides the model; it is torch's second FSDP,
 DEFAULTS = {"dim": 256, "depth": 4}  # of arguments of `Stack` that have none
 
 
-def _kind(annotation: Any) -> Any:
-    """Return the type of an argument on the command line: a mapping is a dictionary, and a layer is text."""
-    kind = get_args(annotation)[0]
-    arms = get_args(kind) or (kind,)
-    if any(get_origin(arm) is Mapping for arm in arms):
-        return dict[str, Any]
-    return str if str in arms else kind
-
-
 def _stack_fields() -> Iterator[tuple[str, Any, Any]]:
-    """Yield a field for each argument of `Stack`: its name, its type with its meaning, and its default."""
+    """Yield a field for each argument of `Stack`: its name, its type with its meaning, and its default.
+
+    A mapping is a dictionary in a file, and a layer is text.
+    """
     for option in options(Stack).values():
-        kind = _kind(option.annotation)
-        value = DEFAULTS.get(option.name, option.default)
-        default = field(default_factory=dict) if get_origin(kind) is dict else field(default=value)
-        yield option.name, Annotated[kind, option.meaning], default
+        arms = get_args(option.type) or (option.type,)
+        if any(get_origin(arm) is Mapping for arm in arms):
+            yield option.name, Annotated[dict[str, Any], option.meaning], field(default_factory=dict)
+        else:
+            default = DEFAULTS.get(option.name, option.default)
+            yield option.name, Annotated[str if str in arms else option.type, option.meaning], field(default=default)
 
 
 StackConfig = make_dataclass("StackConfig", _stack_fields())
@@ -61,24 +59,8 @@ StackConfig.__doc__ = "The arguments of `Stack`, as values that a file can hold.
 
 
 @dataclass
-class HeadConfig:
+class HeadConfig(ForecastOptions, TokenOptions):
     """Use of the stack's output by the model, except what the source's question determines."""
-
-    tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
-    recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
-    lags: Annotated[int | None, "of a forecast: how many last values a linear map adds to it; none: a season"] = None
-    span: Annotated[
-        float | None, "of a forecast: numbers after which the past fades in its normalisation; none: never"
-    ] = None
-    log: Annotated[bool, "of a forecast: normalise the logarithm of the targets"] = False
-    start: Annotated[
-        list[str],
-        "of a forecast: simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
-        "starts and stays; `scanl.learning.forecasting.lag_maps` lists them",
-    ] = field(default_factory=list)
-    rounded: Annotated[bool, "of a forecast: round it to whole numbers"] = False
-    least: Annotated[float | None, "of a forecast: no number is below this one; none: no limit"] = None
-    calibrated: Annotated[bool, "of a forecast: intervals have factors from backtests"] = False
 
 
 @dataclass
@@ -212,7 +194,7 @@ class TrainConfig(Configuration):
     def check(self) -> None:
         """Raise ConfigError for a value out of range, and for both steps and minutes."""
         super().check()
-        check(Stack, vars(self.stack))
+        check_options("stack", Stack, vars(self.stack))
         chosen = algorithms.get(self.training.algorithm)
         check_options(self.training.algorithm, chosen, self.training.algorithm_options)
         if self.training.steps is not None and self.training.minutes is not None:

@@ -4,25 +4,19 @@ import functools
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 import jsonargparse
 import yaml
 
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
-from scanl.options import Range
+from scanl.options import Option, Range, check, options
 from scanl.parsing import in_a_line
 
-
-class Option(NamedTuple):
-    """An option: the part that it belongs to, its type, its meaning, and the ranges of its values."""
-
-    part: str
-    kind: Any
-    meaning: str
-    ranges: tuple[Range, ...]
+finite_number = Range("a finite number", lambda value, _: not isinstance(value, float) or math.isfinite(value))
+short_integer = Range("less than 2**63", lambda value, _: not isinstance(value, int) or value < 2**63)
 
 
 class Configuration:
@@ -41,36 +35,25 @@ class Configuration:
 
         Raises ConfigError for an unknown name.
         """
-        known = options_of(cls)
-        parts: dict[str, dict[str, Any]] = {group: {} for group in parts_of(cls)}
-        for name, value in options.items():
-            if name not in known:
-                raise nearest(f"option of {cls.command}", name, known)
-            parts[known[name].part][name] = value
-        return cls(**{group: make(**parts[group]) for group, make in parts_of(cls).items()})
+        for name in options:
+            if name not in options_of(cls):
+                raise nearest(f"option of {cls.command}", name, options_of(cls))
+        return cls().changed(options)
 
     def options(self) -> dict[str, Any]:
         """Return every value by its name on the command line."""
-        return {name: getattr(getattr(self, option.part), name) for name, option in options_of(type(self)).items()}
+        return {name: getattr(getattr(self, part), name) for name, part in names_of(type(self)).items()}
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return a copy in which some options, by their names on the command line, have other values."""
-        groups = {name: asdict(getattr(self, name)) for name in parts_of(type(self))}
+        groups: dict[str, dict[str, Any]] = asdict(self)  # pyright: ignore[reportArgumentType]
         for name, value in values.items():
-            groups[options_of(type(self))[name].part][name] = value
+            groups[names_of(type(self))[name]][name] = value
         return type(self)(**{name: make(**groups[name]) for name, make in parts_of(type(self)).items()})
 
     def check(self) -> None:
-        """Raise ConfigError for a value out of range."""
-        known = options_of(type(self))
-        for name, value in self.options().items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{self.command}: {name} is {value}, expected a finite number")
-            if isinstance(value, int) and value >= 2**63:
-                raise ConfigError(f"{self.command}: {name} is {value}, expected less than 2**63")
-            for allowed in known[name].ranges if value is not None else ():
-                if not allowed.holds(value, {}):
-                    raise ConfigError(f"{self.command}: {allowed.explained(name, value, {})}")
+        """Raise ConfigError for a value of another type or out of range."""
+        check(self.command, options_of(type(self)), self.options())
 
     def to_yaml(self) -> str:
         """Return the text of the file `config.yaml`."""
@@ -137,28 +120,30 @@ def parts_of(cls: type[Configuration]) -> Mapping[str, Any]:
 
 
 @functools.cache
+def names_of(cls: type[Configuration]) -> Mapping[str, str]:
+    """Return the part of each option of a configuration, by the name of the option."""
+    pairs = [(option.name, group) for group, make in parts_of(cls).items() for option in fields(make())]
+    assert len(dict(pairs)) == len(pairs), "two parts have an option of one name"
+    return dict(pairs)
+
+
+@functools.cache
 def options_of(cls: type[Configuration]) -> Mapping[str, Option]:
     """Return the options of all parts of a configuration by name."""
-    found: dict[str, Option] = {}
-    for group, make in parts_of(cls).items():
-        for name, hint in get_type_hints(type(make()), include_extras=True).items():
-            kind, *notes = get_args(hint)
-            (meaning,) = (note for note in notes if isinstance(note, str))
-            assert name not in found, "two parts have an option of one name"
-            found[name] = Option(group, kind, meaning, tuple(note for note in notes if isinstance(note, Range)))
-    return found
+    known = [option for make in parts_of(cls).values() for option in options(type(make())).values()]
+    return {option.name: replace(option, ranges=(finite_number, short_integer, *option.ranges)) for option in known}
 
 
 def add_options(parser: jsonargparse.ArgumentParser, defaults: Configuration) -> None:
     """Add the options of a command to a parser: short on the command line, in parts in a file and in the result."""
+    parts, values = names_of(type(defaults)), defaults.options()
     for name, option in options_of(type(defaults)).items():
-        how: dict[str, Any] = {"type": option.kind}
-        if option.kind is bool:
+        how: dict[str, Any] = {"type": option.type}
+        if option.type is bool:
             how |= {"nargs": "?", "const": True, "metavar": "false"}  # the name alone says true
-        elif get_origin(option.kind) is list:
-            (kind,) = get_args(option.kind)
+        elif get_origin(option.type) is list:
+            (kind,) = get_args(option.type)
             metavar = {"data": "NAME_OR_PATH"}.get(name, "COLUMN" if kind is str else "NUMBER")
             how = {"type": kind, "nargs": "*", "metavar": metavar}
-        default = getattr(getattr(defaults, option.part), name)
-        flag, key = f"--{name.replace('_', '-')}", f"{option.part}.{name}"
-        parser.add_argument(flag, dest=key, default=default, help=option.meaning, **how)
+        flag, key = f"--{name.replace('_', '-')}", f"{parts[name]}.{name}"
+        parser.add_argument(flag, dest=key, default=values[name], help=option.meaning, **how)
