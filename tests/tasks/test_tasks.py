@@ -27,8 +27,9 @@ from scanl.learning import RunFolder, TrainConfig, score
 from scanl.learning.evaluation import measure
 from scanl.learning.questions import answerer
 from scanl.learning.run.config import seeded_model
+from scanl.options import options
 from scanl.tasks import IGNORED, FreshExamples, listops, phonebook
-from scanl.tasks.base import draw_distinct, options
+from scanl.tasks.base import draw_distinct
 
 COVERS = ["cli/tasks", "tasks/*"]
 
@@ -413,8 +414,8 @@ def test_parity_is_the_running_sum_modulo_two():
         ("addign", {}, "unknown task 'addign'; did you mean 'adding'?"),
         ("adding", {"lenght": 5}, "unknown option of adding 'lenght'; did you mean 'length'?"),
         ("adding", {"length": 1}, "adding: length is 1, expected at least 2 because two numbers are added"),
-        ("adding", {"length": "long"}, "adding: length is 'long', expected int"),
-        ("adding", {"length": True}, "adding: length is True, expected int"),
+        ("adding", {"length": "long"}, "adding: length is 'long', expected an integer"),
+        ("adding", {"length": True}, "adding: length is True, expected an integer"),
         ("adding", {"vocab_size": 3}, "unknown option of adding 'vocab_size'"),
         ("parity", {"vocab_size": 3}, "unknown option of parity 'vocab_size'"),
         ("parity", {"length": 0}, "parity: length is 0, expected at least 1"),
@@ -462,7 +463,7 @@ def test_a_task_says_where_it_is_from_and_stays_as_it_is(name):
     assert type(task) is tasks.get(name)
     assert (task.name, task.id[:2], len(task.source) > 20) == (name, "B-", True)
     assert name in SMALL
-    for option in options(type(task)):
+    for option in options(type(task)).values():
         assert f"{option.name}:" in (type(task).__doc__ or "")
     with pytest.raises(FrozenInstanceError):
         task.length = 3  # type: ignore[misc]
@@ -736,7 +737,7 @@ def test_other_examples_than_those_of_the_checkpoint_are_refused(runs, tmp_path,
         ),
         ("train --data adding --data-options.lenght 5", "unknown option of adding 'lenght'; did you mean 'length'?"),
         ("train --data adding --data-options.length 1", "adding: length is 1, expected at least 2"),
-        ("train --data adding --data-options.length long", "adding: length is 'long', expected int"),
+        ("train --data adding --data-options.length long", "adding: length is 'long', expected an integer"),
         ("train --data copy --layer lur", "unknown layer 'lur'; did you mean 'lru'?"),
         ("train --data copy --layer bidirectional", "bidirectional"),
         ("train --data copy --carry-state", "carry_state is True, but copy does not use it; leave out --carry-state"),

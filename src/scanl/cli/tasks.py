@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from scanl.cli.parser import Parser
 from scanl.data.base import summary
+from scanl.options import options
 from scanl.tasks import build, get, names
-from scanl.tasks.base import options
 
 
 def list_tasks(argv: Sequence[str]) -> int:
@@ -27,4 +27,4 @@ def task_help() -> str:
 
 
 def _options(name: str) -> str:
-    return "  ".join(f"{option.name}={option.default}" for option in options(get(name)))
+    return "  ".join(f"{option.name}={option.default}" for option in options(get(name)).values())

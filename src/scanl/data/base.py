@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from scanl.data.batch import Batch
 from scanl.data.files import Files
 from scanl.data.questions import Question
 from scanl.errors import ConfigError, nearest
+from scanl.options import check, options
 from scanl.registry import Registry
 
 IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
@@ -106,8 +107,9 @@ class Source(Entry, ABC):
 
     A subclass is a dataclass whose fields are its options. A field with the name of an option of `scanl train` (`data`,
     `held_out`, `seed`, ...) takes that option's value; the others are set with `--data-options.NAME`. The constructor
-    reads no file. Files are read when they are first needed, at the latest by `check`. `str(source)` describes a
-    training batch; the text follows its number of sequences: "examples of copy length=100".
+    checks the values by the annotations of the fields, and reads no file. Files are read when they are first needed, at
+    the latest by `check`. `str(source)` describes a training batch; the text follows its number of sequences: "examples
+    of copy length=100".
 
     question: what the model predicts.   metric: name of the score, one of `METRICS`.
     chance: score of guessing, None if unknown.
@@ -122,6 +124,9 @@ class Source(Entry, ABC):
     def open(cls, options: Mapping[str, Any]) -> "Source":
         shared = {name: options[name] for name in cls.option_names() if name in options}
         return cls(**shared, **own_options(cls, options))
+
+    def __post_init__(self) -> None:
+        check(self.name, options(type(self)), vars(self))
 
     @abstractmethod
     def check(self) -> None:
@@ -207,27 +212,8 @@ def summary(source: type[Any]) -> str:
     return inspect.cleandoc(source.__doc__ or "").splitlines()[0]
 
 
-def check_types(source: str, options: Any, names: Iterable[str]) -> None:
-    """Raise ConfigError for an option of a dataclass whose value is not of the type of its field."""
-    hints = get_type_hints(type(options))
-    for name in names:
-        value, kind = getattr(options, name), hints[name]
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ConfigError(f"{source}: {name} is {value!r}, expected {kind.__name__}")
-
-
-def check_positive(source: str, options: Any, names: Iterable[str]) -> None:
-    """Raise ConfigError for an option of a source that is below 1."""
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ConfigError(f"{source}: {name} is {getattr(options, name)}, expected at least 1")
-
-
 def check_shares(source: str, validation: float, test: float) -> None:
-    """Raise ConfigError unless the shares of the validation and the test part leave something to train on."""
-    for name, share in (("validation", validation), ("test", test)):
-        if not 0 < share < 1:
-            raise ConfigError(f"{source}: {name} is {share}, expected between 0 and 1")
+    """Raise ConfigError unless the validation and the test part leave something to train on."""
     if validation + test >= 1:
         raise ConfigError(f"{source}: validation + test is {validation + test:g}, expected below 1")
 

@@ -3,7 +3,7 @@
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, RepeatedIterable, Source, check_positive, check_types, padded, present
+from scanl.data.base import Exam, RepeatedIterable, Source, padded, present
 from scanl.data.batch import Batch
 from scanl.data.files import Files
 from scanl.data.order import shuffled
@@ -84,7 +84,6 @@ class FixedRows(Source):
 
     metric = "accuracy"
 
-    positive: ClassVar[tuple[str, ...]] = ()  # options that are at least 1
     steps: ClassVar[int] = 0  # of a row, where all rows have the same number, whatever the options are
     uneven: ClassVar[bool] = False  # whether a row may end before `length` steps
     timed: ClassVar[bool] = False  # whether the last channel of the inputs is also the duration of the step
@@ -103,10 +102,6 @@ class FixedRows(Source):
         """The files of the data set."""
         assert self.needs is not None
         return self.needs
-
-    def __post_init__(self) -> None:
-        check_types(self.name, self, [option.name for option in fields(self)])
-        check_positive(self.name, self, self.positive)
 
     @abstractmethod
     def read(self) -> Parts:

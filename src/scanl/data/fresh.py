@@ -3,11 +3,11 @@
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from scanl.data.base import Exam, Source, check_types
+from scanl.data.base import Exam, Source
 from scanl.data.batch import Batch
 
 # Seeds are (seed of the run, one of these, ...). Models train on the first only.
@@ -28,9 +28,6 @@ class FreshRows(Source):
 
     seed: int
     eval_examples: int = 512
-
-    def __post_init__(self) -> None:
-        check_types(self.name, self, [option.name for option in fields(self)])
 
     @abstractmethod
     def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:

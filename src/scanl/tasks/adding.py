@@ -1,12 +1,13 @@
 """The adding problem."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import at_least
 from scanl.tasks.base import Task, register
 
 
@@ -34,11 +35,8 @@ class Adding(Task):
     best = 0.0
     channels: ClassVar[int] = 2
 
-    length: int = 100
+    length: Annotated[int, at_least(2, "because two numbers are added")] = 100
     vocab_size: None = field(default=None, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 2, "length", "at least 2 because two numbers are added")
 
     @property
     def chance(self) -> float:

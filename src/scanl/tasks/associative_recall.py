@@ -1,12 +1,13 @@
 """Associative recall."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import at_least, multiple_of
 from scanl.tasks.base import IGNORED, Task, register
 
 
@@ -38,13 +39,8 @@ class AssociativeRecall(Task):
         'Fu et al., "Hungry Hungry Hippos", arXiv:2212.14052, section 3.1'
     )
 
-    length: int = 40
-    vocab_size: int = 20
-
-    def check(self) -> None:
-        right = self.length >= 2 and self.length % 2 == 0
-        self._require(right, "length", "an even number of at least 2 because of the pairs")
-        self._require(self.vocab_size >= 4, "vocab_size", "at least 4 because of a key, a value and two special tokens")
+    length: Annotated[int, multiple_of(2, "because of the pairs")] = 40
+    vocab_size: Annotated[int, at_least(4, "because of a key, a value and two special tokens")] = 20
 
     @property
     def chance(self) -> float:

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from scanl.data import base
 from scanl.data.base import IGNORED as IGNORED
-from scanl.data.base import Entry, Exam, Source, check_types
+from scanl.data.base import Entry, Exam, Source
 from scanl.data.batch import Batch as Batch
 from scanl.data.fresh import AFTER_TRAINING, TRAINING, WHILE_TRAINING
 from scanl.data.questions import FeatureInputs, Number, Question, TokenLabel, Vocabulary
-from scanl.errors import ConfigError, nearest
+from scanl.errors import nearest
+from scanl.options import check, options
 from scanl.registry import Registry
 from scanl.whole import whole_number
 
@@ -28,8 +29,8 @@ COUNT = 1000  # default number of examples that `scanl eval` scores
 class Task(Entry, ABC):
     """A generator of examples whose best score and chance score are known.
 
-    A subclass is a frozen dataclass of its options. It defines `_generate`, `solve`, `chance` and `check`. Its class
-    variables are printed by `scanl tasks` and read by the tests.
+    A subclass is a frozen dataclass of its options and their ranges. It defines `_generate`, `solve` and `chance`. Its
+    class variables are printed by `scanl tasks` and read by the tests.
 
     length: n as the paper in `source` counts it; a task's docstring says how many steps that makes. It can change
     after training, so that a model is scored at other lengths.
@@ -48,12 +49,7 @@ class Task(Entry, ABC):
     vocab_size: int | None
 
     def __post_init__(self) -> None:
-        check_types(self.name, self, [option.name for option in options(type(self))])
-        self.check()
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise ConfigError for options out of range."""
+        check(self.name, options(type(self)), vars(self))
 
     @abstractmethod
     def _generate(self, count: int, random: np.random.Generator) -> Batch: ...
@@ -99,7 +95,7 @@ class Task(Entry, ABC):
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        return ("seed", "eval_examples", *(option.name for option in options(cls)))
+        return ("seed", "eval_examples", *options(cls))
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> Source:
@@ -111,12 +107,8 @@ class Task(Entry, ABC):
 
     def __str__(self) -> str:
         """Name the task with all its options: `adding length=500`."""
-        values = " ".join(f"{option.name}={getattr(self, option.name)}" for option in options(type(self)))
+        values = " ".join(f"{name}={getattr(self, name)}" for name in options(type(self)))
         return f"{self.name} {values}"
-
-    def _require(self, right: bool, option: str, expected: str) -> None:
-        if not right:
-            raise ConfigError(f"{self.name}: {option} is {getattr(self, option)}, expected {expected}")
 
 
 def draw_distinct(
@@ -204,19 +196,13 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     return add
 
 
-def options(cls: type[Task]) -> list[Any]:
-    """Return the dataclass fields that a caller may set. A fixed vocab_size is not among them."""
-    return [field for field in fields(cls) if field.init]
-
-
 def build(name: str, **arguments: Any) -> Task:
     """Make a registered task: `build("adding", length=500)`.
 
     Unknown names and options raise ConfigError with the nearest known one.
     """
     cls = get(name)
-    known = [option.name for option in options(cls)]
     for option in arguments:
-        if option not in known:
-            raise nearest(f"option of {name}", option, known)
+        if option not in options(cls):
+            raise nearest(f"option of {name}", option, options(cls))
     return cls(**arguments)

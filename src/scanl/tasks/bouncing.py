@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from scanl.data.fresh import FreshRows
 from scanl.data.published.images import read_images
 from scanl.data.published.sources import published
 from scanl.data.questions import FeatureInputs, Numbers
-from scanl.errors import ConfigError
+from scanl.options import Positive, Range, at_least
 
 SIDE, ITEM, SPEED = 64, 28, 0.1
 ITEMS = ("mnist", "fashion_mnist")
@@ -55,19 +56,10 @@ class BouncingDigits(FreshRows):
     metric = "mean squared error"
     question = Numbers(FeatureInputs(SIDE * SIDE), SIDE * SIDE)
 
-    items: str = "mnist"
+    items: Annotated[str, Range(f"one of {', '.join(ITEMS)}", lambda items, _: items in ITEMS)] = "mnist"
     folder: str = ""
-    count: int = 2
-    frames: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.items not in ITEMS:
-            raise ConfigError(f"{self.name}: items is {self.items!r}, expected one of {', '.join(ITEMS)}")
-        if self.count < 1 or self.frames < 2:
-            raise ConfigError(
-                f"{self.name}: count is {self.count} and frames is {self.frames}, expected at least 1 and 2"
-            )
+    count: Positive = 2
+    frames: Annotated[int, at_least(2)] = 20
 
     @cached_property
     def images(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

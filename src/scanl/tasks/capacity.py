@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.questions import FeatureInputs, Numbers, Question
+from scanl.options import at_least
 from scanl.tasks.base import Task, register
 
 BAND = 10  # cycles in a window, at most
@@ -38,11 +39,8 @@ class Capacity(Task):
     best = 0.0
     channels: ClassVar[int] = 1
 
-    length: int = 100
+    length: Annotated[int, at_least(20, "because of the 10 cycles of a window")] = 100
     vocab_size: None = field(default=None, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 20, "length", "at least 20 because of the 10 cycles of a window")
 
     @property
     def question(self) -> Question:

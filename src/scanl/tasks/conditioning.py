@@ -4,15 +4,20 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Annotated
 
 import numpy as np
 
 from scanl.data.base import register
 from scanl.data.questions import FeatureInputs, Numbers
-from scanl.errors import ConfigError
+from scanl.options import Fraction, Natural, Range
 from scanl.tasks.stream import Sample, StreamTask
 
 CUES, ONES = 6, 3  # bits of a pattern, and how many are 1
+
+
+def _up_to(other: str) -> Range:
+    return Range(f"1 to {other}={{{other}}}", lambda value, options: 1 <= value <= options[other], relation=True)
 
 
 @dataclass
@@ -36,21 +41,11 @@ class Conditioning(StreamTask):
 
     metric = "mean squared error"
 
-    least_wait: int = 24
+    least_wait: Annotated[int, _up_to("most_wait")] = 24
     most_wait: int = 36
-    least_rest: int = 80
+    least_rest: Annotated[int, _up_to("most_rest")] = 80
     most_rest: int = 120
-    gamma: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for low, high in (("least_wait", "most_wait"), ("least_rest", "most_rest")):
-            if not 1 <= getattr(self, low) <= getattr(self, high):
-                raise ConfigError(
-                    f"{self.name}: {low} is {getattr(self, low)}, expected 1 to {high}={getattr(self, high)}"
-                )
-        if not 0 <= self.gamma < 1:
-            raise ConfigError(f"{self.name}: gamma is {self.gamma}, expected at least 0 and below 1")
+    gamma: Fraction = 0.9
 
     @abstractmethod
     def cues(self, random: np.random.Generator) -> Iterator[tuple[list[float], bool]]:
@@ -111,12 +106,10 @@ class TracePatterning(Conditioning):
     source = TraceConditioning.source
     question = Numbers(FeatureInputs(CUES + 1 + 5), 1)
 
-    distractors: int = 5
+    distractors: Natural = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.distractors < 0:
-            raise ConfigError(f"{self.name}: distractors is {self.distractors}, expected at least 0")
         self.question = Numbers(FeatureInputs(CUES + 1 + self.distractors), 1)
 
     def cues(self, random: np.random.Generator) -> Iterator[tuple[list[float], bool]]:

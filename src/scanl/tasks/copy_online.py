@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from scanl.data.base import IGNORED, check_positive, register
+from scanl.data.base import IGNORED, register
 from scanl.data.questions import FeatureInputs, Label
-from scanl.errors import ConfigError
+from scanl.options import Natural, Positive, at_least
 from scanl.tasks.stream import Sample, StreamTask
 
 
@@ -38,17 +39,12 @@ class CopyOnline(StreamTask):
     metric = "accuracy"
     question = Label(FeatureInputs(9), 8)
 
-    pattern: int = 10
-    delay: int = 7
-    symbols: int = 8
+    pattern: Positive = 10
+    delay: Natural = 7
+    symbols: Annotated[int, at_least(2)] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, self, ["pattern"])
-        if self.delay < 0 or self.symbols < 2:
-            raise ConfigError(
-                f"{self.name}: delay is {self.delay} and symbols is {self.symbols}, expected at least 0 and 2"
-            )
         self.question = Label(FeatureInputs(self.symbols + 1), self.symbols)
         self.chance = 1 / self.symbols
 

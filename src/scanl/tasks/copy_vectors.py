@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.questions import FeatureInputs, Flags, Question
+from scanl.options import Positive
 from scanl.tasks.base import Task, register
 
 
@@ -36,14 +37,10 @@ class CopyVectors(Task):
     best = 0.0
     chance = 0.5  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
-    length: int = 20
+    length: Positive = 20
     varied: bool = True
-    width: int = 8
+    width: Positive = 8
     vocab_size: None = field(default=None, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 1, "length", "at least 1")
-        self._require(self.width >= 1, "width", "at least 1")
 
     @property
     def exam(self) -> "CopyVectors":

@@ -1,12 +1,13 @@
 """The copy memory task."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import Positive, at_least
 from scanl.tasks.base import IGNORED, Task, register
 
 BLANK = 0
@@ -34,14 +35,9 @@ class Copying(Task):
     aliases = ("copy_memory", "copy_memory_task")
     source = 'Arjovsky et al., "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, section 5.1'
 
-    length: int = 100
-    num_symbols: int = 10
-    vocab_size: int = 10
-
-    def check(self) -> None:
-        self._require(self.length >= 0, "length", "at least 0 blanks")
-        self._require(self.num_symbols >= 1, "num_symbols", "at least 1")
-        self._require(self.vocab_size >= 3, "vocab_size", "at least 3 because of the blank and the marker")
+    length: Annotated[int, at_least(0, "blanks")] = 100
+    num_symbols: Positive = 10
+    vocab_size: Annotated[int, at_least(3, "because of the blank and the marker")] = 10
 
     @property
     def chance(self) -> float:

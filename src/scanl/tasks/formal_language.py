@@ -4,13 +4,13 @@ import math
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.errors import ConfigError
+from scanl.options import at_least, one_of
 from scanl.tasks.base import IGNORED, Task, register
 
 LANGUAGES = ("even_pairs", "cycle_navigation", "modular_arithmetic")
@@ -39,14 +39,9 @@ class FormalLanguage(Task):
     id = "B-parity"
     source = 'Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv:2207.02098, appendix A.1'
 
-    length: int = 40
-    language: str = "even_pairs"
+    length: Annotated[int, at_least(2)] = 40
+    language: Annotated[str, one_of(LANGUAGES)] = "even_pairs"
     vocab_size: int = field(default=8, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 2, "length", "at least 2")
-        if self.language not in LANGUAGES:
-            raise ConfigError(f"{self.name}: language is {self.language!r}, expected one of {', '.join(LANGUAGES)}")
 
     @cached_property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,12 +1,13 @@
 """Induction heads."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import at_least
 from scanl.tasks.base import IGNORED, Task, register
 
 
@@ -35,12 +36,8 @@ class Induction(Task):
         'sizes of Gu and Dao, "Mamba", arXiv:2312.00752, section 4.1.2'
     )
 
-    length: int = 256
-    vocab_size: int = 16
-
-    def check(self) -> None:
-        self._require(self.length >= 3, "length", "at least 3 because of the pair and the question")
-        self._require(self.vocab_size >= 2, "vocab_size", "at least 2 because of the special token")
+    length: Annotated[int, at_least(3, "because of the pair and the question")] = 256
+    vocab_size: Annotated[int, at_least(2, "because of the special token")] = 16
 
     @property
     def chance(self) -> float:

@@ -1,12 +1,13 @@
 """Waves sampled at irregular times."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import Share, at_least
 from scanl.tasks.base import Task, draw_distinct, register
 
 PERIODS = (7.3, 19.1)  # in points of the grid; no multiples of one another, or of the distance of two points
@@ -42,13 +43,9 @@ class Irregular(Task):
     best = 0.0
     channels: ClassVar[int] = 3
 
-    length: int = 32
-    keep: float = 0.5
+    length: Annotated[int, at_least(2 * len(PERIODS) + 1, "because four samples determine the wave")] = 32
+    keep: Share = 0.5
     vocab_size: None = field(default=None, init=False)
-
-    def check(self) -> None:
-        self._require(0 < self.keep <= 1, "keep", "above 0 and at most 1")
-        self._require(self.length > 2 * len(PERIODS), "length", "at least 5 because four samples determine the wave")
 
     @property
     def chance(self) -> float:

@@ -11,6 +11,7 @@ from scanl.data.base import IGNORED, present
 from scanl.data.batch import Batch
 from scanl.data.published.documents import LISTOPS_TOKENS
 from scanl.data.questions import Class, Question, Vocabulary
+from scanl.options import Natural, Positive, refuse
 from scanl.tasks.base import Task, register
 
 CLOSE_TOKEN = LISTOPS_TOKENS.index("X")
@@ -65,14 +66,14 @@ class ListOps(Task):
     )
 
     length: int = 2000
-    least: int = 500
+    least: Natural = 500
     vocab_size: int = field(default=len(LISTOPS_TOKENS), init=False)
-    depth: int = 10
+    depth: Positive = 10
 
-    def check(self) -> None:
-        self._require(self.depth >= 1, "depth", "at least 1")
-        self._require(self.least >= 0, "least", "at least 0")
-        self._require(self.length >= self.least + 4, "length", f"at least {self.least + 4} because of least")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < self.least + 4:
+            refuse(type(self), "length", self.length, f"at least {self.least + 4} because of least")
 
     @property
     def question(self) -> Question:

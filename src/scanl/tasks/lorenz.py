@@ -3,14 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import register
 from scanl.data.questions import FeatureInputs, Numbers
-from scanl.errors import ConfigError
+from scanl.options import Range, at_least
 from scanl.tasks.stream import Sample, StreamTask
 
 Point = NDArray[np.float64]
@@ -55,15 +55,8 @@ class Flow(StreamTask):
     mean: ClassVar[Any]
     deviation: ClassVar[Any]
 
-    step: float = 0.01
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.step <= 0.1:
-            raise ConfigError(f"{self.name}: step is {self.step}, expected more than 0 and at most 0.1")
-        if self.noise < 0:
-            raise ConfigError(f"{self.name}: noise is {self.noise}, expected at least 0")
+    step: Annotated[float, Range("more than 0 and at most 0.1", lambda step, _: 0 < step <= 0.1)] = 0.01
+    noise: Annotated[float, at_least(0)] = 0.0
 
     @abstractmethod
     def velocity(self, x: Point) -> Point:

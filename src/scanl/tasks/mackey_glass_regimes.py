@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scanl.data.base import check_positive, register
+from scanl.data.base import register
 from scanl.data.questions import FeatureInputs, Numbers
+from scanl.options import Positive
 from scanl.tasks.stream import Sample, StreamTask
 
 FINE = 10  # steps of Euler's method in a unit of time
@@ -49,14 +50,10 @@ class MackeyGlassRegimes(StreamTask):
     metric = "mean squared error"
     question = Numbers(FeatureInputs(1), 1)
 
-    first: int = 17
-    second: int = 30
-    stay: int = 2000
-    ahead: int = 15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, self, ["first", "second", "stay", "ahead"])
+    first: Positive = 17
+    second: Positive = 30
+    stay: Positive = 2000
+    ahead: Positive = 15
 
     def samples(self, random: np.random.Generator) -> Iterator[Sample]:
         window: deque[float] = deque(maxlen=self.ahead + 1)

@@ -1,12 +1,13 @@
 """Multi-query associative recall."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import Range, above_zero, refuse
 from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 
@@ -40,20 +41,20 @@ class MQAR(Task):
         "section 4 and its program's multiquery_ar"
     )
 
-    length: int = 64
+    length: Annotated[int, Range("an even number of at least 4", lambda n, _: n >= 4 and n % 2 == 0)] = 64
     num_pairs: int = 4
-    vocab_size: int = 8192
-    power: float = 0.01
+    vocab_size: Annotated[
+        int, Range("an even number of at least 4 because half are keys", lambda size, _: size >= 4 and size % 2 == 0)
+    ] = 8192
+    power: Annotated[float, above_zero] = 0.01
     random_non_queries: bool = True
 
-    def check(self) -> None:
-        self._require(self.length >= 4 and self.length % 2 == 0, "length", "an even number of at least 4")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         max_pairs = min(self.length // 4, self.vocab_size // 2 - 1)
-        because = f"because of length={self.length} and vocab_size={self.vocab_size}"
-        even = self.vocab_size >= 4 and self.vocab_size % 2 == 0
-        self._require(even, "vocab_size", "an even number of at least 4 because half are keys")
-        self._require(1 <= self.num_pairs <= max_pairs, "num_pairs", f"from 1 to {max_pairs} {because}")
-        self._require(self.power > 0, "power", "above 0")
+        if not 1 <= self.num_pairs <= max_pairs:
+            because = f"because of length={self.length} and vocab_size={self.vocab_size}"
+            refuse(type(self), "num_pairs", self.num_pairs, f"from 1 to {max_pairs} {because}")
 
     @property
     def chance(self) -> float:

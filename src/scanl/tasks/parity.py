@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import Positive
 from scanl.tasks.base import IGNORED, Task, register
 
 
@@ -34,12 +35,9 @@ class Parity(Task):
         'Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv:2207.02098'
     )
 
-    length: int = 40
+    length: Positive = 40
     last_only: bool = False
     vocab_size: int = field(default=2, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 1, "length", "at least 1")
 
     @property
     def chance(self) -> float:

@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import at_least
 from scanl.tasks.base import IGNORED, Task, register
 
 SUBJECTS = "the cat,a boat,the old road,my brother,the rain,a red kite,the village,our neighbor".split(",")  # noqa: SIM905
@@ -41,12 +42,8 @@ class PassKey(Task):
         "section 4.2, for the pass key"
     )
 
-    length: int = 512
+    length: Annotated[int, at_least(MIN_BYTES - 1, "because of the sentence and the question")] = 512
     vocab_size: int = field(default=256, init=False)
-
-    def check(self) -> None:
-        least = MIN_BYTES - 1
-        self._require(self.length >= least, "length", f"at least {least} because of the sentence and the question")
 
     @property
     def chance(self) -> float:

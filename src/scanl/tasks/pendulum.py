@@ -1,6 +1,7 @@
 """A pendulum in noisy pictures at irregular times."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from scanl.data.base import register
 from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.questions import FeatureInputs, Numbers
-from scanl.errors import ConfigError
+from scanl.options import at_least, within
 
 SIDE, FRAMES, INNER = 24, 100, 100
 STEP, GRAVITY, FRICTION, NOISE = 0.01, 9.81, 0.1, 0.1
@@ -88,15 +89,8 @@ class Pendulum(FixedRows):
     timed = True
     question = Numbers(FeatureInputs(SIDE * SIDE + 1), 2)
 
-    count: int = 2000
-    observed: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.count < 2:
-            raise ConfigError(f"{self.name}: count is {self.count}, expected at least 2")
-        if not 1 <= self.observed <= FRAMES:
-            raise ConfigError(f"{self.name}: observed is {self.observed}, expected from 1 to {FRAMES}")
+    count: Annotated[int, at_least(2)] = 2000
+    observed: Annotated[int, within(1, FRAMES)] = 50
 
     @property
     def length(self) -> int:

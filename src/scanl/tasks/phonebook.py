@@ -1,12 +1,13 @@
 """Looking up a number in a phone book."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import within
 from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 FIRST_NAMES = "James Mary John Patricia Robert Linda Michael Barbara William Susan David Jessica Joseph Karen Thomas Sarah".split()  # noqa: E501, SIM905
@@ -41,12 +42,8 @@ class Phonebook(Task):
         "arXiv:2402.01032, section 4.2"
     )
 
-    length: int = 20
+    length: Annotated[int, within(3, len(NAMES), "because of two examples, a question and the names")] = 20
     vocab_size: int = field(default=256, init=False)
-
-    def check(self) -> None:
-        right = 3 <= self.length <= len(NAMES)
-        self._require(right, "length", f"from 3 to {len(NAMES)} because of two examples, a question and the names")
 
     @property
     def chance(self) -> float:

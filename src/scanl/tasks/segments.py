@@ -1,13 +1,13 @@
 """Reversal, copying and retrieval of a stream that is read in segments."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
-from scanl.errors import ConfigError
+from scanl.options import Positive, one_of
 from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 KINDS = ("reverse", "copy", "retrieve")
@@ -38,14 +38,9 @@ class Segments(Task):
     id = "B-reverse"
     source = 'Bulatov et al., "Recurrent Memory Transformer", arXiv:2207.06881, section 4'
 
-    length: int = 24
-    kind: str = "reverse"
+    length: Positive = 24
+    kind: Annotated[str, one_of(KINDS)] = "reverse"
     vocab_size: int = field(default=37, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 1, "length", "at least 1")
-        if self.kind not in KINDS:
-            raise ConfigError(f"{self.name}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
 
     @property
     def chance(self) -> float:

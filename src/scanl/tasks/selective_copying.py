@@ -1,12 +1,13 @@
 """Selective copying."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import Positive, at_least
 from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 NOISE = 0
@@ -39,14 +40,9 @@ class SelectiveCopying(Task):
         'sizes of Gu and Dao, "Mamba", arXiv:2312.00752, section 4.1.1'
     )
 
-    length: int = 4096
-    num_symbols: int = 16
-    vocab_size: int = 16
-
-    def check(self) -> None:
-        self._require(self.length >= 0, "length", "at least 0 noise tokens")
-        self._require(self.num_symbols >= 1, "num_symbols", "at least 1")
-        self._require(self.vocab_size >= 3, "vocab_size", "at least 3 because of the noise and the marker")
+    length: Annotated[int, at_least(0, "noise tokens")] = 4096
+    num_symbols: Positive = 16
+    vocab_size: Annotated[int, at_least(3, "because of the noise and the marker")] = 16
 
     @property
     def chance(self) -> float:

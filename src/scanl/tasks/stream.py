@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from scanl.data.base import check_positive
 from scanl.data.batch import Batch
 from scanl.data.fresh import FreshRows
+from scanl.options import Positive
 
 ENDLESS_KEY = 3  # part of the seed of a stream, beside those of `scanl.data.fresh`
 
@@ -28,11 +28,7 @@ class StreamTask(FreshRows):
         length: T of a row. Every row is the beginning of another stream.
     """
 
-    length: int = 500
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, self, ["length"])
+    length: Positive = 500
 
     @abstractmethod
     def samples(self, random: np.random.Generator) -> Iterator[Sample]:

@@ -1,13 +1,14 @@
 """T-maze: which way to turn at the end of a corridor, as a sign at its beginning said."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.questions import Class, FeatureInputs, Question
+from scanl.options import Natural, within
 from scanl.tasks.base import Task, register
 
 POSITION = 8  # bits of the position
@@ -39,15 +40,9 @@ class TMaze(Task):
         'Approximate Gated Linear Transformers for Online Reinforcement Learning", arXiv:2310.15719'
     )
 
-    length: int = 160
-    distractors: int = 6
+    length: Annotated[int, within(1, 2**POSITION, f", the places of {POSITION} bits")] = 160
+    distractors: Natural = 6
     vocab_size: None = field(default=None, init=False)
-
-    def check(self) -> None:
-        self._require(
-            1 <= self.length <= 2**POSITION, "length", f"from 1 to {2**POSITION}, the places of {POSITION} bits"
-        )
-        self._require(self.distractors >= 0, "distractors", "at least 0")
 
     @property
     def question(self) -> Question:

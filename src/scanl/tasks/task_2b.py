@@ -1,13 +1,14 @@
 """Task 2b of the LSTM paper."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.questions import Class, FeatureInputs, Question
+from scanl.options import Natural, at_least
 from scanl.tasks.base import Task, register
 
 
@@ -35,14 +36,10 @@ class Task2b(Task):
         'Linear Recurrent Neural Nets Over Sequence Length", arXiv:1709.04057, section 4.3'
     )
 
-    length: int = 1024
-    width: int = 128
+    length: Natural = 1024
+    width: Annotated[int, at_least(2)] = 128
     exclude_first: bool = False
     vocab_size: None = field(default=None, init=False)
-
-    def check(self) -> None:
-        self._require(self.length >= 0, "length", "at least 0")
-        self._require(self.width >= 2, "width", "at least 2")
 
     @property
     def question(self) -> Question:

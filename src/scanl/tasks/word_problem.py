@@ -3,12 +3,13 @@
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
+from scanl.options import Positive, between
 from scanl.tasks.base import Task, register
 
 
@@ -34,13 +35,12 @@ class WordProblem(Task):
         'Siems et al., "DeltaProduct", arXiv:2502.10297'
     )
 
-    length: int = 32
-    things: int = 3
+    length: Positive = 32
+    things: Annotated[int, between(2, 5)] = 3
     vocab_size: int = field(default=6, init=False)
 
-    def check(self) -> None:
-        self._require(self.length >= 1, "length", "at least 1")
-        self._require(2 <= self.things <= 5, "things", "2 to 5")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "vocab_size", math.factorial(self.things))  # frozen, and it follows from an option
 
     @property

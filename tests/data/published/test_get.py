@@ -285,7 +285,7 @@ def test_mistakes_are_one_line(command, message, root, tmp_path, monkeypatch, ca
         ("mnist --data-options.order sideways", "order is 'sideways', expected raster, bit_reversal, torch:SEED or"),
         ("mnist --data-options.aside 0", "mnist: aside is 0, expected at least 1"),
         ("mnist --data-options.aside 24", "mnist: aside is 24, expected less than the 24 training images"),
-        ("mnist --data-options.aside many", "mnist: aside is 'many', expected int"),
+        ("mnist --data-options.aside many", "mnist: aside is 'many', expected an integer"),
         ("mnist --sequence-length 100", "but mnist does not use it; leave out --sequence-length"),
         ("enwik8 --held-out 0.2", "held_out is 0.2, but enwik8 does not use it; leave out --held-out"),
         ("imdb --data-options.max_length 0", "imdb: max_length is 0, expected at least 1"),

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import check_positive, check_shares, own_options, padded, register
+from scanl.data.base import check_shares, own_options, padded, register
 from scanl.data.batch import Batch
 from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts
 from scanl.data.questions import Class, FeatureInputs, Question, Vocabulary
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
+from scanl.options import Portion, Positive, Range
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
 MAX_READ_BYTES = 2**27  # bytes of files that are read whole before training
@@ -180,16 +181,14 @@ class Folders(FixedRows):
     hint: ClassVar[str] = ""  # for files of other kinds
     is_own: ClassVar[bool] = True
 
-    data: Sequence[str | Path] = ()
-    validation: float = 0.1
-    test: float = 0.2
-    sequence_length: int = 256
+    data: Annotated[Sequence[str | Path], Range("one folder: --data FOLDER", lambda folders, _: len(folders) == 1)] = ()
+    validation: Portion = 0.1
+    test: Portion = 0.2
+    sequence_length: Positive = 256
 
     def __post_init__(self) -> None:
-        if len(self.data) != 1:
-            raise ConfigError(f"{self.name}: data is {list(map(str, self.data))}, expected one folder: --data FOLDER")
+        super().__post_init__()
         check_shares(self.name, self.validation, self.test)
-        check_positive(self.name, self, ["sequence_length"])
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

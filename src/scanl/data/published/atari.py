@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.published.sources import published
 from scanl.data.questions import FeatureInputs, Label
 from scanl.data.readers import npy
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
+from scanl.options import Positive, above
 
 SIDE = 84  # pixels of a side of the screen
 MAX_TRANSITIONS = 100_000  # transitions of a checkpoint that are read
@@ -56,20 +57,14 @@ class AtariReplay(FixedRows):
     """
 
     uneven = True
-    positive = ("window", "transitions", "visit", "screens")
 
     game: str = "Breakout"
-    window: int = 30
-    transitions: int = 500_000
-    visit: int = 11
-    screens: int = 4
-    unit: float = 1.0
+    window: Positive = 30
+    transitions: Positive = 500_000
+    visit: Positive = 11
+    screens: Positive = 4
+    unit: Annotated[float, above(0)] = 1.0
     choice_seed: int = 123
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.unit > 0:
-            raise ConfigError(f"{self.name}: unit is {self.unit}, expected above 0")
 
     @property
     def length(self) -> int:

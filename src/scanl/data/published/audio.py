@@ -20,6 +20,7 @@ from scanl.data.folders.signals import Recording, expanded, linear, mu_law, spre
 from scanl.data.published.sources import kind, published
 from scanl.data.questions import Class, FeatureInputs, NextToken, Question, Vocabulary
 from scanl.data.readers.wav import RATE, opened
+from scanl.options import Positive
 
 TEN = "yes no up down left right on off stop go".split()  # noqa: SIM905
 NUMBERS = "zero one two three four five six seven eight nine".split()  # noqa: SIM905
@@ -48,9 +49,8 @@ class SpeechCommands(FixedRows):
 
     question = Class(FeatureInputs(1), len(WORDS))
     words = WORDS
-    positive = ("max_length",)
 
-    max_length: int = RATE
+    max_length: Positive = RATE
 
     @property
     def length(self) -> int:
@@ -252,12 +252,11 @@ class Pieces(QuantizedAudio):
         piece: samples of a piece, and steps of a row.
     """
 
-    positive = ("piece",)
     readers: ClassVar[Mapping[str, Callable[..., Any]]] = {"wav": opened}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
     quantization: ClassVar[str] = "mu-law"
 
-    piece: int = 128_000
+    piece: Positive = 128_000
 
     def encode(self, samples: NDArray[np.number]) -> NDArray[np.int64]:
         return (linear if self.quantization == "linear" else mu_law)(samples)

@@ -4,14 +4,14 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.published.sources import published
 from scanl.data.questions import Class, Vocabulary
-from scanl.errors import ConfigError
+from scanl.options import Positive, within
 
 LETTERS = "ABCD"
 
@@ -48,16 +48,10 @@ class MMLUQuestions(FixedRows):
     """
 
     uneven = True
-    positive = ("max_length",)
     question = Class(Vocabulary(256), 4)
 
-    max_length: int = 1024
-    shots: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.shots <= 5:
-            raise ConfigError(f"{self.name}: shots is {self.shots}, expected from 0 to 5")
+    max_length: Positive = 1024
+    shots: Annotated[int, within(0, 5)] = 0
 
     @property
     def length(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from scanl.data.published.sources import kind, published
 from scanl.data.questions import Class, FeatureInputs, Number, Question
 from scanl.data.readers import npz, ts
 from scanl.data.series.rows import scale_of
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
+from scanl.options import Range
 
 VITALS = ("RR", "HR", "SpO2")
 SIGNALS = tuple(f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
@@ -208,13 +209,8 @@ class VitalSigns(PooledSeries):
 
     metric = "mean squared error"
 
-    vital: str = "HR"
+    vital: Annotated[str, Range(f"one of {', '.join(VITALS)}", lambda vital, _: vital in VITALS)] = "HR"
     split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vital not in VITALS:
-            raise ConfigError(f"{self.name}: vital is {self.vital!r}, expected one of {', '.join(VITALS)}")
 
     @property
     def file_names(self) -> Mapping[str, Sequence[str]]:

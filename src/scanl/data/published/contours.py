@@ -14,6 +14,7 @@ from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts
 from scanl.data.published.sources import kind
 from scanl.data.questions import Class, FeatureInputs
 from scanl.data.readers import png
+from scanl.options import Positive
 
 HARD_FOLDER = "curv_contour_length_14"
 
@@ -34,9 +35,8 @@ class PublishedPathfinder(FixedRows):
     """
 
     question = Class(FeatureInputs(1), 2)
-    positive = ("side",)
 
-    side: int = 32
+    side: Positive = 32
 
     @property
     def length(self) -> int:

@@ -15,6 +15,7 @@ from scanl.data.fixed import FixedPart, FixedRows, Parts, set_aside
 from scanl.data.published.sources import published
 from scanl.data.questions import Class, Vocabulary
 from scanl.errors import DataError
+from scanl.options import Positive
 
 
 @published("imdb")
@@ -35,10 +36,9 @@ class IMDbReviews(FixedRows):
 
     question = Class(Vocabulary(256), 2)
     uneven = True
-    positive = ("max_length", "aside")
 
-    max_length: int = 1024
-    aside: int = 2500
+    max_length: Positive = 1024
+    aside: Positive = 2500
 
     @property
     def length(self) -> int:
@@ -99,9 +99,8 @@ class PaperPairs(FixedRows):
 
     question = Class(Vocabulary(256), 2)
     uneven = True
-    positive = ("max_length",)
 
-    max_length: int = 4000
+    max_length: Positive = 4000
 
     @property
     def length(self) -> int:
@@ -142,9 +141,8 @@ class LongListOps(FixedRows):
 
     question = Class(Vocabulary(len(LISTOPS_TOKENS)), 10)
     uneven = True
-    positive = ("max_length",)
 
-    max_length: int = 2000
+    max_length: Positive = 2000
 
     @property
     def length(self) -> int:

@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import check_types
 from scanl.data.files import Files
 from scanl.data.published.sources import kind
 from scanl.data.readers import csv
@@ -54,9 +53,9 @@ class PublishedSeries(SeriesSource):
     folder: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.ask_for(self.forecast(self))
         self.validation, self.test = self.shares
-        check_types(self.name, self, ["folder"])
 
     @property
     def files(self) -> Files:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from scanl.data.published.sources import kind, published
 from scanl.data.questions import Class, FeatureInputs, NextToken, Question, Vocabulary
 from scanl.data.readers import cifar, idx, npz, png
 from scanl.errors import ConfigError, DataError
+from scanl.options import Positive, Range
 
 READERS: Mapping[str, Callable[..., FixedPart]] = {
     "cifar": cifar.images,
@@ -69,14 +70,13 @@ class PixelByPixel(FixedRows):
         aside: number of training images that are set aside. The seed 42 decides which ones.
     """
 
-    positive = ("aside",)
     readers: ClassVar[Mapping[str, Callable[..., FixedPart]]] = READERS
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "test")]
     most_files: ClassVar[int] = sys.maxsize
     shape: ClassVar[tuple[int, int, int]]  # height, width, numbers of a pixel
 
     order: str = "raster"
-    aside: int = 6000
+    aside: Positive = 6000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,12 +172,8 @@ class NoisePaddedCIFAR10(Images):
         order: must be left as it is.
     """
 
-    aside: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.order != "raster":
-            raise ConfigError(f"{self.name}: order is {self.order}, expected raster")
+    order: Annotated[str, Range("raster", lambda order, _: order == "raster")] = "raster"
+    aside: Positive = 2000
 
     @property
     def length(self) -> int:

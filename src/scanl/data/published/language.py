@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import check_positive, check_types
 from scanl.data.files import Files, lines
 from scanl.data.published.sources import kind, published
 from scanl.data.questions import NextToken, Question, Vocabulary
 from scanl.data.readers import fasta, text
 from scanl.data.text.corpus import Bytes, Corpus
 from scanl.data.text.text import TokenText
+from scanl.options import Positive
 
 PART_NAMES = {"train": "training", "validation": "validation", "test": "test"}  # how published numbers call the parts
 
@@ -31,9 +31,6 @@ class PublishedLanguage(TokenText):
     """
 
     folder: str = ""
-
-    def __post_init__(self) -> None:
-        check_types(self.name, self, ["folder"])
 
     @property
     def files(self) -> Files:
@@ -163,12 +160,7 @@ class HumanGenome(Genome):
             Of a longer one only the first bases are read.
     """
 
-    interval: int = 131_072
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_types(self.name, self, ["interval"])
-        check_positive(self.name, self, ["interval"])
+    interval: Positive = 131_072
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,15 @@ from scanl.data.fresh import FreshRows
 from scanl.data.published.sources import published
 from scanl.data.questions import Class, FeatureInputs, Question
 from scanl.data.readers.photograph import square
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
+from scanl.options import Positive, Range, at_least
 
 MINI_PARTS = ("train", "val", "test")
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the colors of ImageNet
+
+side_divisor = Range(
+    "a divisor of side, {side}", lambda patch, options: patch > 0 and options["side"] % patch == 0, relation=True
+)
 
 
 @published("imagenet")
@@ -40,16 +45,9 @@ class ImageNetPatches(FixedRows):
         aside: number of training images that are set aside; which ones, the seed 42 decides.
     """
 
-    positive = ("aside",)
-
-    side: int = 224
-    patch: int = 16
-    aside: int = 10_000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.patch < 1 or self.side < 1 or self.side % self.patch:
-            raise ConfigError(f"{self.name}: patch is {self.patch}, expected a divisor of side, {self.side}")
+    side: Positive = 224
+    patch: Annotated[int, side_divisor] = 16
+    aside: Positive = 10_000
 
     @property
     def length(self) -> int:
@@ -120,14 +118,8 @@ class MiniImageNetEpisodes(FreshRows):
     side: ClassVar[int] = 84
 
     folder: str = ""
-    ways: int = 5
-    shots: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("ways", 2), ("shots", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least {least}")
+    ways: Annotated[int, at_least(2)] = 5
+    shots: Positive = 1
 
     @property
     def files(self) -> Files:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.base import check_positive, check_types
 from scanl.data.published.language import PublishedLanguage
 from scanl.data.published.sources import published
 from scanl.data.questions import NextToken, Vocabulary
 from scanl.data.text.corpus import SEPARATOR, Bytes
 from scanl.errors import ConfigError
+from scanl.options import Positive
 
 
 @published("pile")
@@ -33,13 +33,8 @@ class PileDocuments(PublishedLanguage):
 
     question = NextToken(Vocabulary(256))
 
-    max_bytes: int = 10**9
+    max_bytes: Positive = 10**9
     only: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_types(self.name, self, ["max_bytes", "only"])
-        check_positive(self.name, self, ["max_bytes"])
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Union, get_args, get_origin
 
 from scanl.data.files import FileLayout, Files, Package
 from scanl.errors import ConfigError, DataError, nearest
+from scanl.options import fits
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 PACKAGES = "packages.toml"
@@ -146,29 +147,11 @@ def typed(where: str, table: Mapping[str, Any], types: Types, required: Collecti
     for name, value in table.items():
         if name not in types:
             raise nearest(f"entry of {where.removeprefix('catalogue: ')}", name, list(types))
-        if not _fits(value, types[name]):
+        if not fits(value, types[name]):
             raise ConfigError(f"{where}: {name} is {value!r}, expected {_named(types[name])}")
     if lacking := sorted(name for name in required if table.get(name) in (None, "", [], {})):
         raise ConfigError(f"{where} has no {lacking[0]}, expected {', '.join(sorted(required))}")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin is ClassVar:
-        return _fits(value, inner[0])
-    if origin in (Union, UnionType):
-        return any(_fits(value, kind) for kind in inner)
-    if origin is tuple:
-        if not isinstance(value, list):
-            return False
-        hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return len(value) == len(hints) and all(map(_fits, value, hints))
-    if origin is not None and issubclass(origin, Mapping):
-        return isinstance(value, dict) and all(_fits(element, inner[1]) for element in value.values())
-    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def _named(hint: Any) -> str:

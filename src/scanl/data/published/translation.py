@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.published.sources import published
 from scanl.data.questions import TokenLabel, Vocabulary
 from scanl.data.readers.sword import entries
-from scanl.errors import ConfigError
+from scanl.options import at_least
 
 Pairs = list[tuple[str, str]]
 MEASURED_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -58,14 +58,7 @@ class Translation(FixedRows):
     chance = 8.0
     question = TokenLabel(Vocabulary(256), scores=("bits",), written=("BLEU",))
 
-    max_length: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_length < 4:
-            raise ConfigError(
-                f"{self.name}: max_length is {self.max_length}, expected at least 4, two bytes and two line breaks"
-            )
+    max_length: Annotated[int, at_least(4, ", two bytes and two line breaks")] = 512
 
     @property
     def length(self) -> int:

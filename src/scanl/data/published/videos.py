@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ from scanl.data.published.yes_no import YesNo
 from scanl.data.questions import Class, FeatureInputs, Flags, Question
 from scanl.data.readers import npy, skeleton
 from scanl.data.readers.skeleton import BODIES, JOINTS
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
+from scanl.options import Positive, Range
 
 
 @published("ntu")
@@ -39,17 +40,11 @@ class Skeletons(FixedRows):
     """
 
     question = Class(FeatureInputs(BODIES * JOINTS * 3), 60)
-    positive = ("frames",)
 
     people: ClassVar[tuple[int, ...]]  # of the training part
 
-    across: str = "subject"
-    frames: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.across not in ("subject", "view"):
-            raise ConfigError(f"{self.name}: across is {self.across!r}, expected subject or view")
+    across: Annotated[str, Range("subject or view", lambda across, _: across in ("subject", "view"))] = "subject"
+    frames: Positive = 20
 
     @property
     def length(self) -> int:

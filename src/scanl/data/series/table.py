@@ -17,6 +17,7 @@ from scanl.data.series.whole import SeriesClass, SeriesNumber
 from scanl.data.series.windows import SeriesQuestion
 from scanl.data.splits import TRAINING, Piece, by_series, by_time
 from scanl.errors import ConfigError, nearest
+from scanl.options import Portion
 
 ASKS: Mapping[str, type[SeriesQuestion]] = {
     cls.ask: cls for cls in (SeriesForecast, SeriesGeneration, SeriesClass, SeriesLabel, SeriesNumber)
@@ -79,8 +80,8 @@ class Table(SeriesSource):
     freq: Any = None
     distribution: str = "gaussian"
     split: str | None = None
-    validation: float = 0.1
-    test: float = 0.2
+    validation: Portion = 0.1
+    test: Portion = 0.2
     sequence_length: int = 256
     origins: int | None = None
     gaps: str | None = None
@@ -138,6 +139,7 @@ class Table(SeriesSource):
             raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
         if self.gaps not in (None, "fill", "durations"):
             raise ConfigError(f"table: gaps is {self.gaps!r}, expected 'fill' or 'durations'")
+        super().__post_init__()
         check_shares("table", self.validation, self.test)
         if self.holidays is not None and (self.time is None or not asking.ahead):
             raise ConfigError(

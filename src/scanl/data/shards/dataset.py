@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_convert, get_w
 from scanl.data.shards.listing import listed
 from scanl.data.shards.reader import ShardPlace, ShardReader
 from scanl.errors import ConfigError, ScanlError
+from scanl.options import Natural, Positive, PositiveOrNone, checked
 
 Position = dict[str, int]  # as `Shards.state_dict` returns it
 
@@ -48,22 +49,20 @@ class Shards(IterableDataset[Any]):
     shards that are missing, damaged or cut short.
     """
 
+    @checked("shards")
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         columns: Sequence[str] | None = None,
-        batch_size: int | None = None,
+        batch_size: PositiveOrNone = None,
         seed: int | None = None,
-        window: int = 1,
+        window: Positive = 1,
         repeat: bool = False,
         drop_last: bool = False,
         rank: int = 0,
-        world: int = 1,
+        world: Positive = 1,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("window", window), ("world", world)):
-            if value is not None and value < 1:
-                raise ConfigError(f"shards: {name} is {value}, expected at least 1")
         if window > 1 and seed is None:
             raise ConfigError(f"shards: window is {window}, expected 1 because seed is None")
         if not 0 <= rank < world:
@@ -166,16 +165,15 @@ class ShardLoader(DataLoader[Any]):
         options: of DataLoader: `num_workers`, `pin_memory`, `persistent_workers`, ... but `in_order`.
     """
 
+    @checked("shards")
     def __init__(
-        self, dataset: Shards, *, collate_fn: Callable[[Any], Any] | None = None, ahead: int = 0, **options: Any
+        self, dataset: Shards, *, collate_fn: Callable[[Any], Any] | None = None, ahead: Natural = 0, **options: Any
     ) -> None:
         for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
             if name in options:
                 raise ConfigError(f"shards: {name} is an option of the loader, expected an option of Shards")
         if not options.get("in_order", True):
             raise ConfigError("shards: in_order is False, expected True, as a position counts batches in their order")
-        if ahead < 0:
-            raise ConfigError(f"shards: ahead is {ahead}, expected at least 0")
         self._positioned = _PositionedRows(dataset)
         super().__init__(self._positioned, batch_size=None, collate_fn=_Items(collate_fn), **options)
         self.shards, self.ahead = dataset, ahead

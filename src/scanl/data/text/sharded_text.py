@@ -17,8 +17,6 @@ from scanl.data.base import (
     PackedDocuments,
     RepeatedIterable,
     Source,
-    check_positive,
-    check_types,
     register,
 )
 from scanl.data.batch import Batch
@@ -27,7 +25,8 @@ from scanl.data.shards.listing import Shard, listed
 from scanl.data.shards.reader import ShardPlace, ShardReader, ShardRow
 from scanl.data.text.corpus import SEPARATOR, compressed, fraction
 from scanl.data.text.text import MAX_HELD_BYTES
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
+from scanl.options import Positive, Share
 
 SAMPLE_SIZE = 32  # shards over which a sample of the held-out documents is spread, at most
 SORTED_DOCUMENTS = 256  # held-out documents that are sorted by length, so that rows of a batch are about as long
@@ -86,18 +85,15 @@ class ShardedText(Source, PackedDocuments):
     question = NextToken(Vocabulary(256))
 
     data: Sequence[str | Path] = ()
-    held_out: float = 0.05
-    sequence_length: int = 256
+    held_out: Share = 0.05
+    sequence_length: Positive = 256
     eval_bytes: int = 16384
     seed: int = 0
     column: str = "text"
-    window: int = 256
+    window: Positive = 256
 
     def __post_init__(self) -> None:
-        check_types(self.name, self, ["column", "window"])
-        check_positive(self.name, self, ["sequence_length", "window"])
-        if not 0 < self.held_out <= 1:
-            raise ConfigError(f"{self.name}: held_out is {self.held_out}, expected above 0 and at most 1")
+        super().__post_init__()
         self._marks = deque([RowStart()], RECENT_MARKS)
         self._mark = RowStart()
         self._rows = self._packed(self._mark)

@@ -20,6 +20,7 @@ from scanl.data.text.corpus import compressed, side_by_side, spread
 from scanl.data.text.corpus import read_corpus as read_corpus
 from scanl.data.text.corpus import standard_library as standard_library
 from scanl.errors import ConfigError
+from scanl.options import Natural, Positive
 
 MAX_HELD_BYTES = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
 
@@ -107,8 +108,8 @@ class TokenText(Source):
     carry_state: bool = False
     eval_bytes: int = 16384
     seed: int = 0
-    length_doublings: int = 0
-    doubling_steps: int = 1000
+    length_doublings: Natural = 0
+    doubling_steps: Positive = 1000
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -134,9 +135,6 @@ class TokenText(Source):
         return self.sequence_length
 
     def check(self) -> None:
-        for name, least in (("length_doublings", 0), ("doubling_steps", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least {least}")
         if self.sequence_length % 2**self.length_doublings:
             of = f"2^{self.length_doublings} because of length_doublings"
             raise ConfigError(f"{self.name}: sequence_length is {self.sequence_length}, expected a multiple of {of}")
