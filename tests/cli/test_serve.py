@@ -39,7 +39,7 @@ def test_mistakes(folder, capfd):
     assert "nowhere is not a folder, expected a run" in refused(capfd, "bench-decode", "nowhere")
     assert "serve: streams is 0, expected above 0" in refused(capfd, "serve", folder / "256", "--streams", 0)
     assert "serve: port is 70000, expected 0 to 65535" in refused(capfd, "serve", folder / "256", "--port", 70000)
-    assert "bench-decode: batch is 0, expected at least 1" in refused(
+    assert "bench-decode: batches is [0], expected numbers of at least 1" in refused(
         capfd, "bench-decode", folder / "256", "--batches", "[0]"
     )
 

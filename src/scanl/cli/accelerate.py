@@ -13,6 +13,7 @@ from scanl import hub
 from scanl.cli.parser import Parser
 from scanl.errors import CheckpointError, ConfigError
 from scanl.hub import patches
+from scanl.options import Positive
 
 ROUNDS = 5
 
@@ -24,12 +25,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--bench", action="store_true", help="measure the model's speed on this machine, before and after"
     )
-    parser.add_argument("--length", type=int, default=1024, help="tokens of the prompt and of the training step")
-    parser.add_argument("--decode", type=int, default=64, help="tokens to generate after the prompt")
+    parser.add_argument("--length", type=Positive, default=1024, help="tokens of the prompt and of the training step")
+    parser.add_argument("--decode", type=Positive, default=64, help="tokens to generate after the prompt")
     args = parser.parse(argv)
-    for name in ("length", "decode"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"accelerate: {name} is {getattr(args, name)}, expected at least 1")
     model = _load(args.model)
     report = hub.accelerate(model)
     print(report)

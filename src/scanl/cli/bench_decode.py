@@ -3,13 +3,14 @@
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import torch
 
 from scanl.cli.parser import Parser
 from scanl.cli.serve import add_model, load
-from scanl.errors import ConfigError
 from scanl.models import LanguageModel
+from scanl.options import Positive, Range
 
 ROUNDS = 5  # of which the median counts
 
@@ -18,14 +19,12 @@ def run(argv: Sequence[str]) -> int:
     """Print a table, a row for each batch."""
     parser = Parser("bench-decode", "Measure how many tokens a second a language model writes, by batch.")
     add_model(parser)
-    parser.add_argument("--batches", type=list[int], default=[1, 4, 16, 64], help="numbers of texts at once")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of each text in a round")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens that are read first")
+    counts = Annotated[list[int], Range("numbers of at least 1", lambda batches, _: min(batches, default=1) >= 1)]
+    parser.add_argument("--batches", type=counts, default=[1, 4, 16, 64], help="numbers of texts at once")
+    parser.add_argument("--tokens", type=Positive, default=32, help="tokens of each text in a round")
+    parser.add_argument("--prompt", type=Positive, default=32, help="tokens that are read first")
     parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
     args = parser.parse(argv)
-    for name, value in (("tokens", args.tokens), ("prompt", args.prompt), *(("batch", b) for b in args.batches)):
-        if value < 1:
-            raise ConfigError(f"bench-decode: {name} is {value}, expected at least 1")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     model, _ = load(args.path, "bench-decode")

@@ -13,6 +13,7 @@ from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures, trained, written
 from scanl.learning.questions import Model
+from scanl.options import PositiveOrNone
 from scanl.tasks.base import COUNT
 
 
@@ -25,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--length", type=int | None, default=None, help="of a task: another length; none: the run's")
     parser.add_argument(
-        "--count", type=int | None, default=None, help=f"examples to measure; none: all, or {COUNT} of a task"
+        "--count", type=PositiveOrNone, default=None, help=f"examples to measure; none: all, or {COUNT} of a task"
     )
     args = parser.parse(argv)
     folder = RunFolder.open(args.run)
@@ -37,8 +38,6 @@ def run(argv: Sequence[str]) -> int:
                 f"eval: {name} is {getattr(args, name)}, but the run was trained on {config.entry.name}, which does "
                 f"not use it; leave out --{name}"
             )
-    if args.count is not None and args.count < 1:
-        raise ConfigError(f"eval: count is {args.count}, expected at least 1")
     digest = folder.stored()[1].get("corpus")
     paths = [absolute(path) for path in args.data] or config.source.data
     moved, config.source.data = paths != config.source.data, paths

@@ -18,6 +18,7 @@ from scanl.learning import RunFolder
 from scanl.learning.questions.forecast import columns
 from scanl.learning.report import BYTES
 from scanl.models import Forecaster, LanguageModel, PromptLookup
+from scanl.options import NaturalOrNone
 from scanl.serve.texts import Characters
 
 HELP = """what is written:
@@ -38,9 +39,6 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"generate: tokens is {args.tokens}, but a run generates bytes or steps; give --bytes or --steps instead"
         )
-    for name in ("bytes", "tokens", "steps", "prompt_steps"):
-        if (getattr(args, name) or 0) < 0:
-            raise ConfigError(f"generate: {name} is {getattr(args, name)}, expected at least 0")
     torch.set_num_threads(1)  # one token at a time is too little work for several threads
     if args.hub is not None:
         _refuse_unused(args, "a model of --hub", "tokens", "draft")
@@ -93,23 +91,26 @@ def _parser() -> Parser:
         help="file with the prompt: a text (- is the standard input), recording, picture or table, as the run read",
     )
     parser.add_argument(
-        "--prompt-steps", type=int | None, default=None, help="signals only: steps of the prompt to read (default: all)"
+        "--prompt-steps",
+        type=NaturalOrNone,
+        default=None,
+        help="signals only: steps of the prompt to read (default: all)",
     )
     parser.add_argument(
         "--bytes",
-        type=int | None,
+        type=NaturalOrNone,
         default=None,
         help="text only: bytes to generate (default: 500); 0: until interrupted",
     )
     parser.add_argument(
         "--tokens",
-        type=int | None,
+        type=NaturalOrNone,
         default=None,
         help="--hub only: tokens to generate (default: 200); 0: until the text ends",
     )
     parser.add_argument(
         "--steps",
-        type=int | None,
+        type=NaturalOrNone,
         default=None,
         help="signals and tables: steps to generate (default: to the signal's usual end; 100 for a table)",
     )

@@ -18,6 +18,7 @@ from scanl.learning import RunFolder
 from scanl.learning.evaluation import trained
 from scanl.learning.questions import Model, answerer
 from scanl.models import Stack, presets
+from scanl.options import Positive, PositiveOrNone
 
 DIM = 64  # width of a new layer
 STEPS = 256  # that the layers of a model read
@@ -37,10 +38,10 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the inspectors")
     parser.add_argument("--out", type=str | None, default=None, help="folder; none: RUN/inspect, or inspect/LAYER")
-    parser.add_argument("--dim", type=int, default=DIM, help="of a layer by name: its width")
+    parser.add_argument("--dim", type=Positive, default=DIM, help="of a layer by name: its width")
     parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="the layer's options, as for train")
     parser.add_argument(
-        "--steps", type=int | None, default=None, help=f"steps that the layers read; none: {STEPS} of a run's data"
+        "--steps", type=PositiveOrNone, default=None, help=f"steps that the layers read; none: {STEPS} of a run's data"
     )
     args = parser.parse(argv)
     if args.list:
@@ -48,9 +49,6 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if args.of is None:
         raise ConfigError("inspect: no run or layer is named, expected one; `scanl list` prints the layers")
-    for name in ("dim", "steps"):
-        if args[name] is not None and args[name] < 1:
-            raise ConfigError(f"inspect: {name} is {args[name]}, expected at least 1")
     chosen = [inspectors.get(name) for name in args.what or inspectors.names()]
     if (Path(args.of) / "config.yaml").is_file():
         folder = RunFolder.open(args.of)

@@ -13,7 +13,6 @@ import torch
 from scanl import layers
 from scanl.cli.columns import row
 from scanl.cli.parser import Parser
-from scanl.errors import ConfigError
 from scanl.layers import Layer, build, get
 from scanl.layers.initial_state import rows as state_rows
 from scanl.layers.registry import layers as layers_by_name
@@ -24,7 +23,7 @@ from scanl.models.presets import Preset, WholeModel, wholes
 from scanl.ops import backend
 from scanl.ops import registry as ops
 from scanl.ops.registry import Backend
-from scanl.options import Option, options
+from scanl.options import Option, Positive, options
 from scanl.registry import Registry, look_up
 
 BODIES = "Bodies and wrappers of other layers"
@@ -200,10 +199,8 @@ def show_layer(argv: Sequence[str]) -> int:
         "show", "One layer, whole model, algorithm, task or source: equation, source, options, size, backends."
     )
     parser.add_argument("name", type=str, help="any name of the literature; `scanl list` prints those of scanl")
-    parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
+    parser.add_argument("--dim", type=Positive, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
-    if args.dim < 1:
-        raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
     (registry, name), *others = _found(args.name)
     also = [f"{other.kind}: {known}, {other.usage(known)}" for other, known in others]
     if registry not in (layers_by_name, presets):

@@ -8,6 +8,7 @@ from typing import Any
 import jsonargparse
 
 from scanl.errors import ConfigError, nearest
+from scanl.options import Option, check
 from scanl.parsing import in_a_line
 
 
@@ -29,6 +30,14 @@ class Parser(jsonargparse.ArgumentParser):
             prog=f"scanl {command}", description=description, exit_on_error=False, formatter_class=_Help, **kwargs
         )
         self.command, self._below, self._words = command, below, words
+        self._ranged: dict[str, Option] = {}
+
+    def add_argument(self, *names: str, **settings: Any) -> Any:
+        """Add an argument, as jsonargparse does. `parse` checks the ranges of its type."""
+        option = Option.of(names[0].lstrip("-").replace("-", "_"), settings.get("type"))
+        if option.ranges:
+            self._ranged[option.name], settings["type"] = option, option.type
+        return super().add_argument(*names, **settings)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if self._below is not None:
@@ -47,13 +56,15 @@ class Parser(jsonargparse.ArgumentParser):
             if argument.startswith("--") and len(argument) > 2 and name not in known:
                 raise nearest(f"option of {self.command}", name, [k for k in known if k.startswith("--")])
         try:
-            return self.parse_args(argv, defaults=defaults)
+            args = self.parse_args(argv, defaults=defaults)
         except jsonargparse.ArgumentError as error:
             text, advice = in_a_line(str(error)), f"see scanl {self.command} --help"
             stray = re.match("unrecognized arguments: (.*)", text, re.IGNORECASE)
             if stray and self._words:
                 advice = f"give {self._words} {stray[1]}"
             raise ConfigError(f"{self.command}: {text}; {advice}") from error
+        check(self.command, self._ranged, vars(args))
+        return args
 
 
 def _dashed(argument: str, known: Sequence[str]) -> str:

@@ -6,9 +6,8 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Annotated
 
 import torch
 
@@ -17,6 +16,7 @@ from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.report import BYTES
 from scanl.models import LanguageModel
+from scanl.options import Range, options
 from scanl.serve import Engine, Limits
 from scanl.serve.texts import ByteText, NumberText, TokenizerText, VocabularyText
 
@@ -33,12 +33,7 @@ SIGTERM ends the server when the answers that have begun are written.
 def run(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     args = _parser().parse(argv)
-    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
-    for name, value in vars(limits).items():
-        if value <= 0:
-            raise ConfigError(f"serve: {name} is {value}, expected above 0")
-    if not 0 <= args.port < 2**16:
-        raise ConfigError(f"serve: port is {args.port}, expected 0 to 65535; 0 takes a free one")
+    limits = Limits(**{name: getattr(args, name) for name in options(Limits)})
     try:
         import uvicorn  # pyright: ignore[reportMissingImports]
 
@@ -84,14 +79,14 @@ def _parser() -> Parser:
     parser = Parser("serve", "Serve a language model: the usual completions interface, over HTTP.", epilog=HELP)
     add_model(parser)
     parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    port = Annotated[int, Range("0 to 65535; 0 takes a free one", lambda number, _: 0 <= number < 2**16)]
+    parser.add_argument("--port", type=port, default=8000, help="port to listen on; 0 takes a free one")
     parser.add_argument("--hosts", type=list[str], default=[], help="names of the server beside its address")
     parser.add_argument("--name", type=str | None, default=None, help="of the model (default: that of the folder)")
     parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
     parser.add_argument("--log", action="store_true", help="log every request")
-    for field, hint in zip(fields(Limits), get_type_hints(Limits, include_extras=True).values(), strict=True):
-        kind, meaning = get_args(hint)
-        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"most {meaning}")
+    for option in options(Limits).values():
+        parser.add_argument(f"--{option.name}", type=option.type, default=option.default, help=f"most {option.meaning}")
     return parser
 
 

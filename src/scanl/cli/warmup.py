@@ -18,6 +18,7 @@ from scanl.errors import ConfigError, nearest
 from scanl.layers import build
 from scanl.ops import registry
 from scanl.ops.registry import Op
+from scanl.options import Positive
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 SIZES = {
@@ -45,19 +46,16 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--dtype", type=str, default="bfloat16", help=", ".join(DTYPES))
     parser.add_argument("--packed", action="store_true", help="packed sequences too")
-    parser.add_argument("--batch", type=int, default=1, help="B")
-    parser.add_argument("--steps", type=int, default=256, help="T; linear_scan chooses its tiles by it")
-    parser.add_argument("--heads", type=int, default=16, help="H, heads of a matrix memory")
+    parser.add_argument("--batch", type=Positive, default=1, help="B")
+    parser.add_argument("--steps", type=Positive, default=256, help="T; linear_scan chooses its tiles by it")
+    parser.add_argument("--heads", type=Positive, default=16, help="H, heads of a matrix memory")
     parser.add_argument("--shared-heads", type=int | None, default=None, help="G, heads of q and k; H when left out")
-    parser.add_argument("--key", type=int, default=128, help="K, key width")
-    parser.add_argument("--value", type=int, default=128, help="V, value width")
-    parser.add_argument("--dim", type=int, default=1024, help="the layer's width, or channels of an op of vectors")
-    parser.add_argument("--states", type=int, default=16, help="N, states a channel of selective_scan")
-    parser.add_argument("--window", type=int, default=4, help="W of short_convolution")
+    parser.add_argument("--key", type=Positive, default=128, help="K, key width")
+    parser.add_argument("--value", type=Positive, default=128, help="V, value width")
+    parser.add_argument("--dim", type=Positive, default=1024, help="the layer's width, or channels of an op of vectors")
+    parser.add_argument("--states", type=Positive, default=16, help="N, states a channel of selective_scan")
+    parser.add_argument("--window", type=Positive, default=4, help="W of short_convolution")
     args = parser.parse(argv)
-    for name in SIZES:
-        if args[name] < 1:
-            raise ConfigError(f"warmup: {name} is {args[name]}, expected at least 1")
     if args.dtype not in DTYPES:
         raise nearest("dtype", args.dtype, DTYPES)
     device, dtype = _device(), DTYPES[args.dtype]

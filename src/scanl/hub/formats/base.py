@@ -12,6 +12,7 @@ from scanl.errors import CheckpointError, ConfigError
 from scanl.layers import Layer
 from scanl.layers.parts.norm import RMSNorm
 from scanl.models import Block, LanguageModel, Stack
+from scanl.options import fits
 from scanl.registry import Registry
 
 MAX_NUMBER = torch.finfo(torch.float32).max  # the largest number accepted in config.json
@@ -61,8 +62,8 @@ class CheckpointLayout(ABC):
                 raise CheckpointError(f"{who}: {key} is {value!r}, expected {expected}: scanl has no other option")
         options = {key: config.get(key, default) for key, default in cls.defaults.items()}
         for key, default in cls.defaults.items():
-            if key not in cls.unchecked and not _fits(options[key], default):
-                raise CheckpointError(f"{who}: {key} is {options[key]!r}, expected {_expected(default)}")
+            if key not in cls.unchecked and (expected := _expected(options[key], default)):
+                raise CheckpointError(f"{who}: {key} is {options[key]!r}, expected {expected}")
         return options
 
     @staticmethod
@@ -170,18 +171,12 @@ def _plain(value: Any) -> Any:
     return math.inf if value == {"__float__": "Infinity"} else value  # transformers' notation for infinity
 
 
-def _fits(value: Any, default: Any) -> bool:
+def _expected(value: Any, default: Any) -> str:
+    """Return the values that an entry with this default may have; "" for a value that is one of them."""
     if isinstance(default, bool):
-        return isinstance(value, bool)
+        return "" if fits(value, bool) else "true or false"
     if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
-    # An entry whose default is None or "auto" may be a size too.
-    return (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63) or value == default
-
-
-def _expected(default: Any) -> str:
-    if isinstance(default, bool):
-        return "true or false"
-    if isinstance(default, float):
-        return "a number of at least 0 that float32 holds"
+        return "" if fits(value, float) and 0 <= value <= MAX_NUMBER else "a number of at least 0 that float32 holds"
+    if value == default or (fits(value, int) and 0 < value < 2**63):  # where the default is None or "auto", a size too
+        return ""
     return "an integer of at least 1 and below 2^63" + ("" if isinstance(default, int) else f" or {default!r}")
