@@ -25,6 +25,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.inspect.base import BLUE, RED, Drawing, Inspection, inspector, prepared
 from scanl.layers import PLRNN, ShallowPLRNN
 from scanl.layers.base import Layer
+from scanl.options import Positive, checked
 
 ROUNDING = 1e-9  # largest distance between equal points, relative to their size
 
@@ -105,12 +106,13 @@ def regions(layer: PLRNN | ShallowPLRNN, x: Tensor | None = None) -> Regions:
         return Regions(*(value.double() for value in (torch.diag(layer.A), B, G, g, h + push)))
 
 
+@checked("cycles")
 def cycles(
     network: Regions,
-    length: int,
+    length: Positive,
     *,
-    draws: int = 256,
-    rounds: int = 15,
+    draws: Positive = 256,
+    rounds: Positive = 15,
     spread: float = 10.0,
     generator: torch.Generator | None = None,
 ) -> list[Cycle]:
@@ -129,9 +131,6 @@ def cycles(
     >>> round(fixed.points.item(), 12), fixed.stable
     (0.4, False)
     """
-    for name, value in {"length": length, "draws": draws, "rounds": rounds}.items():
-        if value < 1:
-            raise ConfigError(f"cycles: {name} is {value}, expected at least 1")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     units, cycles = len(network.g), _DistinctOrbits()
     steps = 20 if length < 3 else 60 if length < 6 else 300

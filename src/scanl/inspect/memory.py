@@ -11,6 +11,7 @@ from scanl.errors import ConfigError
 from scanl.inspect.base import BLUE, RED, Drawing, Inspection, inspector, prepared
 from scanl.inspect.impulse import pieces, responses
 from scanl.layers.base import Layer
+from scanl.options import Portion, checked
 
 STEPS = 256
 
@@ -60,7 +61,8 @@ class EffectiveMemory(Inspection):
     equation="m_i = min{m : |dy_{t+k}/dx_{t,i}| < f max_{j>=1} |dy_{t+j}/dx_{t,i}| for all k >= m}",
     source='Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, sec. 2.1',
 )
-def effective_memory(layer: Layer, x: Tensor | None = None, *, fraction: float = 1 / math.e) -> EffectiveMemory:
+@checked("effective_memory")
+def effective_memory(layer: Layer, x: Tensor | None = None, *, fraction: Portion = 1 / math.e) -> EffectiveMemory:
     """Return for each input channel the steps after which the outputs have nearly forgotten it.
 
     x: (B, K, dim), what the layer reads; None for 4 sequences of 256 steps of white noise.   fraction: f, of the
@@ -76,8 +78,6 @@ def effective_memory(layer: Layer, x: Tensor | None = None, *, fraction: float =
     tensor(True)
     """
     layer, x = prepared("effective_memory", layer, x, STEPS)
-    if not 0 < fraction < 1:
-        raise ConfigError(f"effective_memory: fraction is {fraction}, expected between 0 and 1")
     if x.shape[1] < 2:
         raise ConfigError("effective_memory: x has 1 step, expected at least 2")
     every = pieces(torch.arange(layer.dim), x)

@@ -1,7 +1,7 @@
 """The size of a state over a stream that does not end: whether its norm stays bounded, and its memory constant."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from scanl.inspect.base import Drawing, Inspection, inspector, prepared
 from scanl.layers.base import Layer
 from scanl.layers.designation import label
 from scanl.layers.state import leaves
+from scanl.options import at_least, checked
 
 STEPS = 256  # of white noise, which is read again and again
 PIECES = 32  # at whose ends the state is measured
@@ -63,7 +64,8 @@ class StateNorms(Inspection):
     "arXiv:2410.07145, sec. 3",
     takes="layers with a state of floating-point numbers",
 )
-def state_norms(layer: Layer, x: Tensor | None = None, *, steps: int = 4096) -> StateNorms:
+@checked("state_norms")
+def state_norms(layer: Layer, x: Tensor | None = None, *, steps: Annotated[int, at_least(PIECES)] = 4096) -> StateNorms:
     """Return the norm of each tensor of the state while the layer reads a stream.
 
     x: (B, T, dim), read again and again; None for 4 sequences of 256 steps of white noise.   steps: the length of the
@@ -72,8 +74,6 @@ def state_norms(layer: Layer, x: Tensor | None = None, *, steps: int = 4096) -> 
     Raises ConfigError for a layer without a state, and for a length below 32.
     """
     layer, x = prepared("state_norms", layer, x, STEPS)
-    if steps < PIECES:
-        raise ConfigError(f"state_norms: steps is {steps}, expected at least {PIECES}")
     if layer.bidirectional:
         raise ConfigError(
             f"state_norms: layer is {label(layer)}, which reads the whole sequence, expected one that carries a state"

@@ -11,6 +11,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.norm import RMSNorm, ZeroCenteredRMSNorm
 from scanl.layers.registry import channel_mixers, get, names
 from scanl.layers.state import Device, DType, State, loadable
+from scanl.options import Fraction, checked
 
 CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself
 
@@ -67,6 +68,7 @@ class Block(Module):
     x may have a wider dtype than the parameters. The norms cast it to their own dtype; the sum keeps the dtype of x.
     """
 
+    @checked("block")
     def __init__(
         self,
         mixer: Layer,
@@ -74,13 +76,11 @@ class Block(Module):
         channel_options: dict[str, Any] | None = None,
         norm: str = "rmsnorm",
         norm_eps: float = 1e-6,
-        dropout: float = 0.0,
+        dropout: Fraction = 0.0,
         own_norm: bool = False,
         two_hop: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"block: dropout is {dropout}, expected at least 0 and below 1")
         alone = isinstance(channel_mixer, str) and channel_mixer == "none"
         named = isinstance(channel_mixer, str) and not alone and ":" not in channel_mixer
         if named and channel_mixers.find(str(channel_mixer)) is None:

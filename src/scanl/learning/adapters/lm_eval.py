@@ -18,6 +18,7 @@ from scanl.errors import ConfigError
 from scanl.layers import state as states
 from scanl.layers.state import State
 from scanl.models import LanguageModel
+from scanl.options import Positive, checked
 
 PIECE = 1024  # tokens that are read at once, so that the logits of a long text need not lie in memory together
 
@@ -60,6 +61,7 @@ class LMEvalModel(TemplateLM):
     >>> lm_eval.simple_evaluate(model=LMEvalModel(model), tasks=["lambada_openai"])  # doctest: +SKIP
     """
 
+    @checked("lm_eval")
     def __init__(
         self,
         model: LanguageModel,
@@ -67,11 +69,9 @@ class LMEvalModel(TemplateLM):
         *,
         end: int | None = None,
         begin: int | None = None,
-        batch_size: int = 16,
+        batch_size: Positive = 16,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ConfigError(f"lm_eval: batch_size is {batch_size}, expected at least 1")
         self.model = model.eval()
         self.tokenizer = tokenizer or ByteTokenizer()
         self.batch_size = batch_size

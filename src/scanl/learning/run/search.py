@@ -5,7 +5,7 @@ import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_figure
 from scanl.learning.run.run import Run
 from scanl.learning.run.trainer import make_trainer
+from scanl.options import at_least, checked
 
 LOWEST, HIGHEST = 1e-6, 1.0
 MIN_TRIALS = 20  # trials
@@ -92,7 +93,8 @@ class Search(Learning):
         self.trainer.should_stop = True
 
 
-def search(run: Run, trials: int = 100) -> SearchResult:
+@checked("lr")
+def search(run: Run, trials: Annotated[int, at_least(MIN_TRIALS)] = 100) -> SearchResult:
     """Take `trials` steps from the initial weights. The rates go from `LOWEST` to `HIGHEST` at equal ratios.
 
     The search ends early when the loss is not finite, or four times the best. Afterwards the weights are the initial
@@ -101,8 +103,6 @@ def search(run: Run, trials: int = 100) -> SearchResult:
     """
     if run.config.run.devices != 1:
         raise ConfigError(f"lr: devices is {run.config.run.devices}, expected 1")
-    if trials < MIN_TRIALS:
-        raise ConfigError(f"lr: trials is {trials}, expected at least {MIN_TRIALS}")
     learning = Search(run.model, run.config, run.source, run.algorithm)
     trainer = make_trainer(run.config, trials, checkpoints=InMemory())
     with warnings.catch_warnings():

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from scanl.errors import ConfigError
 from scanl.layers.module import Module
 from scanl.layers.state import State
 from scanl.models.heads.language_model import LanguageModel
+from scanl.options import Positive, checked
 
 
 class SoftPrompt(Module):
@@ -26,10 +26,9 @@ class SoftPrompt(Module):
     HyenaDNA, arXiv:2306.15794, sec. 3.2.
     """
 
-    def __init__(self, model: LanguageModel, count: int) -> None:
+    @checked("soft prompt")
+    def __init__(self, model: LanguageModel, count: Positive) -> None:
         super().__init__()
-        if count < 1:
-            raise ConfigError(f"soft prompt: count is {count}, expected at least 1")
         rows = torch.randint(model.vocab_size, (count,), device=model.embedding.weight.device)
         self.vectors = nn.Parameter(model.embedding(rows).detach())
 

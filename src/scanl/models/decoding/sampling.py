@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError, DivergenceError
+from scanl.errors import DivergenceError
+from scanl.options import PositiveOrNone, Range, at_least, check, options
 from scanl.whole import whole_number
 
 TINY_NUMBER = torch.finfo(torch.float32).tiny
@@ -84,14 +85,14 @@ def _default_generator(device: torch.device) -> torch.Generator:
     return getattr(torch, device.type).default_generators[device.index or 0]
 
 
-def check_options(who: str, temperature: float, top_k: int | None = None, top_p: float | None = None) -> None:
+def check_options(
+    who: str,
+    temperature: Annotated[float, at_least(0)],
+    top_k: PositiveOrNone = None,
+    top_p: Annotated[float | None, Range("in (0, 1]", lambda share, _: 0 < share <= 1)] = None,
+) -> None:
     """Raise ConfigError for sampling options out of range. who: the function, for the message."""
-    if not temperature >= 0:
-        raise ConfigError(f"{who}: temperature is {temperature}, expected at least 0")
-    if top_k is not None:
-        whole_number(who, "top_k", top_k, 1)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"{who}: top_p is {top_p}, expected in (0, 1]")
+    check(who, options(check_options), {"temperature": temperature, "top_k": top_k, "top_p": top_p})
 
 
 def as_generator(who: str, seed: Any, device: torch.device) -> torch.Generator | None:

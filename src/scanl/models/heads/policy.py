@@ -1,6 +1,6 @@
 """A policy: a labeler of steps that chooses actions to reach a return."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from scanl.layers.state import State, loadable
 from scanl.models.decoding.sampling import as_generator, as_limit, check_options, sample
 from scanl.models.heads.labeler import SequenceLabeler
 from scanl.models.inputs import Features
+from scanl.options import above_zero, checked
 from scanl.whole import whole_number
 
 
@@ -54,7 +55,8 @@ class Policy:
         unit: returns are divided by it, as in training.
     """
 
-    def __init__(self, model: SequenceLabeler, *, unit: float = 1.0) -> None:
+    @checked("policy")
+    def __init__(self, model: SequenceLabeler, *, unit: Annotated[float, above_zero] = 1.0) -> None:
         if not isinstance(model.inputs, Features):
             raise ConfigError("policy: the model reads tokens, expected features: a return, an action, an observation")
         self.actions: int = model.head.out_features
@@ -64,8 +66,6 @@ class Policy:
                 f"policy: the model reads {model.inputs.channels} channels, expected at least {2 + self.actions}: the "
                 f"return, {self.actions} for the action before, and the observation"
             )
-        if not unit > 0:
-            raise ConfigError(f"policy: unit is {unit}, expected above 0")
         self.model, self.unit = model.eval(), unit
 
     def start(self, target: float | Tensor, batch_size: int = 1) -> PolicyState:

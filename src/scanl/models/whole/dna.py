@@ -14,7 +14,7 @@ from scanl.models.heads.language_model import LanguageModel
 from scanl.models.presets import whole
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, Stack
-from scanl.options import at_least
+from scanl.options import Positive, at_least, checked
 
 SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
 MASK, UNKNOWN, BASES = 3, len(SPECIAL_TOKENS) - 1, "ACGTN"
@@ -61,7 +61,10 @@ def complements(size: int = VOCABULARY) -> Tensor:
 
 
 @whole("hyena_dna")
-def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size: int = VOCABULARY) -> LanguageModel:
+@checked("hyena dna")
+def hyena_dna(
+    dim: int = 128, depth: int = 2, max_length: Positive = 1024, vocab_size: int = VOCABULARY
+) -> LanguageModel:
     """Return HyenaDNA: the next base from up to a million before it, by Hyena.
 
     A `LanguageModel` of blocks `hyena_dna`, each with an MLP; tokens as `encode` returns them. Differs: there is no
@@ -81,8 +84,6 @@ def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size
     Initialisation: linear weights (the filters' too) and the embedding N(0, 0.02²); the maps into the residual
     stream divided by sqrt(2 L); biases of linear maps 0.
     """
-    if max_length < 1:
-        raise ConfigError(f"hyena dna: max_length is {max_length}, expected at least 1")
     stack = Stack(
         dim, depth, "hyena_dna", layer_options={"max_length": max_length + 2}, channel_mixer="mlp",
         norm="layernorm", norm_eps=1e-5, residual_in_float32=True,

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ShapeError
 from scanl.layers.state import Device, DType
 from scanl.models.presets import whole
 from scanl.models.saving import Saved
-from scanl.options import at_least
+from scanl.options import Range, at_least
+
+odd_count = Range("an odd number of pixels", lambda kernel, _: kernel % 2 == 1)
 
 
 @whole("hgru", "=hGRU", "horizontal_gru", "horizontal_gated_recurrent_unit")
@@ -44,11 +46,9 @@ class HorizontalGRU(Saved):
         channels: Annotated[int, at_least(1), "numbers of a pixel"],
         dim: Annotated[int, at_least(1), "C, channels of the map"],
         outputs: Annotated[int, at_least(1), "numbers that are read out at a pixel"],
-        kernel: Annotated[int, at_least(1), "pixels across which units reach each other, odd"] = 15,
+        kernel: Annotated[int, at_least(1), odd_count, "pixels across which units reach each other, odd"] = 15,
     ) -> None:
         super().__init__()
-        if kernel % 2 == 0:
-            raise ConfigError(f"hgru: kernel is {kernel}, expected an odd number of pixels")
         self.size, self.channels, self.dim, self.kernel = tuple(size), channels, dim, kernel
         self.input = nn.Conv2d(channels, dim, kernel, padding=kernel // 2)
         self.inhibition = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, bias=False)
