@@ -25,8 +25,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--bench", action="store_true", help="measure the model's speed on this machine, before and after"
     )
-    parser.add_argument("--length", type=Positive, default=1024, help="tokens of the prompt and of the training step")
-    parser.add_argument("--decode", type=Positive, default=64, help="tokens to generate after the prompt")
+    parser.add("--length", Positive, "tokens of the prompt and of the training step", 1024)
+    parser.add("--decode", Positive, "tokens to generate after the prompt", 64)
     args = parser.parse(argv)
     model = _load(args.model)
     report = hub.accelerate(model)

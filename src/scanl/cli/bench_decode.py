@@ -20,10 +20,10 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("bench-decode", "Measure how many tokens a second a language model writes, by batch.")
     add_model(parser)
     counts = Annotated[list[int], Range("numbers of at least 1", lambda batches, _: min(batches, default=1) >= 1)]
-    parser.add_argument("--batches", type=counts, default=[1, 4, 16, 64], help="numbers of texts at once")
-    parser.add_argument("--tokens", type=Positive, default=32, help="tokens of each text in a round")
-    parser.add_argument("--prompt", type=Positive, default=32, help="tokens that are read first")
-    parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
+    parser.add("--batches", counts, "numbers of texts at once", [1, 4, 16, 64])
+    parser.add("--tokens", Positive, "tokens of each text in a round", 32)
+    parser.add("--prompt", Positive, "tokens that are read first", 32)
+    parser.add("--threads", int | None, "of the processor (default: torch's)")
     args = parser.parse(argv)
     if args.threads is not None:
         torch.set_num_threads(args.threads)

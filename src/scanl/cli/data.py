@@ -22,11 +22,9 @@ HELP = """what to do:
 def run(argv: Sequence[str]) -> int:
     """List the sources, get the files of one, or check a folder."""
     parser = Parser("data", "Real data: what there is, and how to get it.", epilog=HELP)
-    parser.add_argument("action", type=str, nargs="?", default="list", help=", ".join(ACTIONS))
-    parser.add_argument("what", type=str | None, nargs="?", default=None, help="name of a data set, or path")
-    parser.add_argument(
-        "--archive", type=str, nargs="*", default=[], metavar="PATH", help="get: packages that are already downloaded"
-    )
+    parser.add("action", str, ", ".join(ACTIONS), "list", nargs="?")
+    parser.add("what", str | None, "name of a data set, or path", nargs="?")
+    parser.add("--archive", str, "get: packages that are already downloaded", [], nargs="*", metavar="PATH")
     args = parser.parse(argv)
     if args.action not in ACTIONS:
         raise nearest("action of data", args.action, ACTIONS)

@@ -44,18 +44,11 @@ class ContextMeasurement:
 def run(argv: Sequence[str]) -> int:
     """Run the whole demonstration. It leaves a run folder with demo.png."""
     parser = Parser("demo", "Train on the standard library's source, then generate past 100,000 bytes.")
-    parser.add_argument("--minutes", type=float, default=3.0, help="of training")
-    parser.add_argument("--out", type=str | None, default=None, help="run folder; none: runs/demo-N")
-    parser.add_argument(
-        "--data",
-        type=str,
-        nargs="*",
-        default=[],
-        metavar="PATH",
-        help="text to train on; none: Python's standard library",
-    )
-    parser.add_argument("--dim", type=int, default=192, help="model width")
-    parser.add_argument("--marks", type=list[int], default=list(MARKS), help="context lengths to measure at")
+    parser.add("--minutes", float, "of training", 3.0)
+    parser.add("--out", str | None, "run folder; none: runs/demo-N")
+    parser.add("--data", str, "text to train on; none: Python's standard library", [], nargs="*", metavar="PATH")
+    parser.add("--dim", int, "model width", 192)
+    parser.add("--marks", list[int], "context lengths to measure at", list(MARKS))
     args = parser.parse(argv)
     out = args.out or str(free_name("demo"))
     # Three minutes of training cover so few bytes that a model smaller than the default gets a better score.

@@ -21,13 +21,9 @@ def run(argv: Sequence[str]) -> int:
     """Measure a run on all of the data that it was not trained on, or on fresh examples of its task."""
     parser = Parser("eval", "Score of a run on data that it was not trained on: bits per byte, accuracy, ...")
     parser.add_argument("run", type=str, help="run folder")
-    parser.add_argument(
-        "--data", type=str, nargs="*", default=[], metavar="PATH", help="new path of the run's files, or another text"
-    )
-    parser.add_argument("--length", type=int | None, default=None, help="of a task: another length; none: the run's")
-    parser.add_argument(
-        "--count", type=PositiveOrNone, default=None, help=f"examples to measure; none: all, or {COUNT} of a task"
-    )
+    parser.add("--data", str, "new path of the run's files, or another text", [], nargs="*", metavar="PATH")
+    parser.add("--length", int | None, "of a task: another length; none: the run's")
+    parser.add("--count", PositiveOrNone, f"examples to measure; none: all, or {COUNT} of a task")
     args = parser.parse(argv)
     folder = RunFolder.open(args.run)
     config = folder.config()

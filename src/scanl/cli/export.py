@@ -21,9 +21,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("export", "Write a run's model as a file that runs without scanl.", epilog=HELP)
     parser.add_argument("run", type=str, help="run folder")
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
-    parser.add_argument(
-        "--name", type=str | None, default=None, help=".c only: what its names begin with (default: the file's name)"
-    )
+    parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
     args = parser.parse(argv)
     path = Path(args.file)
     if args.name is not None and path.suffix != ".c":

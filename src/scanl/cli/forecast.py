@@ -110,58 +110,31 @@ def refuse_suffix(who: str, name: str, path: Path | None, endings: Sequence[str]
 
 def add_output(parser: Parser) -> None:
     """Add the options of what is written: --levels and --out."""
-    parser.add_argument(
-        "--levels",
-        type=float,
-        default=[],
-        nargs="+",
-        metavar="PER_CENT",
-        help="per cents of the intervals (default: 80 95)",
-    )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="file to write, .csv or .parquet (default: standard output)",
-    )
+    parser.add("--levels", float, "per cents of the intervals (default: 80 95)", [], nargs="+", metavar="PER_CENT")
+    parser.add("--out", str | None, "file to write, .csv or .parquet (default: standard output)", metavar="PATH")
 
 
 def _parser() -> Parser:
     parser = Parser("forecast", "Forecast the steps after a run's table, with intervals.", epilog=HELP)
     parser.add_argument("run", type=str, help="run folder")
-    parser.add_argument(
+    parser.add(
         "--data",
-        type=str | None,
-        default=None,
+        str | None,
+        "table of newer rows, which follow those of the run's table; nothing is trained",
         metavar="PATH",
-        help="table of newer rows, which follow those of the run's table; nothing is trained",
     )
     parser.add_argument(
         "--follow",
         action="store_true",
         help="forecast after each row that comes, of the standard input or of the growing file of --data",
     )
-    parser.add_argument(
-        "--future-data",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="table with the columns of --future at the steps that are forecast",
+    parser.add(
+        "--future-data", str | None, "table with the columns of --future at the steps that are forecast", metavar="PATH"
     )
-    parser.add_argument("--horizon", type=int | None, default=None, help="steps to write (default: those of the run)")
-    parser.add_argument(
-        "--freq",
-        type=str | None,
-        default=None,
-        help="frequency of the steps, as pandas names it: h, D, B, ME (default: the table's)",
-    )
+    parser.add("--horizon", int | None, "steps to write (default: those of the run)")
+    parser.add("--freq", str | None, "frequency of the steps, as pandas names it: h, D, B, ME (default: the table's)")
     add_output(parser)
-    parser.add_argument(
-        "--picture",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="file of a picture, .png: the end of each series, and its forecast",
+    parser.add(
+        "--picture", str | None, "file of a picture, .png: the end of each series, and its forecast", metavar="PATH"
     )
     return parser

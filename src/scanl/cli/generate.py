@@ -74,77 +74,41 @@ def run(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("generate", "Continue a text, a recording, a picture or the series of a table.", epilog=HELP)
-    parser.add_argument("run", type=str | None, nargs="?", default=None, help="run folder")
-    parser.add_argument(
-        "--hub",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="instead of a run: a checkpoint folder, or OWNER/NAME",
-    )
-    parser.add_argument("--prompt", type=str, default="", help="text to continue; none: the start of a file")
-    parser.add_argument(
+    parser.add("run", str | None, "run folder", nargs="?")
+    parser.add("--hub", str | None, "instead of a run: a checkpoint folder, or OWNER/NAME", metavar="PATH")
+    parser.add("--prompt", str, "text to continue; none: the start of a file", "")
+    parser.add(
         "--prompt-file",
-        type=str | None,
-        default=None,
+        str | None,
+        "file with the prompt: a text (- is the standard input), recording, picture or table, as the run read",
         metavar="PATH",
-        help="file with the prompt: a text (- is the standard input), recording, picture or table, as the run read",
     )
-    parser.add_argument(
-        "--prompt-steps",
-        type=NaturalOrNone,
-        default=None,
-        help="signals only: steps of the prompt to read (default: all)",
-    )
-    parser.add_argument(
-        "--bytes",
-        type=NaturalOrNone,
-        default=None,
-        help="text only: bytes to generate (default: 500); 0: until interrupted",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=NaturalOrNone,
-        default=None,
-        help="--hub only: tokens to generate (default: 200); 0: until the text ends",
-    )
-    parser.add_argument(
+    parser.add("--prompt-steps", NaturalOrNone, "signals only: steps of the prompt to read (default: all)")
+    parser.add("--bytes", NaturalOrNone, "text only: bytes to generate (default: 500); 0: until interrupted")
+    parser.add("--tokens", NaturalOrNone, "--hub only: tokens to generate (default: 200); 0: until the text ends")
+    parser.add(
         "--steps",
-        type=NaturalOrNone,
-        default=None,
-        help="signals and tables: steps to generate (default: to the signal's usual end; 100 for a table)",
+        NaturalOrNone,
+        "signals and tables: steps to generate (default: to the signal's usual end; 100 for a table)",
     )
-    parser.add_argument(
+    parser.add(
         "--freq",
-        type=str | None,
-        default=None,
-        help="tables only: frequency of the new steps, as pandas names it: h, D, B, ME (default: the table's)",
+        str | None,
+        "tables only: frequency of the new steps, as pandas names it: h, D, B, ME (default: the table's)",
     )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="PATH",
-        help="signals and tables: file to write (default: `sample` in the run folder)",
+    parser.add(
+        "--out", str | None, "signals and tables: file to write (default: `sample` in the run folder)", metavar="PATH"
     )
-    parser.add_argument(
-        "--temperature",
-        type=float | None,
-        default=None,
-        help="0 takes the likeliest token (default: 0.8; 1 for signals and tables)",
-    )
-    parser.add_argument("--top-k", type=int | None, default=None, help="sample from the k likeliest tokens")
-    parser.add_argument(
-        "--top-p", type=float | None, default=None, help="sample from the likeliest tokens of total probability p"
-    )
-    parser.add_argument("--seed", type=int | None, default=None, help="seed of the sampling")
-    parser.add_argument(
+    parser.add("--temperature", float | None, "0 takes the likeliest token (default: 0.8; 1 for signals and tables)")
+    parser.add("--top-k", int | None, "sample from the k likeliest tokens")
+    parser.add("--top-p", float | None, "sample from the likeliest tokens of total probability p")
+    parser.add("--seed", int | None, "seed of the sampling")
+    parser.add(
         "--draft",
-        type=str | None,
-        default=None,
-        metavar="lookup|MODEL",
-        help="text only: what proposes tokens, which are read together: the text before (lookup), or a smaller run or, "
+        str | None,
+        "text only: what proposes tokens, which are read together: the text before (lookup), or a smaller run or, "
         "with --hub, checkpoint; faster, and the same text",
+        metavar="lookup|MODEL",
     )
     return parser
 

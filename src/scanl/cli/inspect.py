@@ -30,19 +30,13 @@ Read = Mapping[str, tuple[Layer, Tensor | None]]  # layers by name, and what eac
 def run(argv: Sequence[str]) -> int:
     """Print a table for each inspector, and write its picture and its data."""
     parser = Parser("inspect", "What a layer, or each layer of a run, remembers.")
-    parser.add_argument(
-        "of", type=str | None, nargs="?", default=None, metavar="RUN|LAYER", help="a run folder, or a layer's name"
-    )
-    parser.add_argument(
-        "--what", type=str, nargs="*", default=[], metavar="NAME", help="inspectors; none: all that serve the layer"
-    )
+    parser.add("of", str | None, "a run folder, or a layer's name", nargs="?", metavar="RUN|LAYER")
+    parser.add("--what", str, "inspectors; none: all that serve the layer", [], nargs="*", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the inspectors")
-    parser.add_argument("--out", type=str | None, default=None, help="folder; none: RUN/inspect, or inspect/LAYER")
-    parser.add_argument("--dim", type=Positive, default=DIM, help="of a layer by name: its width")
-    parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="the layer's options, as for train")
-    parser.add_argument(
-        "--steps", type=PositiveOrNone, default=None, help=f"steps that the layers read; none: {STEPS} of a run's data"
-    )
+    parser.add("--out", str | None, "folder; none: RUN/inspect, or inspect/LAYER")
+    parser.add("--dim", Positive, "of a layer by name: its width", DIM)
+    parser.add("--layer-options", dict[str, Any], "the layer's options, as for train", {})
+    parser.add("--steps", PositiveOrNone, f"steps that the layers read; none: {STEPS} of a run's data")
     args = parser.parse(argv)
     if args.list:
         print("\n\n".join(map(described, map(inspectors.get, inspectors.names()))))

@@ -199,7 +199,7 @@ def show_layer(argv: Sequence[str]) -> int:
         "show", "One layer, whole model, algorithm, task or source: equation, source, options, size, backends."
     )
     parser.add_argument("name", type=str, help="any name of the literature; `scanl list` prints those of scanl")
-    parser.add_argument("--dim", type=Positive, default=WIDTH, help="model width for the sizes")
+    parser.add("--dim", Positive, "model width for the sizes", WIDTH)
     args = parser.parse(argv)
     (registry, name), *others = _found(args.name)
     also = [f"{other.kind}: {known}, {other.usage(known)}" for other, known in others]

@@ -64,9 +64,9 @@ def parse(argv: Sequence[str]) -> tuple[LearnConfig, OnlineFolder | None]:
 
 def _parser(defaults: LearnConfig) -> Parser:
     parser = Parser("learn", "Learn from a stream: answer each sample, score the answer, then learn.", below=layer_help)
-    parser.add_argument("source", type=str | None, nargs="?", default=None, metavar="SOURCE", help="see --data")
+    parser.add("source", str | None, "see --data", nargs="?", metavar="SOURCE")
     add_options(parser, defaults)
-    parser.add_argument("--resume", type=str | None, default=None, metavar="FOLDER", help="go on with a run, exactly")
+    parser.add("--resume", str | None, "go on with a run, exactly", metavar="FOLDER")
     return parser
 
 

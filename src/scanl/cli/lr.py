@@ -44,6 +44,6 @@ def run(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     description = "Search for a learning rate: steps at higher and higher rates. Takes the options of `scanl train`."
     parser = options_parser("lr", description, TrainConfig())
-    parser.add_argument("--trials", type=int, default=100, help="rates to try, a step at each")
-    parser.add_argument("--picture", type=str | None, default=None, metavar="PATH", help="PNG to draw the losses into")
+    parser.add("--trials", int, "rates to try, a step at each", 100)
+    parser.add("--picture", str | None, "PNG to draw the losses into", metavar="PATH")
     return parser

@@ -32,12 +32,12 @@ class Parser(jsonargparse.ArgumentParser):
         self.command, self._below, self._words = command, below, words
         self._ranged: dict[str, Option] = {}
 
-    def add_argument(self, *names: str, **settings: Any) -> Any:
-        """Add an argument, as jsonargparse does. `parse` checks the ranges of its type."""
-        option = Option.of(names[0].lstrip("-").replace("-", "_"), settings.get("type"))
+    def add(self, name: str, kind: Any, meaning: str, default: Any = None, **settings: Any) -> None:
+        """Add an option. kind: its type, whose ranges `parse` checks.   settings: of `add_argument`."""
+        option = Option.of(name.lstrip("-").replace("-", "_"), kind)
         if option.ranges:
-            self._ranged[option.name], settings["type"] = option, option.type
-        return super().add_argument(*names, **settings)
+            self._ranged[option.name] = option
+        self.add_argument(name, type=option.type, default=default, help=meaning, **settings)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if self._below is not None:

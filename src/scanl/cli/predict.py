@@ -19,13 +19,13 @@ def run(argv: Sequence[str]) -> int:
     """Write the answers to a file or to standard output."""
     parser = Parser("predict", "Classes, labels or numbers for a table, or for files of your own.", epilog=HELP)
     parser.add_argument("run", type=str, help="run folder")
-    parser.add_argument(
+    parser.add(
         "--data",
-        type=str,
+        str,
+        "a table with the run's columns, except the target; or files and folders (default: the run's)",
+        [],
         nargs="*",
-        default=[],
         metavar="PATH",
-        help="a table with the run's columns, except the target; or files and folders (default: the run's)",
     )
     add_output(parser)
     args = parser.parse(argv)

@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("quantize", "Write a model with weights of whole numbers, which it reads faster.", epilog=HELP)
     parser.add_argument("path", type=str, metavar="RUN|FOLDER", help="run, or folder of a model")
     parser.add_argument("out", type=str, metavar="OUT", help="folder to write")
-    parser.add_argument("--weights", type=str, default="int8", help=f"whole numbers: {', '.join(BITS)}")
+    parser.add("--weights", str, f"whole numbers: {', '.join(BITS)}", "int8")
     args = parser.parse(argv)
     path, out = Path(args.path), Path(args.out)
     if not path.is_dir():

@@ -78,15 +78,15 @@ def listening(host: str, port: int) -> socket.socket:
 def _parser() -> Parser:
     parser = Parser("serve", "Serve a language model: the usual completions interface, over HTTP.", epilog=HELP)
     add_model(parser)
-    parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    parser.add("--host", str, "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     port = Annotated[int, Range("0 to 65535; 0 takes a free one", lambda number, _: 0 <= number < 2**16)]
-    parser.add_argument("--port", type=port, default=8000, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--hosts", type=list[str], default=[], help="names of the server beside its address")
-    parser.add_argument("--name", type=str | None, default=None, help="of the model (default: that of the folder)")
-    parser.add_argument("--threads", type=int | None, default=None, help="of the processor (default: torch's)")
+    parser.add("--port", port, "port to listen on; 0 takes a free one", 8000)
+    parser.add("--hosts", list[str], "names of the server beside its address", [])
+    parser.add("--name", str | None, "of the model (default: that of the folder)")
+    parser.add("--threads", int | None, "of the processor (default: torch's)")
     parser.add_argument("--log", action="store_true", help="log every request")
     for option in options(Limits).values():
-        parser.add_argument(f"--{option.name}", type=option.type, default=option.default, help=f"most {option.meaning}")
+        parser.add(f"--{option.name}", option.type, f"most {option.meaning}", option.default)
     return parser
 
 

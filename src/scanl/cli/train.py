@@ -299,7 +299,7 @@ def _flag(name: str) -> str:
 
 def _parser(defaults: TrainConfig) -> Parser:
     parser = options_parser("train", "Train a model on your own files, a data set, or a synthetic task.", defaults)
-    parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
+    parser.add("--resume", str | None, "go on with a run, exactly", metavar="RUN")
     return parser
 
 

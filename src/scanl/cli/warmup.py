@@ -36,25 +36,23 @@ SIZES = {
 def run(argv: Sequence[str]) -> int:
     """Run the layer or each op forward, backward and for one step."""
     parser = Parser("warmup", "Compile, and tune, the GPU kernels of a layer or of ops, before they are needed.")
-    parser.add_argument("--layer", type=str | None, default=None, help="a registered layer, of width --dim")
-    parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="the layer's options, as for train")
+    parser.add("--layer", str | None, "a registered layer, of width --dim")
+    parser.add("--layer-options", dict[str, Any], "the layer's options, as for train", {})
     parser.add_argument(
         "--autocast", action="store_true", help="the layer's parameters in float32, autocast to --dtype"
     )
-    parser.add_argument(
-        "--ops", type=str | None, default=None, help="ops, by commas; all when no layer is given either"
-    )
-    parser.add_argument("--dtype", type=str, default="bfloat16", help=", ".join(DTYPES))
+    parser.add("--ops", str | None, "ops, by commas; all when no layer is given either")
+    parser.add("--dtype", str, ", ".join(DTYPES), "bfloat16")
     parser.add_argument("--packed", action="store_true", help="packed sequences too")
-    parser.add_argument("--batch", type=Positive, default=1, help="B")
-    parser.add_argument("--steps", type=Positive, default=256, help="T; linear_scan chooses its tiles by it")
-    parser.add_argument("--heads", type=Positive, default=16, help="H, heads of a matrix memory")
-    parser.add_argument("--shared-heads", type=int | None, default=None, help="G, heads of q and k; H when left out")
-    parser.add_argument("--key", type=Positive, default=128, help="K, key width")
-    parser.add_argument("--value", type=Positive, default=128, help="V, value width")
-    parser.add_argument("--dim", type=Positive, default=1024, help="the layer's width, or channels of an op of vectors")
-    parser.add_argument("--states", type=Positive, default=16, help="N, states a channel of selective_scan")
-    parser.add_argument("--window", type=Positive, default=4, help="W of short_convolution")
+    parser.add("--batch", Positive, "B", 1)
+    parser.add("--steps", Positive, "T; linear_scan chooses its tiles by it", 256)
+    parser.add("--heads", Positive, "H, heads of a matrix memory", 16)
+    parser.add("--shared-heads", int | None, "G, heads of q and k; H when left out")
+    parser.add("--key", Positive, "K, key width", 128)
+    parser.add("--value", Positive, "V, value width", 128)
+    parser.add("--dim", Positive, "the layer's width, or channels of an op of vectors", 1024)
+    parser.add("--states", Positive, "N, states a channel of selective_scan", 16)
+    parser.add("--window", Positive, "W of short_convolution", 4)
     args = parser.parse(argv)
     if args.dtype not in DTYPES:
         raise nearest("dtype", args.dtype, DTYPES)
