@@ -29,7 +29,7 @@ costs: $(VENV)/dev
 # memories with ALL=--all alone. Failures are in gpu-failures.txt at once.
 test-gpu: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(or $(WORKERS),14) -p no:benchmark --failures gpu-failures.txt $(ALL) \
-	tests/ops/_triton tests/ops/_cells/test_triton_kernels.py
+	tests/ops/_triton tests/ops/_compiler/cells/test_triton_kernels.py
 
 lint: style types
 

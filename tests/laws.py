@@ -27,7 +27,7 @@ def backends(op: Op) -> list[str]:
     """Return the backends of an op that the laws test.
 
     The Triton kernels of all cells come from one generator, and an interpreter is slow. Without a device one cell of
-    each kind stands for all: channels alone, and matrices of heads. tests/ops/_cells/test_triton_kernels.py has others.
+    each kind stands for all: channels alone, and matrices of heads. `cells/test_triton_kernels.py` has others.
     """
     alike = isinstance(op, Cell) and op.name not in GENERATED and not torch.cuda.is_available() and not ALL
     return [backend for backend in op.preference() if backend != "triton" or not alike]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanl.ops._recorded import loops, recorded
+from scanl.ops._compiler import loops, recorded
 
 
 class Pointer:

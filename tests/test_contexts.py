@@ -16,7 +16,7 @@ from scanl.learning.algorithms import ccn, reservoir
 from scanl.learning.questions import base as questions
 from scanl.models import LanguageModel, Stack
 from scanl.models.whole.aligned import AlignedStack
-from scanl.ops._cells import constant
+from scanl.ops._compiler.cells import constant
 from scanl.ops._frame import calls, dispatch, divider, exactness
 from scanl.parallel import context
 

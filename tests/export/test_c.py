@@ -15,8 +15,8 @@ from scanl.export.c_loops import real
 from scanl.layers import build
 from scanl.layers.state import map_leaves
 from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
-from tests.ops._recorded.test_recorded import complex_
-from tests.ops._recorded.test_recorded import real as of_reals
+from tests.ops._compiler.test_recorded import complex_
+from tests.ops._compiler.test_recorded import real as of_reals
 
 COVERS = ["export/c_loops"]
 

@@ -15,7 +15,7 @@ from scanl.layers import LEM, build
 from scanl.layers.ode._timed import TimedCell
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.ops import ConvergenceError, _newton, registry
-from scanl.ops._cells import jacobian as structured
+from scanl.ops._compiler.cells import jacobian as structured
 from scanl.ops.registry import Cell, OpSample
 
 pytestmark = pytest.mark.cells_by_loop("name")

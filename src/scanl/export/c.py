@@ -13,7 +13,8 @@ from scanl.export.c_loops import Function, helper, real
 from scanl.export.flat import FlatModel, Leaf, check_path, one_step
 from scanl.files import written_whole
 from scanl.layers.parts.quantized import quantized_paths
-from scanl.ops._recorded import Recorded, Unsupported
+from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.rules import Unsupported
 
 REALS = {"float32": "float", "float64": "double"}
 

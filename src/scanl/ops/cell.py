@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops._cells.constant import holding
-from scanl.ops._cells.constant import products_hold_inputs as products_hold_inputs
-from scanl.ops._cells.fields import JOINED, Fields, fields
+from scanl.ops._compiler.cells.constant import holding
+from scanl.ops._compiler.cells.constant import products_hold_inputs as products_hold_inputs
+from scanl.ops._compiler.cells.fields import JOINED, CellFields, fields
 from scanl.ops._frame.compiled import Kernels, compiled
 from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, WIDER, Call, full_shape
 from scanl.ops._frame.op import REGISTRY, Op, cast
@@ -85,7 +85,7 @@ class Cell(Op[..., Any]):
                 dtypes=FLOATING, package=package, needs=functools.partial(self._refusals, backend),
             )  # fmt: skip
 
-    def _packed(self, state: Fields) -> Step:
+    def _packed(self, state: CellFields) -> Step:
         """Return the step with its state in one tensor."""
 
         @functools.wraps(self.step)
@@ -180,7 +180,7 @@ class Cell(Op[..., Any]):
         self, backend: str, sizes: Mapping[str, Any], options: Mapping[str, Any], present: frozenset[str]
     ) -> Any:
         """Return the kernels for these options and operands, traced at the first call. Raises Unsupported."""
-        from scanl.ops._cells.compiled import generate
+        from scanl.ops._compiler.cells.compiled import generate
 
         # the hint of a symbolic size is its size in the call that is traced
         sizes = {
@@ -199,7 +199,7 @@ class Cell(Op[..., Any]):
                 timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
                 fixed = self.static & set(sizes)
                 module, kind, *_ = _KINDS[backend]
-                kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
+                kind = getattr(importlib.import_module(f"scanl.ops._compiler.cells.{module}"), kind)
                 match = generate(
                     kind, self.name, self._step, shapes, output, timed, sizes, fixed, options, self._sums, frugal=frugal
                 )
@@ -255,7 +255,7 @@ class Cell(Op[..., Any]):
         """Return why the step cannot be compiled."""
         if torch.compiler.is_compiling():  # the kernels, when they run, refuse
             return []
-        from scanl.ops._cells.trace import Unsupported
+        from scanl.ops._compiler.rules import Unsupported
 
         options = {name: reasoned[name] for name in self.options}
         key = (backend, reasoned["given"], *options.values(), *[reasoned.get(axis) for axis in self.axes])
@@ -415,8 +415,8 @@ class Cell(Op[..., Any]):
         dtype: torch.dtype,
     ) -> Any:
         """Return the `Jacobian` for operands of these sizes, traced at the first call; None if it cannot be traced."""
-        from scanl.ops._cells.jacobian import Jacobian
-        from scanl.ops._cells.trace import Unsupported
+        from scanl.ops._compiler.cells.jacobian import Jacobian
+        from scanl.ops._compiler.rules import Unsupported
 
         axis_sizes = {name: sizes[name] for name in self.axes if name in sizes}
         shapes, output = self._shapes(axis_sizes, present)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from scanl.ops._compiler import loops
+from scanl.ops._compiler.recorded import Recorded
 from scanl.ops._cpu import _in_team, _rows_by_weight
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._rows_by_weight import PANEL, panels_of, to_panels
 from scanl.ops._cpu._slots import units
 from scanl.ops._cpu._team import array
-from scanl.ops._recorded import Recorded, loops
 
 
 @kernel("panels x x_row rows terms")

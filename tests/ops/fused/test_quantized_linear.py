@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops import backend
+from scanl.ops._compiler.recorded import Recorded
 from scanl.ops._cpu import quantized_linear as kernels
-from scanl.ops._recorded import Recorded
 from scanl.ops.fused.quantized_linear import Packed, pack, quantized_linear, unpacked
 
 MOST = {8: kernels.MAX_INPUT, 4: kernels.MOST_BY_GROUPS}

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from scanl.layers.state import State, leaves, map_leaves
-from scanl.ops._recorded import Bound, Recorded, Unsupported
+from scanl.ops._compiler.bound import BoundKernel
+from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.rules import Unsupported
 
 FORMS = 8  # of the inputs; an algorithm that always brings new ones gains nothing by kernels
 
@@ -73,7 +75,7 @@ class _Carrying:
         recorded = Recorded(flat, *map(torch.clone, inputs), *places[0])  # each in memory of its own
         if recorded.results[len(recorded.results) - size :] != recorded.inputs[count:]:
             raise Unsupported("the state that it returns has another form")
-        self._kernels = [Bound(recorded, *both) for both in (places, places[::-1])]
+        self._kernels = [BoundKernel(recorded, *both) for both in (places, places[::-1])]
 
     def __call__(self, *inputs: Tensor, state: State) -> Any:
         at = int(state is self._states[1])

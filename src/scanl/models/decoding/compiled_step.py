@@ -19,7 +19,7 @@ from scanl.layers.state import State, map_leaves
 from scanl.ops._frame.exactness import exactly
 
 if TYPE_CHECKING:
-    from scanl.ops._recorded import Recorded
+    from scanl.ops._compiler.recorded import Recorded
 
 MIN_TOKENS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
 MAX_ROWS = 16  # rows of a kernel; more rows run in parts
@@ -157,7 +157,8 @@ class CompiledStep:
 
     def _record(self, size: int) -> "tuple[str | None, Recorded | None]":
         """Return why no kernel can run `size` rows, or the kernel."""
-        from scanl.ops._recorded import Recorded, Unsupported  # with torch's tracer, which takes long to import
+        from scanl.ops._compiler.recorded import Recorded  # with torch's tracer, which takes long to import
+        from scanl.ops._compiler.rules import Unsupported
 
         if importlib.util.find_spec("numba") is None:
             return "package numba is not installed", None

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import LENGTH, Compiled, OfTorch, States, flat, rows
-from scanl.ops._cells.tiles import Tiles
-from scanl.ops._cells.triton_source import Writer, source
-from scanl.ops._cells.values import Sizes
+from scanl.ops._compiler.cells.compiled import LENGTH, Compiled, OfTorch, States, flat, rows
+from scanl.ops._compiler.cells.tiles import Tiles
+from scanl.ops._compiler.cells.triton_source import TritonWriter, source
+from scanl.ops._compiler.cells.values import Sizes
 
 CHANNELS = 64  # of a block, where channels are divided over programs
 WIDEST = 4096  # most channels of a program that sums over them
@@ -29,8 +29,8 @@ class OnGpu(Compiled):
         plans = self._forward_plan, self._backward_plan
         self.tiles = tiles = Tiles(self.axes, plans)
         common, rows = (self._kept, self.y_is_state), {**self._rows, **self._factors}
-        self._forward_writer = Writer("forward", plans[0], tiles, self.timed, {"y": self.y}, {}, *common)
-        self._backward_writer = Writer("backward", plans[1], tiles, self.timed, rows, self._sums, *common)
+        self._forward_writer = TritonWriter("forward", plans[0], tiles, self.timed, {"y": self.y}, {}, *common)
+        self._backward_writer = TritonWriter("backward", plans[1], tiles, self.timed, rows, self._sums, *common)
         reduces = any(node.kind == "reduce" for plan in plans for node in plan.needed)
         self.multiplies = any(plan.lefts for plan in plans)
         self.divided = not (reduces or self.multiplies) and len(tiles.widths) == 1

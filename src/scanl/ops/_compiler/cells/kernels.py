@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import LENGTH, Compiled, OfTorch, States, rows
-from scanl.ops._cells.plan import Plan
-from scanl.ops._cells.source import Layout, Writer, source
-from scanl.ops._cells.values import Sizes
+from scanl.ops._compiler.cells.compiled import LENGTH, Compiled, OfTorch, States, rows
+from scanl.ops._compiler.cells.plan import StepPlan
+from scanl.ops._compiler.cells.source import KernelLayout, NumbaWriter, source
+from scanl.ops._compiler.cells.values import Sizes
 from scanl.ops._cpu._cells import blocks, groups, in_panels, sequences
 from scanl.ops._cpu._memory import empty
 
@@ -31,11 +31,11 @@ class OnCpu(Compiled):
     """The kernels of a cell for a CPU."""
 
     def source(self, name: str) -> str:
-        layout = Layout({n: self._size(n) for n in self.timed}, {"y": self.y}, {}, {}, self.state)
-        forward = Writer("forward", self._forward_plan, layout, self._kept, not self.y_is_state)
+        layout = KernelLayout({n: self._size(n) for n in self.timed}, {"y": self.y}, {}, {}, self.state)
+        forward = NumbaWriter("forward", self._forward_plan, layout, self._kept, not self.y_is_state)
         timed_too = {**layout.timed, "dy": self.y}
-        back = Layout(timed_too, self._rows, self._factors, self._sums, self.state)
-        backward = Writer("backward", self._backward_plan, back, self._kept, not self.y_is_state)
+        back = KernelLayout(timed_too, self._rows, self._factors, self._sums, self.state)
+        backward = NumbaWriter("backward", self._backward_plan, back, self._kept, not self.y_is_state)
         return source(name, forward, backward)
 
     def forward(
@@ -109,13 +109,13 @@ class OnCpu(Compiled):
         passed = sum(sizes[self._size(n)] for n in self.timed) + sizes[self.y] + sizes[self.state]
         return min(WINDOW, max(MIN_WINDOW_STEPS, LENGTH * passed // (4 * passing)))
 
-    def _values(self, torchs: OfTorch, plan: Plan, first: Tensor) -> dict[str, Any]:
+    def _values(self, torchs: OfTorch, plan: StepPlan, first: Tensor) -> dict[str, Any]:
         """Return the slots of matrices and other values without a batch axis."""
         panels = first.shape[1] >= REREAD
         return {"panels": panels, **torchs.operands(plan, in_panels if panels else Tensor.contiguous)}
 
     def _head(
-        self, plan: Plan, ranges: np.ndarray, first: Tensor, reverse: bool, sizes: Sizes
+        self, plan: StepPlan, ranges: np.ndarray, first: Tensor, reverse: bool, sizes: Sizes
     ) -> tuple[int, dict[str, Any]]:
         """Return the number of units of work, and the slots that say how the work is divided.
 

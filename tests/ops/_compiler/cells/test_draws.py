@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import cell_interpreter
 import laws
 from scanl.errors import ConfigError
-from scanl.ops._cells import compiled
+from scanl.ops._compiler.cells import compiled
 from scanl.ops.registry import Cell
 
 SHORT = 60  # draws of every run; with --all there are a thousand

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from scanl.ops._cells.sizes import Axes
-from scanl.ops._cells.trace import Node, Ref
+from scanl.ops._compiler.cells.sizes import TracedAxes
+from scanl.ops._compiler.cells.trace import Ref, TraceNode
 
 
 class Sizes:
     """The real sizes of the axes in one call: they turn the numbers of a trace into real numbers."""
 
-    def __init__(self, axes: Axes, sizes: Mapping[str, int]):
+    def __init__(self, axes: TracedAxes, sizes: Mapping[str, int]):
         self.names, self._axes = dict(sizes), axes
         self._found: dict[int, int] = {}
 
@@ -35,9 +35,9 @@ class Values:
 
     def __init__(self, values: Mapping[str, Tensor], sizes: Sizes, traced: torch.dtype):
         self.values, self.sizes, self.traced = values, sizes, traced
-        self._memory: dict[Node, Any] = {}
+        self._memory: dict[TraceNode, Any] = {}
 
-    def memory(self, node: Node) -> Any:
+    def memory(self, node: TraceNode) -> Any:
         """Return the memory of a node as the trace has laid it out; for a node of "several" results, these."""
         if node not in self._memory:
             if node.kind == "operand":
@@ -58,7 +58,7 @@ class Values:
                 )
         return self._memory[node]
 
-    def _with_layout(self, value: Tensor, node: Node) -> Tensor:
+    def _with_layout(self, value: Tensor, node: TraceNode) -> Tensor:
         """Return a value with the strides of the trace: torch may choose others."""
         strides = tuple(self.sizes.all(node.whole.strides))
         if value.stride() == strides:

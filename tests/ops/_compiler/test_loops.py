@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import recorded_in_python
-from scanl.ops._recorded import Recorded, loops
+from scanl.ops._compiler import loops
+from scanl.ops._compiler.recorded import Recorded
 
 
 def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from scanl.ops._cells.files import load
-from scanl.ops._cells.plan import Plan, Root
-from scanl.ops._cells.sizes import Axes, choices
-from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
-from scanl.ops._cells.values import Sizes, Values
+from scanl.ops._compiler.cells.plan import Root, StepPlan
+from scanl.ops._compiler.cells.sizes import TracedAxes, choices
+from scanl.ops._compiler.cells.trace import Ref, TraceNode, alone, trace
+from scanl.ops._compiler.cells.values import Sizes, Values
+from scanl.ops._compiler.files import load
+from scanl.ops._compiler.rules import Unsupported
 
 AFTER, BEFORE = "states after", "states before"  # the steps; no operand can have these names
 MAX_MEMORY_RATIO = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
@@ -84,7 +85,7 @@ class Compiled:
         shapes: Mapping[str, tuple[str, ...] | None],
         output: tuple[str, ...],
         timed: frozenset[str],
-        axes: Axes,
+        axes: TracedAxes,
         options: Mapping[str, Any],
         dtype: torch.dtype,
         *,
@@ -101,7 +102,7 @@ class Compiled:
         self.y_is_state = traced.y[1:] == traced.last[1:] and traced.y.node is traced.last.node
         self._plan_backward()
         forward_roots = [Root("y", traced.y), Root("last", traced.last)]
-        self._forward_plan = Plan(traced, forward_roots, backward=False)
+        self._forward_plan = StepPlan(traced, forward_roots, backward=False)
         self._kept = self._backward_plan.kept
         missing = [node for node in self._kept if node not in self._forward_plan.lefts]
         assert not missing, "the backward pass reads products of the forward pass only"
@@ -147,7 +148,7 @@ class Compiled:
         self._rows: dict[str, int] = {}  # gradients with a row for every step, and the numbers of a row
         self._factors: dict[str, int] = {}  # of products, likewise
         self._sums: dict[str, int] = {}
-        self._outer: dict[Node, list[_Place]] = {}  # the arrays whose product over rows and time a node is
+        self._outer: dict[TraceNode, list[_Place]] = {}  # the arrays whose product over rows and time a node is
         places: dict[tuple, _Place] = {_key(traced.y): _Place("y", None)}
         places |= _parts(AFTER, traced.last)
         for operand in self.timed:
@@ -161,7 +162,7 @@ class Compiled:
         assert carried is not None
         roots.append(Root("dstate", carried))
         todo = [ref.node for name, ref in traced.gradients.items() if ref is not None and not ref.node.batched]
-        visited: set[Node] = set()
+        visited: set[TraceNode] = set()
         while todo:
             node = todo.pop()
             if node in visited:
@@ -186,12 +187,12 @@ class Compiled:
                 self._outer[node] = pair
             elif node.kind in ("torch", "several"):
                 todo.extend(arg.node for arg in node.args if isinstance(arg, Ref))
-        self._backward_plan = Plan(traced, roots, backward=True)
+        self._backward_plan = StepPlan(traced, roots, backward=True)
         again = self._again(self._backward_plan.kept)
         if again:
-            self._backward_plan = Plan(traced, roots, backward=True, again=again)
+            self._backward_plan = StepPlan(traced, roots, backward=True, again=again)
 
-    def _again(self, products: Sequence[Node]) -> set[Node]:
+    def _again(self, products: Sequence[TraceNode]) -> set[TraceNode]:
         """Return which of the products that the backward pass reads it computes again.
 
         The others are stored. A stored number saves as many multiplications as the matrix has rows.
@@ -266,7 +267,7 @@ class OfTorch(Values):
         super().__init__(values, sizes, compiled.dtype)
         self.compiled = compiled
 
-    def operands(self, plan: Plan, layout: Callable[[Tensor], Tensor] = Tensor.contiguous) -> dict[str, Tensor]:
+    def operands(self, plan: StepPlan, layout: Callable[[Tensor], Tensor] = Tensor.contiguous) -> dict[str, Tensor]:
         """Return the values that the kernels of a plan read, and the matrices, laid out by this function."""
         dtype = self.values["state"].dtype
         values = {f"v{node.index}": self.memory(node).to(dtype) for node in plan.values}
@@ -348,7 +349,7 @@ def generate(
     failure: Exception | None = None
     for pair in choices(sizes, fixed, sums):
 
-        def made(axes: Axes, dtype: torch.dtype) -> Made:
+        def made(axes: TracedAxes, dtype: torch.dtype) -> Made:
             with alone():
                 return kind(name, step, shapes, output, timed, axes, options, dtype, frugal=frugal)
 

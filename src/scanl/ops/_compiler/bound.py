@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
-from scanl.ops._recorded.recorded import STORED, Recorded
+from scanl.ops._compiler.recorded import STORED, Recorded
 
 
-class Bound:
+class BoundKernel:
     """A recorded function that reads its last operands and writes its last results in memory that is known beforehand.
 
     A kernel of few numbers takes microseconds, and so does each tensor that Python makes or checks for it. Here that is

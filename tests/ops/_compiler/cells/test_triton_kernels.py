@@ -20,7 +20,7 @@ from scanl.ops.registry import Cell, OpSample
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from scanl.ops._cells import triton_kernels  # noqa: E402
+from scanl.ops._compiler.cells import triton_kernels  # noqa: E402
 from scanl.ops._triton import _tuned  # noqa: E402
 from scanl.ops._triton._cells import expm1, log1p, log_sigmoid, tanh  # noqa: E402
 

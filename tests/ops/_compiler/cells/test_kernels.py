@@ -16,7 +16,8 @@ from torch.nn import functional as F
 import laws
 from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
-from scanl.ops._cells import files, kernels
+from scanl.ops._compiler import files
+from scanl.ops._compiler.cells import kernels
 from scanl.ops._cpu._cells import CORES, in_panels
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops.registry import REGISTRY, Cell, OpSample

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ShapeError
-from scanl.ops._recorded import Bound, Recorded
+from scanl.ops._compiler.bound import BoundKernel
+from scanl.ops._compiler.recorded import Recorded
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -22,7 +23,7 @@ def test_a_state_is_read_in_one_place_and_written_in_another() -> None:
     first, count = torch.polar(X, X), torch.tensor([3])
     recorded = Recorded(function, X, first, count)
     places = [[first.clone(), count.clone()] for _ in range(2)]
-    kernels = [Bound(recorded, *both) for both in (places, places[::-1])]
+    kernels = [BoundKernel(recorded, *both) for both in (places, places[::-1])]
     for step in range(4):
         if step == 2:
             linear.weight.data = torch.randn(3, 3)  # another memory
@@ -36,7 +37,7 @@ def test_a_state_is_read_in_one_place_and_written_in_another() -> None:
 
 
 def test_other_operands_are_refused() -> None:
-    kernel = Bound(Recorded(lambda x, s: (x + s, s + 1), X, X.clone()), [X.clone()], [X.clone()])
+    kernel = BoundKernel(Recorded(lambda x, s: (x + s, s + 1), X, X.clone()), [X.clone()], [X.clone()])
     for other in (X.T, X.double()):
         with pytest.raises(ShapeError, match=r"expected torch.float32 \(2, 3\) because of the example"):
             kernel(other)
@@ -49,6 +50,6 @@ def test_a_conjugate_is_an_operand() -> None:
     """In torch it is a view of the numbers, with a mark."""
     z = torch.polar(X, X)
     recorded = Recorded(lambda z, s: (2 * z, s + 1), z, X)
-    kernel = Bound(recorded, [X.clone()], [X.clone()])
+    kernel = BoundKernel(recorded, [X.clone()], [X.clone()])
     for y, *_ in (kernel(z.conj()), recorded(z.conj(), X)):
         torch.testing.assert_close(y, torch.complex(2 * z.real, -2 * z.imag))

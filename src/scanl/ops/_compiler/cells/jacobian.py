@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from scanl.ops._cells.sizes import Axes
-from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, contiguous, trace_forward
-from scanl.ops._cells.values import Sizes, Values
+from scanl.ops._compiler.cells.sizes import TracedAxes
+from scanl.ops._compiler.cells.trace import Ref, TraceNode, alone, contiguous, trace_forward
+from scanl.ops._compiler.cells.values import Sizes, Values
+from scanl.ops._compiler.rules import Unsupported
 
 BUDGET = 2**20  # numbers of one dense derivative; more rows than this allows are taken in parts
 
@@ -52,7 +53,7 @@ class Jacobian:
         places: Tensor,
         dtype: torch.dtype,
     ):
-        axes = Axes(sizes, frozenset(sizes), {}, 0)
+        axes = TracedAxes(sizes, frozenset(sizes), {}, 0)
         with alone():
             mode, operands, _, last = trace_forward(step, shapes, output, axes, options, dtype)
             self._last = mode.ref(last)
@@ -65,7 +66,9 @@ class Jacobian:
         self._nodes = [node for node in mode.nodes if node in needed and node.batched]
         if any(node.kind in ("total", "outer") for node in self._nodes):
             raise Unsupported("a sum over the batch")
-        self._free: dict[Node, list[Node]] = {node: [] for node in self._nodes}  # what a node is the last to read
+        self._free: dict[TraceNode, list[TraceNode]] = {
+            node: [] for node in self._nodes
+        }  # what a node is the last to read
         for source, reader in {ref.node: node for node in self._nodes for ref in _reads(node)}.items():
             if source is not self._last.node:
                 self._free[reader].append(source)
@@ -124,13 +127,13 @@ def _blocks(derivative: Derivative, places: Tensor) -> Tensor:
 class _Pass:
     """One pass through the step: the values and the derivatives of the nodes with a batch axis."""
 
-    def __init__(self, rows: Mapping[str, Tensor], constants: Values, places: Tensor, state: Node):
+    def __init__(self, rows: Mapping[str, Tensor], constants: Values, places: Tensor, state: TraceNode):
         self.rows, self.constants, self.places, self.state = rows, constants, places, state
         self.like = rows["state"]
-        self.values: dict[Node, Tensor] = {}
-        self.derivatives: dict[Node, Derivative] = {}
+        self.values: dict[TraceNode, Tensor] = {}
+        self.derivatives: dict[TraceNode, Derivative] = {}
 
-    def run(self, nodes: Sequence[Node], free: Mapping[Node, Sequence[Node]], last: Ref) -> Derivative:
+    def run(self, nodes: Sequence[TraceNode], free: Mapping[TraceNode, Sequence[TraceNode]], last: Ref) -> Derivative:
         with torch.no_grad():
             for node in nodes:
                 getattr(self, f"_{node.kind}")(node)
@@ -160,7 +163,9 @@ class _Pass:
             _at(derivative.rows, ref), None if derivative.channels is None else _at(derivative.channels, ref)
         )
 
-    def _keep(self, node: Node, value: Tensor, derivative: Derivative | None = None, ref: Ref | None = None) -> None:
+    def _keep(
+        self, node: TraceNode, value: Tensor, derivative: Derivative | None = None, ref: Ref | None = None
+    ) -> None:
         """Store a value and its derivative, given with the axes of `ref`, as the trace has laid them out."""
         ref = ref or node.whole
         self.values[node] = _with_layout(value, ref)
@@ -181,7 +186,7 @@ class _Pass:
 
     # --- operations
 
-    def _operand(self, node: Node) -> None:
+    def _operand(self, node: TraceNode) -> None:
         self.values[node] = self.rows[node.what].flatten(1) if self.rows[node.what].ndim > 1 else self.rows[node.what]
         if node is self.state:
             count, numbers = self.places.shape[0], self.places.numel()
@@ -191,7 +196,7 @@ class _Pass:
                 channels[at] = torch.arange(len(at), device=at.device)
             self.derivatives[node] = Derivative(rows, channels)
 
-    def _elementwise(self, node: Node) -> None:
+    def _elementwise(self, node: TraceNode) -> None:
         if node.call is None:  # a constant, or a copy into another layout
             (source,) = node.args
             if isinstance(source, Ref):
@@ -233,7 +238,7 @@ class _Pass:
     def _plain(self, value: Any) -> Any:
         return self.like.device if isinstance(value, torch.device) else value
 
-    def _product(self, node: Node) -> None:
+    def _product(self, node: TraceNode) -> None:
         lhs, rhs = node.args
         matrix, derivative = self.constants.view(rhs), self._derivative(lhs)
         value = _times(self._value(lhs), matrix, len(lhs.shape))
@@ -255,7 +260,7 @@ class _Pass:
         at = self.places[:, derivative.channels.clamp(min=0)]
         return out.index_add_(1, at.flatten(), terms.flatten(1, 2))
 
-    def _reduce(self, node: Node) -> None:
+    def _reduce(self, node: TraceNode) -> None:
         (source,), (name, count, *layout) = node.args, node.what
         inner = tuple(range(-count, 0))
         value, derivative = self._value(source).to(self.like.dtype), self._derivative(source)
@@ -281,7 +286,7 @@ class _Pass:
         (partial,) = torch.autograd.grad(out, value, torch.ones_like(out))
         self._keep(node, out.detach(), Derivative((partial[:, None] * rows).sum(inner), channels), ref)
 
-    def _join(self, node: Node) -> None:
+    def _join(self, node: TraceNode) -> None:
         parts = [(at, value, self._derivative(value) if isinstance(value, Ref) else None) for at, value in node.args]
         values = [self._value(value) if isinstance(value, Ref) else value for _, value, _ in parts]
         out = self.like.new_zeros(max((len(v) for v in values if isinstance(v, Tensor)), default=1), node.size)
@@ -306,7 +311,7 @@ class _Pass:
         self.derivatives[node] = Derivative(rows, None if dense else channels)
 
 
-def _reads(node: Node) -> list[Ref]:
+def _reads(node: TraceNode) -> list[Ref]:
     """Return the views that a node reads."""
     if node.kind == "join":
         return [value for _, value in node.args if isinstance(value, Ref)]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from scanl.ops._recorded.values import Memory, Operand, Unsupported, Value, merged, number, place
+from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.values import Memory, Operand, Value, merged, number, place
 
 HEADER = '''"""A kernel of a recorded function."""
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import recorded_in_python
 from scanl.errors import ShapeError
-from scanl.ops._recorded import Recorded, Unsupported
+from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.rules import Unsupported
 
 torch.manual_seed(0)
 A, B, C = torch.randn(3, 4), torch.randn(4, 5), torch.randn(2, 3, 4)

@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scanl.ops._cells.plan import Plan, Root
-from scanl.ops._cells.rules import CHOICES
-from scanl.ops._cells.tiles import Tile, Tiles
-from scanl.ops._cells.trace import Node, Ref, Unsupported, contiguous
+from scanl.ops._compiler.cells.plan import Root, StepPlan
+from scanl.ops._compiler.cells.tiles import ChannelTile, Tiles
+from scanl.ops._compiler.cells.trace import Ref, TraceNode, contiguous
+from scanl.ops._compiler.rules import CHOICES, Unsupported
 
 HEADER = '''"""Triton kernels of the cell {name}, generated from its step."""
 
@@ -36,19 +36,19 @@ WARPS = {True: (8, 16), False: (2, 4)}  # whether a program has a matrix: number
 
 
 @dataclass
-class Writer:
+class TritonWriter:
     """Writes one kernel: `which` is "forward" or "backward".
 
     rows: results with a row for every step, and the numbers of a row.   sums: sums over time, and their sizes.
     """
 
     which: str
-    plan: Plan
+    plan: StepPlan
     tiles: Tiles
     timed: Sequence[str]
     rows: dict[str, int]
     sums: dict[str, int]
-    kept: Sequence[Node]
+    kept: Sequence[TraceNode]
     y_is_state: bool
     prologue: list[str] = field(default_factory=list)  # lines before the loop over time
     body: list[str] = field(default_factory=list)  # of the loop
@@ -58,9 +58,9 @@ class Writer:
         self.size = self.plan.traced.axes.expression
         self.back = self.which == "backward"
         self.carried = "dlast" if self.back else "state"
-        self._names: dict[tuple[Node, Tile], str] = {}
+        self._names: dict[tuple[TraceNode, ChannelTile], str] = {}
         self._constants: dict[str, str] = {}
-        self._loaded: dict[tuple[str, Tile], str] = {}
+        self._loaded: dict[tuple[str, ChannelTile], str] = {}
         self._masked: dict[tuple[str, str], str] = {}
         self.matrices: dict[str, tuple[str, str]] = {}  # the axes of every tile of a matrix
         state = self.plan.traced.operands["state"]
@@ -80,7 +80,7 @@ class Writer:
 
     # --- addresses
 
-    def _at(self, pointer: str, tile: Tile, row: str, *, start: str = "") -> str:
+    def _at(self, pointer: str, tile: ChannelTile, row: str, *, start: str = "") -> str:
         terms = [pointer, row, *([start] if start else [])]
         if tile.offset:
             terms.append(f"({self.size(tile.offset)})")
@@ -90,15 +90,17 @@ class Writer:
             terms.append(f"i_{tile.axis}" + (f" * ({self.size(tile.channel)})" if tile.channel != 1 else ""))
         return " + ".join(terms)
 
-    def _mask(self, tile: Tile, *rows: str) -> str:
+    def _mask(self, tile: ChannelTile, *rows: str) -> str:
         return " & ".join([*rows, *([f"there_{tile.axis}"] if tile.axis else [])]) or "None"
 
-    def _load(self, pointer: str, tile: Tile, row: str, live: Sequence[str], *, start: str = "") -> str:
+    def _load(self, pointer: str, tile: ChannelTile, row: str, live: Sequence[str], *, start: str = "") -> str:
         mask = self._mask(tile, *live)
         masked = "" if mask == "None" else f", mask={mask}, other=0.0"
         return f"tl.load({self._at(pointer, tile, row, start=start)}{masked})"
 
-    def _store(self, pointer: str, tile: Tile, row: str, live: Sequence[str], value: str, *, start: str = "") -> str:
+    def _store(
+        self, pointer: str, tile: ChannelTile, row: str, live: Sequence[str], value: str, *, start: str = ""
+    ) -> str:
         mask = self._mask(tile, *live)
         masked = "" if mask == "None" else f", mask={mask}"
         return f"tl.store({self._at(pointer, tile, row, start=start)}, {value}{masked})"
@@ -120,7 +122,7 @@ class Writer:
             return [self._constant(repr(float(ref.node.what)))] * self.tiles.count(ref.shape)
         return [self._tile(ref.node, tile) for tile in self.tiles.of(ref)]
 
-    def _tile(self, node: Node, tile: Tile) -> str:
+    def _tile(self, node: TraceNode, tile: ChannelTile) -> str:
         buffer = self.plan.buffer(node)
         if not node.batched:
             load = f"tl.load({self._value(node, tile)})" + (" != 0" if node.truth else "")
@@ -140,11 +142,11 @@ class Writer:
             raise Unsupported("a value with its channels in another order than they are computed in")
         return name
 
-    def _value(self, node: Node, tile: Tile) -> str:
+    def _value(self, node: TraceNode, tile: ChannelTile) -> str:
         mask = self._mask(tile)
         return self._at(f"p_v{node.index}", tile, "i_0") + ("" if mask == "None" else f", mask={mask}, other=0.0")
 
-    def _kept_load(self, buffer: str, tile: Tile, text: str, lines: "list[str] | None" = None) -> str:
+    def _kept_load(self, buffer: str, tile: ChannelTile, text: str, lines: "list[str] | None" = None) -> str:
         """Load a tile once."""
         key = buffer, tile
         if key not in self._loaded:
@@ -155,7 +157,7 @@ class Writer:
     def _whole(self) -> str:
         return self.size(self.plan.traced.operands["state"].node.size)
 
-    def _kept_offsets(self) -> dict[Node, str]:
+    def _kept_offsets(self) -> dict[TraceNode, str]:
         """Return where the products of a step are among the numbers that the forward pass keeps of it."""
         terms, places = [] if self.y_is_state else [self._whole()], {}
         for node in self.kept:
@@ -169,12 +171,12 @@ class Writer:
 
     # --- nodes
 
-    def _new(self, node: Node, tile: Tile, text: str) -> None:
+    def _new(self, node: TraceNode, tile: ChannelTile, text: str) -> None:
         name = f"b_{node.index}_{sum(1 for other, _ in self._names if other is node)}"
         self.body.append(f"{name} = {text}")
         self._names[node, tile] = name
 
-    def _compute(self, node: Node) -> None:
+    def _compute(self, node: TraceNode) -> None:
         tiles = self.tiles.of(node.whole)
         args = [self.read(arg) for arg in node.args]
         args = [names * len(tiles) if len(names) == 1 else names for names in args]
@@ -200,7 +202,7 @@ class Writer:
             self.body.append(f"{masked} = tl.where(there_{axis}, {name}, {other})")
         return self._masked[key]
 
-    def _multiply(self, node: Node) -> None:
+    def _multiply(self, node: TraceNode) -> None:
         lhs, rhs, result = node.args[0], node.args[1], node.what
         lefts, results = self.tiles.of(lhs), self.tiles.of(result)
         names = self.read(lhs)
@@ -225,7 +227,7 @@ class Writer:
                     parts.append(f"product(tl.broadcast_to({inside}, (ROWS, BLOCK_{axes[0]})), {matrix})")
                 self._new(node, results[lead * wide + j], " + ".join(parts))
 
-    def _matrix(self, node: Node, at: int, group: int, columns: int, axes: Sequence[str]) -> str:
+    def _matrix(self, node: TraceNode, at: int, group: int, columns: int, axes: Sequence[str]) -> str:
         """Return the name of a tile of a matrix, which is loaded before the loop or in it."""
         name = f"b_w{node.index}_{self.size(at).replace(' ', '').replace('*', '_').replace('//', 'o')}"
         if name not in self.matrices:
@@ -239,7 +241,7 @@ class Writer:
             self.body += ["if not HELD:", f"    {load}"]
         return name
 
-    def _reduce(self, node: Node) -> None:
+    def _reduce(self, node: TraceNode) -> None:
         (source,), (name, inner, *_) = node.args, node.what
         if name == "cumsum":  # its gradient turns the channels round
             raise Unsupported(name)
@@ -273,7 +275,7 @@ class Writer:
                 text = f"({text}) / ({numbers})"
             self._new(node, tile, text)
 
-    def _join(self, node: Node) -> None:
+    def _join(self, node: TraceNode) -> None:
         parts = list(node.args)
         first = parts[0][0]
         filled = len(parts) > 1 and first == node.whole
@@ -401,7 +403,7 @@ class Writer:
 class _Translation(ast.NodeTransformer):
     """Turns a Python expression of one element into one of tiles."""
 
-    def __init__(self, writer: Writer):
+    def __init__(self, writer: TritonWriter):
         self.writer = writer
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
@@ -430,7 +432,7 @@ def _call(name: str, *args: ast.expr) -> ast.expr:
     return ast.Call(ast.parse(name, mode="eval").body, list(args), [])
 
 
-def source(name: str, forward: Writer, backward: Writer) -> str:
+def source(name: str, forward: TritonWriter, backward: TritonWriter) -> str:
     """Return the source of both kernels."""
     text = "\n".join(writer.kernel() for writer in (forward, backward))
     helpers = ", ".join(helper for helper in HELPERS if re.search(rf"\b{helper}\(", text))

@@ -5,12 +5,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from scanl.errors import ScanlError
-
-
-class Unsupported(ScanlError):
-    """A function uses what no kernel can run; the message names it."""
-
 
 @dataclass(eq=False)
 class Memory:

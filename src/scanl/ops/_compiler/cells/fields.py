@@ -18,7 +18,7 @@ JOINED = "STATE"
 Shape = tuple[str, ...]
 
 
-class Fields:
+class CellFields:
     """The fields of a state. kind: the NamedTuple.   axes: for every field its axes, B first."""
 
     def __init__(self, kind: Callable[..., Any], axes: Mapping[str, Shape]):
@@ -65,7 +65,7 @@ def shape(axes: Sequence[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(int(axis) if axis.isdigit() else sizes[axis] for axis in axes)
 
 
-def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | None]:
+def fields(step: Callable[..., Any], declaration: str) -> tuple[str, CellFields | None]:
     """Return the declaration with one tensor as its state, and the fields of the state; None for a plain tensor.
 
     Raises ConfigError if the step's state is not annotated with a NamedTuple of the declared fields.
@@ -91,7 +91,7 @@ def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | No
                     f"{step.__name__}: {last}.{key} has the axis {axis}, expected one that another operand has, too"
                 )
     assert kind is not None
-    state_fields = Fields(kind, axes)
+    state_fields = CellFields(kind, axes)
     return (
         f"{', '.join(f'{key}: {declared[key]}' for key in others)}, {last}: {state_fields.declared()} -> {output}",
         state_fields,

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from scanl.ops._cells.plan import Plan
-from scanl.ops._cells.sizes import Axes
-from scanl.ops._cells.trace import Ref, Unsupported
+from scanl.ops._compiler.cells.plan import StepPlan
+from scanl.ops._compiler.cells.sizes import TracedAxes
+from scanl.ops._compiler.cells.trace import Ref
+from scanl.ops._compiler.rules import Unsupported
 
 MAX_TILES = 64  # tiles of one value
 
 
-class Tile(NamedTuple):
+class ChannelTile(NamedTuple):
     """The numbers of one tile in the memory of a row.
 
     offset: of the first one.   group: the distance of two groups; 0 if all groups have the same.   axis: the letter of
@@ -36,7 +37,7 @@ class Tiles:
     is none.   groups: their number.
     """
 
-    def __init__(self, axes: Axes, plans: Sequence[Plan]):
+    def __init__(self, axes: TracedAxes, plans: Sequence[StepPlan]):
         self.axes = axes
         self.group, self.groups, self.widths = "", 1, dict[str, int]()
         views = [ref for plan in plans for ref in _views(plan) if ref.node.batched]
@@ -110,7 +111,7 @@ class Tiles:
             raise Unsupported("a value with two axes of channels")
         return tiles
 
-    def of(self, ref: Ref) -> list[Tile]:
+    def of(self, ref: Ref) -> list[ChannelTile]:
         """Return the tiles of a view, the last axis running fastest."""
         offsets, group, axis, channel = [], 0, "", 0
         for kind, size, by in self.split(ref.shape, ref.strides):
@@ -122,7 +123,7 @@ class Tiles:
                 axis, channel = kind, by
         if math.prod(map(len, offsets)) > MAX_TILES:
             raise Unsupported(f"a value of more than {MAX_TILES} numbers for each channel")
-        return [Tile(ref.offset + sum(by), group, axis, channel) for by in product(*offsets)]
+        return [ChannelTile(ref.offset + sum(by), group, axis, channel) for by in product(*offsets)]
 
     def count(self, shape: Sequence[int]) -> int:
         """Return how many tiles a value of this shape has."""
@@ -143,7 +144,7 @@ class Tiles:
         return self.count(parts[0]), self.count(parts[1])
 
 
-def _views(plan: Plan) -> Iterator[Ref]:
+def _views(plan: StepPlan) -> Iterator[Ref]:
     yield from (root.ref for root in plan.roots)
     yield from plan.traced.operands.values()
     for node in plan.needed:

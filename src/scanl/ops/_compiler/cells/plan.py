@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scanl.ops._cells.trace import Node, Ref, Traced, contiguous
+from scanl.ops._compiler.cells.trace import Ref, Traced, TraceNode, contiguous
 
 
 class Store(NamedTuple):
@@ -26,7 +26,7 @@ class Store(NamedTuple):
 @dataclass
 class Loop:
     shape: tuple[int, ...]
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[TraceNode] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
 
     def holds(self, ref: Ref) -> bool:
@@ -38,13 +38,13 @@ class Loop:
 
 @dataclass
 class Reduce:
-    node: Node
+    node: TraceNode
 
 
 @dataclass
 class Segment:
     items: list[Loop | Reduce] = field(default_factory=list)
-    products: list[Node] = field(default_factory=list)
+    products: list[TraceNode] = field(default_factory=list)
 
 
 class Root(NamedTuple):
@@ -61,7 +61,7 @@ def squeezed(ref: Ref, like: Sequence[int] | None = None) -> Ref:
     return Ref(ref.node, ref.offset, tuple(ref.shape[i] for i in axes), tuple(ref.strides[i] for i in axes))
 
 
-class Plan:
+class StepPlan:
     """The work of one time step.
 
     again: products of the forward step that the backward pass computes again.   needed: the nodes to compute, in order.
@@ -70,16 +70,16 @@ class Plan:
     every product, in scratch or the state.
     """
 
-    def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool, again: Collection[Node] = ()):
+    def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool, again: Collection[TraceNode] = ()):
         self.traced, self.roots, self.backward, self.again = traced, roots, backward, again
-        self.kept: list[Node] = []
-        self.values: list[Node] = []
-        self.scratch: list[Node] = []
-        self.lefts: dict[Node, Ref] = {}
+        self.kept: list[TraceNode] = []
+        self.values: list[TraceNode] = []
+        self.scratch: list[TraceNode] = []
+        self.lefts: dict[TraceNode, Ref] = {}
         self.segments: list[Segment] = []
-        self._level: dict[Node, int] = {}
-        self._position: dict[Node, int] = {}
-        self._buffer: dict[Node, str] = {}
+        self._level: dict[TraceNode, int] = {}
+        self._position: dict[TraceNode, int] = {}
+        self._buffer: dict[TraceNode, str] = {}
         self.needed = needed = self._needed()
         for node in needed:
             self._level[node] = max([0, *(self._after(arg) for arg in arguments(node))])
@@ -118,13 +118,13 @@ class Plan:
         )
         return 0 if sizes or not separate else lanes
 
-    def buffer(self, node: Node) -> str:
+    def buffer(self, node: TraceNode) -> str:
         """Return the name of the buffer that holds a node."""
         return self._buffer.get(node) or f"s{node.index}"
 
-    def _needed(self) -> list[Node]:
+    def _needed(self) -> list[TraceNode]:
         """Return the nodes to compute, in order."""
-        nodes: set[Node] = set()
+        nodes: set[TraceNode] = set()
         todo = [root.ref.node for root in self.roots]
         while todo:
             node = todo.pop()
@@ -151,9 +151,9 @@ class Plan:
         """Return the first segment in which a value may be used."""
         return self._level.get(ref.node, 0) + (ref.node.kind == "product" and ref.node in self._level)
 
-    def _direct(self, needed: Sequence[Node]) -> dict[Node, str]:
+    def _direct(self, needed: Sequence[TraceNode]) -> dict[TraceNode, str]:
         """Return the joins that are a result and nothing else: their parts are written to the result at once."""
-        uses: dict[Node, int] = {}
+        uses: dict[TraceNode, int] = {}
         for node in needed:
             for ref in arguments(node):
                 uses[ref.node] = uses.get(ref.node, 0) + 1
@@ -202,7 +202,7 @@ class Plan:
         loop.stores.append(store._replace(value=value))
         return at
 
-    def _place(self, node: Node, result: str | None) -> None:
+    def _place(self, node: TraceNode, result: str | None) -> None:
         level = self._level[node]
         segment = self._segment(level)
         if node.kind == "elementwise":
@@ -234,7 +234,7 @@ class Plan:
             segment.products.append(node)
             self.scratch.append(node)
 
-    def _left(self, node: Node, level: int) -> Ref:
+    def _left(self, node: TraceNode, level: int) -> Ref:
         """Return the left factor in memory that a product can read: scratch or the carried state, its last axis
         contiguous."""
         lhs: Ref = node.args[0]
@@ -242,7 +242,7 @@ class Plan:
         if (lhs.node in self._level or lhs.node.what == carried) and lhs.strides[-1] == 1:
             return lhs
         index = len(self.traced.nodes)
-        copy = Node("elementwise", 0, 1, "{0}", (lhs,), lhs.node.dtype, index, lhs)
+        copy = TraceNode("elementwise", 0, 1, "{0}", (lhs,), lhs.node.dtype, index, lhs)
         copy.size, copy.whole = math.prod(lhs.shape), Ref(copy, 0, lhs.shape, contiguous(lhs.shape))
         self.traced.nodes.append(copy)
         self._level[copy] = level
@@ -251,7 +251,7 @@ class Plan:
 
     def _materialise(self) -> None:
         """Store values in scratch that are read from memory."""
-        sources: set[Node] = {ref.node for ref in self.lefts.values()}
+        sources: set[TraceNode] = {ref.node for ref in self.lefts.values()}
         for segment in self.segments:
             for item in segment.items:
                 if isinstance(item, Reduce):
@@ -273,7 +273,7 @@ class Plan:
                         self.scratch.append(node)
 
 
-def arguments(node: Node) -> Iterator[Ref]:
+def arguments(node: TraceNode) -> Iterator[Ref]:
     """Return the views that a node with a batch axis reads, but for the matrix of a product."""
     for arg in node.args[:1] if node.kind == "product" else node.args:
         value = arg[1] if node.kind == "join" else arg

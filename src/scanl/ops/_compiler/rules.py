@@ -7,6 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanl.errors import ScanlError
+
+
+class Unsupported(ScanlError):
+    """A function uses what no kernel can run; the message names it."""
+
+
 # {0}, {1}, ...: the arguments. Numbers are written c(...): they take the element type of the kernel.
 _EXPRESSIONS: dict[str, str] = {
     "neg": "-{0}",

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from scanl.ops._cells import rules
-from scanl.ops._recorded.loops import Loops
-from scanl.ops._recorded.values import Unsupported, Value
+from scanl.ops._compiler import rules
+from scanl.ops._compiler.loops import Loops
+from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.values import Value
 from scanl.ops.fused.quantized_linear import MIN_ROWS
 
 Rule = Callable[[Loops, Value, list[Any], dict[str, Any]], None]

@@ -19,7 +19,7 @@ _TYPICAL = 128  # channels
 _LARGEST = 1000  # the largest number that is read as a constant
 
 
-class Axes:
+class TracedAxes:
     """The axes of a traced cell.
 
     sizes: the real size of every axis.   fixed: axes that keep their real size; the kernels are for these sizes only.
@@ -113,7 +113,7 @@ def _size(axes: Sequence[str], sizes: Mapping[str, int]) -> int:
 
 def choices(
     sizes: Mapping[str, int], fixed: frozenset[str], sums: Mapping[str, Sequence[Sequence[str]]]
-) -> Iterator[tuple[Axes, Axes]]:
+) -> Iterator[tuple[TracedAxes, TracedAxes]]:
     """Return pairs of axes to trace with, the most general first; both of a pair must give the same kernels.
 
     If the step needs one axis to be a multiple of another, the first pair fails. A step that computes a number from a
@@ -127,4 +127,4 @@ def choices(
         if other is not None and sizes[other] > 1:
             tied[name] = other, Fraction(sizes[name], sizes[other])
     for some, ties in ((fixed, {}), (fixed, tied), (frozenset(sizes), {})):
-        yield Axes(sizes, some, ties, 0, sums), Axes(sizes, some, ties, 1, sums)
+        yield TracedAxes(sizes, some, ties, 0, sums), TracedAxes(sizes, some, ties, 1, sums)

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scanl.ops._cells.plan import Loop, Plan, Reduce, squeezed
-from scanl.ops._cells.rules import CHOICES
-from scanl.ops._cells.trace import Node, Ref, contiguous
+from scanl.ops._compiler.cells.plan import Loop, Reduce, StepPlan, squeezed
+from scanl.ops._compiler.cells.trace import Ref, TraceNode, contiguous
+from scanl.ops._compiler.rules import CHOICES
 
 HEADER = '''"""Kernels of the cell {name}, generated from its step."""
 
@@ -41,7 +41,7 @@ FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
 @dataclass
-class Layout:
+class KernelLayout:
     """Where the kernels find their operands, by name.
 
     timed, results: inputs and results with a row for every step, and the numbers of a row.   passing: results with a
@@ -55,10 +55,10 @@ class Layout:
     state: int
 
 
-class Writer:
+class NumbaWriter:
     """Writes one kernel: `which` is "forward" or "backward"."""
 
-    def __init__(self, which: str, plan: Plan, layout: Layout, nodes: Sequence[Node], keeps_state: bool):
+    def __init__(self, which: str, plan: StepPlan, layout: KernelLayout, nodes: Sequence[TraceNode], keeps_state: bool):
         self.which, self.plan, self.layout = which, plan, layout
         self.kept, self.keeps_state = nodes, keeps_state
         self.axes = list(plan.traced.axes.traced)
@@ -264,7 +264,7 @@ class Writer:
             f"    copy(at({source}, a + low), at({target}, a + low), high - low)",
         ]
 
-    def _multiply(self, node: Node) -> list[str]:
+    def _multiply(self, node: TraceNode) -> list[str]:
         lhs, rhs, result = self.plan.lefts[node], node.args[1], node.what
         source = {"state": "old", "dlast": "old"}.get(lhs.node.what, f"o{lhs.node.index}")
         if result.strides[-1] != 1:
@@ -296,7 +296,7 @@ class Writer:
 class _Body:
     """The body of a function of one row: its pointers and constants are collected while it is written."""
 
-    def __init__(self, writer: Writer):
+    def __init__(self, writer: NumbaWriter):
         self.writer = writer
         self.pointers: dict[tuple[str, int], str] = {}
         self.constants: dict[str, str] = {}
@@ -346,7 +346,7 @@ class _Body:
             bounds = "low, high" if divided else self.writer.size(shape[axis])
             lines.append(f"{indent}for j{number} in range({bounds}):")
             indent += "    "
-        names: dict[Node, str] = {}
+        names: dict[TraceNode, str] = {}
         body: list[str] = []
 
         def read(value: "Ref | float") -> str:
@@ -382,7 +382,7 @@ class _Body:
             body.append(f"{indent}{self.pointer(store.buffer, store.offset)}[{self.index(strides)}] {sign} {value}")
         return [self.typed(line) for line in [*lines, *body]]
 
-    def reduce(self, node: Node) -> list[str]:
+    def reduce(self, node: TraceNode) -> list[str]:
         """Write a reduction: the axes that it runs over come last in its argument."""
         (source,), name = node.args, node.what[0]
         inner = node.what[1]
@@ -450,7 +450,7 @@ def _renumbered(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"\bt\d+\b", lambda match: f"t{numbers.setdefault(match[0], len(numbers))}", line) for line in lines]
 
 
-def source(name: str, forward: Writer, backward: Writer) -> str:
+def source(name: str, forward: NumbaWriter, backward: NumbaWriter) -> str:
     """Return the source of both kernels. Equal loops are one function, which numba compiles once."""
     functions: dict[str, str] = {}
     kernels = [writer.kernel(functions) for writer in (forward, backward)]

@@ -19,19 +19,16 @@ from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from scanl.ops._cells import rules
-from scanl.ops._cells.sizes import Axes
+from scanl.ops._compiler import rules
+from scanl.ops._compiler.cells.sizes import TracedAxes
+from scanl.ops._compiler.rules import Unsupported
 
 _PAIR = pytree.tree_flatten(((0, 0), {}))[1]  # the form of two arguments
 MAX_OPERATIONS = 400  # operations; a step that loops over an axis would loop over its size in the trace
 
 
-class Unsupported(Exception):
-    """A step uses what no kernel can run; the message names it."""
-
-
 @dataclass(eq=False)
-class Node:
+class TraceNode:
     """The memory of one value.
 
     kind: "operand"; with a batch axis "elementwise", "product", "reduce", "join"; without one "total" (a sum over rows
@@ -65,7 +62,7 @@ class Node:
 class Ref(NamedTuple):
     """A view of a node's memory; of one row, if the node has a batch axis."""
 
-    node: Node
+    node: TraceNode
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -90,10 +87,10 @@ class Trace(TorchDispatchMode):
     def __init__(self, batch: int, dtype: torch.dtype):
         super().__init__()
         self.batch, self.dtype = batch, dtype  # batch: the size of the batch
-        self.nodes: list[Node] = []
-        self._of: dict[int, Node] = {}  # by the traced memory
+        self.nodes: list[TraceNode] = []
+        self._of: dict[int, TraceNode] = {}  # by the traced memory
         self._alive: list[Any] = []  # so that no memory is used twice
-        self._retypes: set[Node | None] = set()  # copies in place of views
+        self._retypes: set[TraceNode | None] = set()  # copies in place of views
 
     def batch_axis(self, shape: Sequence[int], what: object) -> int | None:
         """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
@@ -102,7 +99,7 @@ class Trace(TorchDispatchMode):
             raise Unsupported(f"{what} has the batch on two axes")
         return axes[0] if axes else None
 
-    def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> Node:
+    def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> TraceNode:
         """Make the node of a tensor that has memory of its own."""
         axis = self.batch_axis(tensor.shape, what)
         step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // self.batch)
@@ -112,7 +109,7 @@ class Trace(TorchDispatchMode):
         if step and tensor.dtype.is_floating_point and tensor.dtype != self.dtype and kind != "constant":
             raise Unsupported(f"a value of the batch in {tensor.dtype}, which the operands need not have")
         kind = "elementwise" if kind == "constant" else kind
-        node = Node(kind, size, step, what, args, tensor.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
+        node = TraceNode(kind, size, step, what, args, tensor.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self._of[tensor.untyped_storage()._cdata] = node
         self._alive.append(tensor)
         node.whole = self.ref(tensor)
@@ -123,7 +120,7 @@ class Trace(TorchDispatchMode):
             )
         return node
 
-    def node(self, tensor: Tensor) -> Node | None:
+    def node(self, tensor: Tensor) -> TraceNode | None:
         return self._of.get(tensor.untyped_storage()._cdata)
 
     def ref(self, tensor: Tensor, like: Tensor | None = None) -> Ref:
@@ -201,7 +198,7 @@ class Trace(TorchDispatchMode):
     def _several(self, func: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> None:
         """Make the nodes of the results of a function without a batch axis."""
         form, views = self._views(args, kwargs)
-        node = Node("several", 0, 0, (func, form), views, self.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
+        node = TraceNode("several", 0, 0, (func, form), views, self.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self.nodes.append(node)
         for at, value in enumerate(outputs):
             self.new("torch", value, (operator.getitem, _PAIR), (Ref(node, 0, (), ()), at))
@@ -382,7 +379,7 @@ def alone() -> Iterator[None]:
         yield
 
 
-class Forward(NamedTuple):
+class ForwardTrace(NamedTuple):
     """A traced step. operands: those that are given, by name.   y, last: the output and the next state."""
 
     mode: Trace
@@ -395,10 +392,10 @@ def trace_forward(
     step: Callable[..., Any],
     shapes: Mapping[str, tuple[str, ...] | None],
     output: tuple[str, ...],
-    axes: Axes,
+    axes: TracedAxes,
     options: Mapping[str, Any],
     dtype: torch.dtype,
-) -> Forward:
+) -> ForwardTrace:
     """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last.
 
     output: the axes of the output, without time.   dtype: that of the operands.
@@ -419,7 +416,7 @@ def trace_forward(
         expected = [int(n) if n.isdigit() else sizes[n] for n in axes_of or ()]
         if list(value.shape) != expected:
             raise RuntimeError(f"the step's {name} has not the axes ({', '.join(axes_of or ())})")
-    return Forward(mode, present, y, last)
+    return ForwardTrace(mode, present, y, last)
 
 
 @dataclass
@@ -431,8 +428,8 @@ class Traced:
     operand has no influence, but zeros for the state: they are carried.   forward: how many nodes the step has.
     """
 
-    nodes: list[Node]
-    axes: Axes
+    nodes: list[TraceNode]
+    axes: TracedAxes
     operands: dict[str, Ref]
     y: Ref
     last: Ref
@@ -444,7 +441,7 @@ def trace(
     step: Callable[..., Any],
     shapes: Mapping[str, tuple[str, ...] | None],
     output: tuple[str, ...],
-    axes: Axes,
+    axes: TracedAxes,
     options: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> Traced:
