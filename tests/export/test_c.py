@@ -11,14 +11,12 @@ from torch import nn
 
 from scanl.errors import ConfigError
 from scanl.export import write_c
-from scanl.export.c_loops import real
 from scanl.layers import build
 from scanl.layers.state import map_leaves
 from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
+from scanl.ops._compiler.print_c import real
 from tests.ops._compiler.test_recorded import complex_
 from tests.ops._compiler.test_recorded import real as of_reals
-
-COVERS = ["export/c_loops"]
 
 FLAGS = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1", "-shared", "-fPIC")
 

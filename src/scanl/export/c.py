@@ -1,6 +1,5 @@
 """A model as one file in C99 that takes one step at a time, without allocation."""
 
-import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -9,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.export.c_loops import Function, helper, real
 from scanl.export.flat import FlatModel, Leaf, check_path, one_step
 from scanl.files import written_whole
 from scanl.layers.parts.quantized import quantized_paths
+from scanl.ops._compiler.print_c import KINDS, function, helper, real
 from scanl.ops._compiler.recorded import Recorded
 from scanl.ops._compiler.rules import Unsupported
-
-REALS = {"float32": "float", "float64": "double"}
 
 
 def write_c(
@@ -60,12 +57,12 @@ def write_c(
 
 def _check_names(flat: FlatModel) -> None:
     """Raise ConfigError for a class or a key of the state that cannot stand in C."""
-    if not re.fullmatch(r"[ -~]+", flat.name()) or "*/" in flat.name():
+    if not (flat.name().isascii() and flat.name().isprintable()) or "*/" in flat.name():
         raise ConfigError(f"export: the model is a {flat.name()!r}, expected a name in ASCII, as C code is")
     known: dict[str, str] = {}
     for leaf in flat.leaves:
         field = _field(leaf)
-        if not re.fullmatch(r"\w+", field, re.ASCII):
+        if not (field.isascii() and field.replace("_", "a").isalnum()):
             raise ConfigError(
                 f"export: the state has {leaf.name!r}, expected keys of letters, digits and _, as C has them"
             )
@@ -83,7 +80,7 @@ def _field(leaf: Leaf) -> str:
 
 def _parts(name: str, flat: FlatModel, step: Recorded) -> Iterator[str]:
     """Yield the parts of the file."""
-    loops, kinds = step.loops, {pointer: REALS[kind] for pointer, kind in step.kinds.items() if kind in REALS}
+    schedule, kinds = step.schedule, {pointer: KINDS[kind] for pointer, kind in step.kinds.items() if kind in KINDS}
     fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
     sizes = [max(1, leaf.start.numel()) for leaf in flat.leaves]
     tokens = not flat.example.is_floating_point()
@@ -98,10 +95,10 @@ def _parts(name: str, flat: FlatModel, step: Recorded) -> Iterator[str]:
     for pointer, tensor in step.captured.items():
         numbers, kind = _stored(tensor), kinds[pointer]
         yield f"static const {kind} {pointer}[{max(1, numbers.numel())}] = {_numbers(numbers, kind)};"
-    functions = [Function(_name(loop), text.replace("NAME", "run", 1)) for text, loop in loops.functions.items()]
-    for needed in sorted(set().union(*(function.helpers for function in functions))):
+    functions = [function(_name(loop), made) for made, loop in schedule.functions.items()]
+    for needed in sorted(set().union(*(helpers for _, helpers in functions))):
         yield helper(*needed)
-    yield from (function.text for function in functions)
+    yield from (text for text, _ in functions)
     starts = [
         f"        .{field} = {_numbers(leaf.start, kinds[at])},"
         for (field, at), leaf in zip(fields.items(), flat.leaves, strict=True)
@@ -118,12 +115,12 @@ def _parts(name: str, flat: FlatModel, step: Recorded) -> Iterator[str]:
     memories = {at: f"s->{field}" for field, at in fields.items()}
     memories |= {f"y{number}": f"next.{field}" for number, field in enumerate(fields, 1)}
     memories |= {"x0": "tokens" if tokens else "x", "y0": "y"}
-    scratch = [f"    {REALS[kind]} scratch{kind[-2:]}[{size}];" for kind, size in step.scratch.items() if size]
+    scratch = [f"    {KINDS[kind]} scratch{kind[-2:]}[{size}];" for kind, size in step.scratch.items() if size]
     calls = []
-    for loop, views in loops.calls:
+    for loop, views in schedule.calls:
         places = []
         for memory, offset in ((view.memory, view.offset + view.memory.offset) for view in views):
-            if memory.kind not in REALS:  # the other threads
+            if memory.kind not in KINDS:  # the other threads
                 continue
             place = memories.get(memory.name, memory.name)
             places.append(f"{place} + {offset}" if offset else place)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import recorded_in_python
+import kernels_in_python
 import scanl
 from scanl import ops
 from scanl.errors import ConfigError, ShapeError
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded_in_python.use(monkeypatch)
+    kernels_in_python.use(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from scanl.ops._compiler import loops
+from scanl.ops._compiler import schedule
 from scanl.ops._compiler.recorded import Recorded
 from scanl.ops._cpu import _in_team, _rows_by_weight
 from scanl.ops._cpu._kernel import kernel
@@ -55,7 +55,7 @@ def test_any_size_is_the_product(columns):
 def test_threads_share_a_large_product(rows):
     weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
     assert weight.numel() >= _in_team.LARGE
-    assert loops.MIN_COLUMNS == _rows_by_weight.COLUMNS
+    assert schedule.MIN_COLUMNS == _rows_by_weight.COLUMNS
     kernel = Recorded(lambda x: F.linear(x, weight), x)
     try:
         results = []

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from scanl.errors import ShapeError
-from scanl.ops._compiler.recorded import STORED, Recorded
+from scanl.ops._compiler.recorded import STORED, Recorded, as_stored
 
 
 class BoundKernel:
@@ -49,13 +48,7 @@ class BoundKernel:
             for at, address in enumerate(self._places(), first_captured):
                 kernel[at] = address
         for operand, (shape, dtype) in zip(inputs, self._inputs, strict=True):
-            if operand.shape != shape or operand.dtype != dtype:
-                raise ShapeError(
-                    f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
-                    f"{tuple(shape)} because of the example"
-                )
-            operand = operand.to(STORED[dtype]) if dtype in STORED else operand
-            operands.append(operand.contiguous().resolve_conj())  # kept until the kernel has run
+            operands.append(as_stored(operand, shape, dtype))  # kept until the kernel has run
             kernel[first_input + len(operands) - 1] = operands[-1].data_ptr()
         for tensor, stored in self._reading:
             stored.copy_(tensor)

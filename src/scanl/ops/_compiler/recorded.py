@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
 from scanl.ops._compiler.files import load
-from scanl.ops._compiler.loops import Loops
 from scanl.ops._compiler.operations import add
-from scanl.ops._compiler.rules import Unsupported
-from scanl.ops._compiler.values import Memory, Value
+from scanl.ops._compiler.rules import JOINS, Unsupported, var_mean
+from scanl.ops._compiler.schedule import Schedule
+from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
 from scanl.ops._frame.dispatch import backend
 
@@ -48,24 +48,14 @@ def _decompositions() -> dict[Any, Any]:
     for operation in (aten.select_backward.default, aten.slice_backward.default):  # else a comparison of each index
         table.pop(operation, None)
     table |= {
-        aten.var_mean.correction: _var_mean,
-        aten.var.correction: lambda *args, **kwargs: _var_mean(*args, **kwargs)[0],
+        aten.var_mean.correction: var_mean,
+        aten.var.correction: lambda *args, **kwargs: var_mean(*args, **kwargs)[0],
         aten._foreach_add_.Scalar: _foreach_add_,
         aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
         aten._fused_adamw_.default: functools.partial(_fused_adam_, decoupled=True),
     }
     # Views that are computed when they are read
     return {**table, aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
-
-
-def _var_mean(
-    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    axes = list(range(x.ndim)) if dim is None else list(dim)
-    mean = x.mean(axes, keepdim=True)
-    count = prod(x.shape[axis] for axis in axes) - (1 if correction is None else correction)
-    variance = ((x - mean) * (x - mean)).sum(axes, keepdim=keepdim) / count
-    return variance, mean if keepdim else x.mean(axes)
 
 
 def _foreach_add_(tensors: Sequence[Tensor], number: float) -> None:
@@ -124,7 +114,7 @@ class Recorded:
     """
 
     def __init__(self, function: Callable[..., Any], *examples: Tensor, by_rows: bool = False) -> None:
-        self.loops = Loops()
+        self.schedule = Schedule()
         self.rows = examples[0].shape[0] if by_rows else 0
         self.captured: dict[str, Tensor] = {}
         self.kinds: dict[str, str] = {"team": "int64", "scratch32": "float32", "scratch64": "float64"}
@@ -149,8 +139,8 @@ class Recorded:
             elif node.op == "output":
                 self._outputs(node.args[0])
         self.inputs = inputs
-        self.scratch = self.loops.allocate()
-        self._called = frozenset(self.loops.called)
+        self.scratch = self.schedule.allocate()
+        self._called = frozenset(self.schedule.called)
         self._stored = any(dtype in STORED for _, dtype in self.results)
         self.starts = [int(tensor.storage_offset()) * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
@@ -159,7 +149,7 @@ class Recorded:
     @functools.cached_property
     def kernel(self) -> Any:
         """The kernel, which is compiled when it first runs."""
-        return load("recorded", self.loops.source(self.kinds, self.rows, self._row)).run
+        return load("recorded", self.schedule.source(self.kinds, self.rows, self._row)).run
 
     def team(self, units: int) -> int:
         """Return the address of what the kernel calls others by."""
@@ -214,7 +204,7 @@ class Recorded:
             raise Unsupported(f"a tensor of {tensor.dtype} on {tensor.device}")
         return kinds[dtype]
 
-    def _outside(self, name: str, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> Value:
+    def _outside(self, name: str, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> View:
         """Return the value of a tensor whose memory the kernel gets."""
         memory = self._memories.get(tensor.untyped_storage()._cdata)
         if memory is None:
@@ -223,7 +213,7 @@ class Recorded:
             memory = self._memory(tensor, Memory(name, numbers, self.kinds[name]))
         return _view(tensor, memory)
 
-    def _attribute(self, tensor: Tensor, node: fx.Node) -> Value:
+    def _attribute(self, tensor: Tensor, node: fx.Node) -> View:
         """Return the value of a tensor that is no operand."""
         if tensor.dtype in STORED:
             if any(user.target is not aten.lift_fresh_copy.default for user in node.users):
@@ -241,10 +231,14 @@ class Recorded:
         self._memories[storage._cdata] = memory
         return memory
 
-    def _result(self, tensor: Tensor) -> Value:
+    def _result(self, tensor: Tensor) -> View:
         """Return the value of a tensor that an operation makes, in memory of its own."""
         numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
         return _view(tensor, self._memory(tensor, Memory("", numbers, self._kind(tensor))))
+
+    def _view(self, tensor: Tensor) -> View:
+        """Return the view of known memory that a tensor is."""
+        return _view(tensor, self._memories[tensor.untyped_storage()._cdata])
 
     def _value(self, argument: Any) -> Any:
         return self._values[argument] if isinstance(argument, fx.Node) else argument
@@ -259,9 +253,7 @@ class Recorded:
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported(f"{target}")
         results, form = pytree.tree_flatten(node.meta["val"])
-        args = map_arg(node.args, self._value)
-        kwargs = map_arg(node.kwargs, self._value)
-        args, kwargs = _plain(args), _plain(kwargs)
+        args, kwargs = map_arg((node.args, node.kwargs), self._value)
         if not all(isinstance(result, Tensor) for result in results):
             raise Unsupported(f"its operations depend on the numbers: {target}")
         if _writes(node):
@@ -271,24 +263,35 @@ class Recorded:
                 return
             if args[0].memory.name.startswith("a") and (self.rows or target is not aten.copy_.default):
                 raise Unsupported(f"{target} of a tensor that is no operand")
-            out = self.loops.written(args[0])
+            out = self.schedule.written(args[0])
             self._values[node] = out
-            add(self.loops, target, out, args, kwargs)
+            add(self.schedule, target, out, args, kwargs)
             return
         if all(result.untyped_storage()._cdata in self._memories for result in results):  # views
-            views = [_view(result, self._memories[result.untyped_storage()._cdata]) for result in results]
-            self._values[node] = pytree.tree_unflatten(views, form)
+            self._values[node] = pytree.tree_unflatten([self._view(result) for result in results], form)
             return
         if len(results) != 1:
             raise Unsupported(f"{target}")
+        if target._opname in JOINS:
+            self._join(node, results[0])
+            return
         out = self._result(results[0])
         self._values[node] = out
-        add(self.loops, target, out, args, kwargs)
+        add(self.schedule, target, out, args, kwargs)
 
-    def _made_there(self, target: Value, source: Value) -> bool:
+    def _join(self, node: fx.Node, result: Tensor) -> None:
+        """Make a tensor of parts of others."""
+        self._values[node] = self._result(result)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+        known = {id(source.meta["val"]): self._values[source] for source in node.all_input_nodes}
+        for at, value in JOINS[node.target._opname](result, *args, **kwargs):  # pyright: ignore
+            source = known.get(id(value)) or self._view(value) if isinstance(value, Tensor) else value
+            self.schedule.copy(self._view(at), source)
+
+    def _made_there(self, target: View, source: View) -> bool:
         """Let a value be made in the memory to which it would be copied; return whether that can be."""
         fresh = not source.memory.name and source.memory.fill is None and source.whole
-        unused = bool(target.memory.name) and not self.loops.uses(target.memory) and target.ordered
+        unused = bool(target.memory.name) and not self.schedule.uses(target.memory) and target.ordered
         if fresh and unused and (source.form, source.memory.kind) == (target.form, target.memory.kind):
             source.memory.name, source.memory.offset = target.memory.name, target.offset
             return True
@@ -307,7 +310,7 @@ class Recorded:
                 value.memory.name = name
                 continue
             like = torch.empty(value.shape, dtype=fake.dtype, device="meta")
-            self.loops.copy(_view(like, Memory(name, like.numel() * (2 if like.is_complex() else 1), kind)), value)
+            self.schedule.copy(_view(like, Memory(name, like.numel() * (2 if like.is_complex() else 1), kind)), value)
 
     # --- calls
 
@@ -326,15 +329,7 @@ class Recorded:
             units = -(-lead[0] // self.rows)
         tensors = self.memory(units)
         for operand, (shape, dtype) in zip(operands, self.inputs, strict=True):
-            expected = (*lead, *shape[1:]) if self.rows else shape
-            if operand.shape != expected or operand.dtype != dtype:
-                raise ShapeError(
-                    f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
-                    f"{tuple(expected)} because of the example"
-                )
-            if dtype in STORED:
-                operand = operand.to(STORED[dtype])
-            tensors.append(operand.contiguous().resolve_conj())
+            tensors.append(as_stored(operand, (*lead, *shape[1:]) if self.rows else shape, dtype))
         results = [
             empty((*lead, *shape[1:]) if self.rows else shape, STORED.get(dtype, dtype))
             for shape, dtype in self.results
@@ -349,6 +344,17 @@ class Recorded:
         if self._stored:
             results = [result.to(dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
         return self._built(iter(results))
+
+
+def as_stored(operand: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an operand as a kernel has it. Raises ShapeError for another shape or dtype than these."""
+    if operand.shape != shape or operand.dtype != dtype:
+        raise ShapeError(
+            f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
+            f"{tuple(shape)} because of the example"
+        )
+    operand = operand.to(STORED[dtype]) if dtype in STORED else operand
+    return operand.contiguous().resolve_conj()
 
 
 def _builder(result: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
@@ -369,23 +375,12 @@ def _builder(result: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
     return lambda tensors: None
 
 
-def _view(tensor: Tensor, memory: Memory) -> Value:
+def _view(tensor: Tensor, memory: Memory) -> View:
     width = 2 if tensor.is_complex() else 1
     form = "complex" if tensor.is_complex() else "truth" if tensor.dtype == torch.bool else "real"
     strides = tuple(stride * width for stride in tensor.stride())
-    return Value(memory, int(tensor.storage_offset()) * width, tuple(tensor.shape), strides, form)
+    return View(memory, int(tensor.storage_offset()) * width, tuple(tensor.shape), strides, form)
 
 
 def _writes(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _plain(args: Any) -> Any:
-    """Return the immutable lists and dicts of fx as plain ones."""
-    if isinstance(args, dict):
-        return {key: _plain(value) for key, value in args.items()}
-    if isinstance(args, Value):
-        return args
-    if isinstance(args, list | tuple):
-        return [_plain(value) for value in args]
-    return args

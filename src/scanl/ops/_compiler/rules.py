@@ -1,4 +1,4 @@
-"""What kernels of cells can compute: expressions of elementwise operations, reductions, and joins of parts."""
+"""What kernels can compute: expressions of elementwise operations, reductions, and joins of parts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,116 +8,110 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ScanlError
+from scanl.ops._compiler.expressions import Expression, Name, Operation, equal, unequal, where
 
 
 class Unsupported(ScanlError):
     """A function uses what no kernel can run; the message names it."""
 
 
-# {0}, {1}, ...: the arguments. Numbers are written c(...): they take the element type of the kernel.
-_EXPRESSIONS: dict[str, str] = {
-    "neg": "-{0}",
-    "mul": "{0} * {1}",
-    "reciprocal": "c(1) / {0}",
-    "exp": "exp({0})",
-    "log": "log({0})",
-    "log1p": "log1p({0})",
-    "expm1": "expm1({0})",
-    "sqrt": "sqrt({0})",
-    "rsqrt": "c(1) / sqrt({0})",
-    "sin": "sin({0})",
-    "cos": "cos({0})",
-    "erf": "erf({0})",
-    "abs": "abs({0})",
-    "sign": "((c(1) if {0} > c(0) else (c(-1) if {0} < c(0) else c(0))) if {0} == {0} else {0})",
-    "sgn": "((c(1) if {0} > c(0) else (c(-1) if {0} < c(0) else c(0))) if {0} == {0} else {0})",
-    "sigmoid": "sigmoid({0})",
-    "tanh": "tanh({0})",
-    "relu": "(c(0) if {0} <= c(0) else {0})",
-    "silu": "{0} * sigmoid({0})",
-    "log_sigmoid_forward": "log_sigmoid({0})",
-    "where": "({1} if {0} else {2})",
-    "masked_fill": "({2} if {1} else {0})",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "logical_and": "{0} & {1}",
-    "bitwise_and": "{0} & {1}",
-    "logical_or": "{0} | {1}",
-    "bitwise_or": "{0} | {1}",
-    "logical_not": "not {0}",
-    "bitwise_not": "not {0}",
-    "maximum": "({0} if ({0} > {1}) | ({0} != {0}) else {1})",
-    "minimum": "({0} if ({0} < {1}) | ({0} != {0}) else {1})",
-    "clamp_min": "({1} if {0} < {1} else {0})",
-    "clamp_max": "({1} if {0} > {1} else {0})",
-    "copy": "{1}",
-    "clone": "{0}",
-    "alias": "{0}",
-    "detach": "{0}",
-    "positive": "{0}",
-    "_to_copy": "{0}",
-    "sigmoid_backward": "{0} * ({1} * (c(1) - {1}))",
-    "tanh_backward": "{0} * (c(1) - {1} * {1})",
-    "threshold_backward": "(c(0) if {1} <= {2} else {0})",
-    "silu_backward": "{0} * (sigmoid({1}) * (c(1) + {1} * (c(1) - sigmoid({1}))))",
-    "log_sigmoid_backward": "{0} * sigmoid(-{1})",
-}
+Rule = Callable[..., Expression]  # of the numbers that an operation takes
+
+
+def same(x: Expression) -> Expression:
+    return x
+
+
+def function(name: str) -> Rule:
+    """Return the rule of a function that all languages have."""
+    return lambda x: Operation(name, x)
+
+
+_EXPRESSIONS: dict[str, Rule] = {
+    **{name: function(name) for name in ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "erf", "abs", "sigmoid",
+                                         "tanh")},
+    "neg": lambda x: -x,
+    "mul": lambda x, y: x * y,
+    "reciprocal": lambda x: 1.0 / x,
+    "rsqrt": lambda x: 1.0 / Operation("sqrt", x),
+    **dict.fromkeys(("sign", "sgn"), lambda x: where(equal(x, x), where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0)), x)),
+    "relu": lambda x: where(x <= 0.0, 0.0, x),
+    "silu": lambda x: x * Operation("sigmoid", x),
+    "log_sigmoid_forward": function("log_sigmoid"),
+    "where": where,
+    "masked_fill": lambda x, truth, y: where(truth, y, x),
+    "gt": lambda x, y: x > y,
+    "ge": lambda x, y: x >= y,
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "eq": equal,
+    "ne": unequal,
+    **dict.fromkeys(("logical_and", "bitwise_and"), lambda x, y: x & y),
+    **dict.fromkeys(("logical_or", "bitwise_or"), lambda x, y: x | y),
+    **dict.fromkeys(("logical_not", "bitwise_not"), lambda x: ~x),
+    "maximum": lambda x, y: where((x > y) | unequal(x, x), x, y),
+    "minimum": lambda x, y: where((x < y) | unequal(x, x), x, y),
+    "clamp_min": lambda x, y: where(x < y, y, x),
+    "clamp_max": lambda x, y: where(x > y, y, x),
+    "copy": lambda x, y: y,
+    **dict.fromkeys(("clone", "alias", "detach", "positive", "_to_copy"), same),
+    "sigmoid_backward": lambda x, y: x * (y * (1.0 - y)),
+    "tanh_backward": lambda x, y: x * (1.0 - y * y),
+    "threshold_backward": lambda x, y, least: where(y <= least, 0.0, x),
+    "silu_backward": lambda x, y: x * (Operation("sigmoid", y) * (1.0 + y * (1.0 - Operation("sigmoid", y)))),
+    "log_sigmoid_backward": lambda x, y: x * Operation("sigmoid", -y),
+}  # fmt: skip
 
 # The results of these have the dtype of their arguments, integers too; other functions of integers are floating.
 _OF_INTEGERS = {"neg", "mul", "add", "sub", "rsub", "pow", "abs", "sign", "sgn", "relu", "where", "masked_fill",
                 "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "copy", "positive", "_to_copy",
                 "threshold_backward"}  # fmt: skip
+# The results of these are truths.
+_OF_TRUTH = {name for name, of in _EXPRESSIONS.items() if of(*map(Name, "xyz"[: of.__code__.co_argcount])).truth}
+_POWERS: dict[float, Rule] = {2: lambda x: x * x, 3: lambda x: x * x * x, 0.5: function("sqrt"), 1: same,
+                              -1: lambda x: 1.0 / x}  # fmt: skip
 # What these are of two truth values.
 OF_TRUTHS = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and"}
 ELEMENTWISE = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "softplus", "softplus_backward"}
-_TRUTHS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not"} | {
-    f"bitwise_{name}" for name in ("and", "or", "not")
-}
 COPIES = {torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,  # of views that are computed when read
           torch.ops.aten._neg_view.default: torch.ops.aten.neg.default}  # fmt: skip
 RETYPED = {"view_as_real", "view_as_complex"}  # views of the same memory in another dtype
 REDUCTIONS = {"sum", "mean", "amax", "amin", "cumsum"}
 
 
-def expression(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the expression of an operation and its arguments, tensors or numbers; None if there is none."""
+def rule(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Rule, tuple[Any, ...]] | None:
+    """Return the rule of an operation and its arguments, tensors or numbers; None if there is none."""
     alpha = kwargs.get("alpha", 1)
     if name in ("add", "sub", "rsub"):
         a, b = (args[1], args[0]) if name == "rsub" else args[:2]
-        sign = "+" if name == "add" else "-"
-        return (f"{{0}} {sign} {{1}}", (a, b)) if alpha == 1 else (f"{{0}} {sign} {{2}} * {{1}}", (a, b, alpha))
+        if name == "add":
+            return (lambda x, y: x + y, (a, b)) if alpha == 1 else (lambda x, y, n: x + n * y, (a, b, alpha))
+        return (lambda x, y: x - y, (a, b)) if alpha == 1 else (lambda x, y, n: x - n * y, (a, b, alpha))
     if name == "div":
-        return ("{0} / {1}", tuple(args)) if kwargs.get("rounding_mode") is None else None
+        return (lambda x, y: x / y, tuple(args)) if kwargs.get("rounding_mode") is None else None
     if name == "pow":
         if not isinstance(args[1], int | float):
             return None
-        simple = {2: "{0} * {0}", 3: "{0} * {0} * {0}", 0.5: "sqrt({0})", 1: "{0}", -1: "c(1) / {0}"}
-        return (simple[args[1]], (args[0],)) if args[1] in simple else ("{0} ** {1}", tuple(args))
+        return (_POWERS[args[1]], (args[0],)) if args[1] in _POWERS else (lambda x, y: x**y, tuple(args))
     if name == "clamp":
         least, highest = ([*args[1:], None, None])[:2]
         least, highest = kwargs.get("min", least), kwargs.get("max", highest)
-        source = "{0}" if least is None else "({1} if {0} < {1} else {0})"
         if highest is None:
-            return source, (args[0], least)
-        capped = f"({{2}} if {source} > {{2}} else {source})"
-        return capped, (args[0], 0.0 if least is None else least, highest)
+            return _EXPRESSIONS["clamp_min"], (args[0], least)
+        if least is None:
+            return _EXPRESSIONS["clamp_max"], (args[0], highest)
+        raised = _EXPRESSIONS["clamp_min"]
+        return lambda x, y, z: _EXPRESSIONS["clamp_max"](raised(x, y), z), (args[0], least, highest)
     if name in ("softplus", "softplus_backward"):
         first = 1 if name == "softplus" else 2
         beta, threshold = ([*args[first:], *[1, 20][len(args) - first :]])[:2]
         if beta != 1:
             return None
         if name == "softplus":
-            return "({0} if {0} > {1} else -log_sigmoid(-{0}))", (args[0], threshold)
-        return "({0} if {1} > {2} else {0} * sigmoid({1}))", (args[0], args[1], threshold)
-    if name in ("log_sigmoid_backward", "log_sigmoid_forward"):
-        return _EXPRESSIONS[name], tuple(args[: 2 if name.endswith("backward") else 1])
-    if name in ("clone", "_to_copy"):
-        return _EXPRESSIONS[name], (args[0],)
-    return _EXPRESSIONS[name], tuple(args)
+            return lambda x, y: where(x > y, x, -Operation("log_sigmoid", -x)), (args[0], threshold)
+        return lambda x, y, z: where(y > z, x, x * Operation("sigmoid", y)), (args[0], args[1], threshold)
+    known = _EXPRESSIONS[name]
+    return known, tuple(args)[: known.__code__.co_argcount]
 
 
 def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -152,7 +146,7 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _dtype(name: str, args: Sequence[Any]) -> torch.dtype:
     """Return the dtype of an elementwise operation's result."""
-    if name in _TRUTHS:
+    if name in _OF_TRUTH:
         return torch.bool
     values = args[:1] if name in ("masked_fill", "copy") else args[1:] if name == "where" else args
     values = args[:2] if name.startswith(("softplus", "log_sigmoid", "threshold")) else values
@@ -182,24 +176,22 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
     return sizes
 
 
-def constant(name: str, args: Sequence[Any]) -> float | None:
+def constant(name: str, args: Sequence[Any]) -> Any:
     """Return the number that an operation fills a new tensor with; None for another operation."""
     if name in ("zeros", "zeros_like", "new_zeros") or "empty" in name:
         return 0.0
     if name in ("ones", "ones_like", "new_ones"):
         return 1.0
     if name in ("full", "full_like"):
-        return float(args[1])
-    if name in ("new_full",):
-        return float(args[2])
-    return float(args[0]) if name == "scalar_tensor" else None
+        return args[1]
+    return {"new_full": args[2:], "scalar_tensor": args}.get(name, [None])[0]
 
 
 Part = tuple[Tensor, Tensor | float]
 
 
 def _cat(out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> list[Part]:
-    ends = [0]
+    tensors, ends = [tensor for tensor in tensors if tensor.shape != (0,)], [0]
     for tensor in tensors:
         ends.append(ends[-1] + tensor.shape[dim])
     return [(out.narrow(dim, at, tensor.shape[dim]), tensor) for at, tensor in zip(ends, tensors, strict=False)]
@@ -240,7 +232,8 @@ def _pad(out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> list[P
     inside = out
     for i in range(len(pad) // 2):
         dim, (begin, end) = x.ndim - 1 - i, pad[2 * i : 2 * i + 2]
-        x = x.narrow(dim, max(-begin, 0), x.shape[dim] - max(-begin, 0) - max(-end, 0))
+        if begin < 0 or end < 0:
+            x = x.narrow(dim, max(-begin, 0), x.shape[dim] - max(-begin, 0) - max(-end, 0))
         inside = inside.narrow(dim, max(begin, 0), x.shape[dim])
     if inside.shape == out.shape:
         return [(out, x)]
@@ -265,26 +258,25 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _times(a / b, value)),
     "lerp": lambda a, b, weight: a + weight * (b - a),
     "hardtanh": lambda x, least=-1, highest=1: torch.clamp(x, least, highest),
-    "var": lambda *args, **kwargs: _variance(*args, **kwargs),
-    "std": lambda *args, **kwargs: torch.sqrt(_variance(*args, **kwargs)),
+    "var": lambda *args, **kwargs: var_mean(*args, **kwargs)[0],
+    "std": lambda *args, **kwargs: torch.sqrt(var_mean(*args, **kwargs)[0]),
     "unbind": lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
     "contiguous": lambda x, **kwargs: x.clone(memory_format=torch.contiguous_format),
     "mv": lambda a, b: torch.mm(a, b[:, None])[:, 0],
 }
 
 
-def _variance(x: Tensor, dims: Any, correction: float | None = 1, keepdim: bool = False) -> Tensor:
-    deviation = x - x.mean(dims, keepdim=True)
-    squares = deviation * deviation
-    if not correction:
-        return squares.mean(dims, keepdim=keepdim)
-    count = math.prod(x.shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
-    return squares.sum(dims, keepdim=keepdim) / (count - correction)
+def var_mean(
+    x: Tensor, dims: Any = None, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    axes = list(range(x.ndim)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
+    mean = x.mean(axes, keepdim=True)
+    deviation = x - mean
+    squares, correction = deviation * deviation, 1 if correction is None else correction
+    count = math.prod(x.shape[axis] for axis in axes) - correction
+    of_squares = squares.sum(axes, keepdim=keepdim) / count if correction else squares.mean(axes, keepdim=keepdim)
+    return of_squares, mean if keepdim else mean.squeeze(axes)
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
-
-
-# The argument that is a condition; elsewhere a truth value counts as 0 or 1.
-CHOICES = {_EXPRESSIONS["where"]: 0, _EXPRESSIONS["masked_fill"]: 1}

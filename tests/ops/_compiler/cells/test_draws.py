@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-import cell_interpreter
+import kernels_in_python
 import laws
 from scanl.errors import ConfigError
-from scanl.ops._compiler.cells import compiled
 from scanl.ops.registry import Cell
 
 SHORT = 60  # draws of every run; with --all there are a thousand
@@ -459,7 +458,7 @@ def _check(seed: int, backend: str) -> bool:
 @pytest.fixture
 def _in_python(monkeypatch):
     """Kernels for a CPU run by Python, not by numba."""
-    monkeypatch.setattr(compiled, "load", cell_interpreter.load)
+    kernels_in_python.use(monkeypatch)
 
 
 @pytest.mark.usefixtures("_in_python")

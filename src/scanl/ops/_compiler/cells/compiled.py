@@ -19,6 +19,7 @@ from scanl.ops._compiler.cells.trace import Ref, TraceNode, alone, trace
 from scanl.ops._compiler.cells.values import Sizes, Values
 from scanl.ops._compiler.files import load
 from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.views import merged
 
 AFTER, BEFORE = "states after", "states before"  # the steps; no operand can have these names
 MAX_MEMORY_RATIO = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
@@ -372,12 +373,8 @@ def _numbers(ref: Ref) -> int:
 
 def _key(ref: Ref) -> tuple:
     """Return what two views of the same numbers in the same order have in common: axes that can be merged are."""
-    axes: list[tuple[int, int]] = []
-    for n, by in zip(ref.shape, ref.strides, strict=True):
-        if n != 1:
-            merged = bool(axes) and axes[-1][1] == n * by
-            axes[-1:] = [(axes[-1][0] * n, by)] if merged else [*axes[-1:], (n, by)]
-    return ref.node, ref.offset, tuple(axes)
+    sizes, (strides,) = merged(ref.shape, ref.strides)
+    return ref.node, ref.offset, *sizes, *strides
 
 
 def _parts(array: str, ref: Ref) -> dict[tuple, _Place]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scanl.ops._compiler.cells.trace import Ref, Traced, TraceNode, contiguous
+from scanl.ops._compiler.rules import same
 
 
 class Store(NamedTuple):
@@ -24,7 +25,7 @@ class Store(NamedTuple):
 
 
 @dataclass
-class Loop:
+class StepLoop:
     shape: tuple[int, ...]
     nodes: list[TraceNode] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Reduce:
 
 @dataclass
 class Segment:
-    items: list[Loop | Reduce] = field(default_factory=list)
+    items: list[StepLoop | Reduce] = field(default_factory=list)
     products: list[TraceNode] = field(default_factory=list)
 
 
@@ -182,15 +183,15 @@ class StepPlan:
         same = node.kind == "elementwise" and squeezed(value)[1:] == squeezed(node.whole)[1:] and value.shape == shape
         return self._position[node] + (0 if same else 1)
 
-    def _loop(self, level: int, shape: tuple[int, ...], earliest: int) -> tuple[Loop, int]:
+    def _loop(self, level: int, shape: tuple[int, ...], earliest: int) -> tuple[StepLoop, int]:
         items = self._segment(level).items
         for at in range(earliest, len(items)):
             item = items[at]
-            if isinstance(item, Loop) and item.shape == shape:
+            if isinstance(item, StepLoop) and item.shape == shape:
                 return item, at
-        items.append(Loop(shape))
+        items.append(StepLoop(shape))
         loop = items[-1]
-        assert isinstance(loop, Loop)
+        assert isinstance(loop, StepLoop)
         return loop, len(items) - 1
 
     def _store(self, level: int, shape: tuple[int, ...], store: Store, earliest: int) -> int:
@@ -242,7 +243,7 @@ class StepPlan:
         if (lhs.node in self._level or lhs.node.what == carried) and lhs.strides[-1] == 1:
             return lhs
         index = len(self.traced.nodes)
-        copy = TraceNode("elementwise", 0, 1, "{0}", (lhs,), lhs.node.dtype, index, lhs)
+        copy = TraceNode("elementwise", 0, 1, same, (lhs,), lhs.node.dtype, index, lhs)
         copy.size, copy.whole = math.prod(lhs.shape), Ref(copy, 0, lhs.shape, contiguous(lhs.shape))
         self.traced.nodes.append(copy)
         self._level[copy] = level

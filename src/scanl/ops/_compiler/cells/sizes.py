@@ -5,11 +5,14 @@ every size, stride and offset that occurs in the trace can be read back as an ex
 """
 
 import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
 from types import MappingProxyType
+
+from scanl.ops._compiler.expressions import Constant, Expression, Name
 
 _BATCHES = (1009, 1109)  # the size of the batch in the two traces
 # The sizes of the first trace, then of the second. The two of an axis differ by twice a prime above 200, another one
@@ -45,13 +48,13 @@ class TracedAxes:
         self.traced = {name: self.free.get(name, 1) * max(size, 1) for name, size in sizes.items()}
         for name, (other, factor) in tied.items():
             self.traced[name] = int(self.traced[other] * factor)
-        self._known: dict[int, str] = {}  # the axes that join parts, and where the parts begin
+        self._known: dict[int, Expression] = {}  # the axes that join parts, and where the parts begin
         for name, parts in sums.items():
             self.traced |= self._joined(name, self.traced)
             for count in range(2, len(parts) + 1):
                 number = sum(_size(factors, self.traced) for factors in parts[:count])
                 if number > _LARGEST:
-                    self._known[number] = " + ".join(" * ".join(factors) or "1" for factors in parts[:count])
+                    self._known[number] = functools.reduce(operator.add, map(_product, parts[:count]))
         self.expression = functools.cache(self._expression)
 
     def _joined(self, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -70,15 +73,15 @@ class TracedAxes:
             sizes |= self._joined(name, sizes)
         return sizes
 
-    def _expression(self, number: int) -> str:
-        """Return the number of a trace as Python source in the names of the axes."""
+    def _expression(self, number: int) -> Expression:
+        """Return the number of a trace as an expression in the names of the axes."""
         expression = self._known.get(number) or self._term(number)
         if expression is not None:
             return expression
         for constant in sorted(range(-64, 65), key=abs):  # the nearest is what is meant
             expression = self._term(number - constant)
             if expression is not None:
-                return f"{expression} {'+' if constant > 0 else '-'} {abs(constant)}"
+                return expression + constant if constant > 0 else expression - abs(constant)
         for degree in (1, 2, 3):
             for axes in combinations_with_replacement(self.free, degree):
                 product = prod(self.traced[axis] for axis in axes)
@@ -86,15 +89,15 @@ class TracedAxes:
                     for sign in (1, -1):
                         remainder = self._term(number - sign * count * product)
                         if remainder is not None:
-                            term = " * ".join([*([str(count)] if count > 1 else []), *axes])
-                            return f"{remainder} {'+' if sign > 0 else '-'} {term}"
+                            term = _product([*([str(count)] if count > 1 else []), *axes])
+                            return remainder + term if sign > 0 else remainder - term
         raise ValueError(f"{number} is no expression of the axes {', '.join(self.free)}")
 
-    def _term(self, number: int) -> str | None:
+    def _term(self, number: int) -> Expression | None:
         """Return a number that is a constant or a product of axes with a rational factor; None for another number."""
         remainder, axes = abs(number), []
         if remainder == 0:
-            return "0"
+            return Constant(0)
         for name, prime in self.free.items():
             while remainder % prime == 0:
                 remainder //= prime
@@ -102,9 +105,15 @@ class TracedAxes:
         factor = Fraction(remainder, prod(self._real[name] for name in axes))
         if self.free and (factor.numerator > _LARGEST or factor.denominator > _LARGEST):
             return None
-        parts = [*([str(factor.numerator)] if factor.numerator > 1 or not axes else []), *axes]
-        source = " * ".join(parts) + (f" // {factor.denominator}" if factor.denominator > 1 else "")
-        return source if number > 0 else f"-({source})"
+        term = _product([*([str(factor.numerator)] if factor.numerator > 1 else []), *axes])
+        term = term // factor.denominator if factor.denominator > 1 else term
+        return term if number > 0 else -term
+
+
+def _product(factors: Sequence[str]) -> Expression:
+    """Return the product of axes and numbers."""
+    values: list[Expression] = [Constant(int(factor)) if factor.isdigit() else Name(factor) for factor in factors]
+    return functools.reduce(lambda a, b: a * b, values) if values else Constant(1)
 
 
 def _size(axes: Sequence[str], sizes: Mapping[str, int]) -> int:

@@ -6,37 +6,34 @@ scratch memory of a sequence holds the state before and after the step, by turns
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from scanl.ops._compiler.cells.plan import Loop, Reduce, StepPlan, squeezed
+from scanl.ops._compiler import print_numba
+from scanl.ops._compiler.cells.plan import Reduce, StepLoop, StepPlan, squeezed
 from scanl.ops._compiler.cells.trace import Ref, TraceNode, contiguous
-from scanl.ops._compiler.rules import CHOICES
+from scanl.ops._compiler.expressions import (  # fmt: skip
+    Constant,
+    Expression,
+    Load,
+    Name,
+    Operation,
+    as_number,
+    as_truth,
+    place,
+)
+from scanl.ops._compiler.loops import Assign, Loop, LoopAxes, LoopFunction, Statement, axes_of, nested, parts, reduction
+from scanl.ops._compiler.views import merged
 
-HEADER = '''"""Kernels of the cell {name}, generated from its step."""
-
-import math
-
-import numpy as np
-
+MORE = """\
 from scanl.ops._cpu._cells import (
     add_up, apart, clear, copy, in_window, length, longest, multiply, of_step, row_at, state_before
 )
-from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
-from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._kernel import kernel
-from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import at, pointer, separate
-from scanl.ops._cpu._slots import units
 from scanl.ops._cpu._team import array, scratch
 
-erf, expm1, log, log1p, cos, sin, sqrt = (
-    math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt
-)
-_FLAGS = {{"error_model": "numpy", "fastmath": {{"contract", "nsz"}}}}
-_SUM = {{"error_model": "numpy", "fastmath": {{"contract", "nsz", "reassoc"}}}}  # many partial sums, in vectors
-'''
+expm1, log, log1p = math.expm1, math.log, math.log1p"""
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
@@ -63,31 +60,27 @@ class NumbaWriter:
         self.kept, self.keeps_state = nodes, keeps_state
         self.axes = list(plan.traced.axes.traced)
         self.size = plan.traced.axes.expression
-        self.functions: dict[str, str] = {}
+        self.functions: dict[LoopFunction, str] = {}
         self.matrices = {node: f"w{node.index}" for node in plan.lefts}
 
     # --- loops
 
-    def row_function(self, body: Callable[["_Body"], list[str]], flags: str = "_FLAGS") -> str:
-        """Add a function for one row, unless the source has it; return the call."""
-        function = _Body(self)
-        lines = body(function)
-        constants = [f"    {function.constants[value]} = dtype.type({value})" for value in function.constants]
-        text = "\n".join(["    separate()", *constants, *_renumbered(lines), ""])
-        sizes = [name for name in (*self.axes, "low", "high", "dtype") if re.search(rf"\b{name}\b", text)]
-        text = f"({', '.join([*function.pointers.values(), *sizes])}):\n{text}"
-        name = self.functions.setdefault(f"@helper(**{flags})\ndef NAME{text}", f"_row_{len(self.functions)}")
-        return f"{name}({', '.join([*(self.address(*key) for key in function.pointers), *sizes])})"
-
-    def address(self, buffer: str, offset: int) -> str:
-        return _after(f"at_{buffer}", self.size(offset))
-
-    def loop(self, loop: Loop) -> str:
-        return self.row_function(lambda body: body.loop(loop))
-
-    def reduce(self, item: Reduce) -> str:
-        flags = "_SUM" if item.node.what[0] in ("sum", "mean") else "_FLAGS"
-        return self.row_function(lambda body: body.reduce(item.node), flags)
+    def call(self, item: StepLoop | Reduce) -> "RowCall":
+        """Return the call of a function of one row; equal loops have one function."""
+        row = _Row(self)
+        body = row.reduce(item.node) if isinstance(item, Reduce) else row.loop(item)
+        sums = isinstance(item, Reduce) and item.node.what[0] in ("sum", "mean")
+        every = list(parts(body))
+        known = {part.name for part in every if isinstance(part, Name)}
+        sizes = [name for name in (*self.axes, "low", "high") if name in known]
+        if any(isinstance(part, Constant) and isinstance(part.value, float) for part in every) or any(
+            isinstance(part, Operation) and part.name == "real" for part in every
+        ):
+            sizes.append("dtype")
+        function = LoopFunction(tuple(row.pointers.values()), (), body, sums, tuple(sizes))
+        name = self.functions.setdefault(function, f"_row_{len(self.functions)}")
+        addresses = [_after(f"at_{buffer}", self.size(offset)) for buffer, offset in row.pointers]
+        return RowCall(f"{name}({', '.join([*addresses, *sizes])})", {buffer for buffer, _ in row.pointers})
 
     # --- the kernel
 
@@ -100,7 +93,7 @@ class NumbaWriter:
             numbers += ["carry", "sums", "begin", "window"]
         return f'@kernel("{" ".join(numbers)}", rows="{" ".join(timed)}")'
 
-    def kernel(self, functions: dict[str, str]) -> str:
+    def kernel(self, functions: dict[LoopFunction, str]) -> str:
         """Return the kernel, and add the functions that it calls to these: names by text."""
         self.functions = functions
         back = self.which == "backward"
@@ -155,9 +148,9 @@ class NumbaWriter:
             "        for i in range(longest(ranges, first, members)):",
         ]
         turned = "1 - reverse" if back else "reverse"
-        for number, segment in enumerate(plan.segments):
-            calls = [self.loop(item) if isinstance(item, Loop) else self.reduce(item) for item in segment.items]
-            last = number == len(plan.segments) - 1
+        for level, segment in enumerate(plan.segments):
+            calls = [self.call(item) for item in segment.items]
+            last = level == len(plan.segments) - 1
             zeroed = segment.products
             ending = self._ending() if last else []
             if calls or zeroed or ending:
@@ -167,8 +160,8 @@ class NumbaWriter:
                     "                if row < 0:",
                     "                    continue",
                     "                here = at(base, r * row_width)",
-                    *["                " + line for line in self._places(calls, ending)],
-                    *["                " + call for call in calls],
+                    *["                " + line for line in self._places(calls)],
+                    *["                " + call.text for call in calls],
                 ]
                 for node in zeroed:
                     body.append(f"                clear(at(here, o{node.index}), {size(node.size)})")
@@ -196,14 +189,11 @@ class NumbaWriter:
             at = f"{name} + {self.size(numbers)}"
         return [*lines, f"    {end} = {at}"]
 
-    def _places(self, calls: Sequence[str], ending: Sequence[str]) -> list[str]:
+    def _places(self, calls: "Sequence[RowCall]") -> list[str]:
         """Return lines that compute the addresses which the calls use."""
-        text = " ".join([*calls, *ending])
+        buffers = set[str]().union(*(call.buffers for call in calls))
+        used = buffers.__contains__
         lines = []
-
-        def used(name: str) -> bool:
-            return re.search(rf"\bat_{name}\b", text) is not None
-
         timed = [name for name in self.layout.timed if used(name)]
         passing = {name: numbers for name, numbers in self.layout.passing.items() if used(name)}
         lines += [f"at_{n} = of_step(in_{n}, row, steps, dtype)" for n in timed]
@@ -285,7 +275,7 @@ class NumbaWriter:
             if grouped and axis == 0:
                 at_right.append(f"{index} * ({self.size(rhs.shape[1] * rhs.shape[2])})")
         out, left_rows = f"at(base, {' + '.join(at_out)})", f"at(base, {' + '.join(at_left)})"
-        matrix = _after(self.matrices[node], " + ".join(at_right) or "0")
+        matrix = f"at({self.matrices[node]}, {' + '.join(at_right)})" if at_right else self.matrices[node]
         panels = "slots.panels, members"
         lines.append(
             f"{indent}multiply({out}, row_width, {columns}, {left_rows}, row_width, {terms}, {matrix}, {panels})"
@@ -293,166 +283,95 @@ class NumbaWriter:
         return lines
 
 
-class _Body:
-    """The body of a function of one row: its pointers and constants are collected while it is written."""
+class RowCall(NamedTuple):
+    """A call of a function of one row. buffers: whose addresses it has."""
+
+    text: str
+    buffers: set[str]
+
+
+class _Row:
+    """A function of one row: its pointers are collected while it is made."""
 
     def __init__(self, writer: NumbaWriter):
-        self.writer = writer
+        self.plan, self.size = writer.plan, writer.size
         self.pointers: dict[tuple[str, int], str] = {}
-        self.constants: dict[str, str] = {}
-        self.loads: dict[tuple, str] = {}
 
-    def pointer(self, buffer: str, offset: int) -> str:
-        return self.pointers.setdefault((buffer, offset), f"p{len(self.pointers)}")
+    def axes(self, shape: Sequence[int]) -> LoopAxes:
+        return axes_of([f"j{axis}" for axis in range(len(shape))], [self.size(size) for size in shape])
 
-    def typed(self, text: str) -> str:
-        """Replace c(number) by a constant of the element type."""
+    def number(self, buffer: str, offset: int, strides: Sequence[int]) -> Load:
+        """Return a number of a buffer, at the indices j0, j1, ..."""
+        pointer = self.pointers.setdefault((buffer, offset), f"p{len(self.pointers)}")
+        names = [f"j{axis}" for axis in range(len(strides))]
+        return Load(pointer, place(names, [self.size(stride) for stride in strides]))
 
-        def name(match: re.Match[str]) -> str:
-            return self.constants.setdefault(match.group(1), f"c{len(self.constants)}")
-
-        return re.sub(r"\bc\(([^()]*)\)", name, text)
-
-    def index(self, strides: Sequence[int]) -> str:
-        terms = []
-        for axis, stride in enumerate(strides):
-            if stride == 1:
-                terms.append(f"j{axis}")
-            elif stride:
-                terms.append(f"j{axis} * ({self.writer.size(stride)})")
-        return " + ".join(terms) or "0"
-
-    def loop(self, loop: Loop) -> list[str]:
-        """Write a loop. Axes that every array walks through without a jump become one."""
-        views: list[tuple[int, ...]] = [store.strides for store in loop.stores]
+    def loop(self, loop: StepLoop) -> tuple[Statement, ...]:
+        """Return a loop. Axes that every array walks through without a jump become one."""
+        views = [store.strides for store in loop.stores]
         for node in loop.nodes:
             args = (squeezed(arg, node.whole.shape) for arg in node.args if isinstance(arg, Ref))
             views += [arg.strides for arg in args if arg.node.kind != "literal" and not loop.holds(arg)]
         values = [store.value for store in loop.stores if isinstance(store.value, Ref)]
         views += [value.strides for value in values if value.node.kind != "literal" and not loop.holds(value)]
-        shape = list(loop.shape)
-        keep = list(range(len(shape)))
-        for axis in range(len(shape) - 2, -1, -1):
-            after = keep[keep.index(axis) + 1]
-            if self.writer.plan.lanes and after == len(shape) - 1:
-                continue
-            if all(view[axis] == view[after] * shape[after] for view in views):
-                shape[after] *= shape[axis]
-                keep.remove(axis)
-        merged = {"keep": keep}
-        lines, indent = [], "    "
-        for number, axis in enumerate(keep):
-            divided = self.writer.plan.lanes and axis == len(shape) - 1
-            bounds = "low, high" if divided else self.writer.size(shape[axis])
-            lines.append(f"{indent}for j{number} in range({bounds}):")
-            indent += "    "
-        names: dict[TraceNode, str] = {}
-        body: list[str] = []
+        whole = len(loop.shape) - bool(self.plan.lanes)  # channels that are divided stay an axis of their own
+        shape, steps = merged(loop.shape[:whole], *(view[:whole] for view in views))
+        strides = {view: (*step, *view[whole:]) for view, step in zip(views, steps, strict=True)}
+        body: list[Statement] = []
+        loads: dict[tuple, Name] = {}
+        names: dict[TraceNode, Name] = {}
 
-        def read(value: "Ref | float") -> str:
-            if not isinstance(value, Ref):
-                return _number(value)
-            if value.node.kind == "literal":
-                return _number(value.node.what)
+        def read(value: "Ref | float") -> Expression:
+            if not isinstance(value, Ref) or value.node.kind == "literal":
+                return Constant(float(value.node.what if isinstance(value, Ref) else value))
             if loop.holds(value):
                 return names[value.node]
-            strides = tuple(value.strides[axis] for axis in merged["keep"])
-            key = (self.writer.plan.buffer(value.node), value.offset, strides)
-            if key not in self.loads:
-                self.loads[key] = f"x{len(self.loads)}"
-                loaded = f"{self.pointer(*key[:2])}[{self.index(strides)}]"
-                loaded = f"{loaded} != c(0)" if value.node.truth else loaded
-                body.append(f"{indent}{self.loads[key]} = {loaded}")
-            return self.loads[key]
+            key = self.plan.buffer(value.node), value.offset, strides[value.strides]
+            if key not in loads:
+                loads[key] = Name(f"x{len(loads)}", value.node.truth)
+                loaded = self.number(*key)
+                body.append(Assign(loads[key], as_truth(loaded) if value.node.truth else loaded))
+            return loads[key]
 
         for node in loop.nodes:
-            args = [squeezed(arg, node.whole.shape) if isinstance(arg, Ref) else arg for arg in node.args]
-            texts = [read(arg) for arg in args]
-            for i, arg in enumerate(args):
-                if isinstance(arg, Ref) and arg.node.truth and not node.truth and i != CHOICES.get(node.what):
-                    texts[i] = f"(c(1) if {texts[i]} else c(0))"
-            names[node] = f"t{node.index}"
-            body.append(f"{indent}{names[node]} = {node.what.format(*texts)}")
+            args = [read(squeezed(arg, node.whole.shape) if isinstance(arg, Ref) else arg) for arg in node.args]
+            names[node] = Name(f"t{len(names)}", node.truth)
+            body.append(Assign(names[node], value_of(node, args)))
         for store in loop.stores:
-            value = read(store.value)
-            if isinstance(store.value, Ref) and store.value.node.truth:
-                value = f"(c(1) if {value} else c(0))"
-            strides = tuple(store.strides[axis] for axis in keep)
-            sign = "+=" if store.adds else "="
-            body.append(f"{indent}{self.pointer(store.buffer, store.offset)}[{self.index(strides)}] {sign} {value}")
-        return [self.typed(line) for line in [*lines, *body]]
+            value = as_number(read(store.value))
+            target = self.number(store.buffer, store.offset, strides[store.strides])
+            body.append(Assign(target, value, store.adds))
+        if self.plan.lanes:
+            body = [Loop(f"j{len(shape)}", (Name("low"), Name("high")), tuple(body))]
+        return nested(self.axes(shape), body)
 
-    def reduce(self, node: TraceNode) -> list[str]:
-        """Write a reduction: the axes that it runs over come last in its argument."""
-        (source,), name = node.args, node.what[0]
-        inner = node.what[1]
+    def reduce(self, node: TraceNode) -> tuple[Statement, ...]:
+        """Return a reduction: the axes that it runs over come last in its argument."""
+        (source,), (name, inner, *layout) = node.args, node.what
         outer = len(source.shape) - inner
-        place = self.pointer(self.writer.plan.buffer(source.node), source.offset)
-        target = self.pointer(self.writer.plan.buffer(node), 0)
-        lines, indent = [], "    "
-        value = f"{place}[{self.index(source.strides)}]"
-        if source.node.truth:
-            value = f"(c(1) if {value} != c(0) else c(0))"
-        running = name == "cumsum"
-        strides = node.what[2] if running else contiguous(source.shape[:outer])
-        for axis in range(outer):
-            lines.append(f"{indent}for j{axis} in range({self.writer.size(source.shape[axis])}):")
-            indent += "    "
-        mean = ""
-        if name == "mean":
-            numbers = self.writer.size(math.prod(source.shape[outer:]))
-            mean = f" / dtype.type({numbers})"
-        if name in ("sum", "mean") and outer and source.strides[outer - 1] == 1 != source.strides[-1]:
-            return [self.typed(line) for line in [*lines[:-1], *self._columns(source, outer, value, target, mean)]]
-        start = {"amax": "c(-np.inf)", "amin": "c(np.inf)"}.get(name, "c(0)")
-        lines.append(f"{indent}total = {start}")
-        deep = indent
-        for axis in range(outer, len(source.shape)):
-            lines.append(f"{deep}for j{axis} in range({self.writer.size(source.shape[axis])}):")
-            deep += "    "
-        lines.append(f"{deep}x0 = {value}")
-        step = {
-            "amax": "total = x0 if (x0 > total) | (x0 != x0) else total",
-            "amin": "total = x0 if (x0 < total) | (x0 != x0) else total",
-        }.get(name, "total += x0")
-        lines.append(deep + step)
-        if running:
-            lines.append(f"{deep}{target}[{self.index(strides)}] = total")
-        else:
-            lines.append(f"{indent}{target}[{self.index(strides)}] = total{mean}")
-        return [self.typed(line) for line in lines]
-
-    def _columns(self, source: Ref, outer: int, value: str, target: str, mean: str) -> list[str]:
-        """Write sums of columns: rows are added one by one, so that the compiler's vectors run along a row."""
-        indent, last = "    " * outer, outer - 1
-        across = f"for j{last} in range({self.writer.size(source.shape[last])}):"
-        place = f"{target}[{self.index(contiguous(source.shape[:outer]))}]"
-        lines, deep = [f"{indent}{across}", f"{indent}    {place} = c(0)"], indent
-        for axis in range(outer, len(source.shape)):
-            lines.append(f"{deep}for j{axis} in range({self.writer.size(source.shape[axis])}):")
-            deep += "    "
-        lines += [f"{deep}{across}", f"{deep}    {place} += {value}"]
-        return [*lines, f"{indent}{across}", f"{indent}    {place} = {place}{mean}"] if mean else lines
+        value: Expression = self.number(self.plan.buffer(source.node), source.offset, source.strides)
+        value = as_number(as_truth(value)) if source.node.truth else value
+        target = self.number(self.plan.buffer(node), 0, layout[0] if layout else contiguous(source.shape[:outer]))
+        axes = self.axes(source.shape)
+        count = Operation("real", self.size(math.prod(source.shape[outer:])))
+        along_rows = outer > 0 and source.strides[outer - 1] == 1 != source.strides[-1]
+        return reduction(name, axes[:outer], axes[outer:], value, target, count, along_rows=along_rows)
 
 
-def _after(first: str, count: str) -> str:
-    return first if count == "0" else f"at({first}, {count})"
+def value_of(node: TraceNode, args: Sequence[Expression]) -> Expression:
+    """Return the value of a node for values of its arguments."""
+    value = node.what(*args)
+    return as_truth(value) if node.truth else as_number(value)
 
 
-def _number(value: float) -> str:
-    text = repr(float(value))
-    return f"c({text})" if math.isfinite(value) else f"c({text.replace('inf', 'np.inf').replace('nan', 'np.nan')})"
-
-
-def _renumbered(lines: Sequence[str]) -> list[str]:
-    """Number the values in the order in which they appear, so that equal loops have equal text."""
-    numbers: dict[str, int] = {}
-    return [re.sub(r"\bt\d+\b", lambda match: f"t{numbers.setdefault(match[0], len(numbers))}", line) for line in lines]
+def _after(first: str, count: Expression) -> str:
+    return first if count == Constant(0) else f"at({first}, {count})"
 
 
 def source(name: str, forward: NumbaWriter, backward: NumbaWriter) -> str:
     """Return the source of both kernels. Equal loops are one function, which numba compiles once."""
-    functions: dict[str, str] = {}
+    functions: dict[LoopFunction, str] = {}
     kernels = [writer.kernel(functions) for writer in (forward, backward)]
-    function_texts = [text.replace("NAME", name, 1) for text, name in functions.items()]
-    return "\n\n".join([HEADER.format(name=name), *function_texts, *kernels])
+    texts = [print_numba.function(called, function) for function, called in functions.items()]
+    header = print_numba.header(f"Kernels of the cell {name}, generated from its step.", MORE)
+    return "\n\n".join([header, *texts, *kernels])

@@ -35,7 +35,7 @@ class TraceNode:
     and time), "outer" (a product of two values, summed over rows and time), "torch" (any function), "several" (the
     results of a function that has more than one), "literal".
     size: the numbers of one row.   step: the distance of two rows in the traced memory; 0 without a batch axis.
-    what: the expression, the reduction, or the function.   args: views, numbers.   whole: the view of all of it.
+    what: the rule, the reduction, or the function.   args: views, numbers.   whole: the view of all of it.
     call: of an elementwise operation, torch's function, the form of its arguments, and these: views, numbers.
     dtype: as traced.
     """
@@ -101,7 +101,7 @@ class Trace(TorchDispatchMode):
 
     def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> TraceNode:
         """Make the node of a tensor that has memory of its own."""
-        axis = self.batch_axis(tensor.shape, what)
+        axis = self.batch_axis(tensor.shape, kind)
         step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // self.batch)
         size = tensor.numel() // (1 if axis is None else self.batch)
         if step and tensor.dtype.is_complex:
@@ -131,7 +131,7 @@ class Trace(TorchDispatchMode):
         if like is not None and tensor.shape != like.shape:
             tensor = tensor.expand(like.shape)
         shape, strides, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
-        axis = self.batch_axis(shape, node.what)
+        axis = self.batch_axis(shape, node.kind)
         if axis is not None:
             rows = shape[axis] // self.batch
             if node.batched and rows * strides[axis] != node.step:
@@ -220,6 +220,7 @@ class Trace(TorchDispatchMode):
         """
         value = rules.constant(name, args)
         if value is not None:
+            value = float(value)
             if out.dtype.is_floating_point and out.dtype != self.dtype:  # rounded, as in the loop
                 value = torch.tensor(value, dtype=out.dtype).item()
             if not out.ndim:
@@ -227,7 +228,7 @@ class Trace(TorchDispatchMode):
             elif self.batch_axis(out.shape, name) is None:
                 self.new("torch", out, torch.full, (value, *out.shape))
             else:
-                self.new("constant", out, "{0}", (value,))
+                self.new("constant", out, rules.same, (value,))
             return True
         if alone and self.batch_axis(out.shape, name) is None:
             form, views = self._views(args, kwargs)
@@ -244,8 +245,8 @@ class Trace(TorchDispatchMode):
                 name = rules.OF_TRUTHS.get(name, name)
                 if name.startswith("logical") and not all(arg.dtype == torch.bool for arg in args):
                     raise Unsupported(f"{func} of numbers")
-            expression = rules.expression(name, args, kwargs)
-            if expression is None:
+            rule = rules.rule(name, args, kwargs)
+            if rule is None:
                 return False
 
             def refs(values: Sequence[Any]) -> tuple[Any, ...]:  # a buffer that is not used has no node
@@ -259,8 +260,8 @@ class Trace(TorchDispatchMode):
             elif func.namespace == "prims":  # of a decomposition; it has no gradient
                 func = getattr(torch, name)
             flat, form = pytree.tree_flatten((args, kwargs))
-            operands, call = refs(expression[1]), (func, form, refs(flat))
-            self.new("elementwise", out, expression[0], operands).call = call
+            operands, call = refs(rule[1]), (func, form, refs(flat))
+            self.new("elementwise", out, rule[0], operands).call = call
             return True
         if name in ("mm", "bmm"):
             return self._product(out, *args)
@@ -328,7 +329,7 @@ class Trace(TorchDispatchMode):
             node.what = node.whole = Ref(node, 0, shape, contiguous(shape))
             order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2] if turned else range(len(shape))
             view = Ref(node, 0, *(tuple(numbers[i] for i in order) for numbers in node.whole[2:]))
-            self.new("elementwise", out, "{0}", (view,))
+            self.new("elementwise", out, rules.same, (view,))
         return True
 
     def _reduction(

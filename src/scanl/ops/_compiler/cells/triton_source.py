@@ -10,15 +10,17 @@ registers; each program writes its own, and torch adds them.
 Legend: p_ pointer, r_ offset of a row, i_ index, b_ tile, n_ next tile, s_ tile of the carried state, a_ sum.
 """
 
-import ast
-import re
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scanl.ops._compiler.cells.plan import Root, StepPlan
+from scanl.ops._compiler.cells.source import value_of
 from scanl.ops._compiler.cells.tiles import ChannelTile, Tiles
 from scanl.ops._compiler.cells.trace import Ref, TraceNode, contiguous
-from scanl.ops._compiler.rules import CHOICES, Unsupported
+from scanl.ops._compiler.expressions import Expression, Name, as_number
+from scanl.ops._compiler.print_triton import TritonPrinter
+from scanl.ops._compiler.rules import Unsupported
 
 HEADER = '''"""Triton kernels of the cell {name}, generated from its step."""
 
@@ -29,8 +31,6 @@ from triton import Config
 from scanl.ops._triton._cells import {helpers}
 from scanl.ops._triton._tuned import tuned
 '''
-HELPERS = ("expm1", "largest", "log1p", "log_sigmoid", "product", "sequences_of", "sigmoid", "smallest", "tanh")
-_OF_TRITON = ("abs", "cos", "erf", "exp", "log", "sin", "sqrt")
 MAX_STEP_TILES = 512  # tiles of a step
 WARPS = {True: (8, 16), False: (2, 4)}  # whether a program has a matrix: numbers of warps to measure
 
@@ -58,6 +58,7 @@ class TritonWriter:
         self.size = self.plan.traced.axes.expression
         self.back = self.which == "backward"
         self.carried = "dlast" if self.back else "state"
+        self.printer = TritonPrinter(self._constant)
         self._names: dict[tuple[TraceNode, ChannelTile], str] = {}
         self._constants: dict[str, str] = {}
         self._loaded: dict[tuple[str, ChannelTile], str] = {}
@@ -107,8 +108,8 @@ class TritonWriter:
 
     # --- values
 
-    def _constant(self, text: str) -> str:
-        text = re.sub("inf|nan", r'float("\g<0>")', text)
+    def _constant(self, value: float) -> str:
+        text = repr(value) if math.isfinite(value) else f'float("{value}")'
         if text not in self._constants:
             self._constants[text] = name = f"c_{len(self._constants)}"
             self.prologue.append(f"{name} = tl.full((1, 1), {text}, dtype)")
@@ -117,9 +118,9 @@ class TritonWriter:
     def read(self, ref: "Ref | float") -> list[str]:
         """Return the names of the tiles of a value, loaded where it is in memory."""
         if not isinstance(ref, Ref):
-            return [self._constant(repr(float(ref)))]
+            return [self._constant(float(ref))]
         if ref.node.kind == "literal":
-            return [self._constant(repr(float(ref.node.what)))] * self.tiles.count(ref.shape)
+            return [self._constant(float(ref.node.what))] * self.tiles.count(ref.shape)
         return [self._tile(ref.node, tile) for tile in self.tiles.of(ref)]
 
     def _tile(self, node: TraceNode, tile: ChannelTile) -> str:
@@ -154,7 +155,7 @@ class TritonWriter:
             (self.body if lines is None else lines).append(f"{name} = {text}")
         return self._loaded[key]
 
-    def _whole(self) -> str:
+    def _whole(self) -> Expression:
         return self.size(self.plan.traced.operands["state"].node.size)
 
     def _kept_offsets(self) -> dict[TraceNode, str]:
@@ -178,21 +179,19 @@ class TritonWriter:
 
     def _compute(self, node: TraceNode) -> None:
         tiles = self.tiles.of(node.whole)
+        of_truths = [isinstance(arg, Ref) and arg.node.truth and arg.node.kind != "literal" for arg in node.args]
         args = [self.read(arg) for arg in node.args]
         args = [names * len(tiles) if len(names) == 1 else names for names in args]
         for i, tile in enumerate(tiles):
-            texts = [names[i] for names in args]
-            for at, arg in enumerate(node.args):
-                if isinstance(arg, Ref) and arg.node.truth and not node.truth and at != CHOICES.get(node.what):
-                    texts[at] = f"(c(1) if {texts[at]} else c(0))"
-            if node.what == "{0}" and texts[0].isidentifier():
-                self._names[node, tile] = texts[0]
+            value = value_of(node, [Name(names[i], truth) for names, truth in zip(args, of_truths, strict=True)])
+            if isinstance(value, Name):
+                self._names[node, tile] = value.name
             else:
-                self._new(node, tile, self.translated(node.what.format(*texts)))
+                self._new(node, tile, self.printer.text(value))
 
-    def translated(self, text: str) -> str:
-        """Return an expression of rules.py as Triton has it."""
-        return ast.unparse(_Translation(self).visit(ast.parse(text, mode="eval")))
+    def _number(self, name: str) -> str:
+        """Return the number that a truth is."""
+        return self.printer.text(as_number(Name(name, truth=True)))
 
     def _inside(self, name: str, axis: str, other: str = "0.0") -> str:
         """Return a tile with `other` beyond its channels."""
@@ -224,12 +223,13 @@ class TritonWriter:
                     at = first + i * (terms // high) * columns + j * (columns // wide)
                     matrix = self._matrix(node, at, terms * columns if groups > 1 else 0, columns, axes)
                     inside = self._inside(names[lead * high + i], axes[0])
-                    parts.append(f"product(tl.broadcast_to({inside}, (ROWS, BLOCK_{axes[0]})), {matrix})")
+                    wide_rows = f"tl.broadcast_to({inside}, (ROWS, BLOCK_{axes[0]}))"
+                    parts.append(self.printer.call("product", wide_rows, matrix))
                 self._new(node, results[lead * wide + j], " + ".join(parts))
 
     def _matrix(self, node: TraceNode, at: int, group: int, columns: int, axes: Sequence[str]) -> str:
         """Return the name of a tile of a matrix, which is loaded before the loop or in it."""
-        name = f"b_w{node.index}_{self.size(at).replace(' ', '').replace('*', '_').replace('//', 'o')}"
+        name = f"b_w{node.index}_{str(self.size(at)).replace(' ', '').replace('*', '_').replace('//', 'o')}"
         if name not in self.matrices:
             high, wide = axes
             self.matrices[name] = high, wide
@@ -253,7 +253,7 @@ class TritonWriter:
         _, inner_tiles = self.tiles.counts(source.shape, outer)
         names = self.read(source)
         if source.node.truth:
-            names = [self.translated(f"(c(1) if {name} else c(0))") for name in names]
+            names = [self._number(name) for name in names]
         other = {"amax": 'float("-inf")', "amin": 'float("inf")'}.get(name, "0.0")
         for i, tile in enumerate(self.tiles.of(Ref(node, 0, head, contiguous(head)))):
             text = ""
@@ -261,8 +261,9 @@ class TritonWriter:
                 if axis:
                     shape = f"(ROWS, BLOCK_{axis})"
                     value = f"tl.broadcast_to({self._inside(value, axis, other)}, {shape})"
-                    form = {"amax": "largest({})", "amin": "smallest({})"}.get(name, "tl.sum({}, 1, keep_dims=True)")
-                    value = form.format(value)
+                    extreme = {"amax": "largest", "amin": "smallest"}.get(name)
+                    summed = f"tl.sum({value}, 1, keep_dims=True)"
+                    value = self.printer.call(extreme, value) if extreme else summed
                 if text and name in ("amax", "amin"):
                     first, second = f"{node.index}a", f"{node.index}b"
                     self.body += [f"b_{first} = {text}", f"b_{second} = {value}"]
@@ -292,7 +293,7 @@ class TritonWriter:
         ref = root.ref
         names = self.read(ref)
         if ref.node.truth:
-            names = [self.translated(f"(c(1) if {name} else c(0))") for name in names]
+            names = [self._number(name) for name in names]
         tiles = self.tiles.of(Ref(ref.node, 0, ref.shape, contiguous(ref.shape)))
         if root.buffer in ("last", "dstate"):
             self._next = names
@@ -315,7 +316,7 @@ class TritonWriter:
 
     def _end(self) -> None:
         """Write the step to the next state, and the values to store."""
-        following = getattr(self, "_next", [self._constant("0.0")] * len(self._state))
+        following = getattr(self, "_next", [self._constant(0.0)] * len(self._state))
         for i, name in enumerate(following):
             self.body.append(f"n_{i} = tl.where(live, {name}, s_{i})")
         self.body += [f"s_{i} = n_{i}" for i in range(len(following))]
@@ -400,40 +401,8 @@ class TritonWriter:
         return "\n".join([*head, *["    " + line for line in lines if line], ""])
 
 
-class _Translation(ast.NodeTransformer):
-    """Turns a Python expression of one element into one of tiles."""
-
-    def __init__(self, writer: TritonWriter):
-        self.writer = writer
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        self.generic_visit(node)
-        return _call("tl.where", node.test, node.body, node.orelse)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        self.generic_visit(node)
-        return ast.Compare(node.operand, [ast.Eq()], [ast.Constant(0)]) if isinstance(node.op, ast.Not) else node
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        if isinstance(node.op, ast.Pow):
-            raise Unsupported("a power other than -1, 0.5, 1, 2 and 3")
-        return self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        assert isinstance(node.func, ast.Name)
-        name = node.func.id
-        if name == "c":
-            return ast.Name(self.writer._constant(repr(float(ast.unparse(node.args[0])))))
-        self.generic_visit(node)
-        return _call(f"tl.{name}" if name in _OF_TRITON else name, *node.args)
-
-
-def _call(name: str, *args: ast.expr) -> ast.expr:
-    return ast.Call(ast.parse(name, mode="eval").body, list(args), [])
-
-
 def source(name: str, forward: TritonWriter, backward: TritonWriter) -> str:
     """Return the source of both kernels."""
     text = "\n".join(writer.kernel() for writer in (forward, backward))
-    helpers = ", ".join(helper for helper in HELPERS if re.search(rf"\b{helper}\(", text))
+    helpers = ", ".join(sorted({"sequences_of"} | forward.printer.helpers | backward.printer.helpers))
     return HEADER.format(name=name, helpers=helpers) + text

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from scanl.ops._compiler.cells.sizes import TracedAxes
 from scanl.ops._compiler.cells.trace import Ref, TraceNode
+from scanl.ops._compiler.expressions import value
 
 
 class Sizes:
@@ -20,7 +21,7 @@ class Sizes:
 
     def __getitem__(self, number: int) -> int:
         if number not in self._found:
-            self._found[number] = eval(self._axes.expression(number), {}, self.names)
+            self._found[number] = value(self._axes.expression(number), self.names)
         return self._found[number]
 
     def all(self, numbers: Sequence[int]) -> list[int]:

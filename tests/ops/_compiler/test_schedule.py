@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import recorded_in_python
-from scanl.ops._compiler import loops
+import kernels_in_python
+from scanl.ops._compiler import print_numba, schedule
 from scanl.ops._compiler.recorded import Recorded
 
 
@@ -68,10 +68,15 @@ def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
     return function, buffer
 
 
+def texts(recorded: Recorded) -> list[str]:
+    """Return the source of each loop."""
+    return [print_numba.function(name, function) for function, name in recorded.schedule.functions.items()]
+
+
 @pytest.mark.parametrize("seed", range(32))
 def test_loops_that_become_one_compute_what_torch_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded_in_python.use(monkeypatch)
-    monkeypatch.setattr(loops, "WAITING", 32 if seed % 2 else 2)
+    kernels_in_python.use(monkeypatch)
+    monkeypatch.setattr(schedule, "WAITING", 32 if seed % 2 else 2)
     torch.manual_seed(seed)
     dtype = torch.float64 if seed % 4 == 3 else torch.float32  # the buffer is float32
     operands = [torch.randn(shape, dtype=dtype) for shape in ((2, 3), (2, 4), (2, 3, 4), (2, 1, 1))]
@@ -94,10 +99,10 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch
         return (query[:, None, :] @ state)[:, 0], state
 
     operands = [torch.randn(2, 16, 32), *(torch.randn(2, size) for size in (16, 32, 1, 16))]
-    recorded_in_python.use(monkeypatch)
+    kernels_in_python.use(monkeypatch)
     recorded = Recorded(step, *operands)
     assert sum(recorded.scratch.values()) < operands[0].numel()
-    assert sum("p0[i0 * 512 + i1 * 32 + i2] = " in text for text in recorded.loops.functions) == 1
+    assert sum("p0[i0 * 512 + i1 * 32 + i2] = " in text for text in texts(recorded)) == 1
     for y, true in zip(recorded(*operands), step(*operands), strict=True):
         torch.testing.assert_close(y, true)
 
@@ -105,7 +110,7 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch
 def test_a_sum_along_rows_is_a_loop_that_writes_nothing_else() -> None:
     """Else the addresses of what it writes decide the order of the sum, and bits differ from run to run."""
     recorded = Recorded(lambda x: (x * x, (x * x).sum(-1), (x * x).sum(0)), torch.randn(5, 64))
-    sums = [text for text in recorded.loops.functions if "+" in text.partition("separate")[2].replace("i0 * 64 +", "")]
+    sums = [text for text in texts(recorded) if "+" in text.partition("separate")[2].replace("i0 * 64 +", "")]
     along = [text for text in sums if "total +=" in text]
     assert len(sums) == 2
     assert len(along) == 1
@@ -118,7 +123,7 @@ def test_a_sum_is_known_after_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         read = (key[:, None, :] @ state)[:, 0]
         return read, state * read[:, None, :]
 
-    recorded_in_python.use(monkeypatch)
+    kernels_in_python.use(monkeypatch)
     operands = torch.randn(2, 3, 4), torch.randn(2, 3)
     for y, true in zip(Recorded(step, *operands)(*operands), step(*operands), strict=True):
         torch.testing.assert_close(y, true)
@@ -132,8 +137,8 @@ def test_a_sum_that_joins_no_loop_leaves_the_calls_as_they_are(monkeypatch: pyte
         buffer.copy_(buffer + matrix)
         return (buffer.sum(-1)[:, None, :] @ buffer)[:, 0]
 
-    recorded_in_python.use(monkeypatch)
-    monkeypatch.setattr(loops, "WAITING", 2)
+    kernels_in_python.use(monkeypatch)
+    monkeypatch.setattr(schedule, "WAITING", 2)
     recorded = Recorded(step, matrix)
     buffer.fill_(1)
     expected = step(matrix).clone()

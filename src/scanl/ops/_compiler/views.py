@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Memory:
     first: int = 1 << 62
 
 
-class Value(NamedTuple):
+class View(NamedTuple):
     """A view of memory. offset, strides: in real numbers.   form: "real", "complex" or "truth"."""
 
     memory: Memory
@@ -33,11 +33,11 @@ class Value(NamedTuple):
     strides: tuple[int, ...]
     form: str
 
-    def part(self, number: int) -> "Value":
+    def part(self, number: int) -> "View":
         """Return the real part, 0, or the imaginary part, 1."""
         return self._replace(offset=self.offset + number, form="real")
 
-    def expanded(self, shape: Sequence[int]) -> "Value":
+    def expanded(self, shape: Sequence[int]) -> "View":
         """Return the value broadcast to a shape."""
         front = len(shape) - len(self.shape)
         strides = [
@@ -46,14 +46,14 @@ class Value(NamedTuple):
         ]
         return self._replace(shape=tuple(shape), strides=(*[0] * front, *strides))
 
-    def at(self, axis: int, start: int, size: int, step: int = 1) -> "Value":
+    def at(self, axis: int, start: int, size: int, step: int = 1) -> "View":
         """Return `size` of the indices of an axis, from `start` on."""
         shape, strides = list(self.shape), list(self.strides)
         offset = self.offset + start * strides[axis]
         shape[axis], strides[axis] = size, strides[axis] * step
         return self._replace(offset=offset, shape=tuple(shape), strides=tuple(strides))
 
-    def without(self, axis: int) -> "Value":
+    def without(self, axis: int) -> "View":
         """Return the value without an axis of size 1."""
         return self._replace(
             shape=self.shape[:axis] + self.shape[axis + 1 :], strides=self.strides[:axis] + self.strides[axis + 1 :]
@@ -68,15 +68,11 @@ class Value(NamedTuple):
     @property
     def ordered(self) -> bool:
         """Whether the numbers follow one another."""
-        step = 2 if self.form == "complex" else 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != step:
-                return False
-            step *= size
-        return True
+        _, (steps,) = merged(self.shape, self.strides)
+        return steps in ([], [2 if self.form == "complex" else 1])
 
 
-Operand = Value | complex | float | int
+Operand = View | complex | float | int
 
 
 def merged(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
@@ -96,14 +92,3 @@ def merged(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], li
             for step, one in zip(steps, by, strict=True):
                 step.append(one)
     return sizes, steps
-
-
-def place(names: Sequence[str], strides: Sequence[int], offset: int = 0) -> str:
-    """Return the expression of an index into memory."""
-    terms = [f"{name} * {step}" if step != 1 else name for name, step in zip(names, strides, strict=True) if step]
-    return " + ".join([*terms, *([str(offset)] if offset or not terms else [])])
-
-
-def number(value: Any) -> str:
-    """Return a number as the source of a constant."""
-    return repr(float(value))

@@ -1,4 +1,4 @@
-"""Kernels of cells for a CPU, run by Python from the source that numba would compile: a second of compilation less.
+"""Generated kernels for a CPU, run by Python from the source that numba would compile: seconds of compilation less.
 
 The helpers of kernels run as they are written, too. What they are made of has a stand-in here: pointers, products,
 threads, and functions of one element, which are NumPy's.
@@ -13,21 +13,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
+from scanl.ops._compiler import recorded
+from scanl.ops._compiler.cells import compiled
 from scanl.ops._cpu import _cells
 from scanl.ops._cpu._slots import Operand, Slots
 
 HELPERS = ("add_up", "apart", "clear", "copy", "in_window", "length", "longest", "of_step", "row_at", "state_before")
-OF_NUMPY = ("exp", "expm1", "log", "log1p", "cos", "sin", "sqrt", "tanh")
-CTYPES = {np.dtype(np.float32): ctypes.c_float, np.dtype(np.float64): ctypes.c_double}
+OF_NUMPY = ("exp", "expm1", "log", "log1p", "cos", "sin", "sqrt", "tanh", "inf", "nan")
 
 
 class Pointer:
     """An address of elements, which are read as scalars of NumPy: they divide by zero as the processor does."""
 
-    def __init__(self, address: int, dtype: np.dtype):
-        self.address, self.dtype = int(address), dtype
-        self.elements = ctypes.cast(self.address, ctypes.POINTER(CTYPES[dtype]))
+    def __init__(self, address: int, dtype: Any):
+        self.address, self.dtype = int(address), np.dtype(dtype)
+        self.elements = ctypes.cast(self.address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(self.dtype)))
 
     def __getitem__(self, i: int) -> Any:
         return self.dtype.type(self.elements[i])
@@ -79,16 +82,39 @@ def multiply(
         row += array(at(h, r * h_row).address, n, h.dtype) @ matrix
 
 
+def times(
+    team: Pointer, out: Pointer, out_row: int, x: Pointer, x_row: int, w: Pointer, w_row: int, *sizes: int
+) -> None:
+    rows, columns, terms = sizes
+    for row in range(rows):
+        left = array(at(x, row * x_row).address, terms, x.dtype)
+        for column in range(columns):
+            right = array(at(w, column * w_row).address, terms, w.dtype)
+            out[row * out_row + column] = left @ right.astype(x.dtype)
+
+
+def times_quantized(
+    team: Pointer, y: Pointer, y_row: int, x: Pointer, x_row: int, w: Pointer, scale: Pointer, *sizes: int
+) -> None:
+    groups, bias, rows, columns, terms = sizes
+    assert not groups
+    assert not bias
+    times(team, y, y_row, x, x_row, w, terms, rows, columns, terms)
+    for row in range(rows):
+        for column in range(columns):
+            y[row * y_row + column] *= scale[column]
+
+
 def load(name: str, text: str) -> types.ModuleType:
     """Return the module with this source of numba kernels."""
     module = types.ModuleType(name)
     scope = module.__dict__
     scope |= {
         "np": np, "kernel": kernel, "pointer": Pointer, "at": at, "array": array, "units": units,
-        "multiply": multiply, "separate": lambda: None,
+        "multiply": multiply, "times": times, "times_quantized": times_quantized, "separate": lambda: None,
         "helper": lambda **_: lambda function: function, "scratch": np.zeros, "itemsize": lambda dtype: dtype.itemsize,
         "erf": lambda x: type(x)(math.erf(x)), "log_sigmoid": lambda x: -np.logaddexp(type(x)(0), -x),
-        "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+        "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "atan2": np.arctan2,
     }  # fmt: skip
     scope |= {function: getattr(np, function) for function in OF_NUMPY}
     for helper in HELPERS:
@@ -96,3 +122,13 @@ def load(name: str, text: str) -> types.ModuleType:
     body = re.split(r"^_FLAGS = ", text, maxsplit=1, flags=re.MULTILINE)[1]
     exec(compile(f"_FLAGS = {body}", name, "exec"), scope)
     return module
+
+
+def use(patch: pytest.MonkeyPatch) -> None:
+    """Let Python run the kernels of cells and of recorded functions."""
+    for module in (compiled, recorded):
+        patch.setattr(module, "load", load)
+    patch.setattr(recorded.Recorded, "team", lambda kernel, units: 0)
+    memory = recorded.Recorded.memory
+    patch.setattr(recorded.Recorded, "memory", lambda *args: [tensor.fill_(np.nan) for tensor in memory(*args)])
+    patch.setattr(recorded, "empty", lambda shape, dtype: torch.full(shape, np.nan, dtype=dtype))

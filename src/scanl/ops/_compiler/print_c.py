@@ -1,0 +1,117 @@
+"""Write the form of `loops.py` as functions in C99."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from scanl.ops._compiler.expressions import LEVELS, Expression, Load, Name, Printer
+from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement
+
+KINDS = {"float32": "float", "float64": "double"}  # memory of another kind is not in C: the other threads
+SUFFIXES = {"float": "f", "double": ""}  # of functions
+FUNCTIONS = {"abs": "fabs", "**": "pow"}  # others have their names
+SIGNS = {"not": "!", "neg": "-"}
+HELPERS = {  # that math.h lacks; S is the suffix of its functions
+    "sigmoid": "x >= 0 ? 1 / (1 + expS(-x)) : expS(x) / (1 + expS(x))",
+    "log_sigmoid": "(x < 0 ? x : 0) - log1pS(expS(-fabsS(x)))",
+}
+PRODUCT = """\
+for (int row = 0; row < {rows}; row++) {{
+    for (int column = 0; column < {columns}; column++) {{
+        {kind} sum = 0;
+        for (int k = 0; k < {terms}; k++) {{
+            sum += {x}[row * {x_row} + k] * {w}[column * {w_row} + k];
+        }}
+        {y}[row * {y_row} + column] = sum;
+    }}
+}}"""  # what `times` computes
+
+
+def real(value: float, kind: str) -> str:
+    """Return a number as a literal of "float" or "double"."""
+    if value != value:
+        return "NAN"
+    if value in (float("inf"), float("-inf")):
+        return "-INFINITY" if value < 0 else "INFINITY"
+    return f"{value:.8e}f" if kind == "float" else f"{value:.16e}"
+
+
+class CPrinter(Printer):
+    """kind: "float" or "double".   helpers: functions that it writes calls of and math.h lacks."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.helpers = kind, set[str]()
+
+    def loose(self, name: str, around: int) -> bool:
+        return name in LEVELS and name != "**"  # compilers warn of some operands that C takes without parentheses
+
+    def constant(self, value: float) -> str:
+        text = real(value, self.kind)
+        return f"({text})" if text.startswith("-") else text
+
+    def operation(self, name: str, args: tuple[Expression, ...]) -> str:
+        texts = [self.text(arg) for arg in args]
+        if name == "where":
+            return f"{texts[0]} ? {texts[1]} : {texts[2]}"
+        if name in SIGNS:
+            return f"{SIGNS[name]}{texts[0]}"
+        if name == "int":
+            return f"(int)({texts[0]})"
+        if name in LEVELS and name != "**":
+            return f"{texts[0]} {name} {texts[1]}"
+        if name in HELPERS:
+            self.helpers.add(name)
+        return f"{FUNCTIONS.get(name, name)}{SUFFIXES[self.kind]}({', '.join(texts)})"
+
+    def lines(self, body: Sequence[Statement], outer: Collection[str], indent: str) -> Iterator[str]:
+        """Yield the lines of statements. outer: the names that are declared around them."""
+        declared = set(outer)
+        for statement in body:
+            match statement:
+                case Loop(name, (count,), inner):
+                    yield f"{indent}for (int {name} = 0; {name} < {self.text(count)}; {name}++) {{"
+                    yield from self.lines(inner, declared, indent + "    ")
+                    yield f"{indent}}}"
+                case KernelCall("times", args):
+                    names = ("y", "y_row", "x", "x_row", "w", "w_row", "rows", "columns", "terms")
+                    values = dict(zip(names, map(self.text, args[1:]), strict=True))
+                    yield from (indent + line for line in PRODUCT.format(kind=self.kind, **values).splitlines())
+                case Assign(target, value, adds):
+                    new = isinstance(target, Name) and target.name not in declared
+                    declared |= {target.name} if isinstance(target, Name) else set()
+                    sign = "+=" if adds else "="
+                    yield f"{indent}{f'{self.kind} ' if new else ''}{self.text(target)} {sign} {self.text(value)};"
+                case _:
+                    raise AssertionError(f"C has no {statement}")
+
+
+def function(name: str, made: LoopFunction) -> tuple[str, set[tuple[str, str]]]:
+    """Return the definition of a function, and what it calls that math.h lacks: names, each with its kind.
+
+    The pointers that it writes to overlap no others.
+    """
+    printer = CPrinter(KINDS[made.kind])
+    written = set(_written(made.body))
+    pointers = [
+        f"{KINDS[kind]} *restrict {pointer}" if pointer in written else f"const {KINDS[kind]} *{pointer}"
+        for pointer, kind in zip(made.pointers, made.kinds, strict=True)
+        if kind in KINDS
+    ]
+    body = "\n".join(printer.lines(made.body, (), "    "))
+    return f"static void {name}({', '.join(pointers)})\n{{\n{body}\n}}", {(at, printer.kind) for at in printer.helpers}
+
+
+def helper(name: str, kind: str) -> str:
+    """Return the definition of a function that math.h lacks."""
+    suffix = SUFFIXES[kind]
+    return f"static {kind} {name}{suffix}({kind} x)\n{{\n    return {HELPERS[name].replace('S(', f'{suffix}(')};\n}}"
+
+
+def _written(body: Sequence[Statement]) -> Iterator[str]:
+    """Yield the pointers that statements write to."""
+    for statement in body:
+        match statement:
+            case Loop(_, _, inner):
+                yield from _written(inner)
+            case Assign(Load(pointer)):
+                yield pointer
+            case KernelCall(_, (_, Name(pointer), *_)):
+                yield pointer
