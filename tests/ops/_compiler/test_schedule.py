@@ -76,7 +76,7 @@ def texts(recorded: Recorded) -> list[str]:
 @pytest.mark.parametrize("seed", range(32))
 def test_loops_that_become_one_compute_what_torch_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_in_python.use(monkeypatch)
-    monkeypatch.setattr(schedule, "WAITING", 32 if seed % 2 else 2)
+    monkeypatch.setattr(schedule, "MAX_WAITING_CALLS", 32 if seed % 2 else 2)
     torch.manual_seed(seed)
     dtype = torch.float64 if seed % 4 == 3 else torch.float32  # the buffer is float32
     operands = [torch.randn(shape, dtype=dtype) for shape in ((2, 3), (2, 4), (2, 3, 4), (2, 1, 1))]
@@ -138,7 +138,7 @@ def test_a_sum_that_joins_no_loop_leaves_the_calls_as_they_are(monkeypatch: pyte
         return (buffer.sum(-1)[:, None, :] @ buffer)[:, 0]
 
     kernels_in_python.use(monkeypatch)
-    monkeypatch.setattr(schedule, "WAITING", 2)
+    monkeypatch.setattr(schedule, "MAX_WAITING_CALLS", 2)
     recorded = Recorded(step, matrix)
     buffer.fill_(1)
     expected = step(matrix).clone()

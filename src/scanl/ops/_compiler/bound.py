@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from scanl.ops._compiler.recorded import STORED, Recorded, as_stored
+from scanl.ops._compiler.recorded import STORED_DTYPES, Recorded, as_stored
 
 
 class BoundKernel:
@@ -21,8 +21,8 @@ class BoundKernel:
         sources, targets, scratch = _stored(operands), _stored(results), recorded.memory()
         self._inputs = recorded.inputs[: len(recorded.inputs) - len(operands)]
         outputs = recorded.results[: len(recorded.results) - len(results)]
-        self._outputs = [(shape, STORED.get(dtype, dtype)) for shape, dtype in outputs]
-        self._dtypes = [(at, dtype) for at, (_, dtype) in enumerate(outputs) if dtype in STORED]
+        self._outputs = [(shape, STORED_DTYPES.get(dtype, dtype)) for shape, dtype in outputs]
+        self._dtypes = [(at, dtype) for at, (_, dtype) in enumerate(outputs) if dtype in STORED_DTYPES]
         self._reading = [pair for pair in sources if pair[0] is not pair[1]]
         self._writing = [pair for pair in targets if pair[0] is not pair[1]]
         self._captured, self._starts = list(recorded.captured.values()), recorded.starts
@@ -70,6 +70,9 @@ def _addresses(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
 def _stored(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor and what a kernel has in its place: itself, or floating numbers for whole ones and truths."""
     return [
-        (tensor, torch.empty_like(tensor, dtype=STORED[tensor.dtype]) if tensor.dtype in STORED else tensor)
+        (
+            tensor,
+            torch.empty_like(tensor, dtype=STORED_DTYPES[tensor.dtype]) if tensor.dtype in STORED_DTYPES else tensor,
+        )
         for tensor in tensors
     ]

@@ -6,13 +6,13 @@ from typing import Any
 from scanl.ops._compiler import rules
 from scanl.ops._compiler.expressions import Expression, Operation, equal, unequal, where
 from scanl.ops._compiler.rules import Rule, Unsupported, same
-from scanl.ops._compiler.schedule import Pair, PairRule, Schedule
+from scanl.ops._compiler.schedule import ComplexPair, PairRule, Schedule
 from scanl.ops._compiler.views import View
 from scanl.ops.fused.quantized_linear import MIN_ROWS
 
 LoopRule = Callable[[Schedule, View, list[Any], dict[str, Any]], None]
 RULES: dict[str, LoopRule] = {}
-MORE: dict[str, Rule] = {  # rules that cells do not have
+OTHER_RULES: dict[str, Rule] = {  # rules that cells do not have
     "isnan": lambda x: unequal(x, x),
     "isinf": lambda x: equal(x, x) & unequal(x - x, x - x),
     "tan": lambda x: Operation("sin", x) / Operation("cos", x),
@@ -51,7 +51,7 @@ OF_COMPLEX: dict[str, PairRule] = {
 }
 
 
-def _square(x: Pair) -> Expression:
+def _square(x: ComplexPair) -> Expression:
     return x.re * x.re + x.im * x.im
 
 
@@ -87,9 +87,9 @@ def _real(schedule: Schedule, name: str, out: View, args: list[Any], kwargs: dic
         schedule.pairwise(out, args[:1], OF_COMPLEX[name])
         return
     if tensors and all(value.form == "truth" for value in tensors) and out.form == "truth":
-        name = rules.OF_TRUTHS.get(name, name)
-    if name in MORE:
-        formula, operands = MORE[name], args[: MORE[name].__code__.co_argcount]
+        name = rules.TRUTH_OPERATIONS.get(name, name)
+    if name in OTHER_RULES:
+        formula, operands = OTHER_RULES[name], args[: OTHER_RULES[name].__code__.co_argcount]
     elif name == "gelu":
         formula, operands = GELU[kwargs.get("approximate", "none")], (args[0],)
     elif name == "elu" and all(factor == 1 for factor in args[1:]):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from scanl.ops._compiler.expressions import LEVELS, Expression, Printer
 from scanl.ops._compiler.rules import Unsupported
 
-OF_TRITON = ("abs", "cos", "erf", "exp", "log", "sin", "sqrt")
+TRITON_FUNCTIONS = ("abs", "cos", "erf", "exp", "log", "sin", "sqrt")
 
 
 class TritonPrinter(Printer):
@@ -33,4 +33,4 @@ class TritonPrinter(Printer):
         if name in LEVELS:
             return super().operation(name, args)
         texts = map(self.text, args)
-        return f"tl.{name}({', '.join(texts)})" if name in OF_TRITON else self.call(name, *texts)
+        return f"tl.{name}({', '.join(texts)})" if name in TRITON_FUNCTIONS else self.call(name, *texts)

@@ -29,7 +29,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._frame.dispatch import backend
 
 MAX_OPERATIONS = 4000  # operations: a kernel of more takes minutes to compile
-STORED = {  # as what kernels have them
+STORED_DTYPES = {  # as what kernels have them
     torch.bool: torch.float32, torch.uint8: torch.float32, torch.int64: torch.float64,
 }  # fmt: skip
 KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.uint8: "float32",
@@ -141,7 +141,7 @@ class Recorded:
         self.inputs = inputs
         self.scratch = self.schedule.allocate()
         self._called = frozenset(self.schedule.called)
-        self._stored = any(dtype in STORED for _, dtype in self.results)
+        self._stored = any(dtype in STORED_DTYPES for _, dtype in self.results)
         self.starts = [int(tensor.storage_offset()) * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
         self._row = self._numbers_of_a_row()
@@ -215,10 +215,10 @@ class Recorded:
 
     def _attribute(self, tensor: Tensor, node: fx.Node) -> View:
         """Return the value of a tensor that is no operand."""
-        if tensor.dtype in STORED:
+        if tensor.dtype in STORED_DTYPES:
             if any(user.target is not aten.lift_fresh_copy.default for user in node.users):
                 raise Unsupported(f"a tensor of {tensor.dtype} that is no operand")
-            tensor = tensor.to(STORED[tensor.dtype])
+            tensor = tensor.to(STORED_DTYPES[tensor.dtype])
         name = f"a{len(self.captured)}"
         value = self._outside(name, self._mode.from_tensor(tensor), READ_KINDS)
         if value.memory.name == name:
@@ -253,7 +253,8 @@ class Recorded:
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported(f"{target}")
         results, form = pytree.tree_flatten(node.meta["val"])
-        args, kwargs = map_arg((node.args, node.kwargs), self._value)
+        operands: Any = map_arg((node.args, node.kwargs), self._value)
+        args, kwargs = operands
         if not all(isinstance(result, Tensor) for result in results):
             raise Unsupported(f"its operations depend on the numbers: {target}")
         if _writes(node):
@@ -284,7 +285,10 @@ class Recorded:
         self._values[node] = self._result(result)
         args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
         known = {id(source.meta["val"]): self._values[source] for source in node.all_input_nodes}
-        for at, value in JOINS[node.target._opname](result, *args, **kwargs):  # pyright: ignore
+        parts = JOINS[node.target._opname](result, *args, **kwargs)  # pyright: ignore
+        if parts is None:
+            raise Unsupported(f"{node.target}")
+        for at, value in parts:
             source = known.get(id(value)) or self._view(value) if isinstance(value, Tensor) else value
             self.schedule.copy(self._view(at), source)
 
@@ -331,7 +335,7 @@ class Recorded:
         for operand, (shape, dtype) in zip(operands, self.inputs, strict=True):
             tensors.append(as_stored(operand, (*lead, *shape[1:]) if self.rows else shape, dtype))
         results = [
-            empty((*lead, *shape[1:]) if self.rows else shape, STORED.get(dtype, dtype))
+            empty((*lead, *shape[1:]) if self.rows else shape, STORED_DTYPES.get(dtype, dtype))
             for shape, dtype in self.results
         ]
         packed = [self.team(units)]
@@ -353,7 +357,7 @@ def as_stored(operand: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tens
             f"recorded function: an operand is {operand.dtype} {tuple(operand.shape)}, expected {dtype} "
             f"{tuple(shape)} because of the example"
         )
-    operand = operand.to(STORED[dtype]) if dtype in STORED else operand
+    operand = operand.to(STORED_DTYPES[dtype]) if dtype in STORED_DTYPES else operand
     return operand.contiguous().resolve_conj()
 
 

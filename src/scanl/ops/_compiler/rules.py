@@ -71,11 +71,11 @@ _OF_TRUTH = {name for name, of in _EXPRESSIONS.items() if of(*map(Name, "xyz"[: 
 _POWERS: dict[float, Rule] = {2: lambda x: x * x, 3: lambda x: x * x * x, 0.5: function("sqrt"), 1: same,
                               -1: lambda x: 1.0 / x}  # fmt: skip
 # What these are of two truth values.
-OF_TRUTHS = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and"}
-ELEMENTWISE = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "softplus", "softplus_backward"}
+TRUTH_OPERATIONS = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and"}
+ELEMENTWISE_OPERATIONS = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "softplus", "softplus_backward"}
 COPIES = {torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,  # of views that are computed when read
           torch.ops.aten._neg_view.default: torch.ops.aten.neg.default}  # fmt: skip
-RETYPED = {"view_as_real", "view_as_complex"}  # views of the same memory in another dtype
+RETYPING_VIEWS = {"view_as_real", "view_as_complex"}  # views of the same memory in another dtype
 REDUCTIONS = {"sum", "mean", "amax", "amin", "cumsum"}
 
 
@@ -122,7 +122,7 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     shape: Sequence[int] | None = None
     dtype = tensors[0].dtype if tensors else None
-    if name in ELEMENTWISE - {"alias", "detach", "clone"} and tensors:
+    if name in ELEMENTWISE_OPERATIONS - {"alias", "detach", "clone"} and tensors:
         shape = _broadcast([tensor.shape for tensor in (tensors[:2] if name == "log_sigmoid_backward" else tensors)])
         dtype = kwargs.get("dtype") or _dtype(name, args)
     elif name in ("mm", "bmm"):

@@ -14,15 +14,15 @@ from scanl.ops._compiler.loops import Assign, KernelCall, LoopFunction, Statemen
 from scanl.ops._compiler.rules import Rule, Unsupported, same
 from scanl.ops._compiler.views import Memory, Operand, View, merged
 
-MORE = """\
+IMPORTS = """\
 from scanl.ops._cpu._in_team import times, times_quantized
 from scanl.ops._cpu._logarithm import expm1, log, log1p
 from scanl.ops._cpu._pointers import address, at, pointer, separate"""
-LARGE = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
+MIN_WEIGHT_NUMBERS = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
 MIN_COLUMNS = 6  # its least columns: COLUMNS of _rows_by_weight.py, which imports numba
 CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
 MAX_LOOPS = 12  # elementwise loops that become one
-WAITING = 32  # calls that a later one may still be put among
+MAX_WAITING_CALLS = 32  # calls that a later one may still be put among
 PairRule = Callable[..., tuple[Expression, ...]]  # of pairs, to the parts of the result
 
 
@@ -51,7 +51,7 @@ class Schedule:
 
     def _append(self, call: "_Statement | _Other") -> None:
         self._open.append([call])
-        self._settle(max(0, len(self._open) - WAITING))
+        self._settle(max(0, len(self._open) - MAX_WAITING_CALLS))
 
     def _joins(self, statement: "_Statement") -> bool:
         """Let a loop become one with earlier ones, and return whether it does.
@@ -94,13 +94,13 @@ class Schedule:
         views = [view for statement in statements for view in statement.views]
         local: dict[int, str] = {}
         one_kind = len({view.memory.kind for view in views}) == 1  # else a conversion would not round
-        for number_, statement in enumerate(statements if one_kind else ()):
+        for number, statement in enumerate(statements if one_kind else ()):
             memory, first = statement.out.memory, statement.out
             alone = not memory.name and memory.first == memory.last == at and id(memory) not in local
-            same = [view for view in views if view.memory is memory]
+            alike = [view for view in views if view.memory is memory]
             reads = sum(view.memory is memory for view in statement.views) - 1
-            if alone and not reads and all(_same(view, first) for view in same):
-                local[id(memory)] = f"t{number_}"
+            if alone and not reads and all(_same(view, first) for view in alike):
+                local[id(memory)] = f"t{number}"
         body = _Body([statement.out for statement in statements if id(statement.out.memory) not in local])
         body.local = local
         shape = statements[0].out.shape
@@ -110,7 +110,7 @@ class Schedule:
         names = [f"i{axis}" for axis in range(len(sizes))]
         lines: list[Statement] = []
         strides = iter(steps)
-        for number_, statement in enumerate(statements):
+        for number, statement in enumerate(statements):
             target: Any = body.read(statement.out, names, next(strides))
             sources = [
                 body.read(arg, names, next(strides)) if isinstance(arg, View) else _parts(arg) for arg in statement.args
@@ -119,7 +119,7 @@ class Schedule:
             if len(values) == 1:
                 lines.append(Assign(target[0], values[0]))
             else:  # an argument may be the result's memory: both parts are computed before one is written
-                parts = [Name(f"r{number_}{letter}") for letter in "ab"]
+                parts = [Name(f"r{number}{letter}") for letter in "ab"]
                 lines += [Assign(part, value) for part, value in zip(parts, values, strict=True)]
                 lines += [Assign(at, part) for at, part in zip(target, parts, strict=True)]
         return self._function(body, nested(axes_of(names, sizes), lines)), body.views
@@ -145,10 +145,8 @@ class Schedule:
         step, strides = source.strides[axis], list(source.strides)
         strides[axis] = 0
         value = body.number(source, names, strides, (body.number(index, names, index.strides), step))
-        self._add(
-            body,
-            nested(axes_of(names, out.shape), [Assign(body.number(out, names, out.strides), value)]),
-        )
+        made = Assign(body.number(out, names, out.strides), value)
+        self._add(body, nested(axes_of(names, out.shape), [made]))
 
     def scatter(self, out: View, axis: int, index: View, source: Operand) -> None:
         """Write numbers at the indices of an axis; the last of several stays."""
@@ -157,10 +155,8 @@ class Schedule:
         strides[axis] = 0
         at = body.number(index, names, index.strides), step
         value = body.number(source, names, source.strides) if isinstance(source, View) else _parts(source)[0]
-        self._add(
-            body,
-            nested(axes_of(names, index.shape), [Assign(body.number(out, names, strides, at), value)]),
-        )
+        made = Assign(body.number(out, names, strides, at), value)
+        self._add(body, nested(axes_of(names, index.shape), [made]))
 
     def reduce(self, out: View, source: View, axes: Sequence[int], kind: str) -> None:
         """Add a reduction over axes. out: without the axes.   kind: "sum", "mean", "amax" or "amin"."""
@@ -210,7 +206,7 @@ class Schedule:
             if self._sums_in_loop(out, out.expanded(b.shape), [column, b], lambda x, y, z: x + y * z):
                 return
         one = not any(size > 1 for size in groups) and _adjacent(out, a)
-        if one and b.strides[-2] == 1 and k * m >= LARGE and m >= MIN_COLUMNS:
+        if one and b.strides[-2] == 1 and k * m >= MIN_WEIGHT_NUMBERS and m >= MIN_COLUMNS:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
             pairs = [part for at, row in enumerate(rows) for part in (Name(f"p{at}"), Constant(row))]
             self._call_kernel("times", [out, a, b], [*pairs, n, m, k])
@@ -342,7 +338,7 @@ class Schedule:
             pointers.insert(0, f"        row = min(unit * {rows}, slots.rows - {rows})")
         calls = [f"        {name}({', '.join(map(_address, views))})" for name, views in self.calls]
         return "\n\n".join([
-            print_numba.header("A kernel of a recorded function.", MORE),
+            print_numba.header("A kernel of a recorded function.", IMPORTS),
             *functions,
             "\n".join([
                 f'@kernel("{" ".join([*kinds, *(["rows"] if rows else [])])}")',
@@ -451,16 +447,16 @@ def _of_reals(rule: Rule) -> PairRule:
     return lambda *pairs: (as_number(rule(*(pair.re for pair in pairs))),)
 
 
-class Pair(NamedTuple):
+class ComplexPair(NamedTuple):
     """The real and the imaginary part of a number."""
 
     re: Expression
     im: Expression
 
 
-def _parts(value: complex) -> Pair:
+def _parts(value: complex) -> ComplexPair:
     """Return the constants of a number."""
-    return Pair(Constant(complex(value).real), Constant(complex(value).imag))
+    return ComplexPair(Constant(complex(value).real), Constant(complex(value).imag))
 
 
 class _Body:
@@ -478,7 +474,7 @@ class _Body:
 
     def read(
         self, value: View, names: Sequence[str], strides: Sequence[int], beside: tuple[Expression, int] | None = None
-    ) -> Pair:
+    ) -> ComplexPair:
         """Return a number of a view. strides: of the axes with these names.
 
         beside: a number in memory that is another index, and its stride.
@@ -486,7 +482,7 @@ class _Body:
         if value.memory.fill is not None:
             return _parts(value.memory.fill)
         if id(value.memory) in self.local:
-            return Pair(Name(self.local[id(value.memory)]), Constant(0.0))
+            return ComplexPair(Name(self.local[id(value.memory)]), Constant(0.0))
         offset = 0
         for at, other in enumerate(self.views):
             if other.memory is value.memory and (at < self.written or other.offset == value.offset):
@@ -499,7 +495,7 @@ class _Body:
         if beside is not None:
             parts = [part + Operation("int", beside[0]) * beside[1] for part in parts]
         loads = [Load(f"p{at}", part) for part in parts]
-        return Pair(loads[0], loads[1] if len(loads) == 2 else Constant(0.0))
+        return ComplexPair(loads[0], loads[1] if len(loads) == 2 else Constant(0.0))
 
     def number(self, *args: Any) -> Any:
         """Return a real number of a view, as `read` has it."""

@@ -198,7 +198,7 @@ def test_products_of_any_number_of_rows(op, members, monkeypatch):
     """
     operands = {name: each.float() for name, each in _operands(op, members * CORES, 3, 38).items()}
     with_matrix = op(**operands, backend="cpu")
-    monkeypatch.setattr(kernels, "REREAD", 3)
+    monkeypatch.setattr(kernels, "MIN_PANEL_STEPS", 3)
     assert all(map(torch.equal, op(**operands, backend="cpu"), with_matrix))
     laws.truth(op, OpSample(operands), {}, "cpu", torch.float32)
 

@@ -23,7 +23,7 @@ MIN_WINDOW_STEPS = 128  # of such windows
 # Least steps of sequences that have products of their own; in several windows, shorter ones have them too.
 MIN_PRODUCT_STEPS = 512
 HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
-REREAD = 16  # least steps for which the matrices are copied into panels
+MIN_PANEL_STEPS = 16  # least steps for which the matrices are copied into panels
 CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
 
 
@@ -111,7 +111,7 @@ class OnCpu(Compiled):
 
     def _values(self, torchs: OfTorch, plan: StepPlan, first: Tensor) -> dict[str, Any]:
         """Return the slots of matrices and other values without a batch axis."""
-        panels = first.shape[1] >= REREAD
+        panels = first.shape[1] >= MIN_PANEL_STEPS
         return {"panels": panels, **torchs.operands(plan, in_panels if panels else Tensor.contiguous)}
 
     def _head(

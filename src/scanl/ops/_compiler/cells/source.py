@@ -26,7 +26,7 @@ from scanl.ops._compiler.expressions import (  # fmt: skip
 from scanl.ops._compiler.loops import Assign, Loop, LoopAxes, LoopFunction, Statement, axes_of, nested, parts, reduction
 from scanl.ops._compiler.views import merged
 
-MORE = """\
+IMPORTS = """\
 from scanl.ops._cpu._cells import (
     add_up, apart, clear, copy, in_window, length, longest, multiply, of_step, row_at, state_before
 )
@@ -373,5 +373,5 @@ def source(name: str, forward: NumbaWriter, backward: NumbaWriter) -> str:
     functions: dict[LoopFunction, str] = {}
     kernels = [writer.kernel(functions) for writer in (forward, backward)]
     texts = [print_numba.function(called, function) for function, called in functions.items()]
-    header = print_numba.header(f"Kernels of the cell {name}, generated from its step.", MORE)
+    header = print_numba.header(f"Kernels of the cell {name}, generated from its step.", IMPORTS)
     return "\n\n".join([header, *texts, *kernels])

@@ -161,7 +161,7 @@ class Trace(TorchDispatchMode):
         func = rules.COPIES.get(func, func)
         out = rules.result(name, args, kwargs)
         out = func(*args, **kwargs) if out is None else out
-        if name in rules.RETYPED:
+        if name in rules.RETYPING_VIEWS:
             return self._retyped(func, args, kwargs, out)
         if func._schema.is_mutable:
             name = name.removesuffix("_")
@@ -234,15 +234,15 @@ class Trace(TorchDispatchMode):
             form, views = self._views(args, kwargs)
             self.new("torch", out, (func, form), views)
             return True
-        if alone and name not in rules.ELEMENTWISE and name not in rules.JOINS:
+        if alone and name not in rules.ELEMENTWISE_OPERATIONS and name not in rules.JOINS:
             raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
         if name == "_to_copy" and kwargs.get("dtype") not in (None, self.dtype, torch.bool):
             raise Unsupported(f"a cast to {kwargs['dtype']}")
         if name == "add" and self._joined(out, [arg for arg in args if isinstance(arg, Tensor)]):
             return True
-        if name in rules.ELEMENTWISE:
+        if name in rules.ELEMENTWISE_OPERATIONS:
             if out.dtype == torch.bool:
-                name = rules.OF_TRUTHS.get(name, name)
+                name = rules.TRUTH_OPERATIONS.get(name, name)
                 if name.startswith("logical") and not all(arg.dtype == torch.bool for arg in args):
                     raise Unsupported(f"{func} of numbers")
             rule = rules.rule(name, args, kwargs)

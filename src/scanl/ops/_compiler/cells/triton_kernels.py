@@ -15,11 +15,13 @@ from scanl.ops._compiler.cells.tiles import Tiles
 from scanl.ops._compiler.cells.triton_source import TritonWriter, source
 from scanl.ops._compiler.cells.values import Sizes
 
-CHANNELS = 64  # of a block, where channels are divided over programs
-WIDEST = 4096  # most channels of a program that sums over them
-WIDEST_MATRIX = 128  # most rows or columns of a tile of a matrix
-HELD = 16384  # most numbers of the matrices that a program holds in registers
-ROWS = 16  # most sequences of a program in the interpreter, which is faster with few programs; a GPU has one in each
+BLOCK_CHANNELS = 64  # of a block, where channels are divided over programs
+MAX_CHANNELS = 4096  # most channels of a program that sums over them
+MAX_MATRIX_WIDTH = 128  # most rows or columns of a tile of a matrix
+MAX_HELD_NUMBERS = 16384  # most numbers of the matrices that a program holds in registers
+MAX_ROWS = (
+    16  # most sequences of a program in the interpreter, which is faster with few programs; a GPU has one in each
+)
 
 
 class OnGpu(Compiled):
@@ -37,7 +39,7 @@ class OnGpu(Compiled):
         return source(name, self._forward_writer, self._backward_writer)
 
     def refusals(self, sizes: Sizes) -> list[str]:
-        widest = WIDEST_MATRIX if self.multiplies else WIDEST
+        widest = MAX_MATRIX_WIDTH if self.multiplies else MAX_CHANNELS
         if self.divided:
             return []
         return [
@@ -102,7 +104,7 @@ class OnGpu(Compiled):
 
         state, axes = operands["state"], sizes.names
         blocks = {
-            f"BLOCK_{letter}": block(sizes[width], CHANNELS)
+            f"BLOCK_{letter}": block(sizes[width], BLOCK_CHANNELS)
             if self.divided
             else max(NARROWEST, triton.next_power_of_2(sizes[width]))
             for letter, width in self.tiles.widths.items()
@@ -121,7 +123,8 @@ class OnGpu(Compiled):
             getattr(self.module, which)[(triton.cdiv(len(state), size) * groups * parts,)](
                 **pointers, p_offsets=cu_seqlens, **strides,
                 length=next(iter(timed.values())).shape[1], sequences=len(state), groups=groups, blocks=parts,
-                **axes, **blocks, ROWS=size, HELD=resident <= HELD, REVERSE=reverse, **flags, enable_fp_fusion=True,
+                **axes, **blocks, ROWS=size, HELD=resident <= MAX_HELD_NUMBERS, REVERSE=reverse, **flags,
+                enable_fp_fusion=True,
             )  # fmt: skip
 
 
@@ -129,4 +132,4 @@ def _sequences(count: int) -> int:
     """Return how many sequences a program takes."""
     from scanl.ops._triton._tuned import SHRUNK
 
-    return ROWS if SHRUNK and count > 1 else 1
+    return MAX_ROWS if SHRUNK and count > 1 else 1
