@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from scanl import layers, tasks
 from scanl.data import questions
 from scanl.data.base import IGNORED
-from scanl.data.batch import Batch, SeriesColumns
+from scanl.data.batch import Batch
 from scanl.errors import ConfigError, DataError, DivergenceError, ShapeError
 from scanl.inspect.reconstruction import waves
 from scanl.learning.questions import answerer
@@ -27,6 +27,7 @@ from scanl.models import (
     SequenceClassifier,
     SequenceLabeler,
     SequenceRegressor,
+    SeriesColumns,
     Stack,
     Tokens,
     caduceus,
@@ -148,12 +149,13 @@ def test_a_forecaster_refuses_an_infinite_number(distribution):
         for name in shapes:
             given = {each: torch.zeros(shape) for each, shape in shapes.items()}
             given[name].flatten()[0] = infinite
+            *columns, targets = given.values()
             with pytest.raises(ShapeError, match=f"forecaster: {name} has an infinite number"):
-                model.loss(**given)
+                model.loss(SeriesColumns(*columns), targets)
     x, *others, _ = map(torch.zeros, shapes.values())
     x[0, 0, 0] = math.inf
     with pytest.raises(ShapeError, match="forecaster: x has an infinite number, expected finite ones, and NaN where"):
-        model.predict(x, **dict(zip(("past", "static", "future"), others, strict=True)))
+        model.predict(SeriesColumns(x, *others))
 
 
 @pytest.mark.parametrize("odd", [-1.0, 0.5, -0.25, 1e9 + 0.5])

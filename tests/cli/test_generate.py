@@ -15,7 +15,7 @@ from scanl.errors import ConfigError, DataError, ShapeError
 from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, seeded_model
-from scanl.models import Channels, Forecaster, Stack
+from scanl.models import Channels, Forecaster, SeriesColumns, Stack
 from scanl.models.heads.distributions import make_head
 
 COVERS = ["data/series/generate"]
@@ -151,7 +151,7 @@ def by_hand(model, source, name, prompt, steps, freq=None):
             past=torch.tensor(past)[None],
             static=torch.tensor(one.static)[None],
             future=torch.tensor(batch.inputs.future[:, reach]),
-            timespans=torch.tensor(batch.timespans[:, reach]) if model.timed else None,
+            timespans=torch.tensor(batch.inputs.timespans[:, reach]) if model.timed else None,
         )
         median = model.head.quantiles(parameters[0, -1, 0], torch.tensor([0.5]))[:, 0]
         x, past = np.vstack([x, median.tolist()]), np.vstack([past, [np.nan]])
@@ -233,14 +233,14 @@ def test_a_generation_goes_on_in_constant_memory():
     model = Forecaster(1, Stack(8, 1, "lru"), Channels(past=1, future=2), lags=3).double()
     x, past, future = (torch.randn(2, *shape).double() for shape in ((5, 1), (5, 1), (15, 2)))
     ahead = list(future[:, 6:].unbind(1))
-    given = {"past": past, "future": future[:, :6]}
-    whole = model.generate(x, **given, following=iter(ahead), seed=1)
+    columns = SeriesColumns(x, past, future=future[:, :6])
+    whole = model.generate(columns, following=iter(ahead), seed=1)
     steps = list(whole)
     assert len(steps) == 10  # as many as covariates, and the first
-    begun = model.generate(x, **given, following=iter(ahead), max_steps=4, seed=1)
+    begun = model.generate(columns, following=iter(ahead), max_steps=4, seed=1)
     first, sizes = list(begun), {leaf.shape for _, leaf in states.leaves(begun.state)}
     later = model.generate(
-        begun.pending, begun.state, past=torch.full((2, 1, 1), torch.nan).double(), future=future[:, 8:10],
+        SeriesColumns(begun.pending, torch.full((2, 1, 1), torch.nan).double(), future=future[:, 8:10]), begun.state,
         following=iter(ahead[4:]), seed=begun.generator,
     )  # fmt: skip
     torch.testing.assert_close(torch.stack([*first, *later]), torch.stack(steps))
@@ -264,7 +264,7 @@ def test_wrong_generation_is_refused():
         (lambda: Forecaster(1, stack).generate(x[:, :0]), ShapeError, r"x has shape \(1, 0, 1\), expected"),
         (lambda: Forecaster(1, stack).generate(x, temperature=-1.0), ConfigError, "temperature is -1.0"),
         (
-            lambda: Forecaster(1, stack, Channels(future=1)).generate(x, future=torch.zeros(1, 4, 1)),
+            lambda: Forecaster(1, stack, Channels(future=1)).generate(SeriesColumns(x, future=torch.zeros(1, 4, 1))),
             ConfigError, "following is None, expected covariates because future is 1",
         ),
     ):  # fmt: skip

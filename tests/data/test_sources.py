@@ -18,7 +18,7 @@ from scanl import tasks
 from scanl.cli import main
 from scanl.data import IGNORED, Corpus, Exam, Folders, OwnSignals, ShardedText, Source, Table, Text, register, sources
 from scanl.data.base import Entry, padded, present
-from scanl.data.batch import Batch, Outcomes, SeriesColumns
+from scanl.data.batch import Batch, Outcomes
 from scanl.data.files import folders
 from scanl.data.folders.signals import Recording
 from scanl.data.questions import Class, FeatureInputs, ForecastQuestion, Label, NextToken, Vocabulary
@@ -29,7 +29,7 @@ from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
 from scanl.learning.run.config import OWN_SOURCES
-from scanl.models import Stack
+from scanl.models import SeriesColumns, Stack
 from scanl.tasks.stream import StreamTask
 
 COVERS = ["data/base", "data/fresh", "learning/report"]
@@ -338,13 +338,11 @@ def test_columns_of_a_forecast_reach_their_arguments():
     )  # fmt: skip
     method = answerer(question)
     model = method.model(Stack(8, 1, "lru"), {"lags": 2})
-    columns = SeriesColumns(*(torch.randn(2, *shape) for shape in ((5, 2), (5, 3), (1,), (9, 2))))
-    batch = Batch(columns, torch.randn(2, 5, 4, 2), timespans=torch.rand(2, 9))
-    given = {**columns._asdict(), "timespans": batch.timespans}
-    x = given.pop("target")
-    torch.testing.assert_close(method.loss(model, batch)[0], model.loss(x, batch.targets, **given)[0])
+    columns = SeriesColumns(*(torch.randn(2, *shape) for shape in ((5, 2), (5, 3), (1,), (9, 2))), torch.rand(2, 9))
+    batch = Batch(columns, torch.randn(2, 5, 4, 2))
+    torch.testing.assert_close(method.loss(model, batch)[0], model.loss(columns, batch.targets)[0])
     outputs, targets, _ = method.answers(model, batch)
-    torch.testing.assert_close(outputs, model.predict(x, **given)[0].quantiles)
+    torch.testing.assert_close(outputs, model.predict(columns)[0].quantiles)
     assert targets is batch.targets
     assert model.config["channels"].scales == [[float(i), i + 1.0] for i in range(8)]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from scanl.cli import main
 from scanl.data import questions, sources
 from scanl.data.base import IGNORED
-from scanl.data.batch import Batch, Outcomes, SeriesColumns
+from scanl.data.batch import Batch, Outcomes
 from scanl.data.questions import FeatureInputs, ForecastQuestion, NextToken, Number, Numbers, Question, Vocabulary
 from scanl.errors import ConfigError
 from scanl.learning import losses as of_losses
@@ -25,7 +25,7 @@ from scanl.learning.losses import losses
 from scanl.learning.questions import Answerer, answerer, answers
 from scanl.learning.questions.base import registry
 from scanl.learning.scores import scores
-from scanl.models import Stack
+from scanl.models import SeriesColumns, Stack
 from scanl.models.heads.distributions import HEADS
 
 COVERS = [
@@ -260,15 +260,16 @@ def test_a_number_of_rows_that_end_early_is_learnt_without_their_padding():
 def test_steps_of_a_batch_reach_as_far_ahead_as_the_whole():
     """T = 5 steps, H = 3 ahead; static covariates and answers after the last step are not cut."""
     columns = SeriesColumns(
-        *(np.arange(np.prod(shape)).reshape(shape) for shape in ((2, 5, 1), (2, 5, 2), (2, 1), (2, 8, 1)))
+        *(np.arange(np.prod(shape)).reshape(shape) for shape in ((2, 5, 1), (2, 5, 2), (2, 1), (2, 8, 1))),
+        np.arange(16.0).reshape(2, 8),
     )
-    batch = Batch(columns, np.zeros((2, 3, 1)), np.ones((2, 5), bool), np.arange(16.0).reshape(2, 8))
+    batch = Batch(columns, np.zeros((2, 3, 1)), np.ones((2, 5), bool))
     assert (batch.size, batch.length) == (2, 5)
     part = batch.steps(2, 4, targets=False)
-    assert [each.shape for each in part.inputs] == [(2, 2, 1), (2, 2, 2), (2, 1), (2, 5, 1)]
-    assert part.timespans[0].tolist() == [2, 3, 4, 5, 6]
+    assert [each.shape for each in part.inputs] == [(2, 2, 1), (2, 2, 2), (2, 1), (2, 5, 1), (2, 5)]
+    assert part.inputs.timespans[0].tolist() == [2, 3, 4, 5, 6]
     assert (part.mask.shape, part.targets.shape) == ((2, 2), (2, 3, 1))
-    assert batch.steps(4, 9, targets=False).timespans[0].tolist() == [4, 5, 6, 7]
+    assert batch.steps(4, 9, targets=False).inputs.timespans[0].tolist() == [4, 5, 6, 7]
     tokens = Batch(np.arange(10, dtype=np.int16).reshape(2, 5), np.arange(10).reshape(2, 5), np.ones((2, 5), bool))
     read = tokens.steps(1, 3, targets=True).tensors()
     assert (read.inputs.tolist(), read.targets.tolist()) == ([[1, 2], [6, 7]], [[1, 2], [6, 7]])

@@ -15,7 +15,6 @@ from scanl.data.base import Signal, SignalSource
 from scanl.data.series.generate import ENDINGS, openings, write_series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
-from scanl.learning.questions.forecast import columns
 from scanl.learning.report import BYTES
 from scanl.models import Forecaster, LanguageModel, PromptLookup
 from scanl.options import NaturalOrNone
@@ -188,17 +187,15 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
     sampling = {name: value for name, value in _sampling(args, 1.0).items() if not name.startswith("top")}
     numbers = []
     for number, prompt in enumerate(prompts):
-        batch = prompt.batch.tensors()
-        x, inputs = columns(batch)
-        steps_read, now = batch.length, dict(inputs)
-        for name, later in (("future", "following"), ("timespans", "lasting")):
-            known = inputs[name]
-            if known is not None:
-                now[name] = known[:, : steps_read + model.horizon]
-                now[later] = iter(known[:, steps_read + 1 :].unbind(1))
+        batch, later = prompt.batch.tensors(), {}
+        read = batch.inputs
+        for name, ahead in (("future", "following"), ("timespans", "lasting")):
+            if (known := getattr(read, name)) is not None:
+                read = read._replace(**{name: known[:, : batch.length + model.horizon]})
+                later[ahead] = iter(known[:, batch.length + 1 :].unbind(1))
         # Each series has random numbers of its own, so they do not depend on the others' lengths.
         seed = None if args.seed is None else args.seed + number
-        drawn = model.generate(x, max_steps=steps, **{**sampling, "seed": seed}, **now)
+        drawn = model.generate(read, max_steps=steps, **{**sampling, "seed": seed}, **later)
         numbers.append(torch.cat(list(drawn)).numpy())
     write_series(path, prompts, np.stack(numbers), source.targets)
     return path

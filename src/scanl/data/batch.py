@@ -8,21 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scanl.series_columns import SeriesColumns
+
 Array = NDArray[Any] | Tensor
-
-
-class SeriesColumns(NamedTuple):
-    """The inputs of a forecast of the H steps after each of T steps. NaN is a missing number.
-
-    target: (N, T, C), what is forecast.   past: (N, T, P), covariates that are known up to the present.   static: (N,
-    S), covariates that are constant over a series.   future: (N, T + H, F), covariates that are known ahead, at the T
-    steps and at the H steps after them.
-    """
-
-    target: Any
-    past: Any
-    static: Any
-    future: Any
 
 
 class Outcomes(NamedTuple):
@@ -37,10 +25,9 @@ class Batch(NamedTuple):
 
     inputs: tokens (N, T), features (N, T, C) or `SeriesColumns`.   targets: as the question says.   mask: (N, T)
     bool, True at the steps of a row, which may end early; None: rows have T steps.   timespans: (N, T) durations of
-    the steps, and for a forecast (N, T + H), with the durations of the steps ahead; None: steps have no durations.
-    starts: (N, T) bool, True where another sequence of a row begins, at which the state is reset; None: a row is one
-    sequence.   weights: (N,), by which the loss of a row's answer counts, where a row has one answer: 0 if it has none
-    in these steps; None: all count once.
+    the steps; None: there are none, or `SeriesColumns` has them.   starts: (N, T) bool, True where another sequence of
+    a row begins, at which the state is reset; None: a row is one sequence.   weights: (N,), by which the loss of a
+    row's answer counts, where a row has one answer: 0 if it has none in these steps; None: all count once.
 
     Features and numbers are float32 if the source has standardised them, and float64 if the model does that.
     """
@@ -86,22 +73,16 @@ class Batch(NamedTuple):
         return _mapped(lambda array: array[rows], self)
 
     def steps(self, begin: int, end: int, *, targets: bool) -> "Batch":
-        """Return the steps from `begin` to before `end`; for future covariates, also the H steps after them.
+        """Return the steps from `begin` to before `end`.
 
         targets: whether the targets have an axis of steps, which is cut too.
         """
-        length = self.length
-        end = min(end, length)
 
-        def cut(array: Array) -> Array:
-            return array[:, begin : end + array.shape[1] - length]
+        def cut(array: Array | None) -> Array | None:
+            return None if array is None else array[:, begin:end]
 
-        inputs = self.inputs
-        if isinstance(inputs, SeriesColumns):
-            inputs = SeriesColumns(cut(inputs.target), cut(inputs.past), inputs.static, cut(inputs.future))
-        else:
-            inputs = cut(inputs)
-        others = (None if array is None else cut(array) for array in (self.mask, self.timespans, self.starts))
+        inputs = self.inputs.steps(begin, end) if isinstance(self.inputs, SeriesColumns) else cut(self.inputs)
+        others = map(cut, (self.mask, self.timespans, self.starts))
         return Batch(inputs, cut(self.targets) if targets else self.targets, *others, weights=self.weights)
 
     def parts(self, size: int, *, gradual: bool = False) -> Iterator["Batch"]:

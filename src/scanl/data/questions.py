@@ -159,14 +159,14 @@ class Flags(Question):
 
 @dataclass(frozen=True)
 class ForecastQuestion(Question):
-    """The numbers of the next `horizon` steps, at every step of `Columns`. targets: (N, T, horizon, target).
+    """The numbers of the next `horizon` steps, at every step of `SeriesColumns`. targets: (N, T, horizon, target).
 
     NaN is a missing number, in the inputs and in the targets. In an exam the targets are `Outcomes` of the forecast
     after the last step.
 
-    target, past, static, future: number of columns of each kind, as in `Columns`.   scales: of these columns, in this
-    order; None if the source has standardised them.   timed: whether the steps have durations.   season: steps of a
-    season. By default a forecast has a linear map of this many last values.   distribution: a head, by name, as in
+    target, past, static, future: number of columns of each kind, as in `SeriesColumns`.   scales: of these columns, in
+    this order; None if the source has standardised them.   timed: whether the steps have durations.   season: steps of
+    a season. By default a forecast has a linear map of this many last values.   distribution: a head, by name, as in
     `Number`.
     """
 

@@ -19,7 +19,7 @@ from scanl.models.decoding.state_store import StateStore as StateStore
 from scanl.models.decoding.streams import Streams as Streams
 from scanl.models.forecasting.forecaster import Forecast as Forecast
 from scanl.models.forecasting.forecaster import Forecaster as Forecaster
-from scanl.models.forecasting.forecaster import Normalization as Normalization
+from scanl.models.forecasting.normalization import Normalization as Normalization
 from scanl.models.forecasting.random_filters import RandomFilters as RandomFilters
 from scanl.models.heads.classifier import SequenceClassifier as SequenceClassifier
 from scanl.models.heads.labeler import SequenceLabeler as SequenceLabeler
@@ -56,5 +56,6 @@ from scanl.models.whole.spacetime import SpaceTimeNet as SpaceTimeNet
 from scanl.models.whole.vim import ImageClassifier as ImageClassifier
 from scanl.models.whole.vim import Patches as Patches
 from scanl.models.whole.vim import vim as vim
+from scanl.series_columns import SeriesColumns as SeriesColumns
 
 __dir__ = public(__name__)

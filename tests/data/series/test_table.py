@@ -56,7 +56,7 @@ def table(tmp_path, frame, name="table.csv", **options):
 
 def timed(source):
     """Whether the steps have durations."""
-    return source.batch(0, 1).timespans is not None
+    return (source.batch(0, 1).inputs if source.asking.ahead else source.batch(0, 1)).timespans is not None
 
 
 def test_windows_hold_what_the_table_has(tmp_path):
@@ -68,10 +68,10 @@ def test_windows_hold_what_the_table_has(tmp_path):
     assert (question.target, question.past, question.static) == (1, 1, 1)
     assert (question.horizon, question.season) == (5, 7)
     assert question.future == 2  # sine and cosine of the week; two years are not there
-    columns, targets, mask, timespans, *_ = source.batch(3, 50)
-    assert [part.shape for part in columns] == [(50, 20, 1), (50, 20, 1), (50, 1), (50, 25, 2)]
-    assert (targets.shape, mask, timespans) == ((50, 20, 5, 1), None, None)
-    for target, past, static, future, wanted in zip(*columns, targets, strict=True):
+    columns, targets, mask, *_ = source.batch(3, 50)
+    assert [part.shape for part in columns[:4]] == [(50, 20, 1), (50, 20, 1), (50, 1), (50, 25, 2)]
+    assert (targets.shape, mask, columns.timespans) == ((50, 20, 5, 1), None, None)
+    for target, past, static, future, wanted in zip(*columns[:4], targets, strict=True):
         one = frame[frame["size"] == static[0]].reset_index()
         (first,) = np.flatnonzero(one.y.to_numpy() == target[0, 0])
         np.testing.assert_allclose(np.hstack([target, past]), one[["y", "u"]].to_numpy()[first : first + 20])
@@ -157,7 +157,8 @@ def test_missing_numbers_and_irregular_times(tmp_path):
     said = str(source)
     assert "10.0% of the target is missing" in said
     assert "times are irregular: durations are an input" in said
-    columns, targets, _, spans, *_ = source.batch(0, 40)
+    columns, targets, *_ = source.batch(0, 40)
+    spans = columns.timespans
     assert 0.05 < np.isnan(columns.target).mean() < 0.15
     assert np.isnan(targets).any()
     assert spans.shape == (40, 25)
@@ -242,14 +243,14 @@ def test_every_format_gives_the_same(tmp_path):
     expected = table(tmp_path, frame, time=None, series="id").batch(0, 8)
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'scanl[series]'")
     found = table(tmp_path, frame, "table.parquet", time=None, series="id").batch(0, 8)
-    for part, other in zip(found.inputs, expected.inputs, strict=True):
+    for part, other in zip(found.inputs[:4], expected.inputs[:4], strict=True):
         np.testing.assert_allclose(part, other, rtol=1e-6)
     arrays = {name: frame[name].to_numpy().reshape(2, 200) for name in ("y", "u")}
     np.savez(tmp_path / "table.npz", **arrays, size=np.arange(2.0))
     whole = Table(
         [tmp_path / "table.npz"], "forecast", "y", series="series", time="step", horizon=5, sequence_length=20
     )
-    for part, other in zip(whole.batch(0, 8).inputs, expected.inputs, strict=True):
+    for part, other in zip(whole.batch(0, 8).inputs[:4], expected.inputs[:4], strict=True):
         np.testing.assert_allclose(part, other, rtol=1e-6)
     frame.to_csv(tmp_path / "t.csv.gz", index=False)
     frame.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
@@ -265,7 +266,7 @@ def test_every_format_gives_the_same(tmp_path):
         assert [one.name for one in other.collection.series] == (
             ["s0", "s1"] if data in files else ["part-s0", "part-s1"]
         )
-        for one, same in zip(other.batch(0, 8).inputs, expected.inputs, strict=True):
+        for one, same in zip(other.batch(0, 8).inputs[:4], expected.inputs[:4], strict=True):
             np.testing.assert_allclose(one, same, rtol=1e-6)
     frame.drop(columns="u").to_csv(tmp_path / "part-s2.csv", index=False)
     with pytest.raises(DataError, match=r"part-s2.csv has the columns .*, expected the columns of .*0.csv; 'id' is"):

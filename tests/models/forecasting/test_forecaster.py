@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -22,6 +22,7 @@ from scanl.models import (
     Saved,
     SequenceLabeler,
     SequenceRegressor,
+    SeriesColumns,
     Stack,
     Tokens,
 )
@@ -40,31 +41,20 @@ SCALES = [[3, 2], [5, 1.5], [1, 2], [0, 1], [0, 1], [0, 1], [1, 1], [0, 3]]
 T, H = 9, 4
 
 
-@dataclass
-class Series:
-    """Two targets with missing numbers, a covariate of the past, two static ones, three known ahead, and durations."""
-
-    x: torch.Tensor
-    past: torch.Tensor
-    static: torch.Tensor
-    future: torch.Tensor
-    timespans: torch.Tensor
-
-    def given(self, steps=slice(None)):
-        """The arguments of some steps; what is known ahead reaches H steps further."""
-        begin, end, _ = steps.indices(T)
-        reach = slice(begin, end + H)
-        ahead = {"future": self.future[:, reach], "timespans": self.timespans[:, reach]}
-        return {"past": self.past[:, steps], "static": self.static, **ahead}
-
-
 def series(rows=2, dtype=torch.float64):
+    """Two targets with missing numbers, a covariate of the past, two static ones, three known ahead, and durations."""
     make = torch.Generator().manual_seed(3)
     x = (torch.rand(rows, T, 3, generator=make, dtype=dtype) * 20).round()
     x[0, 3, 0] = x[-1, 0] = torch.nan
     shapes = ((rows, 2), (rows, T + H, 3), (rows, T + H))
     drawn = [torch.rand(*shape, generator=make, dtype=dtype) for shape in shapes]
-    return Series(x[..., :2].clone(), x[..., 2:].clone(), *drawn)
+    return SeriesColumns(x[..., :2].clone(), x[..., 2:].clone(), *drawn)
+
+
+def read(model, columns, state=None, **more):
+    """The call of a model on columns."""
+    x, *others = columns
+    return model(x, state, **dict(zip(SeriesColumns._fields[1:], others, strict=True)), **more)
 
 
 def forecaster(layer="lru", seed=0, **options):
@@ -89,11 +79,11 @@ def assert_same_state(actual, expected):
 def test_a_stream_is_forecast_as_the_whole(name):
     """Of every layer: sample by sample from the kept state, and in pieces, as from the whole history."""
     model, given = forecaster(name, depth=1), series()
-    whole, last = model(given.x, **given.given())
+    whole, last = read(model, given)
     assert whole.shape == (2, T, H, 2, 2)
     parts, state = [], None
     for start, end in itertools.pairwise([0, 0, 2, 3, T]):
-        y, state = model(given.x[:, start:end], state, **given.given(slice(start, end)))
+        y, state = read(model, given.steps(start, end), state)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert_same_state(state, last)
@@ -106,18 +96,17 @@ def test_a_stream_is_forecast_as_the_whole(name):
 @pytest.mark.parametrize("distribution", HEADS)
 def test_predictions_of_a_stream_are_those_of_the_whole(distribution, recursive, options):
     model, given = forecaster(distribution=distribution, recursive=recursive, depth=1, **options), series()
-    whole, last = model.predict(given.x, **given.given(), paths=5)
+    whole, last = model.predict(given, paths=5)
     state = None
     for t in range(T):
-        step = slice(t, t + 1)
-        forecast, state = model.predict(given.x[:, step], state, **given.given(step), paths=5)
+        forecast, state = model.predict(given.steps(t, t + 1), state, paths=5)
     torch.testing.assert_close(forecast, whole)
     assert_same_state(state, last)
     assert whole.mean.shape == (2, H, 2)
     assert whole.quantiles.shape == (2, H, 2, len(heads.LEVELS))
     assert bool((whole.quantiles.diff(dim=-1) >= 0).all())
     if not recursive:
-        parameters, _ = model(given.x, **given.given())
+        parameters, _ = read(model, given)
         torch.testing.assert_close(whole.mean, model.head.mean(parameters[:, -1]))
 
 
@@ -127,7 +116,7 @@ def test_padded_and_packed_series_equal_each_alone(side, distribution):
     model, given = forecaster(distribution=distribution), series(rows=3)
     lengths, steps = torch.tensor([4, T, 1])[:, None], torch.arange(T)
     mask = steps >= T - lengths if side == "left" else steps < lengths
-    found, last = model(given.x, **given.given(), mask=mask)
+    found, last = read(model, given, mask=mask)
     reach = [slice(int(row.nonzero()[0]), int(row.nonzero()[-1]) + 1 + H) for row in mask]
     reached = [*enumerate(reach), (0, slice(H))]  # the last sequence has no step, and H steps follow it too
     packing = {
@@ -137,20 +126,18 @@ def test_padded_and_packed_series_equal_each_alone(side, distribution):
         "timespans": torch.cat([given.timespans[row, steps] for row, steps in reached])[None],
         "cu_seqlens": torch.tensor([0, 4, 4 + T, 5 + T, 5 + T]),
     }
-    packed, also = model(given.x[mask][None], **packing)
-    again, _ = model(given.x[mask][None], also, **packing)  # go on from the state
+    packed, also = model(given.target[mask][None], **packing)
+    again, _ = model(given.target[mask][None], also, **packing)  # go on from the state
     assert not found[~mask].any()
     torch.testing.assert_close(packed[0], found[mask])
     for row in range(3):
         one, here = slice(row, row + 1), mask[row]
-        own = {
-            "past": given.past[one, here], "static": given.static[one], "future": given.future[one, reach[row]],
-            "timespans": given.timespans[one, reach[row]],
-        }  # fmt: skip
-        alone, state = model(given.x[one, here], **own)
+        ahead = (values[one, reach[row]] for values in (given.future, given.timespans))
+        own = SeriesColumns(given.target[one, here], given.past[one, here], given.static[one], *ahead)
+        alone, state = read(model, own)
         torch.testing.assert_close(found[one, here], alone)
         begin, end = packing["cu_seqlens"][row], packing["cu_seqlens"][row + 1]
-        torch.testing.assert_close(again[:, begin:end], model(given.x[one, here], state, **own)[0])
+        torch.testing.assert_close(again[:, begin:end], read(model, own, state)[0])
         assert_same_state(states.index(last, [row]), state)
         assert_same_state(states.index(also, [row]), state)
     assert_same_state(states.index(also, [3]), model.init_state(1))
@@ -158,20 +145,20 @@ def test_padded_and_packed_series_equal_each_alone(side, distribution):
 
 def test_nothing_at_all():
     model, given = forecaster(), series()
-    none, state = model(given.x[:, :0], **given.given(slice(0, 0)))
+    none, state = read(model, given.steps(0, 0))
     assert none.shape == (2, 0, H, 2, 2)
     assert_same_state(state, model.init_state(2))
-    rows, _ = model(given.x[:0], **{name: part[:0] for name, part in given.given().items()})
+    rows, _ = read(model, SeriesColumns(*(values[:0] for values in given)))
     assert rows.shape == (0, T, H, 2, 2)
 
 
 @pytest.mark.parametrize("recursive", [False, True])
 def test_no_forecast_looks_ahead(recursive):
     model, given = forecaster(recursive=recursive), series()
-    before, _ = model(given.x, **given.given())
-    given.x[:, 5] += 100
+    before, _ = read(model, given)
+    given.target[:, 5] += 100
     given.past[:, 5] += 100
-    after, _ = model(given.x, **given.given())
+    after, _ = read(model, given)
     torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=0)
     assert not torch.isclose(after[:, 5], before[:, 5]).any()
 
@@ -302,8 +289,8 @@ def test_quantiles_are_calibrated_about_the_median():
 def test_forecasts_are_rounded_and_have_a_least_number():
     model = forecaster(normalization=Normalization(20.0, rounded=True, least=4.0), distribution="quantiles")
     given = series()
-    forecast, _ = model.predict(given.x, **given.given())
-    free = forecaster(distribution="quantiles").predict(given.x, **given.given())[0]
+    forecast, _ = model.predict(given)
+    free = forecaster(distribution="quantiles").predict(given)[0]
     torch.testing.assert_close(forecast.quantiles, free.quantiles.clamp(min=4).round())
     torch.testing.assert_close(forecast.mean, free.mean.clamp(min=4).round())
     assert bool((free.quantiles < 4).any())
@@ -367,16 +354,16 @@ def test_what_is_not_asked_for_has_no_loss():
     model, given = forecaster(), series()
     targets = torch.rand(2, T, H, 2).double()
     targets[:, :, 1:] = torch.nan
-    found, _ = model.loss(given.x, targets, **given.given())
+    found, _ = model.loss(given, targets)
     found.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     assert not model.lags.weight.grad[1:].any()
     assert model.lags.weight.grad[0].any()
-    parameters, _ = model(given.x, **given.given())
+    parameters, _ = read(model, given)
     below = torch.distributions.Normal(*parameters[:, :, 0].unbind(-1)).log_prob(targets[:, :, 0])
-    _, _, scale, _ = model._read(model._columns(given.x, *given.given().values(), None), None, None)
+    _, _, scale, _ = model._read(model._inputs(given), None, None)
     torch.testing.assert_close(found, -(below + scale[:, :, 0].log()).mean())
-    nothing, _ = model.loss(given.x, torch.full_like(targets, torch.nan), **given.given())
+    nothing, _ = model.loss(given, torch.full_like(targets, torch.nan))
     assert nothing == 0
 
 
@@ -385,20 +372,20 @@ def test_losses_are_in_units_of_the_last_scale_or_a_larger_one(distribution):
     """By hand, from the forecasts in units. One series begins quietly, the other grows quiet: span is short."""
     model = forecaster(distribution=distribution, normalization=Normalization(3.0))
     given = series()
-    given.x[0, :5, :2] = 10 + torch.rand(5, 2)
-    given.x[0, 5:, :2], given.x[1, 4:, :2] = 50 * torch.rand(4, 2), 7 + torch.rand(5, 2)
+    given.target[0, :5, :2] = 10 + torch.rand(5, 2)
+    given.target[0, 5:, :2], given.target[1, 4:, :2] = 50 * torch.rand(4, 2), 7 + torch.rand(5, 2)
     targets = 20 * torch.rand(2, T, H, 2).double()
     targets[:, 3] = targets[1, 6] = targets[0, 7, 2:] = torch.nan
-    _, _, scale, _ = model._read(model._columns(given.x, *given.given().values(), None), None, None)
+    _, _, scale, _ = model._read(model._inputs(given), None, None)
     assert (scale[0, :5] < scale[0, -1:] / 3).all()
     assert (scale[1, 3, :, 1] > 2 * scale[1, -1, :, 1]).all()
-    parameters, _ = model(given.x, **given.given())
+    parameters, _ = read(model, given)
     units = torch.maximum(scale, scale[:, -1:])
     if distribution == "points":
         errors = ((parameters[..., 0] - targets) / units) ** 2
     else:
         errors = 2 * heads.pinball(parameters, targets, parameters.new_tensor(heads.LEVELS)).mean(-1) / units
-    found, _ = model.loss(given.x, targets, **given.given())
+    found, _ = model.loss(given, targets)
     torch.testing.assert_close(found, errors[~targets.isnan()].mean())
 
 
@@ -406,24 +393,26 @@ def test_a_recursive_forecast_reads_itself():
     """By hand: the mean after each step is the next sample, the covariate of the past is missing then, and the
     durations are those of the steps."""
     model, given = forecaster(distribution="points", recursive=True), series()
-    found, state = model.predict(given.x, **given.given())
-    parameters, ahead = model(given.x, **given.given())
+    found, state = model.predict(given)
+    parameters, ahead = read(model, given)
     expected = [parameters[:, -1, 0, :, 0]]
     for step in range(T, T + H - 1):
-        more = {
-            "past": torch.full((2, 1, 1), torch.nan).double(), "static": given.static,
-            "future": F.pad(given.future[:, step : step + 1 + H], (0, 0, 0, step + 1 - T)),
-            "timespans": F.pad(given.timespans[:, step : step + 1 + H], (0, step + 1 - T)),
-        }  # fmt: skip
-        parameters, ahead = model(expected[-1][:, None], ahead, **more)
+        more = SeriesColumns(
+            expected[-1][:, None],
+            torch.full((2, 1, 1), torch.nan).double(),
+            given.static,
+            F.pad(given.future[:, step : step + 1 + H], (0, 0, 0, step + 1 - T)),
+            F.pad(given.timespans[:, step : step + 1 + H], (0, step + 1 - T)),
+        )
+        parameters, ahead = read(model, more, ahead)
         expected.append(parameters[:, -1, 0, :, 0])
     torch.testing.assert_close(found.mean, torch.stack(expected, 1))
-    assert_same_state(state, model(given.x, **given.given())[1])
+    assert_same_state(state, read(model, given)[1])
 
 
 def test_paths_are_drawn_by_their_seed():
     model, given = forecaster(recursive=True), series()
-    one, same, other = (model.predict(given.x, **given.given(), paths=7, seed=seed)[0] for seed in (1, 1, 2))
+    one, same, other = (model.predict(given, paths=7, seed=seed)[0] for seed in (1, 1, 2))
     assert torch.equal(one.quantiles, same.quantiles)
     assert not torch.equal(one.quantiles, other.quantiles)
 

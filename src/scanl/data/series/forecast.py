@@ -79,7 +79,7 @@ class SeriesForecast(SeriesQuestion):
         after = rows[:, -learnt:, None] + 1 + np.arange(horizon)
         targets = np.full((*rows.shape, horizon, flat.target.shape[1]), np.nan)
         targets[:, -learnt:] = np.where((after < ends[:, None, None])[..., None], flat.target[after], np.nan)
-        return Batch(flat.columns(rows, horizon), targets, timespans=flat.durations(rows, horizon))
+        return Batch(flat.columns(rows, horizon), targets)
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
         numbers = self.source.collection.series[i].target[begin:end]
@@ -122,8 +122,7 @@ class SeriesForecast(SeriesQuestion):
                 rows = last[:, None] + np.arange(1 - length, 1)
                 numbers = flat.target[last[:, None] + 1 + np.arange(horizon)]
                 units = np.stack([self.units[i] for i, *_ in origins])
-                spans = flat.durations(rows, horizon)
-                yield origins, Batch(flat.columns(rows, horizon), Outcomes(numbers, units), timespans=spans)
+                yield origins, Batch(flat.columns(rows, horizon), Outcomes(numbers, units))
 
     def examples(self, split: int) -> Iterator[Batch]:
         yield from (batch for _, batch in self.forecasts(split))

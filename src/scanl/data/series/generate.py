@@ -55,7 +55,7 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         series, count = (member, now - begin) if now else (_with_nothing_before(member), 1)
         ahead = steps - 1 + table.horizon
         flat, rows = Rows([series], ahead), (begin + np.arange(count))[None]
-        batch = Batch(flat.columns(rows, ahead), None, timespans=flat.durations(rows, ahead))
+        batch = Batch(flat.columns(rows, ahead), None)
         names = [name for name in (table.series, table.time) if name is not None]
         after = longer.iloc[places[now : now + steps]][names].reset_index(drop=True)
         if table.time is not None:

@@ -76,8 +76,7 @@ class Outlook:
             for some in in_batches(of_length):
                 ends = np.array([self._rows.starts[origins[n][0]] + origins[n][1] for n in some])
                 rows = ends[:, None] + np.arange(1 - length, 1)
-                inputs = self._rows.columns(rows, self.table.horizon)
-                yield list(some), Batch(inputs, None, timespans=self._rows.durations(rows, self.table.horizon))
+                yield list(some), Batch(self._rows.columns(rows, self.table.horizon), None)
 
     def steps(self, origin: Origin) -> NDArray[np.int64]:
         """Return the rows of `frame` that are the H steps after an origin."""

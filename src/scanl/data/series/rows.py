@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.batch import SeriesColumns
 from scanl.data.series.columns import Numbers
 from scanl.data.series.naive import unit_of
 from scanl.data.series.series import Series
+from scanl.series_columns import SeriesColumns
 
 
 class Rows:
@@ -53,15 +53,14 @@ class Rows:
         return np.hstack([self.past, static, *spans])
 
     def columns(self, rows: NDArray[np.int64], ahead: int) -> SeriesColumns:
-        """Return the columns of windows of rows (N, T); for future covariates, also the `ahead` rows after them."""
-        series = np.searchsorted(self.starts, rows[:, 0], side="right") - 1
-        return SeriesColumns(
-            self.target[rows], self.past[rows], self.static[series], self.future[reaching(rows, ahead)]
-        )
+        """Return the columns of windows of rows (N, T); of what is known ahead, also the `ahead` rows after them."""
+        series, known = np.searchsorted(self.starts, rows[:, 0], side="right") - 1, reaching(rows, ahead)
+        spans = self.durations(known)
+        return SeriesColumns(self.target[rows], self.past[rows], self.static[series], self.future[known], spans)
 
-    def durations(self, rows: NDArray[np.int64], ahead: int = 0) -> Numbers | None:
-        """Return the durations of windows of rows (N, T) and of the `ahead` rows after them, if steps have any."""
-        return None if self.spans is None else self.spans[reaching(rows, ahead)]
+    def durations(self, rows: NDArray[np.int64]) -> Numbers | None:
+        """Return the durations of windows of rows (N, T), if steps have any."""
+        return None if self.spans is None else self.spans[rows]
 
 
 def reaching(rows: NDArray[np.int64], ahead: int) -> NDArray[np.int64]:

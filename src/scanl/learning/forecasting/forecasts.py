@@ -17,7 +17,6 @@ from scanl.data.series.table import Table
 from scanl.data.series.times import form_of, times, written
 from scanl.errors import ConfigError, DataError
 from scanl.learning.evaluation import trained
-from scanl.learning.questions.forecast import columns
 from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
 
@@ -196,8 +195,8 @@ class Forecasts:
         probabilities = [0.5, *(p for tail in tails for p in (tail, 1 - tail))]
         numbers = np.empty((len(origins), table.horizon, len(table.targets), len(probabilities)))
         for which, batch in outlook.batches(origins):
-            x, inputs = columns(batch.tensors(next(self.model.parameters()).device))
-            quantiles = self.model.predict(x, levels=probabilities, **inputs)[0].quantiles
+            inputs = batch.tensors(next(self.model.parameters()).device).inputs
+            quantiles = self.model.predict(inputs, levels=probabilities)[0].quantiles
             numbers[which] = quantiles.cpu().numpy()
         numbers = numbers[:, :horizon].reshape(len(origins) * horizon, len(table.targets), len(probabilities))
         keys = [name for name in (table.series, table.time) if name is not None]

@@ -66,13 +66,11 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
         )
 
     def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:
-        x, options = columns(batch)
-        forecast, state = model.predict(x, state, levels=LEVELS, **options)
+        forecast, state = model.predict(batch.inputs, state, levels=LEVELS)
         return Answers(forecast.quantiles, batch.targets, state)
 
     def loss(self, model: Forecaster, batch: Batch, state: State = None) -> tuple[Tensor, State]:
-        x, options = columns(batch)
-        return model.loss(x, batch.targets, state, **options)
+        return model.loss(batch.inputs, batch.targets, state)
 
     def show(self, model: Forecaster, source: Source, folder: Path, seed: int) -> None:
         from scanl.learning.run.picture import save_forecast
@@ -82,9 +80,3 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
     def scores(self, outputs: Tensor, targets: Outcomes) -> dict[str, tuple[float, int]]:
         numbers, units = (tensor.double().cpu() for tensor in targets)
         return super().scores(outputs.double().cpu(), Outcomes(numbers, units))
-
-
-def columns(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-    """Return a forecaster's inputs from a batch: the target, and its other arguments by name."""
-    target, past, static, future = batch.inputs
-    return target, {"past": past, "static": static, "future": future, "timespans": batch.timespans}

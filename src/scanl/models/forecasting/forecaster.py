@@ -1,7 +1,6 @@
 """A forecaster of series that can use any layer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -10,25 +9,27 @@ from torch import Tensor
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.base import as_widened
-from scanl.layers.packing import pack, sequence_index, unpack
-from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType, State, loadable
 from scanl.models.decoding.generation import Generation
 from scanl.models.decoding.sampling import as_limit, check_options
 from scanl.models.embedding import check_tensor
+from scanl.models.forecasting.calibration import calibrated
+from scanl.models.forecasting.inputs import StepInputs, check_columns
 from scanl.models.forecasting.lags import Lags
+from scanl.models.forecasting.normalization import Normalization
 from scanl.models.forecasting.running import Running, nothing_read, running
 from scanl.models.heads.distributions import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels
 from scanl.models.reader import FeatureEmbedding, Standard
-from scanl.models.saving import ModelPart, Saved
+from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
 from scanl.ops.offsets import sequences
-from scanl.options import WORDS, Configured, above, at_least
+from scanl.options import at_least
+from scanl.series_columns import SeriesColumns
 from scanl.whole import whole_number
 
 EPSILON = 1e-5  # added to the variance of a series that has not varied
-MOST_LOG = 80.0  # of a forecast, in units of the location: its exponential is finite in float32
 
 
 @loadable
@@ -52,47 +53,6 @@ class Forecast(NamedTuple):
 
     mean: Tensor
     quantiles: Tensor
-
-
-@dataclass(frozen=True)
-class Normalization(ModelPart, metaclass=Configured):
-    """Normalisation of a series by the running mean and variance of its past."""
-
-    span: Annotated[
-        float | None,
-        above(1),
-        "after this many further numbers, a number has lost about two thirds of its weight in mean and variance. None: "
-        "it keeps its weight",
-    ] = None
-    log: Annotated[
-        bool,
-        "normalise the logarithm of the targets, for series whose steps are ratios. A number that is not above 0 is "
-        "then missing",
-    ] = False
-    rounded: Annotated[bool, "round the forecasts to whole numbers"] = False
-    least: Annotated[float | None, "no forecast is below this number; None: no limit"] = None
-    calibrated: Annotated[
-        bool, "multiply the distances of the quantiles from the median by the factors in `calibration`"
-    ] = False
-
-
-WORDS[Normalization] = "Normalization()"
-
-
-class _Read(NamedTuple):
-    """The inputs of a forecaster at each step, in float64 and standardised.
-
-    y: (B, T, C), the targets.   covariates: each (B, T, ·).   spans: (B, T), durations of the steps, if they have any.
-    """
-
-    y: Tensor
-    covariates: tuple[Tensor, ...]
-    spans: Tensor | None
-
-    def packed(self, mask: Tensor) -> "_Read":
-        """Return the steps where `mask` is True, packed into one row."""
-        spans = None if self.spans is None else pack(self.spans, mask)[0]
-        return _Read(pack(self.y, mask)[0], tuple(pack(covariate, mask)[0] for covariate in self.covariates), spans)
 
 
 class Forecaster(Saved):
@@ -151,17 +111,16 @@ class Forecaster(Saved):
             Normalization | None,
             "how the targets are normalised by their past, and what forecasts may be; None: only the scales of the "
             "channels",
-        ] = Normalization(),
+        ] = Normalization(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__()
         check_causal(self._who(), stack)
-        self.stack = stack
+        self.stack, self.channels = stack, channels
         self.horizon, self.distribution = horizon, distribution
+        self.recursive, self.normalization = recursive, normalization
         self.targets, self.past, self.static = channels.target, channels.past, channels.static
         self.future, self.timed = channels.future, channels.timed
-        self.recursive, self.normalization = recursive, normalization
-        kind = normalization or Normalization()
-        self.rounded, self.least, self.log = kind.rounded, kind.least, kind.log
+        self.form = normalization or Normalization()  # what is not the running mean and variance
         self.ahead = 1 if recursive else horizon
         once = self.targets + self.past + self.static
         self.standard = Standard("forecaster", once + self.future, channels.scales)
@@ -170,17 +129,17 @@ class Forecaster(Saved):
         )
         self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
         self.lags = Lags(lags, self.ahead) if lags else None
-        if self.log and distribution not in ("points", "quantiles"):
+        if self.form.log and distribution not in ("points", "quantiles"):
             raise ConfigError(
                 f"forecaster: distribution is {distribution}, expected points or quantiles because of log"
             )
-        if self.log and not bool((self.standard.location[: self.targets] > 0).all()):
+        if self.form.log and not bool((self.standard.location[: self.targets] > 0).all()):
             raise ConfigError(
                 f"forecaster: scales has the location {self.standard.location[: self.targets].min().item():g} of a "
                 "target, expected more than 0 because of log"
             )
         self.calibration: Tensor | None
-        self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if kind.calibrated else None)
+        self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if self.form.calibrated else None)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
         weight = self.input.weight
@@ -214,36 +173,30 @@ class Forecaster(Saved):
         sequences packed over B == 1; `static` then has N rows, and in `future` and `timespans` H steps follow each
         sequence.
         """
-        inputs = self._columns(x, past, static, future, timespans, cu_seqlens)
+        inputs = self._inputs(SeriesColumns(x, past, static, future, timespans), cu_seqlens)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError("forecaster: mask and cu_seqlens are both given, expected one of them")
             _, cu_seqlens = pack(x, mask)
             inputs = inputs.packed(mask)
         parameters, location, scale, state = self._read(inputs, state, cu_seqlens)
-        parameters = self._as_read(self.head.in_units(parameters.double(), location, scale))
+        parameters = self._unlogged(self.head.in_units(parameters.double(), location, scale))
         return (parameters if mask is None else unpack(parameters, mask)), state
 
     def loss(
-        self,
-        x: Tensor,
-        targets: Tensor,
-        state: ForecasterState | None = None,
-        *,
-        past: Tensor | None = None,
-        static: Tensor | None = None,
-        future: Tensor | None = None,
-        timespans: Tensor | None = None,
+        self, inputs: SeriesColumns | Tensor, targets: Tensor, state: ForecasterState | None = None
     ) -> tuple[Tensor, ForecasterState]:
         """Return the mean loss of the forecasts after each step, and the state.
 
-        targets: (B, T, H, C), NaN where there is no target. With `recursive` only the first of the H steps is learnt.
-        The loss of points and quantiles is in units of a running scale: that after the last step, or that after the
-        step of the forecast where it is larger. In the first steps the scale is hardly known, and an error in units of
-        it could have any size. A likelihood has the same gradient in any unit. For counts it is the likelihood of the
-        counts themselves. Forecasts that no series of the batch asks for are not computed.
+        inputs: `SeriesColumns`, or the targets x (B, T, C) alone.   targets: (B, T, H, C), NaN where there is none.
+        With `recursive` only the first of the H steps is learnt. The loss of points and quantiles is in units of a
+        running scale: that after the last step, or that after the step of the forecast where it is larger. In the first
+        steps the scale is hardly known, and an error in units of it could have any size. A likelihood has the same
+        gradient in any unit. For counts it is the likelihood of the counts themselves. Forecasts that no series of the
+        batch asks for are not computed.
         """
-        expected = (*x.shape[:2], self.horizon, self.targets)
+        columns = _as_columns(inputs)
+        expected = (*columns.target.shape[:2], self.horizon, self.targets)
         if targets.shape != expected:
             raise ShapeError(
                 f"forecaster: targets has shape {tuple(targets.shape)}, expected {expected} because of x and the model"
@@ -253,10 +206,10 @@ class Forecaster(Saved):
                 raise ShapeError("forecaster: targets has an infinite number, expected finite ones, and NaN for none")
             if self.head.counts:
                 check_counts("forecaster", "targets", targets)
-        inputs = self._columns(x, past, static, future, timespans, None)
+        steps = self._inputs(columns)
         targets = self._logged(targets[:, :, : self.ahead])
         after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
-        parameters, location, scale, state = self._read(inputs, state, None, after)
+        parameters, location, scale, state = self._read(steps, state, None, after)
         targets, dtype = targets[:, after].double(), parameters.dtype
         is_target = ~targets.isnan()
         if self.head.counts:
@@ -272,80 +225,70 @@ class Forecaster(Saved):
     @torch.no_grad()
     def predict(
         self,
-        x: Tensor,
+        inputs: SeriesColumns | Tensor,
         state: ForecasterState | None = None,
         *,
-        past: Tensor | None = None,
-        static: Tensor | None = None,
-        future: Tensor | None = None,
-        timespans: Tensor | None = None,
         levels: Sequence[float] = LEVELS,
         paths: int = 200,
         seed: int = 0,
     ) -> tuple[Forecast, ForecasterState]:
-        """Read x (B, T, C), T at least 1, and forecast the H steps after the last one.
+        """Read T steps, at least one, and forecast the H steps after the last one.
 
         Pass the state to the next call, together with the new samples: one or several. The forecasts are the same as
         from the whole history.
 
-        past, static, future, timespans: as in `forward`.   levels: of the quantiles.
+        inputs: `SeriesColumns`, or the targets x (B, T, C) alone.   levels: of the quantiles.
         paths: if recursive, how many futures are drawn. Each number is drawn from the distribution that follows from
         the numbers before it. The forecast is the mean and the quantiles of the futures. With "points" there is one
         future: the means. In a future, covariates of the past are missing.   seed: of the draws.
         """
-        check_tensor("forecaster", "x", x, "(B, T, C)")
-        if x.ndim == 3 and x.shape[1] == 0:
-            raise ShapeError(f"forecaster: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
+        columns = _begun("forecaster", inputs)
         paths, seed = whole_number("forecaster", "paths", paths, 1), whole_number("forecaster", "seed", seed)
         probabilities = as_levels(levels, self.standard.scale)
-        inputs = self._columns(x, past, static, future, timespans, None)
-        parameters, state = self._after(inputs, state)
+        parameters, state = self._after(self._inputs(columns), state)
+        allowed = self.form.allowed
         if not self.recursive:
-            mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, probabilities.to(parameters))
-            quantiles = self._calibrated(quantiles, parameters, probabilities)
-            return Forecast(self._allowed(mean), self._allowed(quantiles)), state
+            quantiles = self._calibrated(
+                self.head.quantiles(parameters, probabilities.to(parameters)), parameters, probabilities
+            )
+            return Forecast(allowed(self.head.mean(parameters)), allowed(quantiles)), state
         paths = 1 if self.distribution == "points" else paths
+        x, length = columns.target, columns.target.shape[1]
         generator = torch.Generator(x.device).manual_seed(seed)
-        ahead = states.repeat(state, paths)
-        repeated = parameters.repeat_interleave(paths, 0)
-        constant = None if static is None else static.repeat_interleave(paths, 0)
+        later, ahead = states.repeat(state, paths), parameters.repeat_interleave(paths, 0)
+        known = [None if values is None else values[:, length:] for values in (columns.future, columns.timespans)]
+        static, *known = (
+            None if values is None else values.repeat_interleave(paths, 0) for values in (columns.static, *known)
+        )
         numbers = []
         for step in range(self.horizon):
-            drawn = self.head.mean(repeated) if paths == 1 else self.head.sample(repeated, generator)
+            drawn = self.head.mean(ahead) if paths == 1 else self.head.sample(ahead, generator)
             numbers.append(drawn[:, 0])
-            if step + 1 == self.horizon:
-                break
-            known, lasts = (
-                None if tensor is None else tensor[:, x.shape[1] + step :][:, :2].repeat_interleave(paths, 0)
-                for tensor in (future, timespans)
-            )
-            repeated, ahead = self._next(drawn, ahead, constant, known, lasts)
+            if step + 1 < self.horizon:
+                two = (None if values is None else values[:, step : step + 2] for values in known)
+                ahead, later = self._next(SeriesColumns(drawn, None, static, *two), later)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(probabilities.to(drawn), dim=1).movedim(0, -1)
-        return Forecast(self._allowed(drawn.mean(1)), self._allowed(quantiles)), state
+        return Forecast(allowed(drawn.mean(1)), allowed(quantiles)), state
 
     def generate(
         self,
-        x: Tensor,
+        inputs: SeriesColumns | Tensor,
         state: ForecasterState | None = None,
         *,
-        past: Tensor | None = None,
-        static: Tensor | None = None,
-        future: Tensor | None = None,
-        timespans: Tensor | None = None,
         following: Iterator[Tensor] | None = None,
         lasting: Iterator[Tensor] | None = None,
         max_steps: int | None = None,
         temperature: float = 1.0,
         seed: int | torch.Generator | None = None,
     ) -> Generation:
-        """Read x (B, T, C), T at least 1, and draw the numbers (B, C) of step after step, in constant memory.
+        """Read T steps, at least one, and draw the numbers (B, C) of step after step, in constant memory.
 
         Each step is drawn from the distribution that follows from all steps before it, including the drawn ones. To
         generate from nothing, let x be one step of NaN. As in `predict`, covariates of the past are missing in the
         drawn steps.
 
-        past, static, future, timespans: as in `forward`; of the steps ahead, the first alone is read.
+        inputs: `SeriesColumns`, or the targets x (B, T, C) alone; of the steps ahead, the first alone is read.
         following: with `future`, an iterator over the covariates (B, F) of the second drawn step, of the third, and so
         on. Generation ends where it ends.   lasting: with `timespans`, likewise over the durations (B,) of these steps;
         None: each lasts 1.   max_steps: None for no limit.   temperature: see `Head.sample`.
@@ -356,43 +299,43 @@ class Forecaster(Saved):
             raise ConfigError(
                 f"generate: the model forecasts {self.ahead} steps at once, expected one; make it recursive"
             )
-        check_tensor("generate", "x", x, "(B, T, C)")
-        if x.ndim == 3 and x.shape[1] == 0:
-            raise ShapeError(f"generate: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
+        columns = _begun("generate", inputs)
         check_options("generate", temperature)
         max_steps = as_limit("generate", "max_steps", max_steps)
         if self.future and following is None and max_steps != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
-        inputs = self._columns(x, past, static, future, timespans, None)
-        steps, ones = x.shape[1], None if timespans is None else timespans.new_ones(len(x))
-        ahead = None if future is None else future[:, steps]  # of the step that is drawn next
-        lasts = None if timespans is None else timespans[:, steps]
+        x, static, steps = columns.target, columns.static, self._inputs(columns)
+        ones = None if columns.timespans is None else columns.timespans.new_ones(len(x))
+        # Of the step that is drawn next.
+        ahead, lasts = (
+            None if values is None else values[:, x.shape[1]] for values in (columns.future, columns.timespans)
+        )
         first = True
 
         def draw(pending: Tensor, state: Any, _: Tensor | None, generator: torch.Generator | None) -> Any:
             nonlocal first, ahead, lasts
             if first:
-                parameters, after = self._after(inputs, state)
+                parameters, after = self._after(steps, state)
             else:
                 known, spans = ahead, lasts
                 ahead = None if following is None else next(following)
                 lasts = ones if lasting is None else next(lasting)
-                parameters, after = self._next(pending, state, static, _both(known, ahead), _both(spans, lasts))
+                now = SeriesColumns(pending, None, static, _both(known, ahead), _both(spans, lasts))
+                parameters, after = self._next(now, state)
             first = False
             drawn = self.head.sample(parameters, generator, temperature)
             return drawn[:, 0], drawn, after
 
         return Generation(draw, x, state, max_steps=max_steps, seed=seed)
 
-    def _next(
-        self, x: Tensor, state: ForecasterState, static: Tensor | None, known: Tensor | None, spans: Tensor | None
-    ) -> tuple[Tensor, ForecasterState]:
-        """Read one step x (B, 1, C) of a recursive forecast, in which the covariates of the past are missing.
+    def _next(self, columns: SeriesColumns, state: ForecasterState) -> tuple[Tensor, ForecasterState]:
+        """Read one step of a recursive forecast, in which the covariates of the past are missing.
 
-        known: (B, 2, F), the covariates of this step and of the next.   spans: (B, 2), their durations.
+        Of the steps ahead, the next one is known.
         """
+        x = columns.target
         past = x.new_full((len(x), 1, self.past), torch.nan)
-        return self._after(self._joined(x, past, static, known, spans, None), state)
+        return self._after(self._joined(columns._replace(past=past)), state)
 
     def _standards(self) -> tuple[Tensor, Tensor]:
         """Return location and scale of every channel; the location of targets that are counts is 0."""
@@ -401,55 +344,20 @@ class Forecaster(Saved):
             location = torch.cat([torch.zeros_like(location[: self.targets]), location[self.targets :]])
         return location, self.standard.scale
 
-    def _columns(
-        self,
-        x: Tensor,
-        past: Tensor | None,
-        static: Tensor | None,
-        future: Tensor | None,
-        timespans: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> "_Read":
-        """Check the inputs, and return the numbers at each step."""
-        self._check(x, past, static, future, timespans, cu_seqlens)
-        return self._joined(x, past, static, future, timespans, cu_seqlens)
+    def _inputs(self, columns: SeriesColumns, cu_seqlens: Tensor | None = None) -> StepInputs:
+        """Check columns, and return the numbers at each step."""
+        check_columns(columns, self.channels, self.horizon, cu_seqlens)
+        if self.head.counts and not torch.compiler.is_compiling():
+            check_counts("forecaster", "x", columns.target)
+        return self._joined(columns, cu_seqlens)
 
-    def _joined(
-        self,
-        x: Tensor,
-        past: Tensor | None,
-        static: Tensor | None,
-        future: Tensor | None,
-        timespans: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> "_Read":
-        """Return the inputs at each step, standardised in float64. `_next` gives it one step ahead, not H."""
-        sizes = (self.targets, self.past, self.static, self.future)
-        inputs = (self._logged(x), past, static, future)
-        groups = zip(*(values.split(sizes) for values in self._standards()), inputs, strict=True)
-        y, past, static, future = (
-            None if values is None else (values.double() - location) / scale for location, scale, values in groups
-        )
-        assert y is not None
-        steps = torch.arange(x.shape[1], device=x.device)
-        owner = None if cu_seqlens is None else sequence_index(cu_seqlens, x.shape[1])
-        if static is not None:
-            static = static[:, None].expand(-1, x.shape[1], -1) if owner is None else static[owner][None]
-        now = steps if owner is None else steps + owner * self.horizon  # H steps follow each packed sequence
-        after = now[:, None] + 1 + torch.arange(self.ahead, device=x.device)
-        spans = None
-        ahead = [] if future is None else [future[:, after]]
-        if timespans is not None:
-            spans = timespans[:, now]
-            ahead.append((timespans[:, after].double().cumsum(2) / self.horizon)[..., None])
-        covariates = [covariate for covariate in (past, static) if covariate is not None]
-        if ahead:
-            covariates.append(torch.cat(ahead, -1).flatten(2) if len(ahead) > 1 else ahead[0].flatten(2))
-        return _Read(y, tuple(covariates), spans)
+    def _joined(self, columns: SeriesColumns, cu_seqlens: Tensor | None = None) -> StepInputs:
+        columns = columns._replace(target=self._logged(columns.target))
+        return StepInputs.of(columns, *self._standards(), (self.ahead, self.horizon), cu_seqlens)
 
     def _read(
         self,
-        inputs: "_Read",
+        inputs: StepInputs,
         state: ForecasterState | None,
         cu_seqlens: Tensor | None,
         after: Tensor | slice = slice(None),
@@ -459,48 +367,26 @@ class Forecaster(Saved):
         hidden, lagged, location, scale, state = self._hidden(inputs, state, cu_seqlens, after)
         return self._distributions(hidden, lagged), location[:, :, None], scale[:, :, None], state
 
-    def _after(self, inputs: "_Read", state: ForecasterState | None) -> tuple[Tensor, ForecasterState]:
+    def _after(self, inputs: StepInputs, state: ForecasterState | None) -> tuple[Tensor, ForecasterState]:
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
         hidden, lagged, location, scale, state = self._hidden(inputs, state, None, slice(-1, None))
         parameters = self._distributions(hidden, lagged)
         parameters = self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0]
-        return self._as_read(parameters), state
+        return self._unlogged(parameters), state
 
     def _logged(self, y: Tensor) -> Tensor:
-        """Return L + L log(y / L) of targets y (..., C), NaN where y is not above 0; without `log` y itself."""
-        if not self.log:
-            return y
-        location, y = self.standard.location[: self.targets], y.double()
-        return location + location * (torch.where(y > 0, y, torch.nan) / location).log()
+        return self.form.logged(y, self.standard.location[: self.targets])
 
-    def _as_read(self, parameters: Tensor) -> Tensor:
-        """Return the targets whose `_logged` are numbers (..., C, P)."""
-        if not self.log:
-            return parameters
-        location = self.standard.location[: self.targets, None]
-        return location * (parameters / location - 1).clamp(max=MOST_LOG).exp()
-
-    def _allowed(self, y: Tensor) -> Tensor:
-        """Return forecasts as `rounded` and `least` of the normalisation say."""
-        y = y if self.least is None else y.clamp(min=self.least)
-        return y.round() if self.rounded else y
+    def _unlogged(self, numbers: Tensor) -> Tensor:
+        return self.form.unlogged(numbers, self.standard.location[: self.targets])
 
     def _calibrated(self, quantiles: Tensor, parameters: Tensor, levels: Tensor) -> Tensor:
         """Return quantiles (B, H, C, Q) at levels (Q,) with calibrated distances from the median."""
         if self.calibration is None:
             return quantiles
         median = self.head.quantiles(parameters, levels.new_tensor([0.5]).to(parameters))
-        known = levels.new_tensor(LEVELS)
-        at = levels.clamp(known[0], known[-1]).contiguous()
-        upper = torch.searchsorted(known, at).clamp(1, len(LEVELS) - 1)
-        weight = ((at - known[upper - 1]) / (known[upper] - known[upper - 1])).to(quantiles)
-        table = self.calibration.to(quantiles)
-        factors = table[:, upper - 1].lerp(table[:, upper], weight)[:, None]
-        if self.log:
-            quantiles, median = (self._logged(values.movedim(-2, -1)).movedim(-1, -2) for values in (quantiles, median))
-        order = levels.argsort()
-        widened = (median + factors * (quantiles - median))[..., order].cummax(-1).values
-        return self._as_read(widened[..., order.argsort()])
+        quantiles, median = (self._logged(values.movedim(-2, -1)).movedim(-1, -2) for values in (quantiles, median))
+        return self._unlogged(calibrated(quantiles, median, levels, self.calibration))
 
     def _distributions(self, hidden: Tensor, lagged: Tensor | None) -> Tensor:
         shift = None if lagged is None else lagged.flatten(2)
@@ -508,7 +394,7 @@ class Forecaster(Saved):
 
     def _hidden(
         self,
-        inputs: "_Read",
+        inputs: StepInputs,
         state: ForecasterState | None,
         cu_seqlens: Tensor | None,
         after: Tensor | slice,
@@ -543,57 +429,26 @@ class Forecaster(Saved):
 
     def _statistics(self, y: Tensor, state: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
-        span = None if self.normalization is None else self.normalization.span
-        mean, variance, after = running(y, state, span, cu_seqlens, EPSILON)
+        mean, variance, after = running(y, state, self.form.span, cu_seqlens, EPSILON)
         if self.normalization is None:
             return torch.zeros_like(mean), torch.ones_like(mean), after
         if self.head.counts:
             return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets], after
         return mean, variance.sqrt(), after
 
-    def _check(
-        self,
-        x: Tensor,
-        past: Tensor | None,
-        static: Tensor | None,
-        future: Tensor | None,
-        timespans: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> None:
-        check_tensor("forecaster", "x", x, f"(B, T, {self.targets})")
-        if x.ndim != 3 or x.shape[2] != self.targets or not x.is_floating_point():
-            raise ShapeError(
-                f"forecaster: x is {x.dtype} {tuple(x.shape)}, expected a floating dtype and (B, T, {self.targets})"
-            )
-        rows = sequences(x, cu_seqlens)
-        batch, steps = x.shape[:2]
-        reached = steps + self.horizon * (1 if cu_seqlens is None else rows)
-        for name, values, size, shape in (
-            ("past", past, self.past, (batch, steps, self.past)),
-            ("static", static, self.static, (rows, self.static)),
-            ("future", future, self.future, (batch, reached, self.future)),
-            ("timespans", timespans, self.timed, (batch, reached)),
-        ):
-            if values is not None:
-                check_tensor("forecaster", name, values, str(shape))
-            if values is None and size:
-                raise ShapeError(f"forecaster: {name} is None, expected {shape} because the model was made with {name}")
-            if values is not None and (tuple(values.shape) != shape or (name == "timespans" and not size)):
-                expected = shape if size else "None because the model was made without"
-                raise ShapeError(f"forecaster: {name} has shape {tuple(values.shape)}, expected {expected}")
-        check_timespans("forecaster", None if timespans is None else timespans[:, :steps], x)
-        if not torch.compiler.is_compiling():
-            self._check_numbers(x, past, static, future)
 
-    def _check_numbers(self, x: Tensor, past: Tensor | None, static: Tensor | None, future: Tensor | None) -> None:
-        """Raise ShapeError for an infinite number, which would make all later statistics NaN, and for no count."""
-        for name, numbers in (("x", x), ("past", past), ("static", static), ("future", future)):
-            if numbers is not None and bool(numbers.isinf().any()):
-                raise ShapeError(
-                    f"forecaster: {name} has an infinite number, expected finite ones, and NaN where one is missing"
-                )
-        if self.head.counts:
-            check_counts("forecaster", "x", x)
+def _as_columns(inputs: SeriesColumns | Tensor) -> SeriesColumns:
+    return inputs if isinstance(inputs, SeriesColumns) else SeriesColumns(inputs)
+
+
+def _begun(who: str, inputs: SeriesColumns | Tensor) -> SeriesColumns:
+    """Return columns that have a step. Raises ShapeError for others."""
+    columns = _as_columns(inputs)
+    x = columns.target
+    check_tensor(who, "x", x, "(B, T, C)")
+    if x.ndim == 3 and x.shape[1] == 0:
+        raise ShapeError(f"{who}: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
+    return columns
 
 
 def _both(now: Tensor | None, after: Tensor | None) -> Tensor | None:
