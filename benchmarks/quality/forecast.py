@@ -15,6 +15,7 @@ import importlib
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -122,7 +123,7 @@ def _dlinear(source: LongHorizon, horizon: int, seed: int, steps: int) -> dict[s
     assert isinstance(source.question, ForecastQuestion)
     scales = torch.tensor(source.question.scales)
     location, scale = scales.unbind(1)
-    source.origins = 1
+    source = replace(source, origins=1)
     torch.manual_seed(seed)
     model = DLinear(READ, horizon)
 

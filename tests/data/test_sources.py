@@ -83,9 +83,8 @@ def opened(name: str) -> Source:
         rows = np.arange(60)
         waves = [(rows * k % 7.0)[:, None] for k in (1, 2)]
         table = Table(["t.csv"], "forecast", "y", horizon=3, sequence_length=20)
-        table.collection = Collection(
-            [Series("", y, y[:, :0], np.zeros(0), y[:, :0], None, rows * 1.0) for y in waves], [], 7, "two waves"
-        )
+        both = [Series("", y, y[:, :0], np.zeros(0), y[:, :0], None, rows * 1.0) for y in waves]
+        table.collection = Collection(Path("t.csv"), both, [], 7, "two waves")
         return table
     if name == "folders":
         root = Path(os.environ["SCANL_DATA"]) / "own"

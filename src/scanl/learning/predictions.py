@@ -66,7 +66,7 @@ def predict(run: str | Path, data: Any = None, *, levels: Sequence[float] | None
 
 
 def _is_forecast(source: Table | Folders) -> bool:
-    return isinstance(source, Table) and source.asking.ahead > 0
+    return isinstance(source, Table) and source.asked.ahead > 0
 
 
 def _examples(source: Table | Folders, data: Any) -> UnansweredExamples:

@@ -56,7 +56,7 @@ def table(tmp_path, frame, name="table.csv", **options):
 
 def timed(source):
     """Whether the steps have durations."""
-    return (source.batch(0, 1).inputs if source.asking.ahead else source.batch(0, 1)).timespans is not None
+    return (source.batch(0, 1).inputs if source.asked.ahead else source.batch(0, 1)).timespans is not None
 
 
 def test_windows_hold_what_the_table_has(tmp_path):

@@ -17,8 +17,8 @@ from scanl.errors import ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures
 from scanl.learning.forecasting import choose as choosing
-from scanl.learning.forecasting.backtests import Past, Windows
-from scanl.learning.forecasting.choose import MIN_ERRORS, Choice, _factors, _Mark, _quantiles, choose, fitted
+from scanl.learning.forecasting.backtests import BacktestWindows, Past
+from scanl.learning.forecasting.choose import MIN_ERRORS, ForecasterChoice, _factors, _Mark, _quantiles, choose, fitted
 
 ROWS = 96
 
@@ -200,7 +200,7 @@ def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkey
     monkeypatch.setattr(choosing, "begun", lambda *_: None)
     monkeypatch.setattr(choosing._Mark, "of", mark)
     options = {"log": False, "lags": 3, "sequence_length": 16, "distribution": "quantiles", **choosing.STACK}
-    choice = Choice(options, {}, *[np.zeros(0)] * 2)
+    choice = ForecasterChoice(options, {}, *[np.zeros(0)] * 2)
     choosing._learn(source, past, choice, [np.zeros(0)] * 3, {}, time.monotonic() + 1e6, lambda _: None)
     assert choice.options["steps"] == choosing.STEPS * best // 6
     assert borders == [tuple(past.borders[2:4]), tuple(past.borders[1:3])]
@@ -278,7 +278,7 @@ def test_windows_are_made_for_each_channel(tmp_path):
     frame = pd.DataFrame({"step": np.arange(50), "a": np.arange(50.0), "b": -np.arange(50.0)})
     frame.to_csv(tmp_path / "t.csv", index=False)
     source = Table([tmp_path / "t.csv"], "forecast", "a,b", time="step", horizon=2)
-    windows = Windows(Past.of(source), 3, False, None)
+    windows = BacktestWindows(Past.of(source), 3, False, None)
     assert set(windows.array) == {0, 1}
     choice = choose(source, {}, 60)
     assert choice.quantiles.shape == (2, 2, 11)

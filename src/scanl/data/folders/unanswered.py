@@ -12,9 +12,8 @@ from scanl.data.base import IGNORED
 from scanl.data.batch import Batch
 from scanl.data.folders.folders import Folders, below
 from scanl.data.series.columns import column, grouped
-from scanl.data.series.rows import Rows
+from scanl.data.series.rows import BATCH, SeriesRows, in_batches
 from scanl.data.series.table import Table
-from scanl.data.series.windows import ROWS
 from scanl.errors import DataError
 
 
@@ -39,31 +38,26 @@ def of_table(table: Table, frame: Any, path: Path) -> UnansweredExamples:
     A series shorter than the longest in training begins with missing steps. Raises DataError as `Table` does.
     """
     training, target = table.collection, str(table.target)
-    for role, names in table.roles[1:]:
+    for role, names in table.roles.titles[1:]:
         for name in names:
             column(frame, path, name, role)
     frame = frame.assign(**{target: np.nan})
-    if not table.asking.per_series:
+    if not table.asked.per_series:
         frame, _ = table.without_gaps(frame.assign(**{_ROW: np.arange(len(frame))}), path, training)
     collection = table.collect(frame, path, training, answered=False)
     for note in collection.notes:
         warnings.warn(note, stacklevel=2)
     places = [rows for _, rows in grouped(frame, path, table.series)]
-    flat = Rows(collection.series, max([table.length, *map(len, collection.series)]))
-    if table.asking.per_series:
+    flat = SeriesRows(collection.series, max([table.length, *map(len, collection.series)]))
+    if table.asked.per_series:
         by_length: dict[int, list[int]] = {}
         for i, member in enumerate(collection.series):
             by_length.setdefault(max(table.length, len(member)), []).append(i)
         batches = []
         for length, numbers in by_length.items():
-            back = np.arange(length) - length
-            for begin in range(0, len(numbers), ROWS):
-                some = np.array(numbers[begin : begin + ROWS])
-                lengths = np.array([len(collection.series[i]) for i in some])
-                # Row -1 of a series is the padding behind the previous series, or behind the last one.
-                rows = flat.starts[some, None] + np.maximum(lengths[:, None] + back, -1)
-                nothing = np.zeros(len(some), np.int64)
-                batches.append((some, Batch(flat.features[rows], nothing, timespans=flat.durations(rows))))
+            for some in in_batches(numbers):
+                rows, nothing = flat.aligned(some, length), np.zeros(len(some), np.int64)
+                batches.append((np.array(some), Batch(flat.features[rows], nothing, timespans=flat.durations(rows))))
         keys = frame.iloc[[rows[0] for rows in places]][[table.series]].reset_index(drop=True)
         return UnansweredExamples(keys, batches, training.classes, target)
     numbers, batches = frame[_ROW].to_numpy(np.float64), []
@@ -73,7 +67,7 @@ def of_table(table: Table, frame: Any, path: Path) -> UnansweredExamples:
         asks = numbers[own_rows][labels[0] == 0].astype(np.int64)
         batches.append((asks, Batch(flat.features[rows], labels, timespans=flat.durations(rows))))
     present = frame[frame[_ROW].notna()].sort_values(_ROW)
-    names = [name for name in (table.series, table.time) if name is not None]
+    names = table.roles.keys
     keys = present[names].reset_index(drop=True) if names else present[[_ROW]].astype(int).set_axis(["row"], axis=1)
     return UnansweredExamples(keys.reset_index(drop=True), batches, training.classes, target)
 
@@ -87,8 +81,8 @@ def of_files(folders: Folders, paths: Sequence[Path]) -> UnansweredExamples:
 
     files = [file for path in paths for file in (below(path) if path.is_dir() else [path])]
     batches = []
-    for begin in range(0, len(files), ROWS):
-        numbers = np.arange(begin, min(begin + ROWS, len(files)))
+    for begin in range(0, len(files), BATCH):
+        numbers = np.arange(begin, min(begin + BATCH, len(files)))
         batches.append((numbers, folders.unlabeled([files[n] for n in numbers])))
     if not files:
         raise DataError(f"{folders.name}: {', '.join(map(str, paths))} has no file, expected files to answer for")

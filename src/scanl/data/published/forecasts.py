@@ -54,7 +54,7 @@ class PublishedSeries(SeriesSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.ask_for(self.forecast(self))
+        self.ask_for(self.forecast)
         self.validation, self.test = self.shares
 
     @property
@@ -94,7 +94,8 @@ class PublishedSeries(SeriesSource):
         columns, values = self.table
         none = values[:, :0]
         series = Series("", values, none, np.zeros(0), none, None, np.arange(len(values), dtype=np.float64))
-        return Collection([series], [], self.usual_season, f"{len(values):,} rows of {len(columns)} series")
+        summary = f"{len(values):,} rows of {len(columns)} series"
+        return Collection(self.path, [series], [], self.usual_season, summary)
 
     def digest(self) -> str:
         return hashlib.sha256(f"{self.name} {super().digest()}".encode()).hexdigest()

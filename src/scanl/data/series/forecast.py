@@ -12,14 +12,12 @@ from scanl.data.batch import Batch, Outcomes
 from scanl.data.questions import ForecastQuestion
 from scanl.data.series.columns import Numbers
 from scanl.data.series.naive import naive, season_errors
-from scanl.data.series.rows import Rows, scales_of
-from scanl.data.series.windows import SeriesQuestion, in_batches
+from scanl.data.series.rows import Origin, scales_of
+from scanl.data.series.windows import SeriesQuestion
 from scanl.data.splits import PARTS, TEST, TRAINING, VALIDATION, sampled
 from scanl.errors import ConfigError, DataError
 
 MAX_FORECASTS = 1024  # forecasts in a measurement, spread over the part
-
-Origin = tuple[int, int, int]  # of a forecast: series, number of steps that are read, and the last row that is read
 
 
 class SeriesForecast(SeriesQuestion):
@@ -38,91 +36,85 @@ class SeriesForecast(SeriesQuestion):
     limit: int = MAX_FORECASTS  # forecasts of the test part that are measured
     sampled: int = MAX_FORECASTS  # forecasts of the validation part that are measured
 
-    @cached_property
-    def flat(self) -> Rows:
-        return Rows(self.source.collection.series, self.length + self.source.horizon)
-
     @property
     def season(self) -> int:
         """Steps of a season: the user's, or else the calendar's."""
-        return self.source.season or self.source.collection.season
+        return self.windows.season or self.windows.collection.season
 
     @cached_property
     def question(self) -> ForecastQuestion:  # pyright: ignore[reportIncompatibleMethodOverride]
-        flat, rows, pieces = self.flat, self.training, self.source.parts[TRAINING]
+        windows, flat, rows = self.windows, self.windows.flat, self.windows.training
+        pieces = windows.parts[TRAINING]
         longest = max(end - begin for _, begin, end in pieces)
-        if self.source.season is not None and self.source.season >= longest:
+        if windows.season is not None and windows.season >= longest:
             raise ConfigError(
-                f"table: season is {self.source.season}, expected less than {longest}, steps of the longest series in "
+                f"table: season is {windows.season}, expected less than {longest}, steps of the longest series in "
                 "training"
             )
         static = np.concatenate([flat.static[[i]].repeat(end - begin, 0) for i, begin, end in pieces])
         columns = [flat.target[rows], flat.past[rows], static, flat.future[rows]]
         target, past, constant, future = (array.shape[1] for array in columns)
         return ForecastQuestion(
-            self.source.horizon,
+            windows.horizon,
             target,
             past,
             constant,
             future,
             scales=sum((scales_of(array) for array in columns), ()),
             timed=flat.spans is not None,
-            season=min(self.season, self.length),  # a window of training has no more values
-            distribution=self.source.distribution,
+            season=min(self.season, windows.length),  # a window of training has no more values
+            distribution=self.distribution,
             scores=self.scores,
         )
 
     def batch(self, draw: np.random.Generator, count: int, share: slice) -> Batch:
-        rows, ends = self.windows(draw, count, share)
-        horizon, flat = self.source.horizon, self.flat
-        learnt = min(self.source.origins or self.length, self.length)
+        windows, flat, horizon = self.windows, self.windows.flat, self.windows.horizon
+        rows, ends = windows.drawn(draw, count, share)
+        learnt = min(windows.origins or windows.length, windows.length)
         after = rows[:, -learnt:, None] + 1 + np.arange(horizon)
         targets = np.full((*rows.shape, horizon, flat.target.shape[1]), np.nan)
         targets[:, -learnt:] = np.where((after < ends[:, None, None])[..., None], flat.target[after], np.nan)
         return Batch(flat.columns(rows, horizon), targets)
 
     def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
-        numbers = self.source.collection.series[i].target[begin:end]
+        numbers = self.windows.series[i].target[begin:end]
         return numbers[~np.isnan(numbers).all(1), 0]
 
     def check(self) -> None:
         super().check()
         for split in (VALIDATION, TEST):
             self.origins(split)
-        if self.length < 1:
-            raise DataError(f"table: {self.source.path}: no series has two steps to train on; give a longer table")
+        if self.windows.length < 1:
+            raise DataError(
+                f"table: {self.windows.collection.path}: no series has two steps to train on; give a longer table"
+            )
 
     def describe(self) -> str:
         return f", season {self.season}"
 
     def origins(self, split: int) -> list[Origin]:
         """Return the origins of the forecasts that are measured in a split."""
-        horizon, room = self.source.horizon, 0
+        horizon, length, room = self.windows.horizon, self.windows.length, 0
         origins: list[Origin] = []
-        for i, begin, end in self.source.parts[split]:
-            least = begin if begin else min(self.length, end - horizon)
+        for i, begin, end in self.windows.parts[split]:
+            least = begin if begin else min(length, end - horizon)
             room = max(room, end - begin - (0 if begin else 1))
-            origins += [(i, min(self.length, last), last - 1) for last in range(max(1, least), end - horizon + 1)]
+            origins += [(i, min(length, last), last - 1) for last in range(max(1, least), end - horizon + 1)]
         if not origins:
             raise DataError(
-                f"table: {self.source.path}: horizon is {horizon}, expected at most {room} because of the "
+                f"table: {self.windows.collection.path}: horizon is {horizon}, expected at most {room} because of the "
                 f"{PARTS[split]} part of the longest series; give a smaller --horizon or a larger --{PARTS[split]}"
             )
         return [origins[i] for i in sampled(len(origins), self.limit if split == TEST else self.sampled)]
 
     def forecasts(self, split: int) -> Iterator[tuple[Sequence[Origin], Batch]]:
         """Yield batches of forecasts of a part, and the origins of each."""
-        by_length: dict[int, list[Origin]] = {}
-        for origin in self.origins(split):
-            by_length.setdefault(origin[1], []).append(origin)
-        horizon, flat = self.source.horizon, self.flat
-        for length, of_length in by_length.items():
-            for origins in in_batches(of_length):
-                last = np.array([flat.starts[i] + row for i, _, row in origins])
-                rows = last[:, None] + np.arange(1 - length, 1)
-                numbers = flat.target[last[:, None] + 1 + np.arange(horizon)]
-                units = np.stack([self.units[i] for i, *_ in origins])
-                yield origins, Batch(flat.columns(rows, horizon), Outcomes(numbers, units))
+        origins, flat, horizon = self.origins(split), self.windows.flat, self.windows.horizon
+        for which, rows in flat.ending(origins):
+            some = [origins[number] for number in which]
+            numbers = flat.target[rows[:, -1:] + 1 + np.arange(horizon)]
+            units = np.stack([self.units[i] for i, *_ in some])
+            yield some, Batch(flat.columns(rows, horizon), Outcomes(numbers, units))
 
     def examples(self, split: int) -> Iterator[Batch]:
         yield from (batch for _, batch in self.forecasts(split))
@@ -137,14 +129,14 @@ class SeriesForecast(SeriesQuestion):
         quantiles = []
         for i, _, last in origins:
             spread = np.nan_to_num(self.naive_errors[i][1])
-            history = self.source.collection.series[i].target[: last + 1]
-            quantiles.append(naive(history, self.season, self.source.horizon, spread, LEVELS))
+            history = self.windows.series[i].target[: last + 1]
+            quantiles.append(naive(history, self.season, self.windows.horizon, spread, LEVELS))
         return np.stack(quantiles)
 
     @cached_property
     def naive_errors(self) -> list[tuple[Numbers, Numbers]]:
         """The seasonal naive's mean absolute error and root mean square in training, for each series."""
-        series, parts = self.source.collection.series, self.source.parts
+        series, parts = self.windows.series, self.windows.parts
         begins = {i: begin for split in (VALIDATION, TEST) for i, begin, _ in parts[split] if begin}
         cut = [begins.get(i, len(member)) for i, member in enumerate(series)]
         for i, begin, _ in parts[VALIDATION]:
@@ -166,11 +158,4 @@ class SeriesGeneration(SeriesForecast):
     """Forecasts of one step, from which a series is generated step by step."""
 
     ask = "generate"
-
-    def check_options(self) -> None:
-        super().check_options()
-        if self.source.horizon not in (1, type(self.source).horizon):
-            raise ConfigError(
-                f"table: horizon is {self.source.horizon}, expected 1 because generation goes step by step"
-            )
-        self.source.horizon = 1
+    horizon = 1

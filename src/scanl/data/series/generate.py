@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.series.columns import column, grouped
-from scanl.data.series.rows import Rows
+from scanl.data.series.rows import SeriesRows
 from scanl.data.series.series import Series, continued
 from scanl.data.series.table import Table
 from scanl.data.series.times import form_of, written
@@ -42,10 +42,8 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
     frame, training = table.read(path), table.collection
     form = None if table.time is None else form_of(column(frame, path, table.time, "the time"))
     frame, _ = table.without_gaps(frame, path, training)
-    longer = continued(
-        frame, path, steps, time=table.time, series=table.series, constant=table.static,
-        freq=table.freq if freq is None else freq, known=training.known, after=prompt,
-    )  # fmt: skip
+    freq = table.freq if freq is None else freq
+    longer = continued(frame, path, table.roles, steps, after=prompt, freq=freq, known=training.known)
     collection = table.collect(longer, path, training)
     result = []
     for member, (_, places) in zip(collection.series, grouped(longer, path, table.series), strict=True):
@@ -54,10 +52,9 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         begin = max(0, now - table.length)
         series, count = (member, now - begin) if now else (_with_nothing_before(member), 1)
         ahead = steps - 1 + table.horizon
-        flat, rows = Rows([series], ahead), (begin + np.arange(count))[None]
+        flat, rows = SeriesRows([series], ahead), (begin + np.arange(count))[None]
         batch = Batch(flat.columns(rows, ahead), None)
-        names = [name for name in (table.series, table.time) if name is not None]
-        after = longer.iloc[places[now : now + steps]][names].reset_index(drop=True)
+        after = longer.iloc[places[now : now + steps]][table.roles.keys].reset_index(drop=True)
         if table.time is not None:
             after[table.time] = written(after[table.time], form)
         result.append(Opening(batch, after))

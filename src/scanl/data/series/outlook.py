@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from scanl.data.batch import Batch
 from scanl.data.series.columns import column, grouped, numbers
-from scanl.data.series.rows import Rows
+from scanl.data.series.rows import SeriesRows
 from scanl.data.series.series import check_order, continued
 from scanl.data.series.table import Table
 from scanl.data.series.times import Times, times
-from scanl.data.series.windows import in_batches
 from scanl.errors import ConfigError, DataError
 
 HOUR = 3600.0  # seconds
 NEWER = "\0newer"  # a column that numbers newer rows from 1; no file has this name
 
-Origin = tuple[int, int]  # of a forecast: number of a series, and the last row that is read
+LastRow = tuple[int, int]  # of a forecast: number of a series, and the last row that is read
 
 
 class Outlook:
@@ -39,25 +38,23 @@ class Outlook:
     ) -> None:
         training, self.table = table.collection, table
         frame, _ = table.without_gaps(frame, path, training)
-        frame = continued(
-            frame, path, table.horizon, time=table.time, series=table.series, constant=table.static,
-            freq=table.freq if freq is None else freq, known=training.known,
-        )  # fmt: skip
+        freq = table.freq if freq is None else freq
+        frame = continued(frame, path, table.roles, table.horizon, freq=freq, known=training.known)
         self.frame = frame if future is None else with_known(table, frame, *future)
         self.collection = table.collect(self.frame, path, training)
         for note in self.collection.notes:
             warnings.warn(note, stacklevel=2)
-        table.asking.check_answers(self.collection, str(table.target))
+        table.check_answers(self.collection)
         self.places = [rows for _, rows in grouped(self.frame, path, table.series)]
-        self._rows = Rows(self.collection.series, table.horizon)
+        self._rows = SeriesRows(self.collection.series, table.horizon)
 
     @property
-    def last(self) -> list[Origin]:
+    def last(self) -> list[LastRow]:
         """The origin after all rows of each series."""
         return [(i, len(rows) - self.table.horizon - 1) for i, rows in enumerate(self.places)]
 
     @property
-    def newer(self) -> list[Origin]:
+    def newer(self) -> list[LastRow]:
         """The origin after each row that `joined` has marked, in the order of these rows."""
         marks = self.frame[NEWER].to_numpy(np.float64)
         at = {
@@ -67,18 +64,13 @@ class Outlook:
         }
         return [at[mark] for mark in sorted(at)]
 
-    def batches(self, origins: Sequence[Origin]) -> Iterator[tuple[list[int], Batch]]:
+    def batches(self, origins: Sequence[LastRow]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the windows that end at some origins, equal lengths together, and the origins' numbers."""
-        by_length: dict[int, list[int]] = {}
-        for number, (_, row) in enumerate(origins):
-            by_length.setdefault(min(self.table.length, row + 1), []).append(number)
-        for length, of_length in by_length.items():
-            for some in in_batches(of_length):
-                ends = np.array([self._rows.starts[origins[n][0]] + origins[n][1] for n in some])
-                rows = ends[:, None] + np.arange(1 - length, 1)
-                yield list(some), Batch(self._rows.columns(rows, self.table.horizon), None)
+        read = [(i, min(self.table.length, row + 1), row) for i, row in origins]
+        for which, rows in self._rows.ending(read):
+            yield which, Batch(self._rows.columns(rows, self.table.horizon), None)
 
-    def steps(self, origin: Origin) -> NDArray[np.int64]:
+    def steps(self, origin: LastRow) -> NDArray[np.int64]:
         """Return the rows of `frame` that are the H steps after an origin."""
         i, row = origin
         return self.places[i][row + 1 : row + 1 + self.table.horizon]
@@ -97,7 +89,7 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
     """
     import pandas as pd
 
-    for role, names in table.roles:
+    for role, names in table.roles.titles:
         for name in names:
             column(newer, path, name, role)
     for name in (*table.targets, *table.covariates, *table.future):

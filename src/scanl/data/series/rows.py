@@ -1,8 +1,8 @@
 """The numbers of several series in one array, from which windows are cut, and their scales."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,17 @@ from scanl.data.series.naive import unit_of
 from scanl.data.series.series import Series
 from scanl.series_columns import SeriesColumns
 
+T = TypeVar("T")
+Origin = tuple[int, int, int]  # of a forecast: series, number of steps that are read, and the last row that is read
+BATCH = 64  # rows of a batch of a measurement
 
-class Rows:
+
+def in_batches(pieces: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield a list in parts of at most `BATCH`."""
+    yield from (pieces[begin : begin + BATCH] for begin in range(0, len(pieces), BATCH))
+
+
+class SeriesRows:
     """The steps of all series one after the other. Behind each series are `pad` rows, in which all is missing.
 
     starts: first row of each series.   spans: durations of the steps, 1 behind a series; None where all are one step.
@@ -57,6 +66,24 @@ class Rows:
         series, known = np.searchsorted(self.starts, rows[:, 0], side="right") - 1, reaching(rows, ahead)
         spans = self.durations(known)
         return SeriesColumns(self.target[rows], self.past[rows], self.static[series], self.future[known], spans)
+
+    def ending(self, origins: Sequence[Origin]) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
+        """Yield windows that end at some origins, equal lengths together: numbers of origins, and their rows (N, T)."""
+        by_length: dict[int, list[int]] = {}
+        for number, (_, length, _) in enumerate(origins):
+            by_length.setdefault(length, []).append(number)
+        for length, of_length in by_length.items():
+            for some in in_batches(of_length):
+                last = np.array([self.starts[origins[number][0]] + origins[number][2] for number in some])
+                yield list(some), last[:, None] + np.arange(1 - length, 1)
+
+    def aligned(self, numbers: Sequence[int], length: int) -> NDArray[np.int64]:
+        """Return the last `length` rows (N, T) of some series; shorter ones begin with missing rows.
+
+        Row -1 of a series is the padding behind the previous series, or behind the last one.
+        """
+        back = np.arange(length) - length
+        return np.stack([self.starts[i] + np.maximum(len(self.series[i]) + back, -1) for i in numbers])
 
     def durations(self, rows: NDArray[np.int64]) -> Numbers | None:
         """Return the durations of windows of rows (N, T), if steps have any."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +39,14 @@ class Series:
 class Collection:
     """All series of a table.
 
-    classes: names of the classes, in the order of their numbers; empty for numbers.   season: steps of a season, as the
-    calendar says; 1 where it says nothing.   summary: one line for the user.   cycles: number of cycles of the calendar
-    that are covariates.   step: length of the usual step; of dates in seconds.   known: the frequencies of the times.
-    categories: the texts of each column of covariates that has texts.   unseen: texts that training does not
-    have, by column.
+    path: the file, for messages.   classes: names of the classes, in the order of their numbers; empty for numbers.
+    season: steps of a season, as the calendar says; 1 where it says nothing.   summary: one line for the user.
+    cycles: number of cycles of the calendar that are covariates.   step: length of the usual step; of dates in seconds.
+    known: the frequencies of the times.   categories: the texts of each column of covariates that has texts.   unseen:
+    texts that training does not have, by column.
     """
 
+    path: Path
     series: list[Series]
     classes: list[str]
     season: int
@@ -71,119 +72,170 @@ class Collection:
         return self.series[0].spans is not None
 
 
+@dataclass(frozen=True)
+class Roles:
+    """The columns of a table, by what they are to a question.
+
+    static, past, future: covariates that are constant over a series, known up to the present, known ahead.   classes:
+    whether the target is one of a few classes.
+    """
+
+    target: Sequence[str]
+    time: str | None = None
+    series: str | None = None
+    static: Sequence[str] = ()
+    past: Sequence[str] = ()
+    future: Sequence[str] = ()
+    classes: bool = False
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns that name a row: the series and the time."""
+        return [name for name in (self.series, self.time) if name is not None]
+
+    @property
+    def titles(self) -> list[tuple[str, Sequence[str]]]:
+        """The columns that are read, by what they are in messages."""
+        return [
+            ("the target", self.target),
+            ("the time", [] if self.time is None else [self.time]),
+            ("the series", [] if self.series is None else [self.series]),
+            ("a static covariate", self.static),
+            ("a covariate of the past", self.past),
+            ("a future covariate", self.future),
+        ]
+
+    def clock(self, frame: Any, path: Path) -> Times:
+        """Return the times of a table; without a column of times, the numbers of its rows."""
+        return _rows(len(frame)) if self.time is None else times(frame, path, self.time)[1]
+
+
+class _Steps(NamedTuple):
+    """The steps of all series. spans: durations of the steps behind the first, in units of the usual one, by series.
+
+    regular: whether all are one step.   season, step, known: as in `Collection`.
+    """
+
+    spans: list[Numbers]
+    regular: bool
+    season: int
+    step: float
+    known: Sequence[Frequency]
+
+    @classmethod
+    def of(cls, clocks: Sequence[Times], freq: Any, like: Collection | None) -> "_Steps":
+        freqs = frequencies(clocks, freq, known=like.known if like else ())
+        counts, length = _counted(clocks, freqs)
+        step = like.step if like else length or _usual_step(clocks)
+        if counts is None:
+            spans = [np.diff(clock.marks) / (step * clock.per_second) for clock in clocks]
+        else:
+            spans = [np.diff(steps) * (length / step) for steps in counts]
+        regular = all((abs(span - 1) <= SLACK).all() for span in spans)
+        of_calendar = season(length, max(map(len, clocks))) if counts is not None and clocks[0].dates else 1
+        known = list(dict.fromkeys(frequency for frequency in freqs if frequency is not None))
+        return cls(spans, regular, like.season if like else of_calendar, step, known)
+
+    def check(self, path: Path, time: str | None, like: Collection | None) -> None:
+        """Raise DataError for irregular steps, or steps of another length, where those of training are regular."""
+        if like is None or like.timed or self.regular:
+            return
+        if any(np.ptp(span) > SLACK for span in self.spans if len(span)):
+            raise DataError(f"table: {path} has irregular times {time!r}, expected regular times as in training")
+        raise DataError(
+            f"table: {path}: a step of the times {time!r} lasts {max(map(max, self.spans)):.4g} times as long as in "
+            "the table of training, expected the same; give a table of that frequency"
+        )
+
+
 def series_of(
     frame: Any,
     path: Path,
+    roles: Roles,
     *,
-    target: Sequence[str],
-    classes: bool,
-    time: str | None,
-    series: str | None,
-    static: Sequence[str],
-    past: Sequence[str],
-    future: Sequence[str],
     freq: Any = None,
+    holidays: str | None = None,
     like: Collection | None = None,
     answered: bool = True,
-    holidays: str | None = None,
 ) -> Collection:
     """Take the series out of a table, and check them. Raises DataError for a table that cannot be learnt from.
 
-    classes: whether the target is one of a few classes.   freq: frequency of the times; None: as inferred.   like: the
+    freq: frequency of the times; None: as inferred.   holidays: country whose holidays are a covariate.   like: the
     series of the table of training, which give the classes, the cycles, the season and the usual step; None: a cycle of
     the calendar counts if the table lasts for at least two of it.   answered: whether every series needs a value of the
-    target.   holidays: country whose holidays are a covariate. The other arguments are names of columns.
+    target.
     """
-    single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
-    covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
-    refuse_overlap(path, [("the target", target), *single, *covariates])
-    names: list[str] = []
-    if classes:
-        names, answers = labels(frame, path, target[0], like.classes if like else None)
+    refuse_overlap(path, roles.titles)
+    classes: list[str] = []
+    if roles.classes:
+        classes, answers = labels(frame, path, roles.target[0], like.classes if like else None)
     else:
-        answers = _stack([numbers(frame, path, name, "the target") for name in target], len(frame))
+        answers = _stack([numbers(frame, path, name, "the target") for name in roles.target], len(frame))
     texts = _Texts({} if like is None else like.categories, like is not None)
-    past_values, known = (texts.columns(frame, path, names, "a covariate") for names in (past, future))
-    constant = texts.columns(frame, path, static, "a static covariate")
-    clock = _rows(len(frame)) if time is None else times(frame, path, time)[1]
-    groups = grouped(frame, path, series)
+    past, known = (texts.columns(frame, path, names, "a covariate") for names in (roles.past, roles.future))
+    constant, clock = texts.columns(frame, path, roles.static, "a static covariate"), roles.clock(frame, path)
+    groups = grouped(frame, path, roles.series)
     for name, rows in groups:
-        _check(path, name, time, clock[rows], constant[rows], static, answers[rows] if answered else None)
-    clocks = [_rows(len(rows)) if time is None else clock[rows] for _, rows in groups]
-    freqs = frequencies(clocks, freq, known=like.known if like else ())
-    counts, length = _counted(clocks, freqs)
-    step = like.step if like else length or _usual_step(clocks)
-    if counts is None:
-        spans = [np.diff(times_of_series.marks) / (step * clock.per_second) for times_of_series in clocks]
-    else:
-        spans = [np.diff(steps) * (length / step) for steps in counts]
-    regular = all((abs(span - 1) <= SLACK).all() for span in spans)
-    if like and not like.timed and not regular:
-        if any(np.ptp(span) > SLACK for span in spans if len(span)):
-            raise DataError(f"table: {path} has irregular times {time!r}, expected regular times as in training")
-        raise DataError(
-            f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times as long as in the "
-            "table of training, expected the same; give a table of that frequency"
-        )
+        _check(path, name, roles, clock[rows], constant[rows], answers[rows] if answered else None)
+    clocks = [_rows(len(rows)) if roles.time is None else clock[rows] for _, rows in groups]
+    steps = _Steps.of(clocks, freq, like)
+    steps.check(path, roles.time, like)
     seconds = clock.walls / clock.per_second
-    able = [cycle for cycle in CYCLES if clock.dates and cycle >= 2 * step]
+    able = [cycle for cycle in CYCLES if clock.dates and cycle >= 2 * steps.step]
     longest = max(float(np.ptp(seconds[rows])) for _, rows in groups)
     there = like.cycles if like else sum(longest >= 2 * cycle for cycle in able)
     turns = [2 * np.pi * seconds / cycle for cycle in able[:there]]
-    known = np.column_stack(
-        [known, *_holidays(holidays, clock, step), *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
-    )
+    waves = (wave(turn) for turn in turns for wave in (np.sin, np.cos))
+    known = np.column_stack([known, *_holidays(holidays, clock, steps.step), *waves])
+    regular = steps.regular and not (like and like.timed)
     all_series = [
         Series(
-            name, answers[rows], past_values[rows], constant[rows[0]], known[rows],
-            None if regular and not (like and like.timed) else np.concatenate([[1.0], span]), seconds[rows],
+            name, answers[rows], past[rows], constant[rows[0]], known[rows],
+            None if regular else np.concatenate([[1.0], span]), seconds[rows],
         )
-        for (name, rows), span in zip(groups, spans, strict=True)
+        for (name, rows), span in zip(groups, steps.spans, strict=True)
     ]  # fmt: skip
-    of_calendar = season(length, max(map(len, clocks))) if counts is not None and clock.dates else 1
+    summary = _summary(all_series, answers, len(turns), steps.regular)
     return Collection(
-        all_series, names, like.season if like else of_calendar, _summary(all_series, answers, len(turns), regular),
-        len(turns), step,
-        list(dict.fromkeys(frequency for frequency in freqs if frequency is not None)), texts.categories, texts.unseen,
+        path, all_series, classes, steps.season, summary, len(turns), steps.step, steps.known, texts.categories,
+        texts.unseen,
     )  # fmt: skip
 
 
 def continued(
     frame: Any,
     path: Path,
+    roles: Roles,
     steps: int,
     *,
-    time: str | None,
-    series: str | None,
-    constant: Sequence[str],
+    after: int | None = None,
     freq: Any = None,
     known: Sequence[Frequency] = (),
-    after: int | None = None,
 ) -> Any:
     """Return a table in which each series has `steps` steps after its first `after` rows, or after all if it is None.
 
-    Rows that are lacking are added. Their times go on at the frequency of the series. The columns in `constant` keep
-    their value there, and all others are missing. The table is in the order of series.
+    Rows that are lacking are added. Their times go on at the frequency of the series. Static covariates keep their
+    value there, and all others are missing. The table is in the order of series.
     freq: the frequency of the added rows; None: as inferred, where `known` are tried first. Raises DataError when it
     cannot be inferred.
     """
     import pandas as pd
 
-    groups = grouped(frame, path, series)
+    groups, time = grouped(frame, path, roles.series), roles.time
     frame, clock, freqs = frame.copy(deep=False), _rows(len(frame)), []
     if time is not None:
         frame[time], clock = times(frame, path, time)
         for label, rows in groups:
             check_order(path, label, time, clock[rows])
         freqs = frequencies([clock[rows] for _, rows in groups], freq, known=known)
-    pieces = []
+    pieces, constant = [], [name for name in (*roles.static, roles.series) if name is not None]
     for i, (label, rows) in enumerate(groups):
         piece = frame.iloc[rows]
         pieces.append(piece)
         further = steps if after is None else min(after, len(rows)) + steps - len(rows)
         if further < 1:
             continue
-        more = {name: piece[name].iloc[-1] for name in (*constant, series) if name is not None}
+        more = {name: piece[name].iloc[-1] for name in constant}
         if time is not None:
             frequency = freqs[i]
             if frequency is None or not frequency.exact:
@@ -200,25 +252,26 @@ def continued(
 def filled(
     frame: Any,
     path: Path,
+    roles: Roles,
     *,
-    time: str,
-    series: str | None,
-    constant: Sequence[str],
     max_added: float = MAX_ABSENT_SHARE,
     freq: Any = None,
     known: Sequence[Frequency] = (),
 ) -> tuple[Any, int]:
     """Return a table with a row for each step that is absent from regular times, and the number of these rows.
 
-    In the new rows the columns in `constant` keep their value, and all others are missing. The table stays as it is
-    when no step is absent, when times go back, when the times have no frequency, or when the fraction of new rows would
-    be over `max_added`. Raises DataError when `max_added` is 1 and more than nine tenths of the rows would be new.
+    In the new rows static covariates keep their value, and all others are missing. The table stays as it is when it has
+    no times, when no step is absent, when times go back, when the times have no frequency, or when the fraction of new
+    rows would be over `max_added`. Raises DataError when `max_added` is 1 and more than nine tenths of the rows would
+    be new.
     """
     import pandas as pd
 
+    if (time := roles.time) is None:
+        return frame, 0
     when, clock = times(frame, path, time)
-    groups = grouped(frame, path, series)
-    clocks = [clock[rows] for _, rows in groups]
+    groups = grouped(frame, path, roles.series)
+    clocks, constant = [clock[rows] for _, rows in groups], [*roles.static, *([roles.series] if roles.series else [])]
     if any((np.diff(times_of_series.marks) <= 0).any() for times_of_series in clocks):
         return frame, 0
     freqs = frequencies(clocks, freq, max_added, known)
@@ -239,12 +292,12 @@ def filled(
         lacking = np.setdiff1d(np.arange(count[-1]), count)
         if len(lacking):
             row = np.searchsorted(count, lacking) - 1
-            more = {name: piece[name].iloc[row].to_numpy() for name in (*constant, series) if name is not None}
+            more = {name: piece[name].iloc[row].to_numpy() for name in constant}
             more[time] = frequency.between(times_of_series, count, lacking)
             index = piece.index[row] + (lacking - count[row]) / np.diff(count)[row]  # between two rows of the table
             pieces.append(pd.DataFrame(more, index=index, columns=frame.columns))
     result = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
-    kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, series, *constant)}
+    kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, *constant)}
     return result.astype(kinds).infer_objects().reset_index(drop=True), absent
 
 
@@ -333,15 +386,14 @@ def check_order(path: Path, name: str, time: str, when: Times) -> None:
         raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}; sort the table by time")
 
 
-def _check(
-    path: Path, name: str, time: str | None, when: Times, constant: Numbers, static: Sequence[str], answers: Any
-) -> None:
+def _check(path: Path, name: str, roles: Roles, when: Times, constant: Numbers, answers: Any) -> None:
     of = f" of series {name!r}" if name else ""
-    if time is not None:
-        check_order(path, name, time, when)
+    if roles.time is not None:
+        check_order(path, name, roles.time, when)
     if len(constant) and not ((constant == constant[0]) | np.isnan(constant)).all():
         raise DataError(
-            f"table: {path}: a static covariate changes{of}, expected one value because it is among {list(static)}"
+            f"table: {path}: a static covariate changes{of}, expected one value because it is among "
+            f"{list(roles.static)}"
         )
     if answers is None:
         return

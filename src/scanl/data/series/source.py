@@ -1,11 +1,13 @@
 """Series and a question about them: what a user's table and a published one have in common."""
 
+import copy
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from scanl.data.base import Exam, RepeatedIterable, Source
 from scanl.data.batch import Batch
 from scanl.data.questions import Question
 from scanl.data.series.series import Collection
-from scanl.data.series.windows import SeriesQuestion
+from scanl.data.series.windows import SeriesQuestion, SeriesWindows
 from scanl.data.splits import TEST, TRAINING, VALIDATION, Piece
 from scanl.errors import ConfigError
 
@@ -23,11 +25,11 @@ UNSEEN = ("data", "origins", "gaps", "freq", "folder")  # options that leave the
 class SeriesSource(Source):
     """A source that has a collection of series in parts. A subclass is a dataclass with the options below.
 
-    asking: the question, and its batches.   horizon, season, distribution, sequence_length, origins, validation, test,
+    asked: what is asked.   horizon, season, distribution, sequence_length, origins, validation, test,
     seed: see `Table`.
     """
 
-    asking: SeriesQuestion
+    asked: type[SeriesQuestion]
     horizon: int
     season: int | None
     distribution: str
@@ -57,12 +59,31 @@ class SeriesSource(Source):
         """The pieces of training, validation and test."""
         raise NotImplementedError
 
-    def ask_for(self, asking: SeriesQuestion) -> None:
+    @cached_property
+    def asking(self) -> SeriesQuestion:
+        """The question, and its batches. The series are read when it is first used."""
+        collection, parts, asked = self.collection, self.parts, self.asked
+        length = asked.length(collection.series, parts[TRAINING], self.sequence_length)
+        horizon = self.horizon if asked.ahead else 0
+        return asked(SeriesWindows(collection, parts, length, horizon, self.origins, self.season), self.distribution)
+
+    def ask_for(self, asked: type[SeriesQuestion]) -> None:
         """Set the question and the metric. Raises ConfigError for options that do not fit the question."""
         if self.horizon < 1 or (self.season is not None and self.season < 1):
             raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
-        asking.check_options()
-        self.asking, self.metric = asking, asking.metric
+        if self.origins is not None and (self.origins < 1 or not asked.ahead):
+            expected = "at least 1" if asked.ahead else "none because nothing is forecast"
+            raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
+        if asked.horizon is not None and self.horizon not in (asked.horizon, type(self).horizon):
+            raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because generation goes step by step")
+        self.asked, self.metric, self.horizon = asked, asked.metric, asked.horizon or self.horizon
+
+    def divided(self, parts: list[list[Piece]], **options: Any) -> Self:
+        """Return a copy with other parts, and other options by name. Nothing is read again."""
+        copied = copy.copy(self)
+        vars(copied).pop("asking", None)
+        vars(copied).update(options, parts=parts)
+        return copied
 
     def check(self) -> None:
         """Read the series, and refuse parts in which there is nothing to learn or to measure."""
@@ -71,7 +92,7 @@ class SeriesSource(Source):
 
     @property
     def length(self) -> int:
-        return self.asking.length
+        return self.asking.windows.length
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]

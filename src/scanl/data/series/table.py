@@ -11,7 +11,7 @@ from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_t
 from scanl.data.series.forecast import SeriesForecast, SeriesGeneration
 from scanl.data.series.frequency import MAX_ABSENT_SHARE
 from scanl.data.series.label import SeriesLabel
-from scanl.data.series.series import Collection, filled, series_of
+from scanl.data.series.series import Collection, Roles, filled, series_of
 from scanl.data.series.source import SeriesSource
 from scanl.data.series.whole import SeriesClass, SeriesNumber
 from scanl.data.series.windows import SeriesQuestion
@@ -106,18 +106,16 @@ class Table(SeriesSource):
         frame, training = self.read(path), self.collection
         frame, _ = self.without_gaps(frame, path, training)
         later = self.collect(frame, path, training)
-        other = replace(self, data=[path])
-        other.collection = replace(training, series=[*training.series, *later.series], summary=later.summary)
-        other.asking.check_answers(later, str(self.target))
+        self.check_answers(later)
         first = len(training.series)
         everything = [(first + i, 0, len(member)) for i, member in enumerate(later.series)]
-        other.parts = [self.parts[TRAINING], [], everything]
-        return other
+        both = replace(training, path=path, series=[*training.series, *later.series], summary=later.summary)
+        return self.divided([self.parts[TRAINING], [], everything], data=[path], collection=both)
 
     def __post_init__(self) -> None:
         if self.ask is None or self.ask not in ASKS:
             raise nearest("question", self.ask, list(ASKS))
-        asking = ASKS[self.ask](self)
+        asked = ASKS[self.ask]
         if self.target is None:
             raise ConfigError(f"table: target is none, expected the column to {self.ask}: --target COLUMN")
         if not self.data:
@@ -126,28 +124,28 @@ class Table(SeriesSource):
             )
         if self.split not in (None, "time", "series"):
             raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
-        if asking.per_series and self.split == "time":
+        if asked.per_series and self.split == "time":
             raise ConfigError(
                 f"table: split is 'time', expected 'series' because the question {self.ask!r} has one answer for a "
                 "series"
             )
-        if asking.per_series and self.series is None:
+        if asked.per_series and self.series is None:
             raise ConfigError(
                 f"table: series is none, expected the column of the series to {self.ask}: --series COLUMN"
             )
-        if self.future and not asking.ahead:
+        if self.future and not asked.ahead:
             raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
         if self.gaps not in (None, "fill", "durations"):
             raise ConfigError(f"table: gaps is {self.gaps!r}, expected 'fill' or 'durations'")
         super().__post_init__()
         check_shares("table", self.validation, self.test)
-        if self.holidays is not None and (self.time is None or not asking.ahead):
+        if self.holidays is not None and (self.time is None or not asked.ahead):
             raise ConfigError(
                 f"table: holidays is {self.holidays!r}, expected none without a forecast and a column of times"
             )
         if self.freq is not None and self.time is None:
             raise ConfigError(f"table: freq is {self.freq!r}, expected none without a column of times: --time COLUMN")
-        self.ask_for(asking)
+        self.ask_for(asked)
 
     @property
     def path(self) -> Path:
@@ -156,7 +154,7 @@ class Table(SeriesSource):
     @property
     def targets(self) -> list[str]:
         assert self.target is not None
-        return [name.strip() for name in self.target.split(",")] if self.asking.ahead else [self.target]
+        return [name.strip() for name in self.target.split(",")] if self.asked.ahead else [self.target]
 
     @cached_property
     def collection(self) -> Collection:
@@ -166,8 +164,12 @@ class Table(SeriesSource):
         collection.summary += f", {absent} absent steps are missing numbers" if absent else ""
         if self.left_out:
             collection.summary += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
-        self.asking.check_answers(collection, str(self.target))
+        self.check_answers(collection)
         return collection
+
+    def check_answers(self, collection: Collection) -> None:
+        """Raise DataError unless the answers of series fit the question and the distribution."""
+        self.asked.check_answers(collection, str(self.target), self.distribution)
 
     def read(self, path: Path, least: int = 2) -> Any:
         """Read a table with these columns, and at least `least` rows."""
@@ -177,7 +179,7 @@ class Table(SeriesSource):
     @property
     def names(self) -> list[str]:
         """The columns whose values are names, of series or classes."""
-        return [name for name in (self.series, self.target if self.asking.classes else None) if name is not None]
+        return [name for name in (self.series, self.target if self.asked.classes else None) if name is not None]
 
     @cached_property
     def covariates(self) -> list[str]:
@@ -194,49 +196,35 @@ class Table(SeriesSource):
     @property
     def _free(self) -> list[str]:
         """Columns without a role that may be covariates."""
-        if self.past or self.asking.ahead:
+        if self.past or self.asked.ahead:
             return []
         roles = {*self.targets, self.time, self.series, *self.static, "step", FILE}
         return [name for name in self.read(self.path).columns if name not in roles]
 
+    @cached_property
+    def roles(self) -> Roles:
+        """The columns that are read, by what they are."""
+        covariates = (self.static, self.covariates, self.future)
+        return Roles(self.targets, self.time, self.series, *map(tuple, covariates), self.asked.classes)
+
     def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
-        return series_of(
-            frame, path, target=self.targets, classes=self.asking.classes, time=self.time,
-            series=self.series, static=self.static, past=self.covariates, future=self.future, freq=self.freq, like=like,
-            answered=answered, holidays=self.holidays,
-        )  # fmt: skip
+        return series_of(frame, path, self.roles, freq=self.freq, holidays=self.holidays, like=like, answered=answered)
 
     def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:
         """Return a table in which absent steps are rows, as `gaps` says, and how many there are.
 
         like: the series of training. If their steps have no durations, absent steps are always rows.
         """
-        if self.time is None or self.gaps == "durations" or self.asking.per_series:
+        if self.gaps == "durations" or self.asked.per_series or (like is not None and like.timed):
             return frame, 0
-        if like is not None and like.timed:
-            return frame, 0
-        return filled(
-            frame, path, time=self.time, series=self.series, constant=self.static,
-            max_added=MAX_ABSENT_SHARE if self.gaps is None and like is None else 1.0, freq=self.freq,
-            known=like.known if like else (),
-        )  # fmt: skip
-
-    @property
-    def roles(self) -> list[tuple[str, list[str]]]:
-        """The columns that are read, by what they are."""
-        return [
-            ("the target", self.targets),
-            ("the time", [] if self.time is None else [self.time]),
-            ("the series", [] if self.series is None else [self.series]),
-            ("a static covariate", list(self.static)),
-            ("a covariate of the past", self.covariates),
-            ("a future covariate", list(self.future)),
-        ]
+        max_added = MAX_ABSENT_SHARE if self.gaps is None and like is None else 1.0
+        known = like.known if like else ()
+        return filled(frame, path, self.roles, max_added=max_added, freq=self.freq, known=known)
 
     @cached_property
     def parts(self) -> list[list[Piece]]:
         series = self.collection.series
-        if self.split == "series" or (self.split is None and self.asking.by_series()):
-            return by_series(series, self.validation, self.test, self.path, self.asking.groups())
+        if self.split == "series" or (self.split is None and self.asked.by_series(series)):
+            return by_series(series, self.validation, self.test, self.path, self.asked.groups(series))
         return by_time(series, self.validation, self.test)

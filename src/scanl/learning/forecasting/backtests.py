@@ -51,8 +51,8 @@ class Past:
     def of(cls, source: SeriesSource) -> "Past":
         """Take the past out of a source."""
         ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in source.parts[split]}
-        series, asking = source.collection.series, cast(SeriesForecast, source.asking)
-        units = {i: _units(series[i].target[:end], asking.season) for i, end in ends.items()}
+        series, season = source.collection.series, cast(SeriesForecast, source.asking).season
+        units = {i: _units(series[i].target[:end], season) for i, end in ends.items()}
         means = np.array(list(units.values())) if units else np.full((1, 1), np.nan)
         known = ~np.isnan(means)
         usual = np.where(known.any(0), np.nansum(means, 0) / known.sum(0).clip(1), 1.0)
@@ -63,7 +63,7 @@ class Past:
                 lengths.append(end)
                 unit = units[i][channel]
                 scales.append(float(unit if unit > 0 else usual[channel]))
-        return cls(arrays, lengths, scales, asking.season, source.horizon, ends)
+        return cls(arrays, lengths, scales, season, source.horizon, ends)
 
     @cached_property
     def borders(self) -> list[float]:
@@ -98,7 +98,7 @@ def _units(y: Numbers, season: int) -> Numbers:
     return np.where(units > 0, units, np.nan)
 
 
-class Windows:
+class BacktestWindows:
     """The last `lags` values before every origin, normalised by the running statistics, and the numbers that came.
 
     log, span: of the normalisation.   values: (n, lags).   came: (n, H), NaN where it is not known.   location, scale:
@@ -219,12 +219,12 @@ class Trial:
     error: float
 
 
-def trial(windows: Windows, one: LagMap) -> Trial | None:
+def trial(windows: BacktestWindows, one: LagMap) -> Trial | None:
     """Measure a map in the backtests; None for a ridge that has too few origins to learn from in one of them."""
     past = windows.past
     fixed = one.weights(past.horizon, past.season)
     folds, weights = [fixed] * len(windows.folds), fixed
-    if one.family == "ridge":
+    if one.prior is not None:
         lags, penalty = fixed.shape[1], one.numbers[1]
         learnt = [windows.learnt(lags, ends) for ends, _ in windows.folds]
         if min(map(len, learnt), default=0) < 4:
@@ -235,7 +235,7 @@ def trial(windows: Windows, one: LagMap) -> Trial | None:
     return Trial(one, weights, folds, forecasts, windows.error(forecasts))
 
 
-def combined(windows: Windows, trials: Sequence[Trial]) -> list[Trial]:
+def combined(windows: BacktestWindows, trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials whose mean forecast is the best guess.
 
     With few origins these are the best trial of each family whose error is at most 1.2 times the lowest. A choice among
@@ -257,7 +257,7 @@ def mean(trials: Sequence[Trial]) -> list[Numbers]:
     return [np.mean(folds, 0) for folds in zip(*(one.forecasts for one in trials), strict=True)]
 
 
-def _step_by_step(windows: Windows, trials: Sequence[Trial], first: int = 3, size: int = 10) -> list[Trial]:
+def _step_by_step(windows: BacktestWindows, trials: Sequence[Trial], first: int = 3, size: int = 10) -> list[Trial]:
     """Return trials, some of them several times: the `first` best, then step by step what lowers the error most.
 
     Source: Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004, section 2.

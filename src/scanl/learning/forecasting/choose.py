@@ -8,7 +8,6 @@
 3. The errors in the backtests give the quantiles of the simple forecast, and then the factors of the calibration.
 """
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from scanl.data.series.source import SeriesSource
 from scanl.data.splits import VALIDATION, Piece
 from scanl.errors import ConfigError
 from scanl.learning.descent import descend
-from scanl.learning.forecasting.backtests import Past, Trial, Windows, combined, mean, trial
+from scanl.learning.forecasting.backtests import BacktestWindows, Past, Trial, combined, mean, trial
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import answerer
@@ -50,7 +49,7 @@ Report = Callable[[str], None]
 
 
 @dataclass
-class Choice:
+class ForecasterChoice:
     """What the backtests have chosen.
 
     options: by their names in `TrainConfig`.   errors: of forecasts in the backtests, by name: MASE.
@@ -69,7 +68,9 @@ class Choice:
         return "\n".join(["forecast,MASE", *(f"{name},{error:.6g}" for name, error in self.errors.items()), ""])
 
 
-def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, report: Report = lambda _: None) -> Choice:
+def choose(
+    source: SeriesSource, fixed: Mapping[str, Any], minutes: float, report: Report = lambda _: None
+) -> ForecasterChoice:
     """Choose the options of `TrainConfig` for a forecast that are not fixed, by backtests within the minutes.
 
     source: its question is a forecast; it is not changed.   fixed: options and their values.   report: is called with a
@@ -101,14 +102,14 @@ def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, repor
     }
     options |= {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
     weights = np.mean([widened(one.weights, lags) for one in chosen], 0)
-    choice = Choice(options, errors, weights, _quantiles(windows, forecasts, len(source.targets)))
+    choice = ForecasterChoice(options, errors, weights, _quantiles(windows, forecasts, len(source.targets)))
     if fixed.get("steps", sum(past.ends) >= LEAST_ROWS):
         folds = [np.mean([widened(one.folds[k], lags) for one in chosen], 0) for k in range(len(windows.folds))]
         _learn(source, past, choice, folds, fixed, until, report)
     return choice
 
 
-def fitted(source: SeriesSource, choice: Choice, seed: int) -> Forecaster:
+def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int) -> Forecaster:
     """Return the forecaster of a choice, trained on all rows before the test part."""
     model = begun(source, choice, choice.weights, seed)
     steps = choice.options["steps"]
@@ -121,7 +122,7 @@ def fitted(source: SeriesSource, choice: Choice, seed: int) -> Forecaster:
     return model.eval()
 
 
-def begun(source: SeriesSource, choice: Choice, weights: Numbers, seed: int) -> Forecaster:
+def begun(source: SeriesSource, choice: ForecasterChoice, weights: Numbers, seed: int) -> Forecaster:
     """Make a forecaster that is the simple forecast of these weights as long as its stack has learnt nothing."""
     options = choice.options
     stack = StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options})
@@ -139,7 +140,7 @@ def begun(source: SeriesSource, choice: Choice, weights: Numbers, seed: int) -> 
 
 def _simple(
     past: Past, fixed: Mapping[str, Any], until: float, report: Report
-) -> tuple[Windows, list[Trial], dict[str, float]]:
+) -> tuple[BacktestWindows, list[Trial], dict[str, float]]:
     """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name.
 
     until: when no further ones are tried, by `time.monotonic`.
@@ -151,7 +152,7 @@ def _simple(
     sizes = [max(one.lags(season) for one in names)] if names else _sizes(past, fixed)
     results = []
     for log in logs:
-        windows = Windows(past, max(*sizes, season), log, span)
+        windows = BacktestWindows(past, max(*sizes, season), log, span)
         if names:
             some = [trial(windows, one) for one in names]
             chosen = [one for one in some if one is not None]
@@ -190,7 +191,7 @@ def _sizes(past: Past, fixed: Mapping[str, Any]) -> list[int]:
     return sorted({min(size, largest) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
 
 
-def _trials(windows: Windows, sizes: list[int], until: float, report: Report) -> list[Trial]:
+def _trials(windows: BacktestWindows, sizes: list[int], until: float, report: Report) -> list[Trial]:
     """Measure all simple forecasts, and ridges about the best of them, the last value and zero."""
     season = windows.past.season
     trials: dict[LagMap, Trial] = {}
@@ -201,7 +202,7 @@ def _trials(windows: Windows, sizes: list[int], until: float, report: Report) ->
         for one in candidates(size, season):
             if one not in trials and (measured := trial(windows, one)) is not None:
                 trials[one] = measured
-        best = min((one for one in trials.values() if one.map.family != "ridge"), key=lambda one: one.error)
+        best = min((one for one in trials.values() if one.map.prior is None), key=lambda one: one.error)
         for prior in dict.fromkeys([best.map, LagMap("naive", ()), LagMap("zero", ())]):
             for penalty in PENALTIES:
                 one = LagMap("ridge", (size, penalty), prior)
@@ -210,7 +211,7 @@ def _trials(windows: Windows, sizes: list[int], until: float, report: Report) ->
     return list(trials.values())
 
 
-def _quantiles(windows: Windows, forecasts: list[Numbers], channels: int) -> Numbers:
+def _quantiles(windows: BacktestWindows, forecasts: list[Numbers], channels: int) -> Numbers:
     """Return the quantiles (C, H, Q) of the errors in the backtests, in units of the running scale.
 
     If a step ahead has few errors, its quantiles have the shape that the errors of all steps have, and its own mean
@@ -235,16 +236,17 @@ def _quantiles(windows: Windows, forecasts: list[Numbers], channels: int) -> Num
 
 def _part(source: SeriesSource, past: Past, begin: float, end: float, options: Mapping[str, Any]) -> SeriesSource:
     """Return the source with the rows before the share `begin` to learn from, and those up to `end` to measure."""
-    copied, lasts = copy.copy(source), past.lasts
+    lasts, length = past.lasts, options["sequence_length"]
     learnt: list[Piece] = [(i, 0, round(begin * last)) for i, last in lasts.items()]
     measured: list[Piece] = [(i, round(begin * last), round(end * last)) for i, last in lasts.items()]
-    copied.parts = [learnt, measured, []]
-    copied.sequence_length, copied.distribution = options["sequence_length"], options["distribution"]
-    copied.origins = max(8, options["sequence_length"] - options["lags"])
-    asking = type(cast(SeriesForecast, source.asking))(copied)
-    asking.sampled = MEASURED
-    copied.ask_for(asking)
-    return copied
+    part = source.divided(
+        [learnt, measured, []],
+        sequence_length=length,
+        distribution=options["distribution"],
+        origins=max(8, length - options["lags"]),
+    )
+    cast(SeriesForecast, part.asking).sampled = MEASURED
+    return part
 
 
 class _Training:
@@ -298,7 +300,7 @@ class _Mark:
 def _learn(
     source: SeriesSource,
     past: Past,
-    choice: Choice,
+    choice: ForecasterChoice,
     folds: Sequence[Numbers],
     fixed: Mapping[str, Any],
     until: float,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from scanl.data.series.columns import as_table, files_of, grouped, rows_of_lines
-from scanl.data.series.outlook import NEWER, Origin, Outlook, joined, refuse_known, seconds
+from scanl.data.series.outlook import NEWER, LastRow, Outlook, joined, refuse_known, seconds
 from scanl.data.series.series import check_order
 from scanl.data.series.table import Table
 from scanl.data.series.times import form_of, times, written
@@ -55,7 +55,7 @@ class Forecasts:
         """
         folder = RunFolder.open(run)
         table = folder.source
-        if not isinstance(table, Table) or not table.asking.ahead:
+        if not isinstance(table, Table) or not table.asked.ahead:
             question = f" to {table.ask}" if isinstance(table, Table) else ""
             raise ConfigError(
                 f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
@@ -177,13 +177,13 @@ class Forecasts:
                 f"forecast: horizon is {horizon}, expected 1 to {longest} because of the run's --horizon {longest}"
             )
         levels = check_levels("forecast", self.model.distribution, levels)
-        keys = [name for name in (table.series, table.time or STEP) if name is not None]
+        keys = table.roles.keys + ([] if table.time else [STEP])
         refuse_twice("forecast", [*keys, *more, *(name for y in table.targets for name in (y, *bounds(y, levels)))])
         return horizon or longest, levels
 
     @torch.no_grad()
     def frame(
-        self, outlook: Outlook, origins: Sequence[Origin], horizon: int, levels: Sequence[float], cutoff: bool = False
+        self, outlook: Outlook, origins: Sequence[LastRow], horizon: int, levels: Sequence[float], cutoff: bool = False
     ) -> Any:
         """Return the forecasts after some origins as a frame.
 
@@ -199,9 +199,8 @@ class Forecasts:
             quantiles = self.model.predict(inputs, levels=probabilities)[0].quantiles
             numbers[which] = quantiles.cpu().numpy()
         numbers = numbers[:, :horizon].reshape(len(origins) * horizon, len(table.targets), len(probabilities))
-        keys = [name for name in (table.series, table.time) if name is not None]
         steps = np.concatenate([outlook.steps(origin)[:horizon] for origin in origins])
-        result = outlook.frame.iloc[steps][keys].reset_index(drop=True)
+        result = outlook.frame.iloc[steps][table.roles.keys].reset_index(drop=True)
         if table.time is not None:
             result[table.time] = written(result[table.time], self.form)
         if cutoff:

@@ -64,11 +64,9 @@ class FrameTable(Table):
         self.frame = frame
         filled, _ = self.without_gaps(frame, PATH, like)
         training = self.collect(filled, PATH, like)
-        ahead = continued(
-            filled, PATH, self.horizon, time=self.time, series=self.series, constant=self.static, freq=self.freq
-        )
+        ahead = continued(filled, PATH, self.roles, self.horizon, freq=self.freq)
         self.collection = self.collect(ahead, PATH, training)
-        self.asking.check_answers(self.collection, "y")
+        self.check_answers(self.collection)
 
 
 class Frames:
@@ -295,7 +293,7 @@ class Frames:
         nothing = np.zeros(0)
         usual = Series("", nothing, nothing, nothing, nothing, nothing if facts.pop("timed") else None, nothing)
         table = self._source()
-        table.take(rows, Collection([usual], [], facts.pop("season"), "", **facts))
+        table.take(rows, Collection(PATH, [usual], [], facts.pop("season"), "", **facts))
         self._table, self._form = table, about["form"]
         return self
 

@@ -209,7 +209,7 @@ class Forecaster(Saved):
         steps = self._inputs(columns)
         targets = self._logged(targets[:, :, : self.ahead])
         after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
-        parameters, location, scale, state = self._read(steps, state, None, after)
+        parameters, location, scale, state = self._read(steps, state, after=after)
         targets, dtype = targets[:, after].double(), parameters.dtype
         is_target = ~targets.isnan()
         if self.head.counts:
@@ -359,19 +359,39 @@ class Forecaster(Saved):
         self,
         inputs: StepInputs,
         state: ForecasterState | None,
-        cu_seqlens: Tensor | None,
+        cu_seqlens: Tensor | None = None,
         after: Tensor | slice = slice(None),
     ) -> tuple[Tensor, Tensor, Tensor, ForecasterState]:
         """Return the parameters (B, ·, H, C, P) after some steps in units of the running scale, location and scale
         (B, T, 1, C), and the state."""
-        hidden, lagged, location, scale, state = self._hidden(inputs, state, cu_seqlens, after)
-        return self._distributions(hidden, lagged), location[:, :, None], scale[:, :, None], state
+        y, covariates, spans = inputs
+        first_state = self.init_state(sequences(y, cu_seqlens), device=y.device) if state is None else state
+        wide = torch.promote_types(self.input.weight.dtype, torch.float32)
+        with as_widened(y):
+            mean, spread, read_so_far = self._statistics(y, first_state.running, cu_seqlens)
+            shift, lag_state = None, first_state.lags
+            if self.lags is not None:
+                lagged, lag_state = self.lags(y, mean, spread, first_state.lags, cu_seqlens, after)
+                shift = lagged.to(wide).flatten(2)
+        durations = [] if spans is None else [spans[..., None]]
+        hidden, stack = self.stack(
+            self.input(torch.cat([(y - mean) / spread, *covariates, *durations], -1).to(wide)),
+            None if state is None else state.stack,
+            cu_seqlens=cu_seqlens,
+            timespans=spans if self.stack.timed else None,
+        )
+        location, scale = (values[: self.targets] for values in self._standards())
+        return (
+            self.head(hidden[:, after], shift).unflatten(2, (self.ahead, self.targets)),
+            (location + scale * mean)[:, :, None],
+            (scale * spread)[:, :, None],
+            ForecasterState(stack, read_so_far, lag_state),
+        )
 
     def _after(self, inputs: StepInputs, state: ForecasterState | None) -> tuple[Tensor, ForecasterState]:
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
-        hidden, lagged, location, scale, state = self._hidden(inputs, state, None, slice(-1, None))
-        parameters = self._distributions(hidden, lagged)
-        parameters = self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0]
+        parameters, location, scale, state = self._read(inputs, state, after=slice(-1, None))
+        parameters = self.head.in_units(parameters.double(), location[:, -1:], scale[:, -1:])[:, 0]
         return self._unlogged(parameters), state
 
     def _logged(self, y: Tensor) -> Tensor:
@@ -387,45 +407,6 @@ class Forecaster(Saved):
         median = self.head.quantiles(parameters, levels.new_tensor([0.5]).to(parameters))
         quantiles, median = (self._logged(values.movedim(-2, -1)).movedim(-1, -2) for values in (quantiles, median))
         return self._unlogged(calibrated(quantiles, median, levels, self.calibration))
-
-    def _distributions(self, hidden: Tensor, lagged: Tensor | None) -> Tensor:
-        shift = None if lagged is None else lagged.flatten(2)
-        return self.head(hidden, shift).unflatten(2, (self.ahead, self.targets))
-
-    def _hidden(
-        self,
-        inputs: StepInputs,
-        state: ForecasterState | None,
-        cu_seqlens: Tensor | None,
-        after: Tensor | slice,
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
-        """Return the features of the stack and the lags' contribution, both after the steps `after`; location and scale
-        of the targets at all steps, (B, T, C); and the state."""
-        y, covariates, spans = inputs
-        rows = sequences(y, cu_seqlens)
-        first_state = self.init_state(rows, device=y.device) if state is None else state
-        with as_widened(y):
-            mean, spread, read_so_far = self._statistics(y, first_state.running, cu_seqlens)
-            lagged, lag_state = None, first_state.lags
-            if self.lags is not None:
-                lagged, lag_state = self.lags(y, mean, spread, first_state.lags, cu_seqlens, after)
-        wide = torch.promote_types(self.input.weight.dtype, torch.float32)
-        durations = [] if spans is None else [spans[..., None]]
-        hidden, stack = self.stack(
-            self.input(torch.cat([(y - mean) / spread, *covariates, *durations], -1).to(wide)),
-            None if state is None else state.stack,
-            cu_seqlens=cu_seqlens,
-            timespans=spans if self.stack.timed else None,
-        )
-        location, scale = (values[: self.targets] for values in self._standards())
-        lagged = None if lagged is None else lagged.to(wide)
-        return (
-            hidden[:, after],
-            lagged,
-            location + scale * mean,
-            scale * spread,
-            ForecasterState(stack, read_so_far, lag_state),
-        )
 
     def _statistics(self, y: Tensor, state: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
