@@ -32,7 +32,14 @@ from scanl.models.heads import distributions as heads
 from scanl.models.heads.distributions import HEADS, make_head
 from scanl.models.saving import recorded
 
-COVERS = ["models/forecasting/lags", "models/heads/regressor", "models/forecasting/running"]
+COVERS = [
+    "models/forecasting/calibration",
+    "models/forecasting/inputs",
+    "models/forecasting/lags",
+    "models/forecasting/normalization",
+    "models/forecasting/running",
+    "models/heads/regressor",
+]
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
