@@ -105,9 +105,10 @@ class Roles:
             ("a future covariate", self.future),
         ]
 
-    def clock(self, frame: Any, path: Path) -> Times:
-        """Return the times of a table; without a column of times, the numbers of its rows."""
-        return _rows(len(frame)) if self.time is None else times(frame, path, self.time)[1]
+    @property
+    def constant(self) -> list[str]:
+        """The columns that have one value in a series."""
+        return [name for name in (*self.static, self.series) if name is not None]
 
 
 class _Steps(NamedTuple):
@@ -173,7 +174,8 @@ def series_of(
         answers = _stack([numbers(frame, path, name, "the target") for name in roles.target], len(frame))
     texts = _Texts({} if like is None else like.categories, like is not None)
     past, known = (texts.columns(frame, path, names, "a covariate") for names in (roles.past, roles.future))
-    constant, clock = texts.columns(frame, path, roles.static, "a static covariate"), roles.clock(frame, path)
+    constant = texts.columns(frame, path, roles.static, "a static covariate")
+    clock = _rows(len(frame)) if roles.time is None else times(frame, path, roles.time)[1]
     groups = grouped(frame, path, roles.series)
     for name, rows in groups:
         _check(path, name, roles, clock[rows], constant[rows], answers[rows] if answered else None)
@@ -228,14 +230,14 @@ def continued(
         for label, rows in groups:
             check_order(path, label, time, clock[rows])
         freqs = frequencies([clock[rows] for _, rows in groups], freq, known=known)
-    pieces, constant = [], [name for name in (*roles.static, roles.series) if name is not None]
+    pieces = []
     for i, (label, rows) in enumerate(groups):
         piece = frame.iloc[rows]
         pieces.append(piece)
         further = steps if after is None else min(after, len(rows)) + steps - len(rows)
         if further < 1:
             continue
-        more = {name: piece[name].iloc[-1] for name in constant}
+        more = {name: piece[name].iloc[-1] for name in roles.constant}
         if time is not None:
             frequency = freqs[i]
             if frequency is None or not frequency.exact:
@@ -271,7 +273,7 @@ def filled(
         return frame, 0
     when, clock = times(frame, path, time)
     groups = grouped(frame, path, roles.series)
-    clocks, constant = [clock[rows] for _, rows in groups], [*roles.static, *([roles.series] if roles.series else [])]
+    clocks = [clock[rows] for _, rows in groups]
     if any((np.diff(times_of_series.marks) <= 0).any() for times_of_series in clocks):
         return frame, 0
     freqs = frequencies(clocks, freq, max_added, known)
@@ -292,12 +294,12 @@ def filled(
         lacking = np.setdiff1d(np.arange(count[-1]), count)
         if len(lacking):
             row = np.searchsorted(count, lacking) - 1
-            more = {name: piece[name].iloc[row].to_numpy() for name in constant}
+            more = {name: piece[name].iloc[row].to_numpy() for name in roles.constant}
             more[time] = frequency.between(times_of_series, count, lacking)
             index = piece.index[row] + (lacking - count[row]) / np.diff(count)[row]  # between two rows of the table
             pieces.append(pd.DataFrame(more, index=index, columns=frame.columns))
     result = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
-    kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, *constant)}
+    kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, *roles.constant)}
     return result.astype(kinds).infer_objects().reset_index(drop=True), absent
 
 
@@ -402,7 +404,7 @@ def _check(path: Path, name: str, roles: Roles, when: Times, constant: Numbers, 
         raise DataError(f"table: {path}: the target{of} has no value at all; leave that series out")
 
 
-def _usual_step(clocks: list[Times]) -> float:
+def _usual_step(clocks: Sequence[Times]) -> float:
     """Return the median step of the times; 1 if there is none."""
     steps = np.concatenate([np.diff(times.marks) / times.per_second for times in clocks])
     return float(np.median(steps)) if len(steps) else 1.0

@@ -204,8 +204,9 @@ class Table(SeriesSource):
     @cached_property
     def roles(self) -> Roles:
         """The columns that are read, by what they are."""
-        covariates = (self.static, self.covariates, self.future)
-        return Roles(self.targets, self.time, self.series, *map(tuple, covariates), self.asked.classes)
+        return Roles(
+            self.targets, self.time, self.series, self.static, self.covariates, self.future, self.asked.classes
+        )
 
     def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
