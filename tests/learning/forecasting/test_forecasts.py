@@ -11,6 +11,7 @@ from scanl.errors import DataError
 from scanl.learning import RunFolder, forecast
 from scanl.learning.forecasting.forecasts import Forecasts
 from scanl.learning.run.config import TrainConfig, seeded_model
+from scanl.models import SeriesColumns
 
 COVERS = ["data/series/outlook", "learning/forecasting/picture", "cli/forecast"]
 
@@ -63,13 +64,13 @@ def by_hand(model, frame, ahead, name, levels):
     turn = 2 * np.pi * (dates - pd.Timestamp("1970-01-01")).total_seconds().to_numpy() / (7 * 86400)
     future = np.stack([np.concatenate([rows.f, later]), np.sin(turn), np.cos(turn)], 1)
     tensor = lambda values: torch.tensor(np.asarray(values, np.float64))[None]  # noqa: E731
-    made, _ = model.predict(
+    columns = SeriesColumns(
         tensor(rows[["y", "z"]][-LENGTH:]),
-        past=tensor(rows[["p"]][-LENGTH:]),
-        static=tensor(rows["size"].iloc[:1]),
-        future=tensor(future[-LENGTH - HORIZON :]),
-        levels=levels,
+        tensor(rows[["p"]][-LENGTH:]),
+        tensor(rows["size"].iloc[:1]),
+        tensor(future[-LENGTH - HORIZON :]),
     )
+    made, _ = model.predict(columns, levels=levels)
     return made.quantiles[0].numpy()
 
 
