@@ -22,7 +22,7 @@ class SeriesColumns(NamedTuple):
         """Return the steps from `begin` to before `end`; of what is known ahead, also the H steps after them."""
         length = self.target.shape[1]
         cut = {
-            name: values[:, begin : min(end, length) + values.shape[1] - length]
+            name: values[:, begin : end + values.shape[1] - length]
             for name, values in self._asdict().items()
             if values is not None and name != "static"
         }
