@@ -7,54 +7,37 @@ Needs `pip install 'scanl[online]'`, for river's detector of drift. No sample is
 """
 
 import argparse
+import itertools
 import math
 import random
 import sys
-from collections.abc import Iterator
+from typing import Any
 
 from river.drift import ADWIN
+from river.metrics import MAE
+from river.utils import Rolling
 
-from scanl.learning.online import AnswerNumbers, Scores, make_loop
-from scanl.learning.run.config import StackConfig
+from scanl.learning import Online
+from scanl.models import Stack
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="?", choices=["sensor", "-"], default="sensor", help="- is the standard input")
-parser.add_argument("--samples", type=int, default=4000, help="of the sensor")
 parser.add_argument("--layer", default="lru")
 parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 1e-2], help="rates; the best one so far answers")
+options = parser.parse_args()
 
-
-def sensor(samples: int) -> Iterator[float]:
-    noise = random.Random(0)
-    for t in range(samples):
-        period = 25 if t < samples // 2 else 10
-        yield math.sin(2 * math.pi * t / period) + noise.gauss(0, 0.1)
-
-
-def main() -> None:
-    options = parser.parse_args()
-    stream = map(float, sys.stdin) if options.source == "-" else sensor(options.samples)
-
-    kind = AnswerNumbers(count=1, span=10_000, feedback=False)  # the answer is one number
-    scores = Scores(kind, ["MAE"], window=500, fade=0.99)
-    stack = StackConfig(layer=options.layer, dim=16, depth=1)
-    loop = make_loop(
-        kind, inputs=1, stack=stack, algorithm="bptt", block=4, lr=options.lr, scores=scores, compile_after=None
-    )
-
-    drift = ADWIN()
-    previous = next(stream)
-    for t, value in enumerate(stream, start=1):
-        answer = loop.answer([previous])  # before the value is known
-        loop.learn(value)
-        drift.update(abs(answer - value))
-        if drift.drift_detected:
-            print(f"sample {t}: the errors have changed")
-        if t % 500 == 0:
-            shown = ", ".join(f"{name} {score:.3f}" for name, score in scores.get().items())
-            print(f"sample {t}: {shown}", flush=True)
-        previous = value
-
-
-if __name__ == "__main__":
-    main()
+noise = random.Random(0)
+sensor = (math.sin(2 * math.pi * t / (25 if t < 2000 else 10)) + noise.gauss(0, 0.1) for t in range(4000))
+stream = map(float, sys.stdin) if options.source == "-" else sensor
+learner = Online(Stack(16, 1, options.layer), lr=options.lr, block=4, compile_after=None)
+drift = ADWIN()
+error: Any = Rolling(MAE, 500)  # has the methods of the metric
+for t, (value, following) in enumerate(itertools.pairwise(stream), start=1):
+    answer = learner.predict_one(value)  # before the next value is known
+    learner.learn_one(value, following)
+    error.update(following, answer)
+    drift.update(abs(answer - following))
+    if drift.drift_detected:
+        print(f"sample {t}: the errors have changed")
+    if t % 500 == 0:
+        print(f"sample {t}: MAE of the last 500 {error.get():.3f}", flush=True)

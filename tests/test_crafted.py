@@ -214,7 +214,7 @@ REASONS = {  # of each place that unpickles, or reads what could be a pickle
     "data/readers/pickles.py": "a reader that looks no name up, for published pickles",
     "hub/weights.py": "weights_only=True",
     "learning/run/checkpoint.py": "weights_only=True",
-    "learning/online/river.py": "weights_only=True",
+    "learning/online/online.py": "weights_only=True",
 }
 
 

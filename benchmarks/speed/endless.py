@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from scanl.learning.online import AnswerNumbers, make_loop
-from scanl.learning.run.config import StackConfig
+from scanl.learning.online import AnswerNumbers, Online
+from scanl.models import Stack
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
@@ -130,10 +130,11 @@ def beside(results: Results, options: argparse.Namespace) -> None:
             return self.head(self.lstm(x)[0][-1])
 
     other = RollingRegressor(Rolling(1), loss_fn="mse", optimizer_fn="adam", lr=1e-3, window_size=WINDOW)
-    stacks = {layer: StackConfig(layer=layer, dim=width, depth=1) for layer in CASES}
     loops = {
-        layer: make_loop(AnswerNumbers(1, 10_000, False), 1, stack, algorithm=CASES[layer], lr=[1e-3], compile_after=50)
-        for layer, stack in stacks.items()
+        layer: Online(
+            Stack(width, 1, layer), AnswerNumbers(feedback=False), algorithm=algorithm, compile_after=50
+        ).begin(1)
+        for layer, algorithm in CASES.items()
     }
     authors = None if options.original is None else original(options.original, width)
     values = numbers(10**6)

@@ -26,11 +26,21 @@ from scanl.cli import main
 from scanl.cli.learn import parse
 from scanl.errors import CheckpointError, DataError
 from scanl.learning.online import reading
-from scanl.learning.online.folder import OnlineFolder, Rows
-from scanl.learning.online.reading import Columns, Form, lines_of, rows
-from scanl.learning.online.run import Run
+from scanl.learning.online.columns import StreamColumns
+from scanl.learning.online.config import StreamConfig
+from scanl.learning.online.folder import OnlineFolder, RowFile
+from scanl.learning.online.reading import Form, lines_of, rows
+from scanl.learning.online.run import OnlineRun
 
-COVERS = ["learning/online/config", "learning/online/folder", "learning/online/reading", "learning/online/run"]
+COVERS = [
+    "learning/online/columns",
+    "learning/online/config",
+    "learning/online/folder",
+    "learning/online/late",
+    "learning/online/reading",
+    "learning/online/run",
+    "learning/online/stream",
+]
 TINY = ["--dim", "4", "--channel-mixer", "none"]
 
 
@@ -97,10 +107,10 @@ def test_a_horizon_reads_the_target_too(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("a,y\n" + "".join(f"{t},{t * 2}\n" for t in range(20)))
     config, _ = parse([str(path), "--target", "y", "--horizon", "3", *TINY])
-    run = Run(config, None, print)
+    run = OnlineRun(config, None, print)
     run.learn()
-    assert run.columns.names == ["y", "a"]
-    assert (run.loop.count, run.scored, len(run.ahead)) == (20, 17, 3)
+    assert run.stream.columns.names == ["y", "a"]
+    assert (run.loop.count, run.scored, len(run.late.ahead)) == (20, 17, 3)
     assert run.loop.bank.learners[0].model.inputs.channels == 2  # the last truth is among the inputs already
 
 
@@ -118,7 +128,7 @@ def test_objects_with_truths_of_their_own_lines(tmp_path, capfd):
 
 def test_a_mark_of_the_byte_order_a_second_line_of_names_and_a_missing_number():
     first, second = rows([b"\xef\xbb\xbfa,y\n", b"1,2\n", b"a,y\n", b"NA,3\n"], 0, Form())
-    columns = Columns.of(first, "y", None, None, None, [])
+    columns = StreamColumns.of(first, StreamConfig(target="y"))
     item = columns.item(second)
     assert (columns.names, item.number, item.truth) == (["a"], 4, 3.0)
     assert math.isnan(item.inputs[0])
@@ -128,9 +138,9 @@ def test_a_sample_beyond_those_that_may_wait_is_given_up(tmp_path):
     path = tmp_path / "objects.jsonl"
     path.write_text("".join(f'{{"id": {t}, "x": {t}, "y": null}}\n' for t in range(5)))
     config, _ = parse([str(path), "--target", "y", "--key", "id", "--question", "number", "--waiting", "2", *TINY])
-    run = Run(config, None, print)
+    run = OnlineRun(config, None, print)
     run.learn()
-    assert list(run.keys) == [3, 4]
+    assert list(run.late.keys) == [3, 4]
     assert run.loop.given_up == 3
 
 
@@ -155,9 +165,9 @@ def test_a_bank_names_the_rate_that_answered(series, tmp_path, capfd):
 
 def test_the_delay_hides_truths(series):
     config, _ = parse([str(series), "--delay", "5", *TINY])
-    run = Run(config, None, print)
+    run = OnlineRun(config, None, print)
     run.learn()
-    assert (run.scored, len(run.hidden)) == (54, 5)
+    assert (run.scored, len(run.late.hidden)) == (54, 5)
 
 
 BAD = [
@@ -229,19 +239,19 @@ def test_another_option_is_refused_when_resumed(series, tmp_path, capfd):
 
 def test_a_table_is_cut_to_its_size_in_the_checkpoint(tmp_path):
     path = tmp_path / "table.csv"
-    before = Rows(path, ["a"], None)
+    before = RowFile(path, ["a"], None)
     before.append([1])
     size = before.settle()
     before.append([2])
     before.close()
-    Rows(path, ["a"], size).close()
+    RowFile(path, ["a"], size).close()
     assert path.read_text() == "a\n1\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk here")
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "full.csv").symlink_to("/dev/full")
-    rows = Rows(tmp_path / "full.csv", ["a"], None)
+    rows = RowFile(tmp_path / "full.csv", ["a"], None)
     for call in (rows.flush, rows.close):
         with pytest.raises(CheckpointError, match=r"full.csv cannot be written: No space left"):
             call()
@@ -273,7 +283,7 @@ def no_space():
 @pytest.mark.parametrize("file", ["predictions.csv", "checkpoint.ckpt"])
 def test_a_run_whose_disk_fills_up_goes_on_to_the_bit_once_there_is_space(file, series, tmp_path, monkeypatch, capfd):
     learn(series, "--out", tmp_path / "whole", "--score-every", 10)
-    run, replace, opened = tmp_path / "run", os.replace, Rows.__init__
+    run, replace, opened = tmp_path / "run", os.replace, RowFile.__init__
     writes = iter(range(30))
 
     def filling(rows, *arguments):
@@ -282,7 +292,7 @@ def test_a_run_whose_disk_fills_up_goes_on_to_the_bit_once_there_is_space(file, 
             rows._file = Filling(rows._file)
 
     with monkeypatch.context() as full:
-        full.setattr(Rows, "__init__", filling)
+        full.setattr(RowFile, "__init__", filling)
         full.setattr(os, "replace", lambda a, b: replace(a, b) if b.name != file or next(writes, 0) else no_space())
         next(writes)
         command = ["learn", str(series), "--out", str(run), "--score-every", "10", "--save-seconds", "0", *TINY]
@@ -344,14 +354,14 @@ def test_a_killed_run_goes_on_to_the_bit(series, tmp_path):
 
 
 def test_a_signal_ends_a_run_with_a_checkpoint(series, tmp_path, monkeypatch, capfd):
-    take = Run._take
+    take = OnlineRun._take
 
     def interrupted(self, item):
         take(self, item)
         if item.number == 10:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Run, "_take", interrupted)
+    monkeypatch.setattr(OnlineRun, "_take", interrupted)
     assert main(["learn", str(series), "--out", str(tmp_path / "run"), *TINY]) == 130
     assert "interrupted; saved" in capfd.readouterr().err
     assert OnlineFolder.open(tmp_path / "run").stored()["counts"][0] == 10
@@ -360,10 +370,10 @@ def test_a_signal_ends_a_run_with_a_checkpoint(series, tmp_path, monkeypatch, ca
 def test_drifts_are_kept_by_a_resumed_run(series, tmp_path):
     learn(series, "--out", tmp_path / "run", "--samples", 3)
     folder = OnlineFolder.open(tmp_path / "run")
-    run = Run(folder.config(), folder, print)
+    run = OnlineRun(folder.config(), folder, print)
     run.drifts.append(2)
     run._save()
-    resumed = Run(folder.config(), folder, print)
+    resumed = OnlineRun(folder.config(), folder, print)
     for table in (*run.tables, *resumed.tables):
         table.close()
     assert resumed.drifts == [2]
@@ -382,7 +392,7 @@ def test_the_truths_of_a_class_are_bounded(tmp_path):
     path.write_text("a,y\n" + "".join(f"{t},c{t}\n" for t in range(5)))
     config, _ = parse([str(path), "--target", "y", "--classes", "3", *TINY])
     with pytest.raises(DataError, match="a class beyond the 3 of before"):
-        Run(config, None, print).learn()
+        OnlineRun(config, None, print).learn()
 
 
 class Runs:
@@ -465,7 +475,7 @@ ODD = [
 def test_an_odd_line_of_json_is_one_line(line):
     bad, message = ODD[line]
     lines = [b'{"x": 1, "y": 1}\r\n', bad + b"\r\n", b'\xef\xbb\xbf{"x": NaN, "y": NaN}\r\n']
-    columns = Columns("y", None, None, ["x"])
+    columns = StreamColumns("y", None, None, ["x"])
     first, second, third = rows(lines_of(io.BytesIO(b"".join(lines))), 0, Form())
     if not isinstance(second, DataError):
         with pytest.raises(DataError) as raised:
@@ -482,7 +492,7 @@ def test_an_odd_line_of_json_is_one_line(line):
 def test_a_key_is_a_name_or_a_number(key):
     row = next(rows([b'{"id": %s, "x": 1, "y": 1}' % key.encode()], 0, Form()))
     with pytest.raises(DataError, match="line 1: column 'id' is"):
-        Columns("y", None, "id", ["x"]).item(row)
+        StreamColumns("y", None, "id", ["x"]).item(row)
 
 
 def test_a_stream_of_json_goes_on_to_the_bit(tmp_path):
@@ -503,7 +513,7 @@ def test_a_truth_that_always_comes_too_late_is_refused(options, series, capfd):
 
 def test_a_truth_may_come_as_late_as_waiting_says(series):
     config, _ = parse([str(series), "--delay", "2", "--waiting", "3", *TINY])
-    run = Run(config, None, print)
+    run = OnlineRun(config, None, print)
     run.learn()
     assert (run.scored, run.loop.given_up) == (57, 0)
 
@@ -577,9 +587,9 @@ def test_a_run_whose_file_was_cut_goes_on_with_its_new_lines(tmp_path, capfd):
     assert main(["learn", "--resume", str(tmp_path / "run")]) == 2
     assert "has fewer than the 3 lines that were read before" in capfd.readouterr().err
     config, folder = parse(["--resume", str(tmp_path / "run"), "--follow", "true", "--samples", "4"])
-    run = Run(config, folder, print)
+    run = OnlineRun(config, folder, print)
     run.learn()
-    assert (run.lines, run.before, run.loop.count) == (4, 3, 4)
+    assert (run.stream.lines, run.stream.before, run.loop.count) == (4, 3, 4)
 
 
 def test_a_feature_that_vanishes_from_a_data_set_of_river_is_missing(monkeypatch, capfd):

@@ -11,7 +11,7 @@ from scanl.cli.parser import Parser
 from scanl.cli.train import layer_help
 from scanl.learning.online.config import LearnConfig
 from scanl.learning.online.folder import OnlineFolder
-from scanl.learning.online.run import Run, stderr
+from scanl.learning.online.run import OnlineRun, stderr
 from scanl.learning.run.configuration import add_options
 
 PROGRESS_SAMPLES = 100  # samples between two looks at the clock for the progress line
@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
     if folder is None and config.run.out is not None:
         folder = OnlineFolder.fresh(config)
     with nullcontext() if folder is None else folder.locked():
-        ready = Run(config, folder, stderr)
+        ready = OnlineRun(config, folder, stderr)
         begun = 0 if ready.loop is None else ready.loop.count
         start = time.monotonic()
         with tqdm(unit=" samples", file=sys.stderr, disable=None, initial=begun, leave=False) as bar:
@@ -70,12 +70,12 @@ def _parser(defaults: LearnConfig) -> Parser:
     return parser
 
 
-def _first(ready: Run) -> str:
+def _first(ready: OnlineRun) -> str:
     name, value = next(iter(ready.scores.get().items()))
     return f"{name} {value:.4g}"
 
 
-def _summary(ready: Run, begun: int, seconds: float) -> None:
+def _summary(ready: OnlineRun, begun: int, seconds: float) -> None:
     """Print the scores."""
     if ready.loop is None:
         print("no samples")
@@ -88,7 +88,7 @@ def _summary(ready: Run, begun: int, seconds: float) -> None:
         print(f"  {'best rate':<20}{ready.config.learning.lr[ready.loop.bank.best]:g}")
     if ready.skipped:
         print(f"  {'skipped lines':<20}{ready.skipped:,}")
-    if ready.late:
-        print(f"  {'truths that came too late':<27}{ready.late:,}")
+    if ready.too_late:
+        print(f"  {'truths that came too late':<27}{ready.too_late:,}")
     if ready.loop.given_up:
         print(f"  {'truths that never came':<24}{ready.loop.given_up:,}")

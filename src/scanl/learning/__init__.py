@@ -8,6 +8,8 @@ from scanl.learning.evaluation import bits_per_byte as bits_per_byte
 from scanl.learning.evaluation import score as score
 from scanl.learning.evaluation import spread as spread
 from scanl.learning.forecasting.forecasts import forecast as forecast
+from scanl.learning.online.online import Online as Online
+from scanl.learning.online.online import progressive as progressive
 from scanl.learning.predictions import predict as predict
 from scanl.learning.run.config import TrainConfig as TrainConfig
 from scanl.learning.run.config import build_model as build_model

@@ -12,14 +12,13 @@ import torch
 from scanl.data.batch import Batch
 from scanl.errors import ConfigError, DataError, DivergenceError
 from scanl.learning.algorithms import BPTT
-from scanl.learning.online import AnswerClass, AnswerNumbers, make_loop
+from scanl.learning.online import AnswerClass, AnswerNumbers, Online
 from scanl.learning.online.scaling import MAX_DEVIATION, Innovation, Scaling
-from scanl.learning.run.config import StackConfig
+from scanl.models import Stack
 
 COVERS = [
     "learning/online/answers",
     "learning/online/bank",
-    "learning/online/build",
     "learning/online/learner",
     "learning/online/scaling",
 ]
@@ -33,9 +32,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def loop_of(kind, inputs=1, lr=(1e-2,), **options):
-    stack = StackConfig(layer="lru", dim=4, depth=1, channel_mixer="none")
-    return make_loop(kind, inputs, stack, algorithm="bptt", lr=lr, **options)
+def loop_of(kind, inputs=1, lr=(1e-2,), layer="lru", dropout=0.0, **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        stack = Stack(4, 1, layer, channel_mixer="none", dropout=dropout)
+        learner = Online(stack, kind, lr=lr, **options)
+    return learner.begin(inputs)
 
 
 def numbers(feedback=False):
@@ -329,8 +331,7 @@ def test_peek_changes_nothing():
 
 
 def test_answers_have_no_dropout():
-    stack = StackConfig(layer="lru", dim=4, depth=1, channel_mixer="none", dropout=0.5)
-    loop = make_loop(AnswerClass(2, feedback=False), 1, stack, algorithm="bptt", lr=[1e-2])
+    loop = loop_of(AnswerClass(2, feedback=False), dropout=0.5)
     for truth in "ab":
         loop.answer([0.5])
         loop.learn(truth)
@@ -375,9 +376,10 @@ def test_an_outlier_is_learnt_as_the_largest_deviation():
 
 def test_the_last_truth_is_an_input_in_units_of_the_deviation():
     kind = numbers(feedback=True)
+    assert np.isnan(kind.truths.as_input()).all()
     for truth in (1.0, 3.0):
-        kind.target(kind.read(truth), kind.frame())
-    assert kind.last_truth() == [1.0]
+        kind.truths.target(kind.read(truth), kind.truths.frame())
+    assert kind.truths.as_input() == [1.0]
 
 
 @pytest.mark.parametrize(("rho", "low", "high"), [(0.0, -0.1, 0.2), (1.0, 0.9, 1.0)])
@@ -406,9 +408,7 @@ def test_memory_does_not_grow():
 
 def test_least_squares_learn_from_a_stream_and_go_on_after_what_would_be_compiled():
     """No parameter has a gradient: against recursive least squares with the features of the model."""
-    stack = StackConfig(layer="elman", dim=4, depth=1, channel_mixer="none")
-    options = {"penalty": 0.1}
-    loop = make_loop(numbers(), 1, stack, algorithm="force", algorithm_options=options, lr=[1e-2], compile_after=3)
+    loop = loop_of(numbers(), layer="elman", algorithm="force", algorithm_options={"penalty": 0.1}, compile_after=3)
     before = {name: each.clone() for name, each in loop.bank.learners[0].model.named_parameters()}
     run(loop, wave(20))
     model = loop.bank.learners[0].model
@@ -417,6 +417,5 @@ def test_least_squares_learn_from_a_stream_and_go_on_after_what_would_be_compile
 
 
 def test_an_algorithm_that_cannot_learn_from_the_stream_is_refused_before_it_is_read():
-    stack = StackConfig(layer="elman", dim=4, depth=1)
     with pytest.raises(ConfigError, match=r"force: batch\.targets is torch\.int64"):
-        make_loop(AnswerClass(3, False), 1, stack, algorithm="force", lr=[1e-2])
+        loop_of(AnswerClass(3, False), layer="elman", algorithm="force")

@@ -7,21 +7,25 @@ import pytest
 import torch
 from torch import nn
 
-from scanl.learning.online import AnswerNumbers, make_loop
+from scanl.learning.online import Online
 from scanl.learning.online.flat import Flat, can_be_flat
 from scanl.learning.online.repeated import FORMS, Repeated
 from scanl.learning.optimizers import AdamW, Lion, Muon
-from scanl.learning.run.config import StackConfig
+from scanl.models import Stack
 
 COVERS = ["learning/online/flat"]
 
 
-def loop_of(compile_after, layer="lru", **options):
-    stack = StackConfig(layer=layer, dim=4, depth=1, channel_mixer="none")
-    return make_loop(
-        AnswerNumbers(1, 10_000, feedback=True), 1, stack, algorithm="online_lru", lr=[1e-2], clip=0.1,
-        weight_decay=0.1, compile_after=compile_after, **options,
-    )  # fmt: skip
+def loop_of(compile_after, layer="lru", algorithm="online_lru", dim=4, dropout=0.0, layer_options=None, **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        stack = Stack(dim, 1, layer, channel_mixer="none", layer_options=layer_options or {}, dropout=dropout)
+        learner = Online(stack, lr=1e-2, algorithm=algorithm, compile_after=compile_after, **options)
+    return learner.begin(1)
+
+
+def decaying(compile_after):
+    return loop_of(compile_after, clip=0.1, weight_decay=0.1)
 
 
 def run(loop, start, end):
@@ -33,7 +37,7 @@ def run(loop, start, end):
 
 
 def test_kernels_answer_and_learn_as_operation_by_operation():
-    kernels, operations = loop_of(6), loop_of(None)
+    kernels, operations = decaying(6), decaying(None)
     before, exact = run(kernels, 0, 3), run(operations, 0, 6)
     for _ in range(4):  # which are no answers, and do not count
         kernels.peek([0.3])
@@ -46,7 +50,7 @@ def test_kernels_answer_and_learn_as_operation_by_operation():
     (learner,) = kernels.bank.learners
     assert learner.reasons == []
 
-    resumed = loop_of(6)
+    resumed = decaying(6)
     resumed.load_state_dict(copy.deepcopy(kernels.state_dict()))
     peeked = kernels.peek([0.3])
     assert resumed.peek([0.3]) == peeked
@@ -160,12 +164,8 @@ def test_what_is_not_flat_has_gradients_of_its_own():
 
 
 def staged(compile_after=None):
-    options = {"columns": 2}
-    stack = StackConfig(layer="columnar_constructive", dim=6, depth=1, channel_mixer="none", layer_options=options)
-    return make_loop(
-        AnswerNumbers(1, 10_000, feedback=True), 1, stack, algorithm="ccn", algorithm_options={"stage_updates": 4},
-        lr=[1e-2], compile_after=compile_after,
-    )  # fmt: skip
+    form = {"layer": "columnar_constructive", "dim": 6, "layer_options": {"columns": 2}}
+    return loop_of(compile_after, algorithm="ccn", algorithm_options={"stage_updates": 4}, **form)
 
 
 @pytest.mark.parametrize("compile_after", [None, 6])
@@ -202,9 +202,7 @@ def test_a_step_of_another_optimizer_is_no_kernel():
 
 
 def test_the_reason_is_told():
-    stack = StackConfig(layer="lru", dim=4, depth=1, channel_mixer="none", dropout=0.5)
-    kind = AnswerNumbers(1, 10_000, feedback=True)
-    loop = make_loop(kind, 1, stack, algorithm="bptt", lr=[1e-2], compile_after=1)
+    loop = loop_of(1, algorithm="bptt", dropout=0.5)
     run(loop, 0, 3)
     (learner,) = loop.bank.learners
     (reason,) = learner.reasons

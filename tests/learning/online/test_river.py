@@ -15,8 +15,8 @@ pytest.importorskip("river", reason="river is not installed: pip install 'scanl[
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
 from scanl.errors import ConfigError, DataError
-from scanl.learning.online import AnswerNumbers, RiverClassifier, RiverRegressor, make_loop
-from scanl.learning.run.config import StackConfig
+from scanl.learning.online import AnswerNumbers, Online, RiverClassifier, RiverRegressor
+from scanl.models import Stack
 
 MODELS = {"regressor": RiverRegressor, "classifier": RiverClassifier}
 
@@ -70,11 +70,9 @@ def test_the_seed_is_that_of_the_weights():
     for model, seed in zip(models, (0, 1), strict=True):
         model.learn_one({"a": 1.0}, 0.5)
         model.learn_one({"a": 2.0}, 0.7)
-        stack = StackConfig(layer="lru", dim=2, depth=1)
-        alone = make_loop(
-            AnswerNumbers(1, model.span, True), 16, stack, algorithm="bptt", optimizer="adamw", lr=[1e-3],
-            span=model.span, seed=seed,
-        )  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            alone = Online(Stack(2, 1, "lru"), AnswerNumbers(1, model.span, True), span=model.span).begin(16)
         for value, truth in ((1.0, 0.5), (2.0, 0.7)):
             alone.answer([value, *[math.nan] * 15])
             alone.learn(truth)
@@ -117,9 +115,9 @@ def test_features_appear_vanish_and_are_missing_at_any_sample():
     early = [({}, 0.0), ({"a": None}, 0.0), ({"a": 1.0}, 0.0), ({"b": math.nan, "a": "text"}, 0.0)]
     model = RiverRegressor(dim=8, lr=0.02, feedback=False)
     learnt(model, early)
-    assert model._names == ["a"]
+    assert model._online._names == ["a"]
     answers = learnt(model, [({"c": value}, value) for value in values])
-    assert model._names == ["a", "c"]
+    assert model._online._names == ["a", "c"]
     assert np.abs(answers - values)[-50:].mean() < 0.4 * np.abs(values[-50:]).mean()
     assert math.isfinite(model.predict_one({"d": 1.0}))
 

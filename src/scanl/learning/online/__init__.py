@@ -1,7 +1,8 @@
 """Learning from a stream: each sample is answered, scored and then learnt, in constant memory.
 
-`Prequential` is the loop, and `make_loop` makes one from options. `RiverRegressor` and `RiverClassifier` are estimators
-of river; they import it when they are first used.
+`Online` is a model with the methods of river's estimators, and `progressive` scores one on a stream. `Prequential` is
+the loop inside. `RiverRegressor` and `RiverClassifier` are estimators of river; they import it when they are first
+used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from scanl.learning.online.answers import AnswerClass as AnswerClass
 from scanl.learning.online.answers import AnswerNumbers as AnswerNumbers
 from scanl.learning.online.bank import Bank as Bank
-from scanl.learning.online.build import make_loop as make_loop
 from scanl.learning.online.learner import Learner as Learner
+from scanl.learning.online.online import Online as Online
+from scanl.learning.online.online import progressive as progressive
 from scanl.learning.online.prequential import Prequential as Prequential
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""What is asked of a stream, numbers or a class: how a truth becomes a target, and outputs an answer.
+"""What is asked of a stream, numbers or a class: how a truth is read, and what outputs of the model say.
 
-A kind of answers keeps what it must know of the past: running scales, the last truth, the classes so far.
+A kind of answers keeps what it must know of the past in its `truths`.
 """
 
 import math
@@ -16,37 +16,99 @@ from torch import Tensor
 from scanl.data.base import IGNORED
 from scanl.data.questions import FeatureInputs, Label, Numbers, Question
 from scanl.errors import DataError
-from scanl.learning.online.scaling import Innovation, Scaling, Values
+from scanl.learning.online.scaling import SPAN, Innovation, Scaling, Values
 
 Truth = Any  # a number, a sequence of numbers, or the name of a class
 Answer = Any  # a number, a list of numbers, or {class: probability}
 
 
 class Frame(NamedTuple):
-    """What was known when an answer was made: base and scale of the numbers, and the last truth, None before any."""
+    """The state of the truths when an answer was made.
+
+    base, scale: of numbers.   naive: the answer that repeats the last truth, None before any.
+    """
 
     base: list[float]
     scale: list[float]
-    last: Any
+    naive: Answer
+
+
+class NumberTruths:
+    """The truths so far, numbers (width,). An answer is base + scale z, see `Innovation`."""
+
+    def __init__(self, width: int, span: int) -> None:
+        self.innovation, self.scaling = Innovation(width, span), Scaling(width, span)
+        self.last: Values | None = None
+
+    def as_input(self) -> Values:
+        """Return the last truth as an input, NaN before any."""
+        return np.full_like(self.scaling.mean, np.nan) if self.last is None else self.scaling.scaled(self.last)
+
+    def frame(self) -> Frame:
+        """Return the state before an answer."""
+        naive = None if self.last is None else plain(self.last.tolist())
+        return Frame(self.innovation.base(self.last).tolist(), self.innovation.scale.tolist(), naive)
+
+    def target(self, truth: Values, frame: Frame) -> Tensor:
+        """Read the truth of an answer, and return the target of the model, (1, 1, O)."""
+        last = None if frame.naive is None else np.atleast_1d(frame.naive)
+        z = self.innovation.update(truth, np.array(frame.base), last)
+        self.scaling.update(truth)
+        self.last = truth
+        return as_tensor(z)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in numbers, text and lists of them."""
+        last = None if self.last is None else self.last.tolist()
+        return {"last": last, "innovation": self.innovation.state_dict(), "scaling": self.scaling.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.last = None if state["last"] is None else np.array(state["last"])
+        self.innovation.load_state_dict(state["innovation"])
+        self.scaling.load_state_dict(state["scaling"])
+
+
+class ClassTruths:
+    """The truths so far, classes, as `NumberTruths`. numbers: of the classes that have been seen, below `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.last = most, None
+        self.numbers: dict[Hashable, int] = {}
+
+    def as_input(self) -> Values:
+        return np.full(self.most, np.nan) if self.last is None else np.eye(self.most)[self.numbers[self.last]]
+
+    def frame(self) -> Frame:
+        return Frame([], [], None if self.last is None else {self.last: 1.0})
+
+    def target(self, truth: Hashable, frame: Frame) -> Tensor:
+        self.last = truth
+        return torch.tensor([[self.numbers.setdefault(truth, len(self.numbers))]])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last, "classes": list(self.numbers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last = state["last"]
+        self.numbers = {name: number for number, name in enumerate(state["classes"])}
 
 
 class Answering(ABC):
     """A kind of answers. Abstract.
 
-    feedback: whether the last truth that is known is an input too.   width: how many inputs that makes.
+    truths: those so far.   none: the target of a sample without a truth.
+    width: number of inputs that the last truth makes; 0 if it is none.
     metrics: names of river's metrics, the first of which is also computed fading.
+    columns: names of the `fields` of an answer in a table.
     """
 
     metrics: ClassVar[tuple[str, ...]]
-    last: Any = None  # the last truth
+    columns: list[str]
+    truths: Any
 
-    def __init__(self, feedback: bool) -> None:
-        self.feedback = feedback
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """How many numbers the last truth is, as an input."""
+    def __init__(self, truths: NumberTruths | ClassTruths, none: Tensor, width: int) -> None:
+        self.truths, self.none, self.width = truths, none, width
 
     @abstractmethod
     def question(self, inputs: int) -> Question:
@@ -57,59 +119,31 @@ class Answering(ABC):
         """Return a truth in its usual form. Raises DataError for one of another kind, or that is not finite."""
 
     @abstractmethod
-    def last_truth(self) -> Values:
-        """Return the last truth as an input (width,), NaN before any."""
-
-    @abstractmethod
-    def frame(self) -> Frame:
-        """Return what is known before an answer."""
-
-    @abstractmethod
     def answer(self, outputs: Tensor, frame: Frame) -> Answer:
         """Return the answer that outputs (1, 1, O) of a model stand for."""
 
     @abstractmethod
-    def target(self, truth: Any, frame: Frame) -> Tensor:
-        """Read the truth of an answer, and return the target of the model, (1, 1) or (1, 1, O)."""
-
-    @abstractmethod
-    def none(self) -> Tensor:
-        """Return the target of a sample without a truth."""
-
-    @abstractmethod
     def pairs(self, truth: Any, answer: Answer) -> list[tuple[Any, Any]]:
-        """Return what a metric compares: pairs of a truth and an answer."""
-
-    @abstractmethod
-    def naive(self, frame: Frame) -> Answer | None:
-        """Return the naive answer, which repeats the last truth; None before any."""
+        """Return the pairs of a truth and an answer that a metric compares."""
 
     @abstractmethod
     def error(self, truth: Any, answer: Answer) -> float:
-        """Return how wrong an answer is: by it the bank and drift detectors judge."""
+        """Return the error of an answer, by which the bank and drift detectors judge."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is known of the past, in numbers, text and lists of them."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+    def fields(self, answer: Answer) -> list[Any]:
+        """Return an answer as fields of a table."""
 
 
 class AnswerNumbers(Answering):
-    """One number or several. count: O.   span: see `Scaling`."""
+    """One number or several. count: O.   span: see `Scaling`.   feedback: whether the last truth is an input too."""
 
     metrics = ("MAE", "RMSE")
 
-    def __init__(self, count: int, span: int, feedback: bool) -> None:
-        super().__init__(feedback)
+    def __init__(self, count: int = 1, span: int = SPAN, feedback: bool = True) -> None:
+        super().__init__(NumberTruths(count, span), torch.full((1, 1, count), torch.nan), count if feedback else 0)
         self.count = count
-        self.innovation, self.scaling = Innovation(count, span), Scaling(count, span)
-
-    @property
-    def width(self) -> int:
-        return self.count if self.feedback else 0
+        self.columns = ["prediction"] if count == 1 else [f"prediction {i}" for i in range(count)]
 
     def question(self, inputs: int) -> Question:
         return Numbers(FeatureInputs(inputs, missing=True), self.count)
@@ -125,64 +159,29 @@ class AnswerNumbers(Answering):
             raise DataError(f"the target is {truth}, expected a finite number")
         return numbers
 
-    def last_truth(self) -> Values:
-        return np.full(self.count, np.nan) if self.last is None else self.scaling.scaled(self.last)
-
-    def frame(self) -> Frame:
-        last = None if self.last is None else self.last.tolist()
-        return Frame(self.innovation.base(self.last).tolist(), self.innovation.scale.tolist(), last)
-
     def answer(self, outputs: Tensor, frame: Frame) -> Answer:
-        numbers = [
-            base + scale * output
-            for base, scale, output in zip(frame.base, frame.scale, outputs.flatten().tolist(), strict=True)
-        ]
-        return numbers[0] if self.count == 1 else numbers
-
-    def target(self, truth: Values, frame: Frame) -> Tensor:
-        last = None if frame.last is None else np.array(frame.last)
-        z = self.innovation.update(truth, np.array(frame.base), last)
-        if self.feedback:
-            self.scaling.update(truth)
-        self.last = truth
-        return as_tensor(z)
-
-    def none(self) -> Tensor:
-        return torch.full((1, 1, self.count), torch.nan)
+        z = outputs.flatten().tolist()
+        return plain([base + scale * each for base, scale, each in zip(frame.base, frame.scale, z, strict=True)])
 
     def pairs(self, truth: Values, answer: Answer) -> list[tuple[float, float]]:
-        return list(zip(truth.tolist(), [answer] if self.count == 1 else answer, strict=True))
-
-    def naive(self, frame: Frame) -> Answer | None:
-        return frame.last if frame.last is None or self.count > 1 else frame.last[0]
+        return list(zip(truth.tolist(), self.fields(answer), strict=True))
 
     def error(self, truth: Values, answer: Answer) -> float:
         pairs = self.pairs(truth, answer)
         return sum(abs(target - number) for target, number in pairs) / len(pairs)
 
-    def state_dict(self) -> dict[str, Any]:
-        last = None if self.last is None else self.last.tolist()
-        return {"last": last, "innovation": self.innovation.state_dict(), "scaling": self.scaling.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.last = None if state["last"] is None else np.array(state["last"])
-        self.innovation.load_state_dict(state["innovation"])
-        self.scaling.load_state_dict(state["scaling"])
+    def fields(self, answer: Answer) -> list[Any]:
+        return [answer] if self.count == 1 else answer
 
 
 class AnswerClass(Answering):
-    """One of at most `most` classes, which are known once they have been seen."""
+    """One of at most `most` classes. feedback: whether the last truth is an input too."""
 
     metrics = ("Accuracy", "MacroF1")
 
-    def __init__(self, most: int, feedback: bool) -> None:
-        super().__init__(feedback)
-        self.most = most
-        self.numbers: dict[Hashable, int] = {}  # of the classes
-
-    @property
-    def width(self) -> int:
-        return self.most if self.feedback else 0
+    def __init__(self, most: int = 10, feedback: bool = True) -> None:
+        super().__init__(ClassTruths(most), torch.tensor([[IGNORED]]), most if feedback else 0)
+        self.most, self.columns = most, ["prediction", "probability"]
 
     def question(self, inputs: int) -> Question:
         return Label(FeatureInputs(inputs, missing=True), self.most)
@@ -191,47 +190,31 @@ class AnswerClass(Answering):
         truth = truth.item() if isinstance(truth, np.generic) else truth
         if truth is None or (isinstance(truth, float) and math.isnan(truth)):
             raise DataError(f"the target is {truth}, expected a class")
-        if truth not in self.numbers and len(self.numbers) == self.most:
+        if truth not in self.truths.numbers and len(self.truths.numbers) == self.most:
             raise DataError(
                 f"the target is {truth!r}, a class beyond the {self.most} of before; give a larger number of classes"
             )
         return truth
 
-    def last_truth(self) -> Values:
-        if self.last is None:
-            return np.full(self.most, np.nan)
-        return np.eye(self.most)[self.numbers[self.last]]
-
-    def frame(self) -> Frame:
-        return Frame([], [], self.last)
-
     def answer(self, outputs: Tensor, frame: Frame) -> Answer:
         # The probabilities of the classes that have been seen, in float64, so that they sum to 1.
-        known = outputs.flatten()[: len(self.numbers)].double().softmax(0).tolist()
-        return dict(zip(self.numbers, known, strict=True))
-
-    def target(self, truth: Hashable, frame: Frame) -> Tensor:
-        self.last = truth
-        return torch.tensor([[self.numbers.setdefault(truth, len(self.numbers))]])
-
-    def none(self) -> Tensor:
-        return torch.tensor([[IGNORED]])
+        known = outputs.flatten()[: len(self.truths.numbers)].double().softmax(0).tolist()
+        return dict(zip(self.truths.numbers, known, strict=True))
 
     def pairs(self, truth: Hashable, answer: Answer) -> list[tuple[Any, Any]]:
         return [(truth, answer)]
 
-    def naive(self, frame: Frame) -> Answer | None:
-        return None if frame.last is None else {frame.last: 1.0}
-
     def error(self, truth: Hashable, answer: Answer) -> float:
         return float(likeliest(answer) != truth)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"last": self.last, "classes": list(self.numbers)}
+    def fields(self, answer: Answer) -> list[Any]:
+        best = likeliest(answer)
+        return [best, answer.get(best)]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.last = state["last"]
-        self.numbers = {name: number for number, name in enumerate(state["classes"])}
+
+def plain(numbers: list[float]) -> float | list[float]:
+    """Return a list of one number as that number."""
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def likeliest(probabilities: dict[Hashable, float]) -> Any:

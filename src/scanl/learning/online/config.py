@@ -1,16 +1,17 @@
 """The configuration of `scanl learn`."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import algorithms
-from scanl.learning.online.build import COMPILE_AFTER, FADE, SPAN
-from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.online.online import FADE, WAITING, Fade, Online, Waiting
 from scanl.learning.run.config import StackConfig
 from scanl.learning.run.configuration import Configuration
 from scanl.models import Stack
-from scanl.options import above, at_least, between, check_options, one_of
+from scanl.options import above, at_least, check_options, one_of, options
 
 QUESTIONS = ("number", "class")
 DETECTORS = ("adwin", "kswin")
@@ -40,33 +41,34 @@ class StreamConfig:
         str | None, "column that names a sample: a later line of the same key may bring its truth"
     ] = None  # fmt: skip
     delay: Annotated[int, at_least(0), "samples after which the truth of a line becomes known"] = 0
-    waiting: Annotated[int, at_least(1), "samples that may wait for their truth; the first one beyond is given up"] = (
-        1000
-    )
+    waiting: Waiting = WAITING
     feedback: Annotated[bool, "the last truth that is known is an input too"] = True
     follow: Annotated[bool, "wait for new lines at the end of the file"] = False
     samples: Annotated[int | None, above(0), "end after this many samples; none: with the stream"] = None
     on_error: Annotated[str, one_of(("skip", "stop")), "what to do at a line that cannot be read"] = "stop"
 
 
-@dataclass
-class LearningConfig:
-    """How the model learns."""
+LEARNING = (  # options of `Online`
+    *("algorithm", "algorithm_options", "optimizer", "lr", "weight_decay", "clip", "block", "compile_after", "span"),
+)
+IN_A_FILE: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # other types that a file can hold, from the defaults
+    "algorithm_options": (dict[str, Any], lambda _: {}),
+    "lr": (list[float], lambda rate: [rate]),
+}
 
-    algorithm: Annotated[str, "how the gradient is computed: a registered algorithm, such as bptt"] = "bptt"
-    algorithm_options: Annotated[dict[str, Any], "options of the algorithm"] = field(default_factory=dict)
-    optimizer: Annotated[str, one_of(OPTIMIZERS), f"how the weights change: {', '.join(OPTIMIZERS)}"] = "adamw"
-    lr: Annotated[list[float], "learning rate; of several, the best so far answers"] = field(
-        default_factory=lambda: [1e-3]
-    )
-    weight_decay: Annotated[float, at_least(0), "weight decay, only on the weights of linear maps"] = 0.0
-    clip: Annotated[float, above(0), "largest norm of the gradient"] = 1.0
-    block: Annotated[int, at_least(1), "samples of an update"] = 1
-    compile_after: Annotated[
-        int | None, at_least(0), "answers, and updates, after which each runs as one kernel of the CPU, which takes "
-        "about half a minute to compile for the first time; none: never"
-    ] = COMPILE_AFTER  # fmt: skip
-    span: Annotated[int, at_least(2), "numbers after which the past fades in the running means"] = SPAN
+
+def _learning_fields() -> Iterator[tuple[str, Any, Any]]:
+    """Yield a field for each option of `LEARNING`: its name, its type with its meaning and ranges, and its default."""
+    known = options(Online)
+    for name in LEARNING:
+        kind, as_in_file = IN_A_FILE.get(name, (known[name].type, lambda value: value))
+        default = field(default_factory=partial(as_in_file, known[name].default))
+        yield name, Annotated[(kind, *known[name].ranges, known[name].meaning)], default
+
+
+LearningConfig = make_dataclass("LearningConfig", _learning_fields())
+LearningConfig.__module__ = __name__
+LearningConfig.__doc__ = "How the model learns: options of `Online`, as values that a file can hold."
 
 
 @dataclass
@@ -77,7 +79,7 @@ class ScoringConfig:
         default_factory=list
     )
     window: Annotated[int, at_least(1), "answers in the sliding window"] = 1000
-    fade: Annotated[float, between(0, 1), "factor by which a score fades with each answer"] = FADE
+    fade: Fade = FADE
     drift: Annotated[str | None, one_of(DETECTORS), f"drift detector of river: {', '.join(DETECTORS)}"] = None
     score_every: Annotated[int, at_least(1), "scored answers between two rows of scores.csv"] = 1000
 
@@ -109,7 +111,7 @@ class LearnConfig(Configuration):
 
     stack: Any = field(default_factory=_small)
     stream: StreamConfig = field(default_factory=StreamConfig)
-    learning: LearningConfig = field(default_factory=LearningConfig)
+    learning: Any = field(default_factory=LearningConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     run: OnlineRunConfig = field(default_factory=OnlineRunConfig)
 
@@ -119,8 +121,6 @@ class LearnConfig(Configuration):
         check_options("stack", Stack, vars(self.stack))
         chosen = algorithms.get(self.learning.algorithm)
         check_options(self.learning.algorithm, chosen, self.learning.algorithm_options)
-        if not self.learning.lr or any(not 0 <= rate < float("inf") for rate in self.learning.lr):
-            raise ConfigError(f"learn: lr is {self.learning.lr}, expected rates of at least 0")
         stream = self.stream
         if stream.data is None:
             raise ConfigError("learn: data is none, expected a stream; for standard input give -")

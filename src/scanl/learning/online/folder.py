@@ -20,7 +20,7 @@ from scanl.learning.run.checkpoint import read_whole, write_checkpoint
 FLUSH = 1.0  # seconds for which a line may stay in memory
 
 
-class Rows:
+class RowFile:
     """A table of CSV to which lines are appended. header: its first line.   size: bytes to keep; None for a new one."""
 
     def __init__(self, path: Path, header: Iterable[str], size: int | None) -> None:

@@ -2,12 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scanl.data.base import IGNORED
 from scanl.errors import DataError
 from scanl.learning.online.answers import Answer, Answering, Frame, Truth, as_tensor
 from scanl.learning.online.bank import Bank
@@ -17,19 +19,24 @@ Inputs = Iterable[float]
 
 
 class Scorer(Protocol):
-    """What reads the scored answers, such as `scanl.learning.online.scores.Scores`."""
+    """A reader of the scored answers, such as `scanl.learning.online.scores.Scores`."""
 
     def update(self, truth: Any, answer: Any, naive: Any, error: float) -> None: ...
 
 
+@dataclass(slots=True)
 class Sample:
-    """A sample between its answer and the learning pass. answers: of each learner of the bank."""
+    """A sample between its answer and the learning pass.
 
-    __slots__ = ("answers", "best", "frame", "index", "target", "x")
+    answers: of each learner of the bank.   target: None until the truth is known.
+    """
 
-    def __init__(self, index: int, x: Tensor, answers: list[Answer], best: int, frame: Frame) -> None:
-        self.index, self.x, self.answers, self.best, self.frame = index, x, answers, best, frame
-        self.target: Tensor | None = None  # known once the truth is
+    index: int
+    x: Tensor
+    answers: list[Answer]
+    best: int
+    frame: Frame
+    target: Tensor | None = None
 
 
 class Prequential:
@@ -47,7 +54,7 @@ class Prequential:
     def __init__(
         self, bank: Bank, kind: Answering, inputs: int, span: int, waiting: int = 1000, scores: Scorer | None = None
     ) -> None:
-        self.bank, self.kind, self.scores, self.waiting = bank, kind, scores, waiting
+        self.bank, self.kind, self.inputs, self.scores, self.waiting = bank, kind, inputs, scores, waiting
         self.scaling = Scaling(inputs, span)
         self.count = 0  # samples that were answered
         self.given_up = 0  # samples whose truth never came
@@ -75,9 +82,9 @@ class Prequential:
         if np.isinf(numbers).any():
             raise DataError(f"a sample has {numbers[np.isinf(numbers)][0]}, expected finite numbers")
         scaled = self.scaling.scaled(numbers)
-        if self.kind.feedback:
-            scaled = np.concatenate([scaled, self.kind.last_truth()])
-        return numbers, as_tensor(scaled), self.kind.frame()
+        if self.kind.width:
+            scaled = np.concatenate([scaled, self.kind.truths.as_input()])
+        return numbers, as_tensor(scaled), self.kind.truths.frame()
 
     def peek(self, inputs: Inputs) -> Answer:
         """Return what `answer` would, and change nothing."""
@@ -95,14 +102,14 @@ class Prequential:
         errors = [self.kind.error(target, answer) for answer in sample.answers]
         if self.scores is not None:
             best = sample.best
-            self.scores.update(target, sample.answers[best], self.kind.naive(sample.frame), errors[best])
+            self.scores.update(target, sample.answers[best], sample.frame.naive, errors[best])
         self.bank.judge(errors)
-        sample.target = self.kind.target(target, sample.frame)
+        sample.target = self.kind.truths.target(target, sample.frame)
         self._advance()
 
     def skip(self, index: int | None = None) -> None:
         """Let a sample be read without a target: its truth never comes. index: as in `learn`."""
-        self._waiting(index).target = self.kind.none()
+        self._waiting(index).target = self.kind.none
         self._advance()
 
     def _waiting(self, index: int | None) -> Sample:
@@ -117,16 +124,16 @@ class Prequential:
             self._pass(self.queue.popleft())
 
     def _pass(self, sample: Sample) -> None:
-        target = self.kind.none() if sample.target is None else sample.target
+        target = self.kind.none if sample.target is None else sample.target
         numbers = target.numpy()
-        answered = bool(np.isfinite(numbers).all() if numbers.dtype == np.float32 else (numbers >= 0).all())
+        answered = bool(((numbers == numbers) & (numbers != IGNORED)).all())  # a NaN is not equal to itself
         self.bank.learn(sample.x, target, answered=answered)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the scores that another loop of the same form needs to go on to the bit."""
         return {
             "bank": self.bank.state_dict(),
-            "kind": self.kind.state_dict(),
+            "kind": self.kind.truths.state_dict(),
             "scaling": self.scaling.state_dict(),
             "count": self.count,
             "given_up": self.given_up,
@@ -140,12 +147,11 @@ class Prequential:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned. Raises CheckpointError for a state of another form."""
         self.bank.load_state_dict(state["bank"])
-        self.kind.load_state_dict(state["kind"])
+        self.kind.truths.load_state_dict(state["kind"])
         self.scaling.load_state_dict(state["scaling"])
         self.count, self.given_up = state["count"], state["given_up"]
-        self.queue.clear()
-        for index, x, answers, best, frame, target in state["queue"]:
-            sample = Sample(index, x.clone(), answers, best, Frame(*frame))
-            sample.target = target
-            self.queue.append(sample)
+        self.queue = deque(
+            Sample(index, x.clone(), answers, best, Frame(*frame), target)
+            for index, x, answers, best, frame, target in state["queue"]
+        )
         torch.set_rng_state(state["random"])

@@ -1,25 +1,22 @@
-"""Samples of a stream: from lines of CSV, JSON or numbers, from a data set of river, or from a stream of ours."""
+"""Rows of a stream: from lines of CSV, JSON or numbers, or from a data set of river."""
 
 import csv
 import json
-import math
 import os
-import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from scanl.data.series.columns import MISSING
 from scanl.errors import ConfigError, DataError, unknown
 
 VALUE = "value"  # name of the column of bare numbers
 POLL = 0.1  # seconds between two looks at the end of a file that grows
 LONGEST = 2**24  # bytes of a line
 MARK = 64  # bytes before the end that tell a file that grows from one that begins anew
-SHOWN = 40  # characters of a wrong value
+SHOWN = 40  # characters of a wrong value in a message
 
 
 class Row(NamedTuple):
@@ -27,15 +24,6 @@ class Row(NamedTuple):
 
     number: int
     values: Mapping[str, Any]
-
-
-class Item(NamedTuple):
-    """A sample, or a truth alone. inputs: None if the line has only a truth.   truth: None if it has none."""
-
-    number: int
-    inputs: list[float] | None
-    truth: Any
-    key: Hashable
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
@@ -127,11 +115,13 @@ def rows(lines: Iterable[bytes], skip: int, form: Form, before: int = 0) -> Iter
             if not text:
                 continue
             if form.syntax is None:
-                form.syntax = "json" if text.startswith("{") else "number" if _is_number(text) else "csv"
+                form.syntax = "json" if text.startswith("{") else "csv" if number_of(text) is None else "number"
             if form.syntax == "json":
                 values = _object(text)
             elif form.syntax == "number":
-                values = {VALUE: _float(text)}
+                values = {VALUE: number_of(text)}
+                if values[VALUE] is None:
+                    raise DataError(f"it is {text[:SHOWN]!r}, expected a number")
             else:
                 fields = [each.strip() for each in next(csv.reader([text]))]
                 if form.names is None:
@@ -170,14 +160,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _shown(value: Any) -> str:
-    """Return the begin of a value, as it is written in a message."""
-    text = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
 def _checked_header(fields: list[str]) -> list[str]:
-    if any(map(_is_number, fields)):
+    if any(number_of(name) is not None for name in fields):
         raise DataError(f"it is {','.join(fields)[:SHOWN]!r}, expected a line of names before several columns")
     twice = sorted({name for name in fields if fields.count(name) > 1})
     if twice:
@@ -185,125 +169,12 @@ def _checked_header(fields: list[str]) -> list[str]:
     return fields
 
 
-def _float(text: str) -> float:
+def number_of(text: str) -> float | None:
+    """Return a text as a number, None if it is none."""
     try:
         return float(text)
     except ValueError:
-        raise DataError(f"it is {text[:SHOWN]!r}, expected a number") from None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-@dataclass
-class Columns:
-    """Which columns are inputs, and which is the target, as the first row has them.
-
-    names: of the inputs.   text: columns that are not read, because they are text.   question: number or class.
-    """
-
-    target: str
-    horizon: int | None
-    key: str | None
-    names: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    question: str = "number"
-
-    @classmethod
-    def of(
-        cls,
-        row: Row,
-        target: str | None,
-        question: str | None,
-        horizon: int | None,
-        key: str | None,
-        without: list[str],
-    ) -> "Columns":
-        """Read the first row. Raises ConfigError for a column that it lacks."""
-        values = row.values
-        if target is None and len(values) == 1:
-            (target,) = values
-        if target is None:
-            raise ConfigError(f"learn: target is none, expected one of the columns {', '.join(values)}")
-        for name in filter(None, [target if key is None else None, key, *without]):
-            if name not in values:
-                raise ConfigError(f"learn: {unknown('column', name, list(values))}")
-        rest = [name for name in values if name not in (target, key, *without)]
-        numbers = [name for name in rest if _number(values[name]) is not None]
-        text = [name for name in rest if name not in numbers]
-        if horizon is None and not numbers and key is None:
-            horizon = 1
-        if question is None:
-            first = values.get(target)
-            question = "class" if isinstance(first, bool) or _number(first) is None else "number"
-        if horizon is not None:
-            if question == "class":
-                raise ConfigError("learn: the target is a class, and no other column has numbers; expected inputs")
-            numbers = [target, *numbers]
-        if not numbers:
-            raise ConfigError(f"learn: no column but {target} has numbers, expected inputs")
-        return cls(target, horizon, key, numbers, text, question)
-
-    def item(self, row: Row) -> Item:
-        """Return the sample of a row. Raises DataError for a value of another kind, or a column that has vanished."""
-        values, key = row.values, None
-        if self.key is not None:
-            key = values.get(self.key)
-            if isinstance(key, list | dict):
-                raise DataError(f"line {row.number}: column {self.key!r} is {_shown(key)}, expected a name or a number")
-            if key is None or key == "" or key != key:
-                raise DataError(f"line {row.number}: column {self.key!r} is missing, expected the name of a sample")
-        truth = self._truth(row)
-        lacking = [name for name in self.names if name not in values]
-        if lacking and self.key is not None and len(lacking) == len(self.names) and truth is not None:
-            return Item(row.number, None, truth, key)
-        if lacking:
-            raise DataError(f"line {row.number}: column {lacking[0]!r} is missing, expected it as in the first line")
-        return Item(row.number, [self._input(row, name) for name in self.names], truth, key)
-
-    def _input(self, row: Row, name: str) -> float:
-        number = _number(row.values[name])
-        if number is None or math.isinf(number):
-            shown = _shown(row.values[name])
-            raise DataError(f"line {row.number}: column {name!r} is {shown}, expected a finite number")
-        return number
-
-    def _truth(self, row: Row) -> Any:
-        if self.target not in row.values:
-            if self.key is None:
-                raise DataError(f"line {row.number}: column {self.target!r} is missing, expected the target")
-            return None
-        value = row.values[self.target]
-        if value is None or (isinstance(value, str) and value in MISSING) or value != value:
-            return None
-        if self.question == "class":
-            if isinstance(value, list | dict):
-                raise DataError(f"line {row.number}: column {self.target!r} is {_shown(value)}, expected a class")
-            return value if isinstance(value, str | bool) else str(value)
-        number = _number(value)
-        if number is None or not math.isfinite(number):
-            shown = _shown(value)
-            raise DataError(f"line {row.number}: column {self.target!r} is {shown}, expected a finite number")
-        return number
-
-
-def _number(value: Any) -> float | None:
-    """Return a value as a number, NaN for a missing one, and None for what is none."""
-    if value is None:
-        return math.nan
-    if isinstance(value, str):
-        if value in MISSING:
-            return math.nan
-        return float(value) if _is_number(value) else None
-    try:
-        return float(value) if isinstance(value, int | float) else None
-    except OverflowError:
-        return math.inf
+        return None
 
 
 def river_rows(name: str, skip: int) -> tuple[str, str, int, Iterator[Row]]:
@@ -333,8 +204,3 @@ def river_rows(name: str, skip: int) -> tuple[str, str, int, Iterator[Row]]:
             yield Row(number, {**names, **x, "target": y if question == "number" else str(y)})
 
     return "target", question, classes, each()
-
-
-def standard_input() -> Iterator[bytes]:
-    """Yield the lines of standard input as they come."""
-    yield from lines_of(sys.stdin.buffer)

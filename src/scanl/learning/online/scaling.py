@@ -19,10 +19,31 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
+SPAN = 10_000  # numbers after which the past fades, unless it is said
 MAX_DEVIATION = 10.0  # a standardised number is cut here: an outlier is at most that far from the mean
 
 
-class Scaling:
+class Statistics:
+    """Running numbers of a stream. span: numbers after which the past fades."""
+
+    span: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers, and arrays of them as lists."""
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+            if name != "span"
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from statistics of `state_dict`."""
+        for name, value in self.state_dict().items():
+            kept = np.array(state[name], np.float64).reshape(np.shape(value))
+            setattr(self, name, kept if isinstance(value, list) else int(kept))
+
+
+class Scaling(Statistics):
     """Standardises vectors of `width` numbers; NaN is a missing number, and stays NaN."""
 
     def __init__(self, width: int, span: int) -> None:
@@ -43,19 +64,8 @@ class Scaling:
         """Return (x - m) / sqrt(v) by the numbers read so far, cut at `MAX_DEVIATION`; 0 where those were equal."""
         return _clipped(_ratio(x - self.mean, np.sqrt(self.variance)), -MAX_DEVIATION, MAX_DEVIATION)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the statistics as lists of numbers."""
-        return {"count": self.count.tolist(), "mean": self.mean.tolist(), "variance": self.variance.tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from statistics of `state_dict`."""
-        shape = self.mean.shape
-        self.count, self.mean, self.variance = (
-            np.array(state[key], np.float64).reshape(shape) for key in ("count", "mean", "variance")
-        )
-
-
-class Innovation:
+class Innovation(Statistics):
     r"""Base and scale of a vector of numbers: what is learnt is z in y = base + scale z.
 
     .. math:: \mathrm{base} = m + \rho (l - m_l), \quad \rho = \mathrm{clip}(\mathrm{cov}(y, l) / v_l, 0, 1)
@@ -101,20 +111,6 @@ class Innovation:
         among = 1 / min(self.count - 1, self.span)
         self.square = (1 - among) * self.square + among * residual * residual
         return _clipped(_ratio(residual, self.scale), -MAX_DEVIATION, MAX_DEVIATION)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the statistics as lists of numbers."""
-        return {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in vars(self).items()
-            if name != "span"
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from statistics of `state_dict`."""
-        for name, value in self.state_dict().items():
-            kept = np.array(state[name], np.float64).reshape(np.shape(value))
-            setattr(self, name, kept if isinstance(value, list) else int(kept))
 
 
 def _ratio(x: Values, scale: Values) -> Values:
