@@ -5,7 +5,9 @@ import importlib.util
 import os
 from pathlib import Path
 
-# Set before torch is imported: a test on two threads would spin for a core that the other worker has.
+# Set before torch is imported. One thread: a worker with more waits in every operation for a core that the other worker
+# has, and sums over several threads may differ in the last bit. A test on two threads would spin for that core.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
@@ -138,15 +140,10 @@ def _seed():
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """A test that sets the number of threads, as benchmarks do, sets it for itself alone.
-
-    With more threads than its share of the cores a worker waits in every operation: all later tests take several times
-    as long.
-    """
-    before = torch.get_num_threads()
+    """A test or a command that sets the number of threads sets it for itself alone."""
     yield
-    if torch.get_num_threads() != before:
-        torch.set_num_threads(before)
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import laws
 import scanl.layers
@@ -29,6 +31,45 @@ PAGE = Path(__file__).parents[1] / "docs" / "cell_kernels.md"
 scanl.layers.names()  # imports all layers, which registers their cells
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 each_cell = pytest.mark.parametrize("cell", CELLS)
+# Cells of layers whose operations others have too: one compiler makes the kernels of all cells, which takes a second or
+# more for each. These run the laws of kernels with --all.
+ALIKE = [
+    "alif", "antisym", "cfc_ncp", "columnar", "cornn", "ctrnn", "dense_lti", "elstm", "esn", "hippo_rnn_window", "irnn",
+    "jordan", "layernorm_elman", "lem", "linoss", "lipschitz", "lmu", "ltc_fused", "neuralode", "noisy", "odernn",
+    "shallow_plrnn", "timed_lmu", "urlstm", "varying_memory", "wrnn",
+]  # fmt: skip
+each_kernel = pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=cell.name, marks=[pytest.mark.long] * (cell.name.removesuffix("_cell") in ALIKE))
+        for cell in registry.cells()
+    ],
+)
+
+
+class Operations(TorchDispatchMode):
+    """Collects the operations that torch runs, each with the number of axes of every tensor that it takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.found.add((func._opname, *(leaf.ndim for leaf in leaves if isinstance(leaf, torch.Tensor))))
+        return func(*args, **(kwargs or {}))
+
+
+def test_each_operation_is_in_a_kernel_that_every_run_tests():
+    """If it fails for a new cell, take a cell with that operation out of ALIKE."""
+    tested, alike = Operations(), Operations()
+    for cell in registry.cells():
+        with alike if cell.name.removesuffix("_cell") in ALIKE else tested:
+            for sample in laws.some(laws.kinds(cell), 1)[0].values():
+                laws.evaluate(cell, sample.operands, sample.options, "reference")
+    assert alike.found
+    assert not alike.found - tested.found
+    assert len(ALIKE) < len(CELLS) * 0.6
 
 
 def _fit(cell, sample):
@@ -37,7 +78,7 @@ def _fit(cell, sample):
     return any(each.axes.fits(sizes) for known in cell._compiled.values() for each in known)
 
 
-@each_cell
+@each_kernel
 def test_kernels_equal_the_loop(cell):
     """Packed sequences run in reverse; without such a sample, the same sample runs both ways.
 
@@ -50,7 +91,7 @@ def test_kernels_equal_the_loop(cell):
         laws.truth(cell, plain if plain and (laws.ALL or _fit(cell, plain)) else first, {}, "cpu", torch.float64)
 
 
-@each_cell
+@each_kernel
 def test_a_sequence_may_be_cut(cell):
     sample = next(sample for sample in cell.samples if "cu_seqlens" not in sample.options)
     steps = sample.operands[cell.names[0]].shape[1]

@@ -660,8 +660,6 @@ def test_rows_without_a_document_are_left_out(tmp_path):
 def test_a_run_resumes_with_the_same_bits(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", "jsonl.gz")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     command = ["train", *TINY, "--data", "a/*.jsonl.gz", "--steps", "12", "--log-every", "1", "--held-out", "0.2"]
     assert main([*command, "--out", "whole"]) == 0
     assert "x 16 bytes, packed from the documents of 10 shards of JSON lines" in capfd.readouterr().err
@@ -675,7 +673,6 @@ def test_a_run_resumes_with_the_same_bits(tmp_path, capfd, monkeypatch):
         patch.setattr(Learning, "training_step", interrupted)
         assert main([*command, "--out", "cut"]) == 130
     assert main(["train", "--resume", "cut"]) == 0
-    torch.set_num_threads(before)
     weights, others = (load_file(f"{name}/model.safetensors") for name in ("whole", "cut"))
     for name, value in weights.items():
         torch.testing.assert_close(others[name], value, rtol=0, atol=0)

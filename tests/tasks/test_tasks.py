@@ -72,15 +72,6 @@ each_task = pytest.mark.parametrize("name", tasks.names())
 SOME = {"adding", "capacity", "copy_vectors", "listops", "parity", "pass_key", "selective_copy"}  # of each question
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums over several threads may differ in the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def small(name: str) -> tasks.Task:
     return tasks.build(name, **SMALL[name])
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("aeon", reason="aeon is not installed: pip install 'scanl[aeon]'")
 pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
@@ -24,14 +23,6 @@ CHECKS = [
     for kind in (AeonClassifier, AeonForecaster)
     for number, check in enumerate(_yield_all_aeon_checks(kind, use_first_parameter_set=True, has_dependencies=True))
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("darts", reason="darts is not installed: pip install 'scanl[darts]'")
 pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
@@ -19,14 +18,6 @@ from scanl.learning.forecasting.frames import Frames
 pytestmark = pytest.mark.filterwarnings("ignore")  # of darts
 SMALL = {"layer": "lru", "dim": 8, "steps": 2, "sequence_length": 24}
 N, H = 96, 6
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def series(values, static=None):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("sktime", reason="sktime is not installed: pip install 'scanl[sktime]'")
 pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
@@ -16,14 +15,6 @@ from scanl.learning.forecasting.frames import Frames
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of sktime
 SMALL = {"layer": "lru", "dim": 8, "steps": 2, "sequence_length": 12}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("number", range(len(SktimeForecaster.get_test_params())))

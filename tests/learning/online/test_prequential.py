@@ -24,14 +24,6 @@ COVERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def loop_of(kind, inputs=1, lr=(1e-2,), layer="lru", dropout=0.0, **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

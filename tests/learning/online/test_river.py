@@ -8,7 +8,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
 
@@ -19,14 +18,6 @@ from scanl.learning.online import AnswerNumbers, Online, RiverClassifier, RiverR
 from scanl.models import Stack
 
 MODELS = {"regressor": RiverRegressor, "classifier": RiverClassifier}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -35,15 +35,6 @@ TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64
 STEPS = ["--steps", "12", "--log-every", "5", "--eval-every", "4"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums over several threads may differ in the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def letters(seed: int, count: int = 3000) -> bytes:
     return np.random.default_rng(seed).integers(97, 105, count).astype(np.uint8).tobytes()
 
@@ -58,11 +49,8 @@ def text(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def ended(text, tmp_path_factory) -> Path:
     """A run that nothing has disturbed."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ended") / "run"
     assert main(["train", *TINY, *STEPS, "--data", str(text), "--out", str(folder)]) == 0
-    torch.set_num_threads(before)
     return folder
 
 

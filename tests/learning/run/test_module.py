@@ -24,14 +24,6 @@ TINY = "--accelerator cpu --dim 4 --depth 1 --channel-mixer none --batch-size 3 
 CAPACITY = ["--data", "capacity", "--data-options.length", "20"]  # 50 steps; none of the first 20 has a target
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(folder, name, *options, data=CAPACITY):
     assert main(["train", *TINY, *data, "--algorithm", name, "--out", str(folder), *options]) == 0
     return RunFolder.open(folder).config()

@@ -66,16 +66,6 @@ STEPS = 24
 TINY = "--accelerator cpu --dim 16 --depth 2 --sequence-length 16 --eval-bytes 64 --log-every 1".split()  # noqa: SIM905
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Sums over several threads may differ in the last bit."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
@@ -102,11 +92,8 @@ def assert_same_weights(one: Path, other: Path) -> None:
 @pytest.fixture(scope="module", params=[[], ["--carry-state"]], ids=["windows", "carry_state"])
 def whole(request, text, tmp_path_factory) -> tuple[Path, list[str]]:
     """An uninterrupted run, and what distinguishes it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert main(["train", *options(text, folder), "--batch-size", "4", *request.param]) == 0
-    torch.set_num_threads(before)
     return folder, request.param
 
 

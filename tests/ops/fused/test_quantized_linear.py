@@ -15,13 +15,6 @@ MOST = {8: kernels.MAX_INPUT, 4: kernels.MOST_BY_GROUPS}
 EPS = torch.finfo(torch.float32).eps
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def draw(columns: int, terms: int, bits: int) -> tuple[Packed, Tensor]:
     generator = torch.Generator().manual_seed(columns)
     weight = torch.randn(columns, terms, generator=generator) * torch.rand(columns, 1, generator=generator)
