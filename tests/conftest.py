@@ -87,9 +87,14 @@ def _turn(item):
 
 
 def pytest_collection_finish():
-    """Spare the cases and modules from garbage collection: to walk through them takes a second each time."""
+    """Spare the cases and modules from garbage collection: to walk through them takes a second each time.
+
+    To count them, as `scanl learn` does, takes a tenth of that: they are counted once.
+    """
     gc.collect()
     gc.freeze()
+    count = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: count
 
 
 def pytest_runtest_protocol(item, nextitem):
