@@ -120,8 +120,21 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture
-def short_sample(monkeypatch):
-    """A run ends with a sample of a few bytes: to generate one of 600 takes longer than a small training."""
+def empty_picture(monkeypatch):
+    """A run writes its loss curve as an empty file: to draw one takes longer than a small training."""
+    from scanl.files import written_whole
+    from scanl.learning.run import train
+
+    def save(folder, *_):
+        with written_whole(folder.picture) as temporary:
+            temporary.touch()
+
+    monkeypatch.setattr(train, "save_loss_curve", save)
+
+
+@pytest.fixture
+def short_sample(empty_picture, monkeypatch):
+    """And it ends with a sample of a few bytes: to generate one of 600 takes as long again."""
     from scanl.learning.questions import next_token
 
     monkeypatch.setattr(next_token, "SAMPLE_BYTES", 20)

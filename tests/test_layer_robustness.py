@@ -18,7 +18,7 @@ from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.metrics import read_metrics
 from scanl.models import Stack
-from tests.test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make, shapes, some, stood_for
+from tests.test_layers import CASES, DIM, EXPORTED, LAYERS, REGISTERED, STREAMING, inputs, make, shapes, some, stood_for
 
 pytestmark = [pytest.mark.early(4), pytest.mark.cells_by_loop("name")]
 
@@ -244,7 +244,7 @@ def limit(layer):
 
 
 @pytest.mark.cells_by_kernel
-@pytest.mark.parametrize("name", some(REGISTERED))
+@pytest.mark.parametrize("name", some(REGISTERED, EXPORTED))
 @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # no call of an op is like another where sizes are open
 def test_an_exported_layer_takes_any_length(name):
     """`torch.export` with the batch and the length open: the same numbers, the same state at other sizes."""

@@ -451,8 +451,8 @@ def test_gradients_cross_a_carried_state(streaming):
 OF_CELLS = {cell.name for cell in registry.cells()} - {"slstm", "lem_cell"}  # two stand for all: one code runs them
 
 
-def _stand_for_all():
-    """The smallest layer of each base class and op; layers that are excused; and what is registered as no layer.
+def _stand_for_all(*, by_base):
+    """The smallest layer of each op (and base class); layers that are excused; and what is registered as no layer.
 
     Cells count as one op: in a graph each is one node. With --all every layer is traced.
     """
@@ -462,16 +462,16 @@ def _stand_for_all():
         if "compiles_to_one_graph" in cls.excused:
             others.add(name)
         else:
-            found.setdefault((cls.__base__, "a cell" if cls.op in OF_CELLS else cls.op), name)
+            found.setdefault((by_base and cls.__base__, "a cell" if cls.op in OF_CELLS else cls.op), name)
     return {*found.values(), *others}
 
 
-COMPILED = _stand_for_all()
+COMPILED, EXPORTED = _stand_for_all(by_base=True), _stand_for_all(by_base=False)
 
 
-def some(names):
+def some(names, standing=COMPILED):
     """Cases of those names that stand for all; the others are long."""
-    return [pytest.param(name, marks=[pytest.mark.long] * (name not in COMPILED)) for name in names]
+    return [pytest.param(name, marks=[pytest.mark.long] * (name not in standing)) for name in names]
 
 
 @pytest.mark.cells_by_kernel

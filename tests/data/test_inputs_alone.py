@@ -15,6 +15,8 @@ from scanl.data.inputs_alone import InputSource
 from scanl.data.questions import Class, FeatureInputs, Label, NextToken, Number, Numbers, TokenLabel, Vocabulary
 from scanl.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("empty_picture")
+
 
 class Given:
     """A source of one batch."""

@@ -401,7 +401,8 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
 }
 
 
-LONG = {"speed.endless", "speed.follow", "quality.source"}  # more than two seconds
+# More than a second and a half:
+LONG = {"speed.endless", "speed.follow", "speed.memories", "quality.conditioning", "quality.lorenz", "quality.source"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in HERE])

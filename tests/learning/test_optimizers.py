@@ -17,6 +17,8 @@ from scanl.models import LanguageModel, Stack
 
 COVERS = ["learning/optimizers/*"]
 
+pytestmark = pytest.mark.usefixtures("empty_picture")
+
 each_optimizer = pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 TINY = "--data parity --data-options.length 6 --layer s5 --dim 8 --depth 1 --batch-size 4 --accelerator cpu --lr 0.01"
 

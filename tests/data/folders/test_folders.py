@@ -17,6 +17,8 @@ from scanl.learning import RunFolder
 
 COVERS = ["data/folders/own_signals", "data/folders/signals"]
 
+pytestmark = pytest.mark.usefixtures("empty_picture")
+
 
 def write(path, content):
     """A text; or of a number array a picture (rows, columns) or a recording (samples,)."""

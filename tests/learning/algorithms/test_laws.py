@@ -208,6 +208,7 @@ def test_rows_of_a_batch_are_independent(name):
 
 
 @every_algorithm
+@pytest.mark.usefixtures("empty_picture")
 def test_it_trains_by_command(name, tmp_path):
     options = "--accelerator cpu --dim 8 --depth 1 --steps 2 --eval-examples 4 --data capacity --data-options.length 20"
     if name in UNTRAINED:
