@@ -14,16 +14,9 @@ from making.filling import filled
 from scanl.ops import registry
 
 COVERS = [
-    "ops/cell",
-    "ops/elman",
-    "ops/gru",
-    "ops/indrnn",
-    "ops/ligru",
-    "ops/lstm",
-    "ops/slstm",
-    "ops/sru",
+    "ops/cell", "ops/elman", "ops/gru", "ops/indrnn", "ops/ligru", "ops/lstm", "ops/slstm", "ops/sru",
     "layers/parts/cell_cases",
-]
+]  # fmt: skip
 
 pytestmark = [pytest.mark.early(1), pytest.mark.cells_by_loop("name")]
 

@@ -25,14 +25,9 @@ from scanl.models.stack import Stack
 from scanl.ops import registry
 
 COVERS = [
-    "layers/module",
-    "layers/options",
-    "layers/packing",
-    "layers/parameters",
-    "layers/registry",
-    "layers/state",
+    "layers/module", "layers/options", "layers/packing", "layers/parameters", "layers/registry", "layers/state",
     "layers/channel/mlp",
-]
+]  # fmt: skip
 
 pytestmark = [pytest.mark.early(3), pytest.mark.cells_by_loop("name", "streaming", "every")]
 

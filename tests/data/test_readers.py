@@ -29,24 +29,12 @@ from scanl.learning.questions import answerer
 from scanl.models import Stack
 
 COVERS = [
-    "data/published/atari",
-    "data/published/audio",
-    "data/published/babyai",
-    "data/published/choices",
-    "data/published/contours",
-    "data/published/documents",
-    "data/fixed",
-    "data/published/language",
-    "data/published/music",
-    "data/published/photographs",
-    "data/published/pile",
-    "data/readers/*",
-    "data/published/classified_series",
-    "data/published/timit",
-    "data/published/translation",
-    "data/published/videos",
+    "data/published/atari", "data/published/audio", "data/published/babyai", "data/published/choices",
+    "data/published/contours", "data/published/documents", "data/fixed", "data/published/language",
+    "data/published/music", "data/published/photographs", "data/published/pile", "data/readers/*",
+    "data/published/classified_series", "data/published/timit", "data/published/translation", "data/published/videos",
     "data/published/yes_no",
-]
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -181,7 +181,7 @@ SMALLER = {
         "hidden_size=768": "hidden_size=32",
         "vocab_size=8192": "vocab_size=64",
         "8192, (1, 1024)": "64, (1, 32)",
-    },
+    }
 }
 NEEDS = {
     "import Trainer": "accelerate",

@@ -88,8 +88,7 @@ def mamba(repository: Path) -> dict[str, list[list[float]]]:
             **shared, rms_norm=False, residual_in_fp32=False, tie_embeddings=False, ssm_cfg={"layer": "Mamba1"}
         ),
         "mamba2": MambaConfig(
-            **shared,
-            ssm_cfg={"layer": "Mamba2", "d_state": 6, "headdim": 4, "ngroups": 2, "use_mem_eff_path": False},
+            **shared, ssm_cfg={"layer": "Mamba2", "d_state": 6, "headdim": 4, "ngroups": 2, "use_mem_eff_path": False}
         ),
     }
     logits = {}

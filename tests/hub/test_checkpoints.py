@@ -451,10 +451,7 @@ def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, mon
     if name == "mamba":
         (folder / "config.json").write_text(text)
         edit(folder, hidden_size=10**6)
-        refused(
-            "backbone.embeddings.weight has shape (50, 16), expected (50, 1000000) because of config.json",
-            folder,
-        )
+        refused("backbone.embeddings.weight has shape (50, 16), expected (50, 1000000) because of config.json", folder)
 
 
 def loaded(folder):

@@ -138,18 +138,10 @@ def loaded(path):
 @pytest.mark.parametrize(
     "name",
     [
-        "mamba",
-        "mamba2",
-        "xlstm",
-        "gla",
-        "delta_net",
-        "gated_deltanet",
-        "hgrn2",
-        "fla_mamba",
-        "rwkv6_folder",
+        "mamba", "mamba2", "xlstm", "gla", "delta_net", "gated_deltanet", "hgrn2", "fla_mamba", "rwkv6_folder",
         "rwkv7_folder",
     ],
-)
+)  # fmt: skip
 def test_odd_entries_are_refused_or_fit(name, tmp_path):
     """One line for each, never a traceback, and no memory for a size that no weight has."""
     folder = copied(name, tmp_path)

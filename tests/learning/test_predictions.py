@@ -194,10 +194,7 @@ def test_mistakes_are_one_line(tmp_path, capfd):
     series(3).assign(kind="c").to_csv(tmp_path / "kinds.csv", index=False)
     assert list(predict(regress).columns) == ["id", "size"]
     for argv, message in (
-        (
-            ["predict", ahead],
-            "was trained on the question 'forecast' of a table, expected .*; scanl forecast",
-        ),
+        (["predict", ahead], "was trained on the question 'forecast' of a table, expected .*; scanl forecast"),
         (
             ["predict", classify, "--levels", "80"],
             r"levels is \[80.0\], expected none because the distribution is points",

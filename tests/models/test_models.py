@@ -36,17 +36,9 @@ from scanl.models.decoding.sampling import distribution, sample
 from scanl.models.saving import recorded
 
 COVERS = [
-    "models/block",
-    "models/heads/classifier",
-    "models/embedding",
-    "models/decoding/generation",
-    "models/inputs",
-    "models/heads/language_model",
-    "models/pooling",
-    "models/reader",
-    "models/decoding/sampling",
-    "models/stack",
-]
+    "models/block", "models/heads/classifier", "models/embedding", "models/decoding/generation", "models/inputs",
+    "models/heads/language_model", "models/pooling", "models/reader", "models/decoding/sampling", "models/stack",
+]  # fmt: skip
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
@@ -629,11 +621,7 @@ WRONG = [
         "classifier: num_classes is 0, expected at le",
     ),
     (lambda: LanguageModel(5, "hawk"), ConfigError, "language model: stack is 'hawk', expected a stack of layers"),
-    (
-        lambda: LanguageModel(5, layers.LRU(8)),
-        ConfigError,
-        "stack is a LRU, expected a stack of layers, such as",
-    ),
+    (lambda: LanguageModel(5, layers.LRU(8)), ConfigError, "stack is a LRU, expected a stack of layers, such as"),
     (
         lambda: LanguageModel(256, 128, 4),
         TypeError,

@@ -93,13 +93,7 @@ def _compare(actual, expected):
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    st.sampled_from(NAMES),
-    st.integers(0, 70),
-    st.integers(0, 2),
-    st.booleans(),
-    st.integers(0, 10**6),
-)
+@given(st.sampled_from(NAMES), st.integers(0, 70), st.integers(0, 2), st.booleans(), st.integers(0, 10**6))
 def test_equals_the_loop(name, steps, axis, reverse, seed):
     torch.manual_seed(seed)
     combine, elements = _elements(name, (2, 3), axis, steps)

@@ -10,13 +10,7 @@ from torch.utils._pytree import tree_leaves
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops.linear_scan import linear_scan
 from scanl.ops.long_convolution import long_convolution
-from scanl.ops.ssm_kernels import (
-    discretize,
-    discretize_dplr,
-    ssm_kernel_diagonal,
-    ssm_kernel_dplr,
-    sum_of_powers,
-)
+from scanl.ops.ssm_kernels import discretize, discretize_dplr, ssm_kernel_diagonal, ssm_kernel_dplr, sum_of_powers
 
 methods = pytest.mark.parametrize("method", ["zoh", "bilinear", "dirac"])
 

@@ -17,11 +17,7 @@ EQUATIONS = {
 WRONG = [
     ("attention", {"num_kv_heads": 3}, "num_kv_heads is 3, expected a divisor of num_heads=8"),
     ("attention", {"num_heads": 0}, "num_heads is 0, expected at least 1"),
-    (
-        "attention",
-        {"num_heads": 8},
-        "rope_fraction is 1.0, expected an even number of channels of head_dim=1",
-    ),
+    ("attention", {"num_heads": 8}, "rope_fraction is 1.0, expected an even number of channels of head_dim=1"),
     ("attention", {"max_length": 0}, "max_length is 0, expected at least 1"),
 ]
 

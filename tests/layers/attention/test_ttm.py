@@ -45,10 +45,7 @@ def ttm(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "ttm": (lambda: TTM(DIM, 1, 3, 2, 2), ttm),
-    "ttm_2": (lambda: TTM(DIM, 2, 3, 4, 1, 2, 1.5), ttm),
-}
+EQUATIONS = {"ttm": (lambda: TTM(DIM, 1, 3, 2, 2), ttm), "ttm_2": (lambda: TTM(DIM, 2, 3, 4, 1, 2, 1.5), ttm)}
 
 WRONG = [
     ("ttm", {"num_groups": 3}, "num_groups is 3, expected a divisor of dim=8"),

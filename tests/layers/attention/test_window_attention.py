@@ -15,11 +15,7 @@ EQUATIONS = {
 WRONG = [
     ("window_attention", {"window": 0}, "window is 0, expected at least 1"),
     ("window_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-    (
-        "window_attention",
-        {"rope_fraction": 1.5},
-        "rope_fraction is 1.5, expected 0 to 1",
-    ),
+    ("window_attention", {"rope_fraction": 1.5}, "rope_fraction is 1.5, expected 0 to 1"),
 ]
 
 

@@ -8,6 +8,4 @@ def sglu(layer, xs):
     return [layer.down.weight @ ((layer.gate.weight @ x) * (layer.up.weight @ x)) for x in xs]
 
 
-EQUATIONS = {
-    "gated_mlp_identity": (lambda: GatedMLP(DIM, activation="identity"), sglu),
-}
+EQUATIONS = {"gated_mlp_identity": (lambda: GatedMLP(DIM, activation="identity"), sglu)}

@@ -38,7 +38,7 @@ WRONG = [
         "decaying_fast_weights",
         {"num_heads": 3},
         "expand_k is 1.0, expected dim=8 times it to be a multiple of num_heads=3",
-    ),
+    )
 ]
 
 

@@ -43,7 +43,7 @@ def tokens() -> torch.Tensor:
 
 
 EQUATIONS = {
-    "ecoformer": (lambda: layers.build("ecoformer", DIM, num_heads=2, num_bits=5, num_anchors=4, bias=True), ecoformer),
+    "ecoformer": (lambda: layers.build("ecoformer", DIM, num_heads=2, num_bits=5, num_anchors=4, bias=True), ecoformer)
 }
 
 

@@ -20,13 +20,9 @@ def expdecay(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "expdecay": (lambda: ExpDecay(DIM, 2), expdecay),
-}
+EQUATIONS = {"expdecay": (lambda: ExpDecay(DIM, 2), expdecay)}
 
-REFUSED = [
-    (lambda: ExpDecay(8, 3), "expdecay: num_heads is 3, expected a divisor of dim=8"),
-]
+REFUSED = [(lambda: ExpDecay(8, 3), "expdecay: num_heads is 3, expected a divisor of dim=8")]
 
 
 @pytest.mark.usefixtures("double")

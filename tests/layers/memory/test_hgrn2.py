@@ -31,14 +31,9 @@ def hgrn2_of_a_stack():
     return layer
 
 
-EQUATIONS = {
-    "hgrn2": (lambda: layers.build("hgrn2", DIM), hgrn2),
-    "hgrn2_in_a_stack": (hgrn2_of_a_stack, hgrn2),
-}
+EQUATIONS = {"hgrn2": (lambda: layers.build("hgrn2", DIM), hgrn2), "hgrn2_in_a_stack": (hgrn2_of_a_stack, hgrn2)}
 
-WRONG = [
-    ("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8"),
-]
+WRONG = [("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8")]
 
 
 @pytest.mark.parametrize("name", ["gsa", "abc", "hgrn2"])

@@ -21,16 +21,11 @@ def kda(layer, xs):
 
 EQUATIONS = {
     "kda": (lambda: layers.build("kda", DIM, head_dim=3, num_heads=2, num_v_heads=4, expand_v=2.0), kda),
-    "kda_safe": (
-        lambda: layers.build("kda", DIM, head_dim=4, safe_gate=True, conv_size=None),
-        kda,
-    ),
+    "kda_safe": (lambda: layers.build("kda", DIM, head_dim=4, safe_gate=True, conv_size=None), kda),
     "kda_negative_eigenvalues": (lambda: layers.build("kda_negative_eigenvalues", DIM, head_dim=4), kda),
 }
 
-WRONG = [
-    ("kda", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
-]
+WRONG = [("kda", {"head_dim": 0}, "head_dim is 0, expected at least 1")]
 
 
 def test_init_of_kda():

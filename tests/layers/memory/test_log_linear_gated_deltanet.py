@@ -46,6 +46,4 @@ EQUATIONS = {
     ),
 }
 
-WRONG = [
-    ("log_linear_gated_deltanet", {"max_length": 0}, "max_length is 0, expected at least 1"),
-]
+WRONG = [("log_linear_gated_deltanet", {"max_length": 0}, "max_length is 0, expected at least 1")]

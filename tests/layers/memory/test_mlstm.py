@@ -42,20 +42,9 @@ def mlstm(layer, xs):
 
 
 EQUATIONS = {
-    "mlstm": (
-        lambda: layers.build("mlstm", DIM, num_heads=2, expand=1.5, multiple_of=4),
-        mlstm,
-    ),
+    "mlstm": (lambda: layers.build("mlstm", DIM, num_heads=2, expand=1.5, multiple_of=4), mlstm),
     "mlstm_bias": (
-        lambda: layers.build(
-            "mlstm",
-            DIM,
-            num_heads=4,
-            multiple_of=8,
-            block_size=2,
-            bias=True,
-            conv_size=2,
-        ),
+        lambda: layers.build("mlstm", DIM, num_heads=4, multiple_of=8, block_size=2, bias=True, conv_size=2),
         mlstm,
     ),
 }

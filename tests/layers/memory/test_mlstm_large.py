@@ -37,14 +37,7 @@ EQUATIONS = {
     "mlstm_large": (lambda: layers.build("mlstm_large", DIM, num_heads=2), mlstm_large),
     "mlstm_large_capped": (
         lambda: layers.build(
-            "mlstm_large",
-            DIM,
-            num_heads=4,
-            expand_k=1.5,
-            expand_v=2.0,
-            gate_soft_cap=5.0,
-            norm_eps=0.1,
-            eps=0.1,
+            "mlstm_large", DIM, num_heads=4, expand_k=1.5, expand_v=2.0, gate_soft_cap=5.0, norm_eps=0.1, eps=0.1
         ),
         mlstm_large,
     ),

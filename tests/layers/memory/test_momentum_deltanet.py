@@ -46,9 +46,7 @@ EQUATIONS = {
     ),
 }
 
-WRONG = [
-    ("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
-]
+WRONG = [("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1")]
 
 
 def test_init_of_momentum_deltanet():

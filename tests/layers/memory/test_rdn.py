@@ -28,13 +28,9 @@ def rdn(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "rdn": (lambda: layers.build("rdn", DIM, num_heads=2), rdn),
-}
+EQUATIONS = {"rdn": (lambda: layers.build("rdn", DIM, num_heads=2), rdn)}
 
-WRONG = [
-    ("rdn", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-]
+WRONG = [("rdn", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8")]
 
 
 def test_init_of_rdn():

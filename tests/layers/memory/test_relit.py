@@ -35,9 +35,7 @@ EQUATIONS = {
     "relit_narrow": (lambda: layers.build("relit", DIM, num_heads=1, head_dim=6, eps=0.5), relit),
 }
 
-WRONG = [
-    ("relit", {"eta": 0}, "eta is 0, expected at least 1"),
-]
+WRONG = [("relit", {"eta": 0}, "eta is 0, expected at least 1")]
 
 
 @pytest.mark.parametrize("name", ["relit", "arelit"])

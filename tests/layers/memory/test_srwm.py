@@ -33,9 +33,7 @@ EQUATIONS = {
     "srwm_softmax": (lambda: layers.build("srwm", DIM, num_heads=1, softmax=True), srwm),
 }
 
-WRONG = [
-    ("srwm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-]
+WRONG = [("srwm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8")]
 
 
 def test_init_of_srwm():

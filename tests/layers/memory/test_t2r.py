@@ -44,9 +44,7 @@ EQUATIONS = {
     ),
 }
 
-WRONG = [
-    ("t2r", {"num_features": 0}, "num_features is 0, expected at least 1"),
-]
+WRONG = [("t2r", {"num_features": 0}, "num_features is 0, expected at least 1")]
 
 
 def test_init_of_t2r():

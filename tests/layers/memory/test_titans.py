@@ -45,11 +45,7 @@ EQUATIONS = {
 
 WRONG = [
     ("titans", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-    (
-        "titans",
-        {"depth": 3},
-        "depth is 3, expected 1 or 2",
-    ),
+    ("titans", {"depth": 3}, "depth is 3, expected 1 or 2"),
 ]
 
 

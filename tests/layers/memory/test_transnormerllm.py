@@ -41,9 +41,7 @@ EQUATIONS = {
     ),
 }
 
-WRONG = [
-    ("transnormerllm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-]
+WRONG = [("transnormerllm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8")]
 
 
 def test_positions_of_transnormerllm_are_in_the_lowest_layer():

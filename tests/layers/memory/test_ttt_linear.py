@@ -9,6 +9,4 @@ EQUATIONS = {
     "ttt_linear_whole": (lambda: layers.build("ttt_linear", DIM, output_gate=True, base_lr=3.0, rope_base=100.0), ttt),
 }
 
-WRONG = [
-    ("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4"),
-]
+WRONG = [("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4")]

@@ -9,13 +9,9 @@ from tests.layers.memory.equations import ttt
 pytestmark = pytest.mark.cells_by_loop("name")
 
 
-EQUATIONS = {
-    "ttt_mlp": (lambda: layers.build("ttt_mlp", DIM, num_heads=2, chunk_size=3, base_lr=2.0), ttt),
-}
+EQUATIONS = {"ttt_mlp": (lambda: layers.build("ttt_mlp", DIM, num_heads=2, chunk_size=3, base_lr=2.0), ttt)}
 
-WRONG = [
-    ("ttt_mlp", {"chunk_size": 0}, "chunk_size is 0, expected at least 1"),
-]
+WRONG = [("ttt_mlp", {"chunk_size": 0}, "chunk_size is 0, expected at least 1")]
 
 
 def test_init_of_ttt():

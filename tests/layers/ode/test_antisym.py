@@ -24,9 +24,7 @@ EQUATIONS = {
     "antisym_gated": (lambda: AntisymmetricRNN(DIM, 0.3, gated=True), antisym),
 }
 
-REFUSED = [
-    (lambda: AntisymmetricRNN(8, gamma=-1), "antisym: gamma is -1, expected at least 0"),
-]
+REFUSED = [(lambda: AntisymmetricRNN(8, gamma=-1), "antisym: gamma is -1, expected at least 0")]
 
 
 @pytest.mark.usefixtures("double")

@@ -40,41 +40,12 @@ GOLDEN = {
 }
 
 CONTINUOUS = [
-    "ctrnn",
-    "ctrnn_linear",
-    "ctrnn_trained_tau",
-    "cfc",
-    "cfc_no_gate",
-    "cfc_pure",
-    "cfc_without_backbone",
-    "cfc_mixed",
-    "cfc_ncp",
-    "cfc_ncp_pure",
-    "cfc_ncp_mixed",
-    "ltc",
-    "ncp",
-    "ltc_softplus",
-    "ltc_ncp",
-    "irnn",
-    "irnn_from_zero",
-    "irnn_of_low_rank",
-    "tarnn",
-    "tarnn_plain",
-    "odernn",
-    "odernn_midpoint",
-    "odernn_rk4",
-    "neuralode",
-    "neuralode_euler",
-    "neuralode_midpoint",
-    "odefwp",
-    "odefwp_euler",
-    "odefwp_oja",
-    "odefwp_hebb",
-    "odefwp_linear_euler",
-    "odefwp_linear_midpoint",
-    "odefwp_linear_rk4",
-    "ltc_fused",
-]
+    "ctrnn", "ctrnn_linear", "ctrnn_trained_tau", "cfc", "cfc_no_gate", "cfc_pure", "cfc_without_backbone", "cfc_mixed",
+    "cfc_ncp", "cfc_ncp_pure", "cfc_ncp_mixed", "ltc", "ncp", "ltc_softplus", "ltc_ncp", "irnn", "irnn_from_zero",
+    "irnn_of_low_rank", "tarnn", "tarnn_plain", "odernn", "odernn_midpoint", "odernn_rk4", "neuralode",
+    "neuralode_euler", "neuralode_midpoint", "odefwp", "odefwp_euler", "odefwp_oja", "odefwp_hebb",
+    "odefwp_linear_euler", "odefwp_linear_midpoint", "odefwp_linear_rk4", "ltc_fused",
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("double")

@@ -18,10 +18,6 @@ def lem(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "lem": (lambda: LEM(DIM, 0.7), lem),
-}
+EQUATIONS = {"lem": (lambda: LEM(DIM, 0.7), lem)}
 
-REFUSED = [
-    (lambda: LEM(8, -0.5), "lem: dt is -0.5, expected more than 0"),
-]
+REFUSED = [(lambda: LEM(8, -0.5), "lem: dt is -0.5, expected more than 0")]

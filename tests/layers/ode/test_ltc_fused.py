@@ -21,13 +21,9 @@ def ltc_fused(layer, xs, spans=None):
     return ys
 
 
-EQUATIONS = {
-    "ltc_fused": (lambda: LTCFused(DIM, 3, 0.5), ltc_fused),
-}
+EQUATIONS = {"ltc_fused": (lambda: LTCFused(DIM, 3, 0.5), ltc_fused)}
 
-REFUSED = [
-    (lambda: LTCFused(8, tau=0.0), "ltc_fused: tau is 0.0, expected more than 0"),
-]
+REFUSED = [(lambda: LTCFused(8, tau=0.0), "ltc_fused: tau is 0.0, expected more than 0")]
 
 
 @pytest.mark.usefixtures("double")

@@ -24,9 +24,7 @@ def noisy(layer, xs):
 TIMED = ["cornn", "lem", "unicornn", "lipschitz", "antisym", "noisy", "nwm"]
 
 
-EQUATIONS = {
-    "noisy": (lambda: NoisyRNN(DIM, 0.3, 0.6, (0.2, 0.1), 0.7), noisy),
-}
+EQUATIONS = {"noisy": (lambda: NoisyRNN(DIM, 0.3, 0.6, (0.2, 0.1), 0.7), noisy)}
 
 REFUSED = [
     (lambda: NoisyRNN(8, mult_noise=2), "noisy: mult_noise is 2, expected 0 to 1"),

@@ -33,10 +33,7 @@ OF_TARNN = {
 }
 
 
-EQUATIONS = {
-    "tarnn": (lambda: TARNN(DIM), tarnn),
-    "tarnn_plain": (lambda: TARNN(DIM, 3, "plain", "tanh"), tarnn),
-}
+EQUATIONS = {"tarnn": (lambda: TARNN(DIM), tarnn), "tarnn_plain": (lambda: TARNN(DIM, 3, "plain", "tanh"), tarnn)}
 
 REFUSED = [
     (lambda: TARNN(8, 0), "tarnn: substeps is 0, expected at least 1"),

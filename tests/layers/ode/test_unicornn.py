@@ -19,13 +19,9 @@ def unicornn(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "unicornn": (lambda: UnICORNN(DIM), unicornn),
-}
+EQUATIONS = {"unicornn": (lambda: UnICORNN(DIM), unicornn)}
 
-REFUSED = [
-    (lambda: UnICORNN(8, alpha=-1), "unicornn: alpha is -1, expected at least 0"),
-]
+REFUSED = [(lambda: UnICORNN(8, alpha=-1), "unicornn: alpha is -1, expected at least 0")]
 
 
 @pytest.mark.usefixtures("double")

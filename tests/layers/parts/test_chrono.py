@@ -14,11 +14,7 @@ pytestmark = pytest.mark.cells_by_loop
 CHRONO = {
     "lstm": (lambda **start: LSTM(2500, **start), lambda cell: cell.bias_ih_l0 + cell.bias_hh_l0, (1, 0)),
     "gru": (lambda **start: GRU(2500, **start), lambda cell: cell.bias_ih_l0 + cell.bias_hh_l0, (1, None)),
-    "onlstm": (
-        lambda **start: ONLSTM(2500, 2500, **start),
-        lambda cell: (cell.ih[0].bias + cell.hh.bias)[2:],
-        (3, 2),
-    ),
+    "onlstm": (lambda **start: ONLSTM(2500, 2500, **start), lambda cell: (cell.ih[0].bias + cell.hh.bias)[2:], (3, 2)),
     "layernorm_lstm": (
         lambda **start: LayerNormLSTM(2500, **start),
         lambda cell: cell.layernorm_i.bias + cell.layernorm_h.bias,

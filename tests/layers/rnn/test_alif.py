@@ -28,9 +28,7 @@ def alif(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "alif": (made, alif),
-}
+EQUATIONS = {"alif": (made, alif)}
 
 REFUSED = [
     (lambda: ALIF(3, decay=1.5), "alif: decay is 1.5, expected 0 to 1"),

@@ -19,13 +19,9 @@ def gatedattn(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "gatedattn": (lambda: GatedAttention(DIM, 6, 5), gatedattn),
-}
+EQUATIONS = {"gatedattn": (lambda: GatedAttention(DIM, 6, 5), gatedattn)}
 
-REFUSED = [
-    (lambda: GatedAttention(8, 0), "gatedattn: width is 0, expected at least 1"),
-]
+REFUSED = [(lambda: GatedAttention(8, 0), "gatedattn: width is 0, expected at least 1")]
 
 
 @pytest.mark.usefixtures("double")

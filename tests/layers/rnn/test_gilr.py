@@ -10,10 +10,7 @@ from tests.layers.rnn.equations import gilr
 pytestmark = pytest.mark.cells_by_loop
 
 
-EQUATIONS = {
-    "gilr": (lambda: GILR(DIM), gilr),
-    "gilr_tanh": (lambda: GILR(DIM, "tanh"), gilr),
-}
+EQUATIONS = {"gilr": (lambda: GILR(DIM), gilr), "gilr_tanh": (lambda: GILR(DIM, "tanh"), gilr)}
 
 REFUSED = [
     (lambda: GILR(0), "gilr: dim is 0, expected at least 1"),

@@ -20,9 +20,7 @@ def hgrn(layer, xs, gamma=0.0):
     return ys
 
 
-EQUATIONS = {
-    "hgrn": (lambda: HGRN(DIM), hgrn),
-}
+EQUATIONS = {"hgrn": (lambda: HGRN(DIM), hgrn)}
 
 
 @pytest.mark.usefixtures("double")

@@ -22,10 +22,7 @@ def indrnn(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "indrnn": (lambda: IndRNN(DIM), indrnn),
-    "indrnn_tanh": (lambda: IndRNN(DIM, "tanh"), indrnn),
-}
+EQUATIONS = {"indrnn": (lambda: IndRNN(DIM), indrnn), "indrnn_tanh": (lambda: IndRNN(DIM, "tanh"), indrnn)}
 
 REFUSED = [
     (lambda: IndRNN(0), "indrnn: dim is 0, expected at least 1"),

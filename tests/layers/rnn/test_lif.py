@@ -28,9 +28,7 @@ def lif(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "lif": (made, lif),
-}
+EQUATIONS = {"lif": (made, lif)}
 
 REFUSED = [
     (lambda: LIF(3, tau=0.0), "lif: tau is 0.0, expected more than 0"),

@@ -33,10 +33,7 @@ def in_use(layer):
     return layer.eval()
 
 
-EQUATIONS = {
-    "ligru": (lambda: in_use(LiGRU(DIM)), ligru),
-    "ligru_layernorm": (lambda: LiGRU(DIM, "layernorm"), ligru),
-}
+EQUATIONS = {"ligru": (lambda: in_use(LiGRU(DIM)), ligru), "ligru_layernorm": (lambda: LiGRU(DIM, "layernorm"), ligru)}
 
 REFUSED = [
     (lambda: LiGRU(8, "batch"), r"ligru: unknown variant 'batch'; did you mean 'batchnorm'\?"),

@@ -17,10 +17,7 @@ def lstm(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "lstm": (lambda: LSTM(DIM, forget_bias=1.0), lstm),
-    "lstm_without_bias": (lambda: LSTM(DIM, False), lstm),
-}
+EQUATIONS = {"lstm": (lambda: LSTM(DIM, forget_bias=1.0), lstm), "lstm_without_bias": (lambda: LSTM(DIM, False), lstm)}
 
 REFUSED = [
     (lambda: LSTM(8, False, 1.0), "lstm: forget_bias is 1.0, expected None because of bias=False"),

@@ -18,9 +18,7 @@ def mingru(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "mingru": (lambda: MinGRU(DIM, 1.5), mingru),
-}
+EQUATIONS = {"mingru": (lambda: MinGRU(DIM, 1.5), mingru)}
 
 
 def test_init_of_hgrn_and_mingru():

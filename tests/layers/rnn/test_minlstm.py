@@ -20,9 +20,7 @@ def minlstm(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "minlstm": (lambda: MinLSTM(DIM, 1.5), minlstm),
-}
+EQUATIONS = {"minlstm": (lambda: MinLSTM(DIM, 1.5), minlstm)}
 
 
 def in_log_space(layer, x):

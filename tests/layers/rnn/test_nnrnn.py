@@ -23,9 +23,7 @@ def nnrnn(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "nnrnn": (lambda: NonNormalRNN(DIM), nnrnn),
-}
+EQUATIONS = {"nnrnn": (lambda: NonNormalRNN(DIM), nnrnn)}
 
 REFUSED = [
     (lambda: NonNormalRNN(7), "nnrnn: dim is 7, expected an even number of at least 2"),

@@ -45,10 +45,7 @@ def ntm(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "ntm": (lambda: NTM(DIM, 5, 4, 3), ntm),
-    "ntm_2": (lambda: NTM(DIM, 3, 5, 2, 2), ntm),
-}
+EQUATIONS = {"ntm": (lambda: NTM(DIM, 5, 4, 3), ntm), "ntm_2": (lambda: NTM(DIM, 3, 5, 2, 2), ntm)}
 
 WRONG = [
     ("ntm", {"num_slots": 0}, "num_slots is 0, expected at least 1"),

@@ -41,10 +41,7 @@ def slstm(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "slstm": (lambda: SLSTM(DIM, 2), slstm),
-    "slstm_without_conv": (lambda: SLSTM(DIM, 4, None, "exp"), slstm),
-}
+EQUATIONS = {"slstm": (lambda: SLSTM(DIM, 2), slstm), "slstm_without_conv": (lambda: SLSTM(DIM, 4, None, "exp"), slstm)}
 
 REFUSED = [
     (lambda: layers.build("slstm", 8, num_heads=3), "slstm: num_heads is 3, expected a divisor of dim=8"),

@@ -31,9 +31,7 @@ EQUATIONS = {
     "sru_v1": (lambda: layers.build("sru_v1", DIM), sru),
 }
 
-REFUSED = [
-    (lambda: SRU(0), "sru: dim is 0, expected at least 1"),
-]
+REFUSED = [(lambda: SRU(0), "sru: dim is 0, expected at least 1")]
 
 
 def test_init_of_sru():

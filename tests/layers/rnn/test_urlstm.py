@@ -21,13 +21,9 @@ def urlstm(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "urlstm": (lambda: URLSTM(DIM), urlstm),
-}
+EQUATIONS = {"urlstm": (lambda: URLSTM(DIM), urlstm)}
 
-REFUSED = [
-    (lambda: URLSTM(1), "urlstm: dim is 1, expected at least 2"),
-]
+REFUSED = [(lambda: URLSTM(1), "urlstm: dim is 1, expected at least 2")]
 
 
 def test_a_refined_gate_lies_between_its_bounds():

@@ -31,14 +31,9 @@ def urnn(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "urnn": (lambda: URNN(DIM), urnn),
-    "urnn_wide": (lambda: URNN(DIM, 11), urnn),
-}
+EQUATIONS = {"urnn": (lambda: URNN(DIM), urnn), "urnn_wide": (lambda: URNN(DIM, 11), urnn)}
 
-REFUSED = [
-    (lambda: URNN(8, 0), "urnn: width is 0, expected at least 1"),
-]
+REFUSED = [(lambda: URNN(8, 0), "urnn: width is 0, expected at least 1")]
 
 
 def test_a_learned_initial_state_is_trained():

@@ -52,9 +52,7 @@ EQUATIONS = {
     "rwkv4": (lambda: RWKV4(DIM, 6), rwkv4),
 }
 
-REFUSED = [
-    (lambda: layers.build("rwkv4", 8, width=0), "rwkv4: width is 0, expected at least 1"),
-]
+REFUSED = [(lambda: layers.build("rwkv4", 8, width=0), "rwkv4: width is 0, expected at least 1")]
 
 
 def test_init_of_rwkv4():

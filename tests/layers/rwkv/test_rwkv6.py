@@ -58,9 +58,7 @@ EQUATIONS = {
     "rwkv6": (lambda: RWKV6(DIM, 4, 3, 5), rwkv6),
 }
 
-REFUSED = [
-    (lambda: layers.build("rwkv6", 8, head_dim=3), "rwkv6: head_dim is 3, expected a divisor of dim=8"),
-]
+REFUSED = [(lambda: layers.build("rwkv6", 8, head_dim=3), "rwkv6: head_dim is 3, expected a divisor of dim=8")]
 
 
 def test_init_of_rwkv6():

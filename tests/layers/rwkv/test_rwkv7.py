@@ -51,9 +51,7 @@ EQUATIONS = {
     "rwkv7": (lambda: RWKV7(DIM, 4, 3, 4, 5, 6), rwkv7),
 }
 
-REFUSED = [
-    (lambda: layers.build("rwkv7", 8, head_dim=0), "rwkv7: head_dim is 0, expected at least 1"),
-]
+REFUSED = [(lambda: layers.build("rwkv7", 8, head_dim=0), "rwkv7: head_dim is 0, expected at least 1")]
 
 
 @pytest.mark.usefixtures("double")

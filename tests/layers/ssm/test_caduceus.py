@@ -4,6 +4,4 @@ from by_hand import DIM
 from scanl.layers import CaduceusMixer
 from tests.layers.ssm.equations import SIZES, bimamba
 
-EQUATIONS = {
-    "caduceus": (lambda: CaduceusMixer(DIM, **SIZES), bimamba),
-}
+EQUATIONS = {"caduceus": (lambda: CaduceusMixer(DIM, **SIZES), bimamba)}

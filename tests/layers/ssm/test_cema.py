@@ -7,9 +7,7 @@ from by_hand import DIM, silu
 from scanl.layers import ComplexEMA, MegaEMA
 from tests.layers.ssm.equations import cema
 
-EQUATIONS = {
-    "cema": (lambda: ComplexEMA(DIM, 3), cema),
-}
+EQUATIONS = {"cema": (lambda: ComplexEMA(DIM, 3), cema)}
 
 
 @pytest.mark.usefixtures("double")

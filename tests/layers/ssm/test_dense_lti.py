@@ -17,9 +17,7 @@ def dense_lti(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "dense_lti": (lambda: DenseLTI(DIM, 5), dense_lti),
-}
+EQUATIONS = {"dense_lti": (lambda: DenseLTI(DIM, 5), dense_lti)}
 
 
 @pytest.mark.usefixtures("double")

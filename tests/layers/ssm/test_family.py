@@ -21,47 +21,15 @@ pytestmark = pytest.mark.cells_by_loop("name")
 
 
 OF_POLYNOMIALS = [
-    "hippo",
-    "hippo_bilinear",
-    "hippo_legt",
-    "hippo_fourier",
-    "hippo_rnn",
-    "hippo_rnn_lagt",
-    "lmu_parallel",
-    "lmu",
-]
+    "hippo", "hippo_bilinear", "hippo_legt", "hippo_fourier", "hippo_rnn", "hippo_rnn_lagt", "lmu_parallel", "lmu",
+]  # fmt: skip
 
 TIMED = [
-    "mamba",
-    "mamba_without_a_bias",
-    "s4d",
-    "s4d_bilinear",
-    "s4d_dirac",
-    "s5",
-    "s5_bilinear",
-    "s5_all_eigenvalues",
-    "s5_clipped",
-    "s5_plain",
-    "s5_gelu",
-    "s7",
-    "s7_async",
-    "s7_stable",
-    "s7_bilinear",
-    "lru",
-    "dss",
-    "dss_of_one_step_size",
-    "dss_softmax",
-    "dss_softmax_growing",
-    "gss",
-    "gss_of_free_frequencies",
-    "liquid_s4",
-    "liquid_s4_of_degree_four",
-    "liquid_s4_of_all_degrees",
-    "lssl",
-    "lssl_fixed",
-    "lssl_of_each_channel",
-    "s4",
-]
+    "mamba", "mamba_without_a_bias", "s4d", "s4d_bilinear", "s4d_dirac", "s5", "s5_bilinear", "s5_all_eigenvalues",
+    "s5_clipped", "s5_plain", "s5_gelu", "s7", "s7_async", "s7_stable", "s7_bilinear", "lru", "dss",
+    "dss_of_one_step_size", "dss_softmax", "dss_softmax_growing", "gss", "gss_of_free_frequencies", "liquid_s4",
+    "liquid_s4_of_degree_four", "liquid_s4_of_all_degrees", "lssl", "lssl_fixed", "lssl_of_each_channel", "s4",
+]  # fmt: skip
 
 CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone", "mega_ema"]
 CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv", "lssl"]

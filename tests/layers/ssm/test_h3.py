@@ -34,10 +34,7 @@ def h3(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "h3": (lambda: H3(DIM, 6, 2), h3),
-    "h3_alone": (lambda: H3(DIM, 4, discretization="zoh", init="legs"), h3),
-}
+EQUATIONS = {"h3": (lambda: H3(DIM, 6, 2), h3), "h3_alone": (lambda: H3(DIM, 4, discretization="zoh", init="legs"), h3)}
 
 WRONG = [
     ("h3", {"state_dim": 3}, "state_dim is 3, expected an even number of at least 2"),

@@ -12,6 +12,4 @@ def hawk(layer, xs):
     return [layer.linear_out.weight @ (g * h) + layer.linear_out.bias for g, h in zip(gates, hs, strict=True)]
 
 
-EQUATIONS = {
-    "hawk": (lambda: Hawk(DIM, 2, 6), hawk),
-}
+EQUATIONS = {"hawk": (lambda: Hawk(DIM, 2, 6), hawk)}

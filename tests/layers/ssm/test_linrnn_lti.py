@@ -19,9 +19,7 @@ def linrnn_lti(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "linrnn_lti": (lambda: LinRNNLTI(DIM, 6), linrnn_lti),
-}
+EQUATIONS = {"linrnn_lti": (lambda: LinRNNLTI(DIM, 6), linrnn_lti)}
 
 REFUSED = [
     (lambda: LinRNNLTI(8, 0), "linrnn_lti: state_dim is 0, expected at least 1"),

@@ -25,10 +25,7 @@ def lmu(layer, xs, spans=None):
     return ys
 
 
-EQUATIONS = {
-    "lmu": (lambda: LMU(DIM, 5, 7.0), lmu),
-    "lmu_of_one_polynomial": (lambda: LMU(DIM, 1, 3.5), lmu),
-}
+EQUATIONS = {"lmu": (lambda: LMU(DIM, 5, 7.0), lmu), "lmu_of_one_polynomial": (lambda: LMU(DIM, 1, 3.5), lmu)}
 
 
 @pytest.mark.usefixtures("double")

@@ -16,6 +16,4 @@ def lmu_parallel(layer, xs, spans=None):
     return ys
 
 
-EQUATIONS = {
-    "lmu_parallel": (lambda: LMUParallel(DIM, 5, 7.0), lmu_parallel),
-}
+EQUATIONS = {"lmu_parallel": (lambda: LMUParallel(DIM, 5, 7.0), lmu_parallel)}

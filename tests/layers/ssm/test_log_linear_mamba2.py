@@ -46,12 +46,10 @@ EQUATIONS = {
     "log_linear_mamba2": (
         lambda: layers.build("log_linear_mamba2", DIM, state_dim=3, head_dim=4, num_groups=2, max_length=16),
         log_linear_mamba2,
-    ),
+    )
 }
 
-WRONG = [
-    ("log_linear_mamba2", {"max_length": 0}, "max_length is 0, expected at least 1"),
-]
+WRONG = [("log_linear_mamba2", {"max_length": 0}, "max_length is 0, expected at least 1")]
 
 
 @pytest.mark.parametrize("fault", [math.nan, math.inf])

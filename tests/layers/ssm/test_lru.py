@@ -21,9 +21,7 @@ def lru(layer, xs, spans=None):
     return ys
 
 
-EQUATIONS = {
-    "lru": (lambda: LRU(DIM, 5), lru),
-}
+EQUATIONS = {"lru": (lambda: LRU(DIM, 5), lru)}
 
 
 @pytest.mark.parametrize(("r_min", "r_max", "max_phase"), [(0.0, 1.0, 2 * math.pi), (0.9, 0.999, math.pi / 10)])

@@ -9,9 +9,7 @@ from by_hand import DIM, assert_normal, silu
 from scanl.layers import MegaEMA
 from tests.layers.ssm.equations import mega_ema
 
-EQUATIONS = {
-    "mega_ema": (lambda: MegaEMA(DIM, 3), mega_ema),
-}
+EQUATIONS = {"mega_ema": (lambda: MegaEMA(DIM, 3), mega_ema)}
 
 
 @pytest.mark.usefixtures("double")

@@ -16,9 +16,7 @@ def reverse_complement(layer, xs):
     return [torch.cat([a, b.flip(0)]) for a, b in zip(one, other, strict=True)]
 
 
-EQUATIONS = {
-    "reverse_complement": (lambda: ReverseComplement(DIM, layer_options=SIZES), reverse_complement),
-}
+EQUATIONS = {"reverse_complement": (lambda: ReverseComplement(DIM, layer_options=SIZES), reverse_complement)}
 
 
 @pytest.mark.usefixtures("double")

@@ -10,9 +10,7 @@ from scanl.layers import RGLRU, Hawk
 from scanl.ops.fused.rglru_gates import BoundedSqrt
 from tests.layers.ssm.equations import rglru
 
-EQUATIONS = {
-    "rglru": (lambda: RGLRU(DIM, 2), rglru),
-}
+EQUATIONS = {"rglru": (lambda: RGLRU(DIM, 2), rglru)}
 
 
 def test_rglru_bounds_the_derivative_of_its_root():

@@ -12,9 +12,7 @@ from scanl.layers.ssm import s4 as s4_layer
 from scanl.ops import ssm_kernel_dplr
 from tests.layers.ssm.equations import legs, s4
 
-EQUATIONS = {
-    "s4": (lambda: S4(DIM, 6), s4),
-}
+EQUATIONS = {"s4": (lambda: S4(DIM, 6), s4)}
 
 WRONG = [
     ("s4", {"state_dim": 5}, "state_dim is 5, expected an even number of at least 2"),

@@ -16,9 +16,7 @@ EQUATIONS = {
     "s7_bilinear": (lambda: S7(DIM, discretization="bilinear", clip_eigs=True), s5),
 }
 
-WRONG = [
-    ("s7", {"stable": True, "clip_eigs": True}, "clip_eigs is True, expected False because stable is True"),
-]
+WRONG = [("s7", {"stable": True, "clip_eigs": True}, "clip_eigs is True, expected False because stable is True")]
 
 
 def test_init_of_s7():

@@ -16,10 +16,6 @@ def s7_full(layer, xs):
     return ys
 
 
-EQUATIONS = {
-    "s7_full": (lambda: S7Full(DIM, 3), s7_full),
-}
+EQUATIONS = {"s7_full": (lambda: S7Full(DIM, 3), s7_full)}
 
-WRONG = [
-    ("s7_full", {"state_dim": 0}, "state_dim is 0, expected at least 1"),
-]
+WRONG = [("s7_full", {"state_dim": 0}, "state_dim is 0, expected at least 1")]

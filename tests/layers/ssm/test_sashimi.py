@@ -37,9 +37,7 @@ def sashimi(layer, xs):
     return [layer_norm(y, layer.norm) for y in tier_of(layer.tier, xs)]
 
 
-EQUATIONS = {
-    "sashimi": (lambda: Sashimi(DIM, (2,), 2, 1, 1, 2), sashimi),
-}
+EQUATIONS = {"sashimi": (lambda: Sashimi(DIM, (2,), 2, 1, 1, 2), sashimi)}
 
 
 @pytest.mark.usefixtures("double")

@@ -7,9 +7,7 @@ from by_hand import DIM, shaken, softplus
 from scanl.layers import BiMamba
 from tests.layers.ssm.equations import SIZES, bimamba
 
-EQUATIONS = {
-    "vim": (lambda: BiMamba(DIM, **SIZES), bimamba),
-}
+EQUATIONS = {"vim": (lambda: BiMamba(DIM, **SIZES), bimamba)}
 
 
 @pytest.mark.usefixtures("double")

@@ -26,13 +26,8 @@ from scanl.models.whole.ptncn import ptncn_loss
 TASK = answerer(Numbers(FeatureInputs(2), count=2))
 B, T = 3, 4
 LAYERS = (
-    "mingru",
-    "gru",
-    "irnn",
-    "elman",
-    "lru",
-    "columnar_constructive",
-)  # the first that an algorithm works for is its layer here
+    "mingru", "gru", "irnn", "elman", "lru", "columnar_constructive",
+)  # the first that an algorithm works for is its layer here  # fmt: skip
 every_algorithm = pytest.mark.parametrize("name", algorithms.names())
 pytestmark = pytest.mark.cells_by_loop
 

@@ -132,10 +132,7 @@ def test_a_gradient_has_the_size_of_its_loss(algorithm, size):
         torch.testing.assert_close(found[name] / size, value, rtol=1e-4, atol=1e-5 * value.abs().max().item())
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [RBP(squared, tolerance=1e-14), NeumannRBP(squared, terms=6), CGRBP(squared)],
-)
+@pytest.mark.parametrize("algorithm", [RBP(squared, tolerance=1e-14), NeumannRBP(squared, terms=6), CGRBP(squared)])
 def test_it_has_the_numbers_of_the_authors_program(algorithm):
     model = Autonomous(FIGURES["W"], FIGURES["b"])
     batch = Batch(torch.zeros(1, 1, 1), torch.tensor([[FIGURES["target"]]], dtype=torch.float64))

@@ -484,12 +484,7 @@ def test_patience_ends_a_run_and_keeps_the_best_weights(cut, text, tmp_path, mon
     assert rows(folder)[-1]["step"] == "8"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--patience 0", "patience is 0, expected more than 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [("--patience 0", "patience is 0, expected more than 0")])
 def test_patience_refuses(options, message, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert message in refusal(capfd, "train", *options.split())

@@ -49,16 +49,9 @@ from scanl.learning.run.run import Run
 from scanl.models import LanguageModel
 
 COVERS = [
-    "cli/evaluate",
-    "cli/train",
-    "files",
-    "learning/run/config",
-    "learning/run/configuration",
-    "learning/run/metrics",
-    "learning/run/plan",
-    "learning/run/run",
-    "learning/run/trainer",
-]
+    "cli/evaluate", "cli/train", "files", "learning/run/config", "learning/run/configuration", "learning/run/metrics",
+    "learning/run/plan", "learning/run/run", "learning/run/trainer",
+]  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("short_sample")
 

@@ -26,14 +26,9 @@ from scanl.models.decoding.state_store import size_of
 from scanl.models.decoding.streams import StreamsError
 
 COVERS = [
-    "models/decoding/cursor",
-    "models/decoding/decodable",
-    "models/decoding/drafts",
-    "models/decoding/prefix_tree",
-    "models/decoding/state_files",
-    "models/decoding/state_store",
-    "models/decoding/streams",
-]
+    "models/decoding/cursor", "models/decoding/decodable", "models/decoding/drafts", "models/decoding/prefix_tree",
+    "models/decoding/state_files", "models/decoding/state_store", "models/decoding/streams",
+]  # fmt: skip
 
 VOCAB = 20
 FAMILIES = ["hawk", "gru", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "mlstm", "hgrn", "min_gru"]
