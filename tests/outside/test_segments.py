@@ -21,32 +21,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from scanl import layers
-from tests.outside.test_cells import waves
+from tests.outside.test_memories import assert_agrees
 
-DIM, T = 8, 7
 FIGURES = json.loads(Path(__file__).with_name("segments.json").read_text())
 
 
 @pytest.mark.parametrize("case", FIGURES, ids=lambda case: case["case"])
 def test_authors_program(case):
-    layer = layers.build(case["layer"], DIM, **case["options"]).double()
-    x = waves(layer, T, DIM).requires_grad_()
-    for name in case.get("zero", []):
-        torch.nn.init.zeros_(layer.get_parameter(name))
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-    y, _ = layer(x)
-    weights = torch.cos(0.3 * torch.arange(y.numel()).double()).view(y.shape)
-    gradient, *others = torch.autograd.grad((y * weights).sum(), [x, *parameters], allow_unused=True)
-    found = {
-        name: (each.flatten() * torch.sin(torch.arange(each.numel()).double() + 1)).sum()
-        for name, each in zip(names, others, strict=True)
-        if name in case["gradients"]
-    }
-    expected = {name: torch.tensor(value, dtype=torch.float64) for name, value in case["gradients"].items()}
-    for ours, theirs in ((y, case["y"]), (gradient, case["gradient"])):
-        theirs = torch.tensor(theirs, dtype=torch.float64).view(2, T, DIM)
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert_agrees(case)

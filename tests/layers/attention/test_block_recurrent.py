@@ -7,7 +7,6 @@ import torch
 
 from by_hand import DIM, assert_normal, linear, sigmoid
 from scanl import layers
-from scanl.layers import state as states
 from scanl.layers.attention.block_recurrent import distance_bias
 from tests.layers.attention.test_rmt import rms_norm
 
@@ -116,20 +115,3 @@ def test_a_gate_that_keeps_everything_freezes_the_states():
     layer, x = make(), torch.randn(2, 9, DIM)
     layer.gate.gate.data.fill_(1000.0)
     torch.testing.assert_close(layer(x)[1].slots, layer.slots.expand(2, -1, -1))
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("horizon", "reaches"), [(1, [0, 0, 0, 1]), (2, [0, 0, 1, 1]), (None, [1] * 4)])
-def test_gradients_stop_behind_the_horizon(horizon, reaches):
-    layer, x = make(horizon=horizon), torch.randn(1, 8, DIM, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x)[0][:, -1].sum(), x)
-    assert grad[0].unflatten(0, (4, 2)).flatten(1).any(1).tolist() == [bool(reach) for reach in reaches]
-
-
-@pytest.mark.usefixtures("double")
-def test_rows_that_begin_elsewhere_have_the_gradients_of_each_alone():
-    layer, x = make(window=3), torch.randn(3, 8, DIM, requires_grad=True)
-    pasts = [states.detach(layer(torch.randn(1, n, DIM))[1]) for n in (1, 3, 5)]
-    (found,) = torch.autograd.grad(layer(x, states.cat(pasts))[0].sin().sum(), x)
-    alone = [torch.autograd.grad(layer(x[i : i + 1], s)[0].sin().sum(), x)[0] for i, s in enumerate(pasts)]
-    torch.testing.assert_close(found, sum(alone))

@@ -5,7 +5,6 @@ import torch
 
 from by_hand import DIM, assert_normal
 from scanl import layers
-from scanl.layers import state as states
 from tests.layers.attention.test_block_recurrent import attention, bucket, projected
 from tests.layers.attention.test_rmt import rms_norm
 from tests.layers.ssm.test_s4d import s4d
@@ -88,13 +87,3 @@ def test_the_contexts_of_multi_filter_come_from_the_block_before():
         layer.tokens.cross_proj.weight.data.zero_()  # so each context has the same weight, whatever the token is
         (grad,) = torch.autograd.grad(layer(x)[0][:, -1].sum(), x)
         assert grad[0].any(1).nonzero().flatten().tolist() == read
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("variant", ["multi_head", "multi_filter"])
-def test_rows_that_begin_elsewhere_have_the_gradients_of_each_alone(variant):
-    layer, x = make(variant=variant), torch.randn(3, 8, DIM, requires_grad=True)
-    pasts = [states.detach(layer(torch.randn(1, n, DIM))[1]) for n in (1, 3, 5)]
-    (found,) = torch.autograd.grad(layer(x, states.cat(pasts))[0].sin().sum(), x)
-    alone = [torch.autograd.grad(layer(x[i : i + 1], s)[0].sin().sum(), x)[0] for i, s in enumerate(pasts)]
-    torch.testing.assert_close(found, sum(alone))

@@ -7,7 +7,6 @@ import torch
 
 from by_hand import DIM, assert_normal, sigmoid
 from scanl import layers
-from scanl.layers import state as states
 from tests.layers.attention.test_rmt import turned
 
 NAME = "infini_attention"
@@ -90,20 +89,3 @@ def test_the_linear_memory_is_that_of_linear_attention():
     layer.beta.data.fill_(-1000.0)  # the softmax of each segment alone
     alone = [layer(piece)[0] for piece in x.split(2, 1)]
     torch.testing.assert_close(layer(x)[0], torch.cat(alone, 1))
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("horizon", "reaches"), [(1, [0, 0, 0, 1]), (2, [0, 0, 1, 1]), (None, [1] * 4)])
-def test_gradients_stop_behind_the_horizon(horizon, reaches):
-    layer, x = make(horizon=horizon), torch.randn(1, 8, DIM, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x)[0][:, -1].sum(), x)
-    assert grad[0].unflatten(0, (4, 2)).flatten(1).any(1).tolist() == [bool(reach) for reach in reaches]
-
-
-@pytest.mark.usefixtures("double")
-def test_rows_that_begin_elsewhere_have_the_gradients_of_each_alone():
-    layer, x = make(chunk_size=3), torch.randn(3, 8, DIM, requires_grad=True)
-    pasts = [states.detach(layer(torch.randn(1, n, DIM))[1]) for n in (1, 3, 5)]
-    (found,) = torch.autograd.grad(layer(x, states.cat(pasts))[0].sin().sum(), x)
-    alone = [torch.autograd.grad(layer(x[i : i + 1], s)[0].sin().sum(), x)[0] for i, s in enumerate(pasts)]
-    torch.testing.assert_close(found, sum(alone))

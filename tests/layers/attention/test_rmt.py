@@ -7,7 +7,6 @@ import torch
 
 from by_hand import DIM, assert_normal, silu
 from scanl import layers
-from scanl.layers import state as states
 
 
 def rms_norm(norm, v):
@@ -98,14 +97,3 @@ def test_gradients_stop_behind_the_horizon(horizon, reaches):
     _, state = layer(x[:, :7])
     (parts,) = torch.autograd.grad(layer(x[:, 7:], state)[0][:, -1].sum(), x)
     torch.testing.assert_close(parts, grad)
-
-
-@pytest.mark.usefixtures("double")
-def test_rows_that_begin_elsewhere_have_the_gradients_of_each_alone():
-    layer = make(horizon=2)
-    x, pasts = torch.randn(3, 8, DIM, requires_grad=True), [layer(torch.randn(1, n, DIM))[1] for n in (1, 3, 5)]
-    (found,) = torch.autograd.grad(layer(x, states.cat([states.detach(s) for s in pasts]))[0].sin().sum(), x)
-    alone = [
-        torch.autograd.grad(layer(x[i : i + 1], states.detach(s))[0].sin().sum(), x)[0] for i, s in enumerate(pasts)
-    ]
-    torch.testing.assert_close(found, sum(alone))

@@ -84,18 +84,6 @@ def test_gradients_within_a_segment_are_the_derivatives():
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("variant", ["bounded", "same_length"])
-def test_rows_that_begin_elsewhere_have_the_gradients_of_each_alone(variant):
-    """Rows at different steps of their segments are gathered; alone they are sliced."""
-    layer = make(variant=variant, chunk_size=3)
-    x, states = torch.randn(3, 8, DIM, requires_grad=True), [layer(torch.randn(1, n, DIM))[1] for n in (1, 2, 6)]
-    together = type(states[0])(*(torch.cat(leaves) for leaves in zip(*states, strict=True)))
-    (found,) = torch.autograd.grad(layer(x, together)[0].sin().sum(), x)
-    alone = [torch.autograd.grad(layer(x[i : i + 1], s)[0].sin().sum(), x)[0] for i, s in enumerate(states)]
-    torch.testing.assert_close(found, sum(alone))
-
-
-@pytest.mark.usefixtures("double")
 def test_same_length_does_not_depend_on_segments():
     x, ys = torch.randn(2, 11, DIM), []
     for size in (1, 4, 20):
