@@ -5,6 +5,8 @@ themselves, "tasks/*".
 """
 
 import ast
+import functools
+import itertools
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -39,10 +41,11 @@ def lists():
     return found
 
 
-PATHS = [path for path in sorted(SOURCE.rglob("*.py")) if is_public(path)]
-MODULES = [path.relative_to(SOURCE).with_suffix("").as_posix() for path in PATHS]
-COVERED = lists()
-PATTERNS = [pattern for patterns in COVERED.values() for pattern in patterns]
+@functools.cache
+def modules():
+    """Return the public modules. To read them all takes a second, which only the worker that tests them spends."""
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if is_public(path)]
+    return [path.relative_to(SOURCE).with_suffix("").as_posix() for path in paths]
 
 
 def own_file(module):
@@ -57,18 +60,21 @@ def covers(pattern, module):
 
 
 def test_a_module_has_a_test_file_or_a_law_that_covers_it():
+    patterns = list(itertools.chain(*lists().values()))
     untested = [
         f"src/scanl/{module}.py: write {own_file(module).relative_to(TESTS.parent)}, or add it to COVERS of its law"
-        for module in MODULES
-        if not own_file(module).exists() and not any(covers(pattern, module) for pattern in PATTERNS)
+        for module in modules()
+        if not own_file(module).exists() and not any(covers(pattern, module) for pattern in patterns)
     ]
     assert not untested, "\n".join(untested)
 
 
 def test_lists_name_modules_that_exist_and_have_no_file():
-    assert len(PATTERNS) == len(set(PATTERNS)), "two laws list one module"
-    for file, patterns in COVERED.items():
-        for pattern in patterns:
-            matches = [module for module in MODULES if covers(pattern, module)]
+    covered = lists()
+    patterns = list(itertools.chain(*covered.values()))
+    assert len(patterns) == len(set(patterns)), "two laws list one module"
+    for file, own in covered.items():
+        for pattern in own:
+            matches = [module for module in modules() if covers(pattern, module)]
             assert matches, f"{file}: COVERS has {pattern!r}, which is no public module"
             assert not all(own_file(module).exists() for module in matches), f"{file}: {pattern!r} has its own file"
