@@ -17,6 +17,8 @@ import torch
 from scanl import layers
 from tests.outside.test_cells import waves
 
+pytestmark = pytest.mark.cells_by_loop
+
 DIM = 8
 FIGURES = json.loads(Path(__file__).with_name("memories.json").read_text())
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.outside.test_memories import assert_agrees
 
+pytestmark = pytest.mark.cells_by_loop
+
 FIGURES = json.loads(Path(__file__).with_name("programs.json").read_text())
 
 
