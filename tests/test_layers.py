@@ -447,9 +447,10 @@ OF_CELLS = {cell.name for cell in registry.cells()} - {"slstm", "lem_cell"}  # t
 
 
 def _stand_for_all(*, by_base):
-    """The smallest layer of each op (and base class); layers that are excused; and what is registered as no layer.
+    """The smallest layer of each base class and op; layers that are excused; and what is registered as no layer.
 
-    Cells count as one op: in a graph each is one node. With --all every layer is traced.
+    by_base: False for one layer of each op, and of each base class without an op. Cells count as one op: in a graph
+    each is one node. With --all every layer is traced.
     """
     found, others = {}, {name for name in LAYERS if name not in REGISTERED}
     for name in sorted(REGISTERED, key=lambda name: sum(parameter.numel() for parameter in BUILT[name].parameters())):
@@ -457,7 +458,8 @@ def _stand_for_all(*, by_base):
         if "compiles_to_one_graph" in cls.excused:
             others.add(name)
         else:
-            found.setdefault((by_base and cls.__base__, "a cell" if cls.op in OF_CELLS else cls.op), name)
+            base = cls.__base__ if by_base or cls.op is None else None
+            found.setdefault((base, "a cell" if cls.op in OF_CELLS else cls.op), name)
     return {*found.values(), *others}
 
 
