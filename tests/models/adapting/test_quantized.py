@@ -84,8 +84,9 @@ def test_a_damaged_header_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_training_is_refused() -> None:
-    model = model_of()
+    model = model_of().train()
     quantize(model)
+    assert not model.training
     with pytest.raises(ConfigError, match="train: the model has weights of whole numbers, which are not trained"):
         model.train()
     model.eval().requires_grad_(True)
