@@ -11,7 +11,7 @@ from scanl.export import onnx
 from scanl.inspect.base import readings
 from scanl.layers import auxiliary
 from scanl.layers.module import in_mode
-from scanl.learning import estimators, evaluation
+from scanl.learning import descent, evaluation
 from scanl.learning.algorithms import ccn, reservoir
 from scanl.learning.questions import base as questions
 from scanl.models import LanguageModel, Stack
@@ -51,7 +51,7 @@ CONTEXTS = {  # how to make it, and what it changes
     "align": (lambda: ALIGNED.align(0.1, 0.2), lambda: ALIGNED._alignment),
     "reservoir": (lambda: reservoir._alone(MODEL, MODEL.stack.blocks[0]), trained),
     "ccn": (lambda: ccn._constant([*MODEL.stack.parameters()]), trained),
-    "seeded": (lambda: estimators.seeded(3), lambda: torch.get_rng_state().tolist()),
+    "seeded": (lambda: descent.seeded(3), lambda: torch.get_rng_state().tolist()),
     "quiet": (onnx._quiet, lambda: logging.root.manager.disable),
 }
 
@@ -138,9 +138,9 @@ def test_an_interrupted_training_leaves_a_model_to_predict_with(monkeypatch):
         raise KeyboardInterrupt
 
     before = modes()
-    monkeypatch.setattr(estimators, "descend", interrupted)
+    monkeypatch.setattr(descent, "descend", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        estimators.optimize(MODEL, 3, 0.1, 0, None)
+        descent.optimize(MODEL, 3, 0.1, 0, None)
     assert not any(modes())
     for part, mode in zip(MODEL.modules(), before, strict=True):
         part.training = mode

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from scanl.data.files import folders
 from scanl.data.readers import ts
 from scanl.learning import TrainConfig
-from scanl.learning.estimators import SeriesClassifier, optimize
+from scanl.learning.descent import optimize
+from scanl.learning.estimators import SeriesClassifier
 from scanl.learning.evaluation import measures
 from scanl.learning.run.config import seeded_model
 from scanl.models import Features, SequenceClassifier, Stack

@@ -30,7 +30,7 @@ from scanl.data.base import LEVELS, Exam
 from scanl.data.published.forecasts import LongHorizon, PublishedSeries
 from scanl.data.questions import ForecastQuestion
 from scanl.learning import TrainConfig
-from scanl.learning.estimators import optimize
+from scanl.learning.descent import optimize
 from scanl.learning.evaluation import baselines, measures
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from scanl.data.base import Source
 from scanl.learning import TrainConfig
-from scanl.learning.estimators import optimize
+from scanl.learning.descent import optimize
 from scanl.learning.questions import Model, answerer
 
 

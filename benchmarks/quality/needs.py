@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from scanl import data, layers
 from scanl.layers.state import leaves
-from scanl.learning.estimators import optimize
+from scanl.learning.descent import optimize
 from scanl.models import Features, Patches, SequenceClassifier, Stack, StrandModel, caduceus, hyena_dna, vim
 from scanl.models.whole.dna import FIRST_BASE, MASK, VOCABULARY
 

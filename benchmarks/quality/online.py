@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from river import datasets, forest, linear_model, metrics, preprocessing, tree
 
 from harness import Panel, Results, parse, parser, picture
-from scanl.learning.online import RiverClassifier, RiverRegressor
+from scanl.learning.adapters.river import RiverClassifier, RiverRegressor
 
 BEGINNING = 50  # samples that are not scored
 QUICK = 60  # samples of a short run

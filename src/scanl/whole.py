@@ -30,3 +30,10 @@ def whole_number(who: str, name: str, value: Any, least: int = 0, below: int = S
     if number >= below:
         raise ConfigError(f"{who}: {name} is {number}, expected below {below}")
     return number
+
+
+def check_sizes(who: str, **sizes: Any) -> None:
+    """Raise ConfigError for a size that is no whole number of at least 1."""
+    for name, size in sizes.items():
+        if not is_whole(size) or operator.index(size) < 1:
+            raise ConfigError(f"{who}: {name} is {size!r}, expected a whole number of at least 1")

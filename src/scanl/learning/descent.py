@@ -5,12 +5,53 @@ too much: 18 % more time of the processor for 300 steps of 7 ms, and seconds to 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import DivergenceError
+from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.run.config import TrainConfig
+from scanl.learning.run.plan import RunLength, rate
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Draw weights and dropout from a seed, also on a GPU. Afterwards torch's generators are as they were before."""
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def optimize(
+    model: nn.Module,
+    steps: int,
+    lr: float,
+    seed: int,
+    step_loss: Callable[[int], Tensor],
+    clip: float = 1.0,
+    after: Callable[[int, float], bool] | None = None,
+) -> None:
+    """Train a model in place, with the optimizer and the learning rates of `scanl train`, then set it to evaluation.
+
+    `step_loss`, `after` and what is raised: as in `descend`.
+    """
+    config = TrainConfig.of(steps=steps, lr=lr, clip=clip, seed=seed)
+    config.check()
+    chosen, plan = config.training, RunLength(steps)
+    optimizer = OPTIMIZERS[chosen.optimizer](model, chosen.lr, chosen.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(plan, chosen.warmup, step))
+    try:
+        model.train()
+        descend(list(model.parameters()), optimizer, schedule, steps, step_loss, clip, after)
+    finally:
+        model.eval()
 
 
 def descend(

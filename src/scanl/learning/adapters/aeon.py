@@ -3,7 +3,7 @@
 They are trained as the estimators for scikit-learn are, in memory.
 """
 
-from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -19,15 +19,18 @@ from torch import Tensor
 
 from scanl.data.series.rows import scale_of
 from scanl.errors import DataError
-from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimize, outputs, seeded
-from scanl.models import Channels, Forecaster, Stack
+from scanl.learning.descent import optimize, seeded
+from scanl.learning.estimators import SeriesClassifier
+from scanl.learning.estimators.options import EstimatorOptions, StackOptions
+from scanl.learning.estimators.series import ROWS, outputs
+from scanl.models import Channels, Forecaster
 
 
-class AeonClassifier(Trained, BaseClassifier):
+class AeonClassifier(EstimatorOptions, BaseClassifier):
     """Classify series, as a classifier of aeon. X is (n, channels, T), or a list of (channels, t) of unequal length.
 
-    Args: as in `Trained`. A series that is shorter than the longest of `fit` begins with
-    missing numbers, as in `Table`. A longer series is read whole. Fitted: `model_`, a `SeriesClassifier`.
+    Args: as in `EstimatorOptions`. A series that is shorter than the longest of `fit` begins with missing numbers, as
+    in `Table`. A longer series is read whole. Fitted: `model_`, a `SeriesClassifier`.
     """
 
     _tags = {  # noqa: RUF012
@@ -61,39 +64,28 @@ class AeonClassifier(Trained, BaseClassifier):
         return {"method": "stack", "layer": "lru", "dim": 8, "steps": 3}
 
 
-class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseForecaster):
+@dataclass(eq=False, repr=False)
+class AeonForecaster(StackOptions, DirectForecastingMixin, IterativeForecastingMixin, BaseForecaster):
     """Forecast one series, as a forecaster of aeon: `predict(y)` is the mean of the number `horizon` steps after y.
 
     Args:
         horizon: H. A `Forecaster` is trained that forecasts the next H steps at once.
-        layer, dim, depth, stack_options: as in `Trained`.   lags: last values that a linear map adds.
-        sequence_length: steps of the windows that are learnt.
-        steps, batch_size, lr, random_state: of training.
+        lags: last values that a linear map adds.   sequence_length: steps of the windows that are learnt.
+        The others as in `StackOptions`.
 
     `predict` reads all of y. Fitted: `model_`, a `Forecaster`.
     """
 
     _tags = {"capability:missing_values": True}  # noqa: RUF012
 
-    def __init__(
-        self,
-        horizon: int = 1,
-        layer: str = "hawk",
-        dim: int = 32,
-        depth: int = 1,
-        stack_options: Mapping[str, Any] | None = None,
-        lags: int = 1,
-        sequence_length: int = 128,
-        steps: int = 300,
-        batch_size: int = 16,
-        lr: float = 3e-3,
-        random_state: int = 0,
-    ) -> None:
-        self.layer, self.dim, self.depth = layer, dim, depth
-        self.stack_options = stack_options
-        self.lags, self.sequence_length = lags, sequence_length
-        self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
-        super().__init__(horizon=horizon, axis=1)
+    horizon: int = 1
+    _: KW_ONLY
+    lags: int = 1
+    sequence_length: int = 128
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        super(StackOptions, self).__init__(horizon=self.horizon, axis=1)
 
     def _fit(self, y: Any, exog: Any = None) -> Self:
         series = torch.as_tensor(np.asarray(y, np.float64).reshape(-1))
@@ -112,10 +104,9 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
             return self.model_.loss(rows[:, :length, None], targets)[0]
 
         with seeded(self.random_state):
-            stack = Stack(self.dim, self.depth, self.layer, **(self.stack_options or {}))
             channels = Channels(scales=[list(scale_of(series.numpy()))])
-            self.model_ = Forecaster(self.horizon, stack, channels, lags=self.lags)
-            optimize(self.model_, self.steps, self.lr, self.random_state, once)
+            self.model_ = Forecaster(self.horizon, self._stack(), channels, lags=self.lags)
+            optimize(self.model_, self._steps, self.lr, self.random_state, once)
         return self
 
     def _predict(self, y: Any, exog: Any = None) -> float:

@@ -42,6 +42,15 @@ class DartsForecaster(GlobalForecastingModel):
     Raises ConfigError for samples of more steps than `output_chunk_length`, and as `Frames` does.
     """
 
+    supports_multivariate = False
+    supports_probabilistic_prediction = True
+    supports_past_covariates = True
+    supports_future_covariates = True
+    supports_static_covariates = True
+    supports_sample_weight = False
+    supports_optimized_historical_forecasts = False
+    min_train_samples = 1
+
     def __init__(
         self,
         output_chunk_length: int,
@@ -135,38 +144,6 @@ class DartsForecaster(GlobalForecastingModel):
     @property
     def output_chunk_length(self) -> int:
         return self.horizon
-
-    @property
-    def supports_multivariate(self) -> bool:
-        return False
-
-    @property
-    def supports_probabilistic_prediction(self) -> bool:
-        return True
-
-    @property
-    def supports_past_covariates(self) -> bool:
-        return True
-
-    @property
-    def supports_future_covariates(self) -> bool:
-        return True
-
-    @property
-    def supports_static_covariates(self) -> bool:
-        return True
-
-    @property
-    def supports_sample_weight(self) -> bool:
-        return False
-
-    @property
-    def supports_optimized_historical_forecasts(self) -> bool:
-        return False
-
-    @property
-    def min_train_samples(self) -> int:
-        return 1
 
     @property
     def _target_window_lengths(self) -> tuple[int, int]:

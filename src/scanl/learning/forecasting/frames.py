@@ -1,6 +1,6 @@
 """Forecasts of frames with the columns `unique_id`, `ds` and `y`, with the methods of neuralforecast.
 
-This module imports pandas and scikit-learn: `pip install 'scanl[series,sklearn]'`. The forecaster is trained in memory,
+This module imports pandas: `pip install 'scanl[series]'`. The forecaster is trained in memory,
 with the loss, the optimizer and the learning rates of `scanl train`, and leaves no folder.
 """
 
@@ -26,14 +26,14 @@ from scanl.data.series.times import form_of, times
 from scanl.data.splits import Piece
 from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 from scanl.files import written_whole
-from scanl.learning.estimators import check_sizes, optimize, seeded
+from scanl.learning.descent import optimize, seeded
 from scanl.learning.forecasting.choose import MINUTES, choose, fitted
 from scanl.learning.forecasting.forecasts import Forecasts, check_levels
 from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster
 from scanl.models.saving import shortened
-from scanl.whole import whole_number
+from scanl.whole import check_sizes, whole_number
 
 COLUMNS = ("unique_id", "ds", "y")
 ANSWER = "scanl"  # the column of the median

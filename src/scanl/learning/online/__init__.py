@@ -1,8 +1,7 @@
 """Learning from a stream: each sample is answered, scored and then learnt, in constant memory.
 
 `Online` is a model with the methods of river's estimators, and `progressive` scores one on a stream. `Prequential` is
-the loop inside. `RiverRegressor` and `RiverClassifier` are estimators of river; they import it when they are first
-used.
+the loop inside. `Scores` imports river when it is first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,12 @@ from scanl.learning.online.online import progressive as progressive
 from scanl.learning.online.prequential import Prequential as Prequential
 
 if TYPE_CHECKING:
-    from scanl.learning.online.river import RiverClassifier as RiverClassifier
-    from scanl.learning.online.river import RiverRegressor as RiverRegressor
     from scanl.learning.online.scores import Scores as Scores
 else:
 
     def __getattr__(name: str) -> Any:
-        from importlib import import_module
-
-        homes = {"RiverClassifier": "river", "RiverRegressor": "river", "Scores": "scores"}
-        if name not in homes:
+        if name != "Scores":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+        from scanl.learning.online.scores import Scores
+
+        return Scores

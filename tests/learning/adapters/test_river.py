@@ -14,7 +14,8 @@ pytest.importorskip("river", reason="river is not installed: pip install 'scanl[
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
 from scanl.errors import ConfigError, DataError
-from scanl.learning.online import AnswerNumbers, Online, RiverClassifier, RiverRegressor
+from scanl.learning.adapters.river import RiverClassifier, RiverRegressor
+from scanl.learning.online import AnswerNumbers, Online
 from scanl.models import Stack
 
 MODELS = {"regressor": RiverRegressor, "classifier": RiverClassifier}

@@ -17,9 +17,11 @@ from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E
 
 from scanl.errors import ConfigError, DataError  # noqa: E402
 from scanl.layers import Hawk  # noqa: E402
-from scanl.learning.estimators import SeriesClassifier, SeriesRegressor, device_of  # noqa: E402
+from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.estimators.options import device_of  # noqa: E402
 from scanl.models import RandomFilters  # noqa: E402
 
+COVERS = ["learning/estimators/*"]
 SMALL = {"method": "stack", "layer": "lru", "dim": 8, "steps": 3}
 FEW = {"filter_options": {"filters": 32}}
 # Checks that need a good score are run with training that is long enough for one.
@@ -245,7 +247,7 @@ def test_predictions_of_long_series_are_read_in_pieces(monkeypatch):
     model = SeriesRegressor(**SMALL).fit(x, y)
     expected = model.predict(x)
     for steps in (5, 24, 60):  # pieces of a series, two series, and five
-        monkeypatch.setattr("scanl.learning.estimators.STEPS", steps)
+        monkeypatch.setattr("scanl.learning.estimators.series.STEPS", steps)
         np.testing.assert_allclose(model.predict(x), expected, rtol=1e-12, atol=1e-12)
 
 
