@@ -17,8 +17,8 @@ from scanl.learning.questions import base as questions
 from scanl.models import LanguageModel, Stack
 from scanl.models.whole.aligned import AlignedStack
 from scanl.ops._compiler.cells import constant
-from scanl.ops._frame import calls, dispatch, divider, exactness
-from scanl.parallel import context
+from scanl.ops._frame import context
+from scanl.parallel import context as parallel_context
 
 MODEL = LanguageModel(5, Stack(4, 1, "mingru"))
 MODEL.train().stack.blocks[0].eval()
@@ -38,12 +38,12 @@ def hooks():
 
 
 CONTEXTS = {  # how to make it, and what it changes
-    "backend": (lambda: ops.backend("reference"), dispatch.preferred),
-    "exact": (ops.exact, lambda: (dispatch.preferred(), exactness.thread.depth, torch.nn.functional.linear)),
-    "op_calls": (calls.op_calls, lambda: calls._record.calls),
+    "backend": (lambda: ops.backend("reference"), context.preferred),
+    "exact": (ops.exact, lambda: (context.preferred(), context.context.exact, torch.nn.functional.linear)),
+    "op_calls": (context.op_calls, lambda: context.context.calls),
     "products_hold_inputs": (constant.products_hold_inputs, lambda: constant._entered.depth),
-    "divided_by": (lambda: divider.divided_by(print), lambda: divider.thread.divider),
-    "undivided": (context.undivided, lambda: context._thread.undivided),
+    "divided_by": (lambda: context.divided_by(print), lambda: context.context.divider),
+    "undivided": (parallel_context.undivided, lambda: parallel_context._thread.undivided),
     "collect": (auxiliary.collect, auxiliary.collecting),
     "counted": (questions.counted, questions._COUNTS.get),
     "in_mode": (lambda: in_mode(MODEL, training=False), modes),
@@ -92,17 +92,17 @@ def test_threads_that_share_a_context_have_their_own_backends(make):
             with shared:
                 inside.set()
                 assert left.wait(10)
-            ends.append(dispatch.preferred())
+            ends.append(context.preferred())
 
     thread = threading.Thread(target=other)
     with shared:
         thread.start()
         assert inside.wait(10)
-    ends.append(dispatch.preferred())
+    ends.append(context.preferred())
     left.set()
     thread.join()
     assert ends == [("auto",), ("parallel",)]
-    assert not exactness.exactly()
+    assert not context.exactly()
 
     def items():
         with make():
@@ -112,7 +112,7 @@ def test_threads_that_share_a_context_have_their_own_backends(make):
     next(generator)
     with make():
         generator.close()
-    assert dispatch.preferred() == ("auto",)
+    assert context.preferred() == ("auto",)
 
 
 def test_an_interrupted_measurement_leaves_each_part_in_its_mode(monkeypatch):

@@ -271,7 +271,7 @@ def test_torch_has_its_own_functions_outside_and_in_other_threads():
     layer, x = make("gru", torch.float32), torch.randn(1, 3, DIM)
     with scanl.exact(), scanl.exact():
         assert F.linear is not before
-        thread = threading.Thread(target=lambda: found.append(ops._frame.exactness.exactly()))
+        thread = threading.Thread(target=lambda: found.append(ops._frame.context.exactly()))
         thread.start()
         thread.join()
         layer(x)

@@ -6,7 +6,7 @@ import threading
 import torch
 
 from scanl import ops
-from scanl.ops._frame.dispatch import preferred
+from scanl.ops._frame.context import preferred
 
 
 class Threads:

@@ -11,7 +11,7 @@ import scanl.layers
 from scanl import ops
 from scanl.errors import ConfigError
 from scanl.layers.state import leaves
-from scanl.ops._frame.divider import divided_by
+from scanl.ops._frame.context import divided_by
 from scanl.ops.registry import Cell
 from scanl.parallel import division, stretch_offsets
 from threads_as_ranks import on_ranks

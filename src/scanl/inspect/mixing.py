@@ -11,7 +11,7 @@ from scanl.inspect.base import Drawing, Inspection, inspector, prepared
 from scanl.layers.base import Layer
 from scanl.layers.designation import label
 from scanl.ops import op_calls, registry
-from scanl.ops._frame.calls import OpCall
+from scanl.ops._frame.context import OpCall
 
 STEPS = 64
 HEADS = 64  # of a matrix; channels beyond are left out

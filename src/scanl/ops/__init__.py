@@ -1,8 +1,7 @@
 """Public ops, their states and their errors. Feature maps for linear attention are in `feature_maps`."""
 
 from scanl.ops import feature_maps as feature_maps
-from scanl.ops._frame.calls import op_calls
-from scanl.ops._frame.dispatch import backend
+from scanl.ops._frame.context import backend, op_calls
 from scanl.ops.associative_scan import associative_scan
 from scanl.ops.cell import Cell, cell
 from scanl.ops.delta_rule import delta_rule

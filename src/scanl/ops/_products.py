@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import BackendError
-from scanl.ops._frame.exactness import exactly, plain
+from scanl.ops._frame.context import exactly, plain
 
 SIZES = (4, 16, 64)  # rows of a block
 MAX_SIZE = SIZES[-1]

@@ -4,8 +4,7 @@ import threading
 from typing import Any
 
 from scanl.ops import _products
-from scanl.ops._frame.dispatch import prefer, preferred, unprefer
-from scanl.ops._frame.exactness import thread
+from scanl.ops._frame.context import context, prefer, preferred, unprefer
 
 _lock = threading.RLock()
 _open = 0  # contexts of all threads
@@ -36,7 +35,7 @@ class exact:
         global _open
         names = [name for name in preferred() if name in ("cpu", "reference")]
         prefer(tuple(names) if "auto" not in preferred() and names else ("cpu", "reference"))
-        thread.depth += 1
+        context.exact += 1
         with _lock:
             if _open == 0:
                 for new, places in _products.REPLACED.items():
@@ -53,5 +52,5 @@ class exact:
                 for owner, name, function in _replaced:
                     setattr(owner, name, function)
                 _replaced.clear()
-        thread.depth -= 1
+        context.exact -= 1
         unprefer()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
+from scanl.ops._frame.context import late
 from scanl.ops._frame.declaration import OpSample
 from scanl.ops._frame.draws import Draws
-from scanl.ops._frame.exactness import late
 from scanl.ops.cell import cell
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": late(torch, "tanh"), "identity": lambda raw: raw}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
-from scanl.ops._frame.exactness import over, times
+from scanl.ops._frame.context import over, times
 
 DISCRETIZATIONS = ("zoh", "bilinear", "dirac")
 VECTOR, STEP, LOW_RANK = ("N", "D N"), ("", "D", "D N"), ("N", "D N", "R D N")

@@ -21,7 +21,7 @@ from scanl.layers.module import in_mode
 from scanl.layers.state import leaves
 from scanl.models.heads.language_model import LanguageModel
 from scanl.models.stack import Stack
-from scanl.ops._frame.divider import divided_by
+from scanl.ops._frame.context import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops.offsets import sequences
 from scanl.parallel import counters, division

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops._frame.divider import divided_by
+from scanl.ops._frame.context import divided_by
 from scanl.ops._frame.op import Op
 from scanl.ops._frame.summary import Effect, Summary
 from scanl.parallel import halo

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from scanl.hub.patches.base import CachedPatch, convolved, decay, register
 from scanl.layers.base import widen
 from scanl.ops import delta_rule
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 
 _GATES = {"silu": late(F, "silu"), "sigmoid": late(torch, "sigmoid")}
 

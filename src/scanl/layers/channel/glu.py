@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.channel._base import PointwiseMixer
 from scanl.layers.channel.mlp import ACTIVATIONS
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.options import one_of
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": late(torch, "sigmoid"), **ACTIVATIONS}

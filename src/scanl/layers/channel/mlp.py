@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.channel._base import PointwiseMixer
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.options import one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from scanl.layers.base import widen
 from scanl.layers.packing import sequence_index
 from scanl.ops import associative_scan, linear_attention
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly
 from scanl.ops._frame.opaque import opaque
 
 

@@ -10,7 +10,7 @@ from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import delta_rule
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.ops.delta_rule import unit
 from scanl.ops.feature_maps import elu_plus_one
 from scanl.options import one_of

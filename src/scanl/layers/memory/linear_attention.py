@@ -14,7 +14,7 @@ from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention, noncausal_linear_attention
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly
 
 # Features of a head up to which a kernel of `linear_attention` costs less than scores of pairs of steps.
 MAX_KERNEL_FEATURES = 256

@@ -13,7 +13,7 @@ from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_attention
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.ops.feature_maps import elu_plus_one
 from scanl.options import one_of
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.module import Module
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 
 EQUATION = "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  g, k, a, b from phi(W x_t + U h_{t-1})"
 SOURCE = 'Hasani et al., "Closed-form continuous-time neural networks", Nature Machine Intelligence 4, arXiv:2106.13898'

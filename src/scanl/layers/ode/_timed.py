@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from scanl.layers.base import widen
 from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.timespans import durations
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": late(torch, "tanh")}
 

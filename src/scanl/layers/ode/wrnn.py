@@ -9,7 +9,7 @@ from scanl.layers import options, registry
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.ops.cell import cell
 from scanl.options import Range, at_least, one_of
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, leading, trailing
-from scanl.ops._frame.dispatch import preferred
+from scanl.ops._frame.context import preferred
 from scanl.ops._frame.nonfinite import readable, suspected
 
 SIZE = 64  # steps of a chunk, a power of 2; levels 1 to BITS are inside one

@@ -11,7 +11,7 @@ from scanl.layers.base import as_widened, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import State
-from scanl.ops._frame.dispatch import preferred
+from scanl.ops._frame.context import preferred
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.cell import Cell
 from scanl.ops.offsets import sequences

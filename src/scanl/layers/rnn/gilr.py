@@ -10,7 +10,7 @@ from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.ops import linear_scan
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.options import one_of
 
 IMPULSES = {"elu": late(F, "elu"), "tanh": late(torch, "tanh"), "identity": lambda raw: raw}

@@ -10,7 +10,7 @@ from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.ops import cell
-from scanl.ops._frame.exactness import late
+from scanl.ops._frame.context import late
 from scanl.options import at_least, below, one_of
 
 ACTIVATIONS = {"tanh": late(torch, "tanh"), "sigmoid": late(torch, "sigmoid"), "identity": lambda raw: raw}

@@ -15,7 +15,7 @@ from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import log_uniform
 from scanl.ops import discretize, linear_scan
-from scanl.ops._frame.exactness import times
+from scanl.ops._frame.context import times
 from scanl.options import at_least, one_of
 
 INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")

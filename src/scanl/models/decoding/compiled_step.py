@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State, map_leaves
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly
 
 if TYPE_CHECKING:
     from scanl.ops._compiler.recorded import Recorded

@@ -26,7 +26,7 @@ from scanl.ops._compiler.rules import JOINS, Unsupported, var_mean
 from scanl.ops._compiler.schedule import Schedule
 from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
-from scanl.ops._frame.dispatch import backend
+from scanl.ops._frame.context import backend
 
 MAX_OPERATIONS = 4000  # operations: a kernel of more takes minutes to compile
 STORED_DTYPES = {  # as what kernels have them

@@ -37,7 +37,7 @@ from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import units
 from scanl.ops._cpu._team import array, scratch
 from scanl.ops._cpu._vectors import STRIP, Emitter
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly
 
 _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows longest reverse d_step d_head d_key kind "

@@ -21,7 +21,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import constant_of, itemsize, units
 from scanl.ops._cpu._team import CORES, array
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly
 from scanl.ops.offsets import offsets
 
 _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")

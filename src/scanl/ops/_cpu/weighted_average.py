@@ -28,7 +28,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import move
 from scanl.ops._cpu._slots import channels, itemsize, units
 from scanl.ops._cpu._team import array
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly
 
 _HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v decay"
 

@@ -1,7 +1,6 @@
 """Choose the backend of a call: what each backend can run, why it cannot, and the order of preference."""
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,59 +93,6 @@ def explain(backends: Mapping[str, Backend], device: torch.device, dtype: torch.
     """Return one line per backend: that it can run, or why not."""
     reasons = {name: backends[name].reasons(device, dtype, sizes, named=False) for name in preference(backends)}
     return "\n".join(f"{name}: {'; '.join(against) or 'can run'}" for name, against in reasons.items())
-
-
-class _Preferred(threading.local):
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ("auto",)
-        self.outer: list[tuple[str, ...]] = []  # the preference at each entry, to restore at the exit
-
-
-_preferred = _Preferred()
-
-
-def preferred() -> tuple[str, ...]:
-    """Return the backends that "auto" stands for in this thread, from the innermost `backend` context."""
-    return _preferred.names
-
-
-def prefer(names: tuple[str, ...]) -> None:
-    """Let "auto" stand for these backends in this thread, until `unprefer`."""
-    _preferred.outer.append(_preferred.names)
-    _preferred.names = names
-
-
-def unprefer() -> None:
-    _preferred.names = _preferred.outer.pop()
-
-
-class backend:
-    """A context that restricts "auto", which layers use, to these backends. Each op uses the first one that can run.
-
-    names: any of "auto", "reference", "parallel", "cpu", "triton". An op that none of them can run raises
-    BackendError; "reference" can always run. Contexts nest; the innermost applies. Each thread has its own. A call that
-    names a backend ignores the context. Raises BackendError for an unknown name.
-
-    >>> from scanl.ops import linear_scan
-    >>> with backend("parallel", "reference"):  # all in plain torch: for torch.func.jvp, for export
-    ...     linear_scan(torch.ones(1, 3, 1), torch.ones(1))[0].flatten().tolist()
-    [1.0, 2.0, 3.0]
-    """
-
-    def __init__(self, *names: str):
-        known = ("auto", *reversed(ORDER))
-        for name in names:
-            if name not in known:
-                raise BackendError(f"scanl.ops.backend: {unknown('backend', name, known)}")
-        if not names:
-            raise BackendError(f"scanl.ops.backend: no backend is named, expected some of {', '.join(known)}")
-        self.names = names
-
-    def __enter__(self) -> None:
-        prefer(self.names)
-
-    def __exit__(self, *error: object) -> None:
-        unprefer()
 
 
 def in_forward_mode() -> bool:

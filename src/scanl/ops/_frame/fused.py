@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.dispatch import in_forward_mode, preferred, transforming
-from scanl.ops._frame.exactness import exactly
+from scanl.ops._frame.context import exactly, preferred
+from scanl.ops._frame.dispatch import in_forward_mode, transforming
 
 MIN_NUMBERS = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
 

@@ -8,15 +8,15 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ScanlError
 from scanl.ops._frame import dispatch, packing, trees
-from scanl.ops._frame.calls import note
 from scanl.ops._frame.constant import constant, imitation, static_kinds
+from scanl.ops._frame.context import OpCall, context
 from scanl.ops._frame.declaration import (
     COMPLEX,
     FLOATING,
@@ -29,13 +29,37 @@ from scanl.ops._frame.declaration import (
     OpSample,
     OpSpec,
 )
-from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
-from scanl.ops._frame.divider import thread as divided
+from scanl.ops._frame.dispatch import Backend, in_forward_mode
 from scanl.ops._frame.summary import Run, Summary
 from scanl.ops.offsets import check_kind, check_numbers
 
 P = ParamSpec("P")
 S = TypeVar("S")
+
+
+class CallPlan(NamedTuple):
+    """How a call runs. It depends on shapes, dtypes and devices alone, and is kept for further calls.
+
+    backend: its name.   dtype: of the output.   compute: dtype of the computation.   state: its shape or form.
+    output: its shape.   casts: which operands to cast to which dtype.
+    """
+
+    backend: str
+    dtype: torch.dtype
+    compute: torch.dtype
+    device: torch.device
+    state: Any
+    output: tuple[int, ...]
+    casts: list[tuple[int, torch.dtype]]
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of the state."""
+        return WIDER.get(self.compute, self.compute)
+
+    def zeros(self) -> Tensor:
+        """Return zeros of the form of the state."""
+        return torch.zeros(self.state, dtype=self.wide, device=self.device)
 
 
 class Op(Declaration, Generic[P, S]):
@@ -59,7 +83,7 @@ class Op(Declaration, Generic[P, S]):
         self.errors: Cases[tuple[OpSample, str]] = Cases()  # invalid arguments, each with a part of the error message
         self.backends: dict[str, Backend] = {}
         self.backend("reference", dtypes=FLOATING + COMPLEX if spec.widens else spec.dtypes)(reference)
-        self._plans: dict[tuple, tuple] = {}
+        self._plans: dict[tuple, CallPlan] = {}
 
     def backend(self, name: str, *, package: str | None = None, **declared: Any) -> Callable[[Callable], Callable]:
         """Add the decorated function as a backend that needs `package`; `declared` as in `Backend`."""
@@ -83,10 +107,12 @@ class Op(Declaration, Generic[P, S]):
         **more: Any,
     ) -> tuple[Tensor, S]:
         operands, options = self.bind(args, more)
-        note(self, operands, options, reverse, cu_seqlens)
-        if divided.divider is not None:
-            return divided.divider(self, operands, options, reverse=reverse, cu_seqlens=cu_seqlens, backend=backend)
-        names = (backend,) if backend != "auto" else preferred()
+        if context.calls is not None:
+            more = {**options, "reverse": reverse, "cu_seqlens": cu_seqlens}
+            context.calls.append(OpCall(self, dict(operands), more))
+        if context.divider is not None:
+            return context.divider(self, operands, options, reverse=reverse, cu_seqlens=cu_seqlens, backend=backend)
+        names = (backend,) if backend != "auto" else context.backends
         check_kind(self.name, cu_seqlens)
         if self.check is not None:
             self.check(operands, options, cu_seqlens)
@@ -113,19 +139,18 @@ class Op(Declaration, Generic[P, S]):
             if cu_seqlens is not None:
                 assert first is not None
                 check_numbers(self.name, cu_seqlens, first.shape[1])
-        chosen, dtype, compute, device, state_form, y_shape, casts = plan
         state = operands.pop(self.state)
         if self.form is not None:
-            state = None if state is None else trees.cast(state, state_form)
+            state = None if state is None else trees.cast(state, plan.state)
         elif state is None:
-            state = self.initial(torch.zeros(state_form, dtype=WIDER.get(compute, compute), device=device))
+            state = self.initial(plan.zeros())
         else:
-            state = cast(state, WIDER.get(compute, compute))
+            state = cast(state, plan.wide)
         values = [*operands.values(), state]
-        for at, to in casts:
+        for at, to in plan.casts:
             values[at] = values[at].to(to)
-        y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
-        return cast(y, dtype), state
+        y, state = self.evaluate(plan.backend, values, plan.output, reverse=reverse, cu_seqlens=cu_seqlens, **options)
+        return cast(y, plan.dtype), state
 
     if TYPE_CHECKING:  # a type checker sees the reference's parameters, as `inspect.signature` does
 
@@ -167,12 +192,8 @@ class Op(Declaration, Generic[P, S]):
         options: Mapping[str, Any],
         cu_seqlens: Tensor | None,
         names: tuple[str, ...],
-    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, Any, tuple[int, ...], list[tuple[int, torch.dtype]]]:
-        """Check a call and plan it. The plan depends on shapes, dtypes and devices alone, and is cached between calls.
-
-        It is the backend's name, the dtypes of the output and of the computation, the device, the state's shape or
-        form, the shape of the output, and which operands to cast to which dtype.
-        """
+    ) -> "CallPlan":
+        """Check a call and plan it."""
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self.kinds(operands)
         reasoned = {**sizes, **options, "given": _given(operands)}
@@ -187,7 +208,8 @@ class Op(Declaration, Generic[P, S]):
                 needed = [o.name for o in self.operands[:-1] if not o.optional] + list(self.required)
                 because = ", ".join(needed if cu_seqlens is None else [*needed, "cu_seqlens"])
                 trees.check(f"{self.name}: {self.state}", operands[self.state], state, device, because)
-        return chosen.name, dtype, compute, device, state, self.output_shape(sizes), self._casts(operands, compute)
+        casts = self._casts(operands, compute)
+        return CallPlan(chosen.name, dtype, compute, device, state, self.output_shape(sizes), casts)
 
     @constant
     def _plan_of_kinds(
@@ -196,7 +218,7 @@ class Op(Declaration, Generic[P, S]):
         forward_mode: bool,
         options: tuple[tuple[str, Any], ...],
         kinds: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...],
-    ) -> tuple | None:
+    ) -> "CallPlan | None":
         """Plan a call while torch.compile traces it, from the shape, dtype and device of each operand and cu_seqlens.
 
         The compiler runs it and takes the result as a constant. To trace the plan would take most of the time of a
@@ -213,12 +235,12 @@ class Op(Declaration, Generic[P, S]):
         self, operands: Mapping[str, Tensor | None], options: Mapping[str, Any], cu_seqlens: Tensor | None
     ) -> Any:
         """Return the state before any input of a call, in the dtypes in which the call would compute it."""
-        _, _, compute, device, form, *_ = self._plan(operands, options, cu_seqlens, preferred())
+        plan = self._plan(operands, options, cu_seqlens, context.backends)
         if self.form is None:
-            return self.initial(torch.zeros(form, dtype=WIDER.get(compute, compute), device=device))
+            return self.initial(plan.zeros())
         sizes = self.sizes(operands, cu_seqlens)
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        return self.form({**sizes, "B": batch}, options, compute, device)
+        return self.form({**sizes, "B": batch}, options, plan.compute, plan.device)
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """Return one line per backend: that it can run these arguments, or why not. `auto` takes the first that can."""
