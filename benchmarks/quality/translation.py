@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.data.published.translation import Pairs, Verses
-from scanl.data.text.subwords import Subwords, learn_subwords
 from scanl.models import AttentiveRecurrence, Columns, EncoderDecoder, Stack, Tokens, TransformerEncoder
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
+from subwords import Subwords, learn_subwords
 
 LONGEST, SUBWORDS, TESTED, BATCH = 100, 800, 300, 48
 NAIVE = ("copy", "most frequent", "nearest")

@@ -4,7 +4,7 @@
 
 memory: the peak memory of each process that trains two blocks on a sequence of 2^17 steps, beyond its libraries, alone
 and on four ranks. exchange: the time of the exchanges of `linear_attention` at three sizes of a state, on two and on
-four ranks, beside what `scanl.parallel.cost` predicts. The latency, the bandwidth and how many messages pass side by
+four ranks, beside what `benchmarks/cost.py` predicts. The latency, the bandwidth and how many messages pass side by
 side come from messages of three other sizes in the same run, one alone and one of each rank; the time to join two pairs
 comes from a rank that does nothing else. Messages and exchanges take turns, in a new order each time. The quickest turn
 counts, as other work on the machine only delays. It fails if a prediction is off by more than 30 %.
@@ -32,13 +32,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 sys.path.append(str(Path(__file__).parents[1]))
+from cost import Link, forward_seconds, received
 from harness import Results, parse, parser
 from scanl.models import Stack
 from scanl.ops import linear_attention
 from scanl.ops._frame.summary import Effect
 from scanl.parallel import ContextParallel
 from scanl.parallel.context import RankGroup
-from scanl.parallel.cost import Link, forward_seconds, received
 from scanl.parallel.exchanges import state_before
 
 LAYERS = ("gla", "mamba", "gated_deltanet", "mingru")

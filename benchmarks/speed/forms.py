@@ -2,7 +2,7 @@
 
     python benchmarks/speed/forms.py
 
-`scanl.parallel.plans` predicts it from the sizes of two models and from what a GPU and a network can do. Nothing runs
+`benchmarks/plans.py` predicts it from the sizes of two models and from what a GPU and a network can do. Nothing runs
 here. The speed of the products and of the ops was measured on one GPU (benchmarks/results/gpu.csv); the network is that
 of the sources below. The rows are in benchmarks/results/forms.csv, and docs/many_gpus.png shows them.
 """
@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
+import plans
+from cost import Link
 from harness import Panel, Results, Row, parse, parser, picture, text, write
-from scanl.parallel import plans
-from scanl.parallel.cost import Link
-from scanl.parallel.plans import Machine, Model, Step
+from plans import Machine, Model, Step
 
 GPUS = tuple(2**n for n in range(3, 13))
 TOKENS = tuple(2**n for n in range(20, 31, 2))

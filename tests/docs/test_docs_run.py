@@ -319,9 +319,10 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
     assert tried > 40
 
 
-ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
+ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or is no program
     "ahead_of_time": "tests/benchmarks/test_ahead_of_time.py",
     "classify": "tests/benchmarks/test_evidence.py",
+    "cost": "tests/benchmarks/test_plans.py",
     "divided": "tests/benchmarks/test_divided.py",
     "gpu": "tests/benchmarks/test_benchmarks.py",
     "layers": "tests/benchmarks/test_benchmarks.py",
@@ -329,8 +330,10 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler
     "online": "tests/benchmarks/test_benchmarks.py",
     "ops": "tests/benchmarks/test_benchmarks.py",
     "originals": "tests/benchmarks/test_originals.py",
+    "plans": "tests/benchmarks/test_plans.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
     "sharded": "tests/benchmarks/test_sharded.py",
+    "subwords": "tests/benchmarks/test_subwords.py",
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
 }

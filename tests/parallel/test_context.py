@@ -13,10 +13,11 @@ from scanl.errors import ConfigError
 from scanl.layers.state import leaves, map_leaves
 from scanl.models import Features, SequenceClassifier, Stack
 from scanl.parallel import by_ops, stretch, stretch_offsets
-from scanl.parallel.context import divide, undivided
+from scanl.parallel.context import _at_once, divide, undivided
+from tests.parallel import trial
 from threads_as_ranks import on_ranks
 
-COVERS = ["parallel/counters", "parallel/ranks", "parallel/cost"]
+COVERS = ["parallel/counters", "parallel/ranks"]
 
 CAUSAL = [name for name in layers.names() if not layers.get(name).bidirectional]
 LENGTHS = [3, 4, 2]
@@ -122,12 +123,21 @@ def test_an_interrupted_call_leaves_no_division_open(name, first, interrupt):
     torch.testing.assert_close(torch.cat([part for _, part in results], 1), y, rtol=1e-9, atol=1e-9)
 
 
-def test_layers_that_remember_by_ops_need_not_wait():
-    assert all(
-        by_ops(made(name)) for name in ("gla", "gated_deltanet", "mamba", "mamba2", "rwkv6", "s5", "mingru", "lru")
-    )
-    assert all(by_ops(made(name)) for name in ("attention", "window_attention", "hawk", "retnet"))  # these count steps
-    assert not any(by_ops(made(name)) for name in ("local_rnn", "transformer_xl", "block_recurrent"))
+@pytest.mark.cells_by_loop("name")
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_a_layer_declares_carries_its_state(name):
+    """Where ranks wait for each other after all, they must be ready for it."""
+    layer = made(name)
+    assert by_ops(layer) == trial.carried(layer), f"{name}: declare carried_by"
+    assert _at_once(layer) <= trial.at_once(layer)
+
+
+@pytest.mark.cells_by_loop
+def test_a_solver_over_all_steps_runs_no_op():
+    for name in ("gru", "lstm"):
+        layer = layers.build(name, 12, solver="newton").double()
+        assert not by_ops(layer)
+        assert not trial.carried(layer)
 
 
 @pytest.mark.parametrize("name", ["window_attention", "hawk", "retnet"])

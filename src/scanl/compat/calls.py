@@ -24,7 +24,7 @@ KERNEL = (
 )  # fmt: skip
 # Arguments that ask for what no op computes: each is refused, unless it has its default.
 REFUSED = {
-    "cp_context": "scanl has no context parallelism",
+    "cp_context": "scanl.parallel.scan divides the sequence of an op among processes",
     "gv": "delta_rule has no decay of columns",
 }
 STATE = ("initial_state", "output_final_state", "state_v_first", "transpose_state_layout")

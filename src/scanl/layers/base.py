@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,9 @@ class Layer(Module, metaclass=Configured):
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
     op: ClassVar[str | None] = None
+    # What carries the state where ranks divide a sequence: the "ops", through which all of it but counts of steps goes;
+    # or the ranks, in "turns". None: ops where the class has an op.
+    carried_by: ClassVar[Literal["ops", "turns"] | None] = None
     sample: ClassVar[Mapping[str, Any]] = {}  # small constructor options for the tests
     preset_of: ClassVar["type[Layer] | None"] = None  # set by `preset`: the layer that the preset configures
     preset_options: ClassVar[Mapping[str, Any]] = {}  # set by `preset`: the options

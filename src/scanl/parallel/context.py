@@ -17,12 +17,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer
-from scanl.layers.module import in_mode
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import leaves
 from scanl.models.heads.language_model import LanguageModel
 from scanl.models.stack import Stack
 from scanl.ops._frame.context import divided_by
-from scanl.ops._frame.op import Op
+from scanl.ops._frame.op import REGISTRY, Op
 from scanl.ops.offsets import sequences
 from scanl.parallel import counters, division
 from scanl.parallel.exchanges import tied
@@ -100,77 +100,19 @@ def _number(fact: object) -> int:
 
 
 def by_ops(layer: Layer) -> bool:
-    """Return whether ops alone carry what the layer remembers. It is tried on four steps.
+    """Return whether the ranks divide the ops of a layer, as its class declares.
 
-    Then the ranks divide the ops of the layer. The state of any other layer goes from rank to rank, each of which waits
-    for the one before.
+    Then the whole state passes through ops. The state of any other layer goes from rank to rank, each of which waits
+    for the one before; so it does where a solver takes all steps at once, which is no call of the op.
     """
-    weight = next(layer.parameters(), torch.empty(0))
-    states: list[Any] = []  # after each op that the first half calls
-    try:
-        with in_mode(layer, training=False), torch.random.fork_rng(devices=[]), torch.enable_grad():
-            x = torch.randn(1, 4, layer.dim, dtype=weight.dtype).to(weight.device)
-            with torch.no_grad(), divided_by(partial(_noting, states)):
-                _, state = layer(x[:, :2])
-            carried = {leaf.untyped_storage().data_ptr() for _, leaf in leaves(states)}
-            start = layer.init_state(1)
-            counted = dict(leaves(counters.later(layer, start, 2)))
-            others = [leaf for path, leaf in leaves(state) if leaf.numel() and path not in counted]
-            if any(leaf.untyped_storage().data_ptr() not in carried for leaf in others):
-                return False
-            y, expected = _gradients(layer, x[:, 2:], state)
-            with divided_by(partial(_from_states, iter(states))):
-                z, gradients = _gradients(layer, x[:, 2:], counters.replaced(start, counted) if counted else None)
-    except _OtherOps:
-        return False
-    pairs = zip([z, *gradients], [y, *expected], strict=True)
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max())) for a, b in pairs)
+    solved = isinstance(layer, SolvedLayer) and layer.solver != "sequential"
+    return not solved and (layer.carried_by or ("ops" if layer.op else "turns")) == "ops"
 
 
 def _at_once(layer: Layer) -> bool:
-    """Return whether all ops of a layer run on all ranks at once. It is tried on two steps."""
-    ways: list[bool] = []
-
-    def note(op: Op[..., Any], operands: Any, options: Any, **call: Any) -> tuple[Tensor, Any]:
-        ways.append(division.at_once(op, operands, call))
-        with divided_by(None):
-            return Op._call(op, **operands, **options, **call)
-
-    weight = next(layer.parameters(), torch.empty(0))
-    with torch.no_grad(), divided_by(note):
-        layer(torch.zeros(1, 2, layer.dim, dtype=weight.dtype, device=weight.device))
-    return all(ways)
-
-
-def _gradients(layer: Layer, x: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return the outputs, and the gradients of x and of all weights."""
-    x = x.detach().requires_grad_()
-    y, _ = layer(x, state)
-    inputs = [x, *(weight for weight in layer.parameters() if weight.requires_grad)]
-    draw = torch.linspace(0.5, 1, y.numel(), dtype=y.dtype, device=y.device).view(y.shape)
-    return y.detach(), list(torch.autograd.grad((y * draw).sum(), inputs, allow_unused=True, materialize_grads=True))
-
-
-class _OtherOps(Exception):
-    """The second half of a trial calls other ops than the first."""
-
-
-def _noting(states: list[Any], op: Op[..., Any], operands: Any, options: Any, **call: Any) -> tuple[Tensor, Any]:
-    with divided_by(None):
-        y, state = Op._call(op, **operands, **options, **call)
-    states.append(state)
-    return y, state
-
-
-def _from_states(
-    states: Iterator[Any], op: Op[..., Any], operands: Any, options: Any, **call: Any
-) -> tuple[Tensor, Any]:
-    state = next(states, None)
-    with divided_by(None):
-        expected = [leaf.shape for _, leaf in leaves(op.empty(operands, options, call["cu_seqlens"]))]
-        if [leaf.shape for _, leaf in leaves(state)] != expected:
-            raise _OtherOps
-        return Op._call(op, **{**operands, op.state: state}, **options, **call)
+    """Return whether all ranks run the layer at once: its op is linear in its state, or it has none of its own."""
+    effect = REGISTRY[layer.op].effect if layer.op in REGISTRY else None
+    return by_ops(layer) and (layer.op is None or (effect is not None and not effect.unless))
 
 
 class _Thread(threading.local):
@@ -232,12 +174,11 @@ def divide(module: nn.Module, ranks: Ranks) -> nn.Module:
         )
     if both := [layer.name for layer in module.modules() if isinstance(layer, Layer) and layer.bidirectional]:
         raise ConfigError(f"module: {both[0]} reads both directions, expected causal layers")
-    carried = {layer: by_ops(layer) for layer in _outermost(module)}
-    at_once = all(once and _at_once(layer) for layer, once in carried.items())
-    division_ = _Division(module, ranks if at_once else ranks.in_turn())
+    parts = list(_outermost(module))
+    division_ = _Division(module, ranks if all(map(_at_once, parts)) else ranks.in_turn())
     module.register_forward_pre_hook(division_.begin, with_kwargs=True, prepend=True)
-    for layer, once in carried.items():
-        layer.forward = _ByOps(division_, layer) if once else _InTurn(division_, layer)
+    for layer in parts:
+        layer.forward = _ByOps(division_, layer) if by_ops(layer) else _InTurn(division_, layer)
     return module
 
 

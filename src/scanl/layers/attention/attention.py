@@ -24,6 +24,7 @@ class Attention(SoftmaxAttention):
     id = "S-attn"
     cost = ("T^2", "T")
     aliases = ("softmax_attention", "multi_head_attention", "MHA", "self_attention", "SA", "vanilla_attention")
+    carried_by = "ops"
     equation = "y_t = W_o sum_{j <= t} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j"
     source = (
         'Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, eq. (1); positions: Su et al., '

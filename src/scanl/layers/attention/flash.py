@@ -50,6 +50,7 @@ class FLASH(GatedAttentionUnit):
     )
     source = 'Hua, Dai, Liu and Le, "Transformer Quality in Linear Time", arXiv:2202.10447, sec. 3.2'
     op = "linear_scan"
+    carried_by = "turns"
     excused: ClassVar = {"bits_are_the_same_in_any_company": KEYS_EXCUSE}
     state: ClassVar = FLASHState
     sample: ClassVar = {"z_dim": 4, "expand": 0.5, "chunk_size": 4}

@@ -30,6 +30,7 @@ class ForgettingAttention(Attention):
     """
 
     id = "S-fox"
+    carried_by = "turns"
     cost = ("T^2", "T")
     aliases = ("FoX", "forgetting_transformer")
     equation = (

@@ -46,6 +46,7 @@ class RTransformer(Layer):
         "sec. 2"
     )
     op = "segment_attention"
+    carried_by = "turns"
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "a GRU and multi-head attention of the model's width, as the authors have "
         "them, are 10 D² parameters"

@@ -26,6 +26,7 @@ class WindowAttention(SoftmaxAttention):
     id = "S-griffin"
     cost = ("T W", "W")
     aliases = ("local_attention", "sliding_window_attention", "SWA")
+    carried_by = "ops"
     equation = "y_t = W_o sum_{j > t-W} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j"
     source = (
         'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language '

@@ -46,6 +46,7 @@ class LogLinearGatedDeltaNet(DeltaMemory):
 
     id = "S-loglinear"
     cost = ("T log T", "log T")
+    carried_by = "turns"
     equation = (
         "o_t = sum_l lambda_t^l (S_t^l)^T q_t / sqrt(K),  S_t^l = (I - beta_t k_t k_t^T) alpha_t S_{t-1}^l, with "
         "beta_t k_t v_t^T in level 0,  lambda_t^l = softplus(L_l (W_l x_t));  y = W_o (RMSNorm(o) * SiLU(W_g x))"

@@ -57,6 +57,7 @@ class MesaNet(QueryKeyValue):
         "eq. (5)"
     )
     op = "linear_attention"
+    carried_by = "turns"
     state: ClassVar = MesaState
     sample: ClassVar = {"num_heads": 2, "head_dim": 3, "max_iterations": 4}
     residual_out = "o_proj"

@@ -67,6 +67,7 @@ class MLSTM(Layer):
     )
     source = 'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eq. (19) to (27)'
     op = "linear_attention"
+    carried_by = "turns"
     state: ClassVar = MLSTMState
     sample: ClassVar = {"num_heads": 2, "expand": 1.0, "multiple_of": 4}
     residual_out = "proj_down"

@@ -45,6 +45,7 @@ class MLSTMLarge(Layer):
     )
     source = 'Beck et al., "xLSTM 7B: A Recurrent LLM for Fast and Efficient Inference", arXiv:2503.13427, section 3'
     op = "linear_attention"
+    carried_by = "turns"
     state: ClassVar = MLSTMLargeState
     sample: ClassVar = {"num_heads": 2}
     residual_out = "out_proj"

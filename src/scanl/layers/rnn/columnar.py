@@ -93,6 +93,7 @@ class Columnar(ScalarLSTMs):
     Initialisation as in the authors' program: U(±init_scale).
     """
 
+    carried_by = "turns"
     equation = columnar_cell.equation.replace("x_t + u", "W x_t + b + u")
     aliases = ("Col_NN",)
     source = columnar_cell.source

@@ -50,6 +50,7 @@ class ColumnarConstructive(Layer):
         "JMLR 24, 2023, arXiv:2302.05326"
     )
     op = "columnar_cell"
+    carried_by = "turns"
     state: ClassVar = ConstructiveState
     sample: ClassVar = {"columns": 2, "init_scale": 0.5}
     left_out = ()

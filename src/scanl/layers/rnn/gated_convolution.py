@@ -25,6 +25,7 @@ class GatedConvolution(Layer):
     id = "S-glu"
     cost = ("T W", "W")
     aliases = ("GCNN", "gated_convolutional_network")
+    carried_by = "ops"
     equation = "y_t = (sum_j W_j x_{t-j} + b) * sigmoid(sum_j V_j x_{t-j} + c),  0 <= j < W"
     source = (
         'Dauphin, Fan, Auli and Grangier, "Language Modeling with Gated Convolutional Networks", arXiv:1612.08083, '

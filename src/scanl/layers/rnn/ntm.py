@@ -152,6 +152,7 @@ class NTM(SolvedLayer):
     )
     source = 'Graves, Wayne and Danihelka, "Neural Turing Machines", arXiv:1410.5401, sec. 3'
     op = "ntm"
+    carried_by = "turns"
     state: ClassVar = NTMState
     reads: ClassVar = {"read": nn.Linear, "write": nn.Linear, "output": nn.Linear}
     sample: ClassVar = {"width": 6, "num_slots": 5, "head_dim": 4, "num_heads": 2}

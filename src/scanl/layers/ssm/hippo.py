@@ -108,6 +108,7 @@ class HiPPO(Layer):
     equation = "c_t = A_t c_{t-1} + B_t x_t,  y_t = sum_n C_n c_{t,n},  A_t fixed by a measure of the past"
     source = SOURCE + ", theorems 1 and 2, sec. 2.4"
     op = "varying_memory_cell"
+    carried_by = "turns"
     excused: ClassVar = {"bits_are_the_same_in_any_company": "the steps of a block are summed at once"}
     state: ClassVar = HiPPOState
     sample: ClassVar = {"state_dim": 4}

@@ -142,6 +142,7 @@ class HiPPORNN(SolvedLayer):
     equation = EQUATION
     source = SOURCE + ", sec. 2.5, and its code"
     op = "hippo_rnn_cell"
+    carried_by = "turns"
     state: ClassVar = HiPPORNNState
     reads: ClassVar = {"W_uxh": nn.Linear, "W_hxm": nn.Linear, "W_g": nn.Linear}
     sample: ClassVar = {"state_dim": 4, "max_length": 3}

@@ -45,6 +45,7 @@ class LaughingHyena(ShortFilterLayer):
         "arXiv:2310.18780, sec. 3"
     )
     op = "linear_scan"
+    carried_by = "turns"
     state: ClassVar = LaughingHyenaState
     sample: ClassVar = {"state_dim": 3, "order": 3}
     hints: ClassVar = dict.fromkeys(("log_decay", "angle", "residue"), Hint(weight_decay=False, lr="lr"))

@@ -48,6 +48,7 @@ class LiquidS4(GatedDiagonalLayer):
     """
 
     id = "S-liquids4"
+    carried_by = "turns"
     equation = EQUATION + ",  out = GLU(W GELU(y + D * x))"
     source = SOURCE + "eq. (6) to (9)"
 

@@ -59,6 +59,7 @@ class Mamba3(Layer):
         "arXiv:2603.15569, as in the authors' mamba_ssm"
     )
     op = "linear_attention"
+    carried_by = "turns"
     excused: ClassVar = {"bits_are_the_same_in_any_company": "a state holds its angles within one turn"}
     state: ClassVar = Mamba3State
     sample: ClassVar = {"state_dim": 8, "head_dim": 4, "num_groups": 2, "expand": 2}

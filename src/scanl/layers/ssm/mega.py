@@ -65,6 +65,7 @@ class Mega(Layer):
         'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.2 to 3.4, and its code'
     )
     op = "linear_scan"
+    carried_by = "turns"
     excused: ClassVar = BY_CONVOLUTION
     state: ClassVar = MegaState
     sample: ClassVar = {"z_dim": 4, "hidden_dim": 6, "state_dim": 2, "chunk_size": 3}

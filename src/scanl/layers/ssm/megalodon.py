@@ -54,6 +54,7 @@ class Megalodon(Layer):
     )
     source = ComplexEMA.source.replace("sec. 3.1", "sec. 3")
     op = "segment_attention"
+    carried_by = "turns"
     excused: ClassVar = BY_CONVOLUTION
     state: ClassVar = MegalodonState
     sample: ClassVar = {

@@ -85,7 +85,7 @@ class AeonForecaster(StackOptions, DirectForecastingMixin, IterativeForecastingM
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        super(StackOptions, self).__init__(horizon=self.horizon, axis=1)
+        BaseForecaster.__init__(self, horizon=self.horizon, axis=1)
 
     def _fit(self, y: Any, exog: Any = None) -> Self:
         series = torch.as_tensor(np.asarray(y, np.float64).reshape(-1))

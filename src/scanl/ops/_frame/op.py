@@ -40,22 +40,18 @@ S = TypeVar("S")
 class CallPlan(NamedTuple):
     """How a call runs. It depends on shapes, dtypes and devices alone, and is kept for further calls.
 
-    backend: its name.   dtype: of the output.   compute: dtype of the computation.   state: its shape or form.
-    output: its shape.   casts: which operands to cast to which dtype.
+    backend: its name.   dtype: of the output.   compute, wide: dtypes of the computation, and of the state.
+    state, output: their shapes; or the form of the state.   casts: which operands to cast to which dtype.
     """
 
     backend: str
     dtype: torch.dtype
     compute: torch.dtype
+    wide: torch.dtype
     device: torch.device
     state: Any
     output: tuple[int, ...]
     casts: list[tuple[int, torch.dtype]]
-
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype of the state."""
-        return WIDER.get(self.compute, self.compute)
 
     def zeros(self) -> Tensor:
         """Return zeros of the form of the state."""
@@ -120,8 +116,10 @@ class Op(Declaration, Generic[P, S]):
         if torch.compiler.is_compiling():
             tensors = [*operands.values(), cu_seqlens]
             kinds = static_kinds(tensors, options.values()) if self.form is None else None
-            known = kinds and self._plan_of_kinds(names, in_forward_mode(), tuple(options.items()), kinds)
-            plan = known or self._plan(operands, options, cu_seqlens, names)
+            plan = None
+            if kinds:
+                plan = self._plan_of_kinds(names, in_forward_mode(), tuple(options.items()), kinds)
+            plan = plan or self._plan(operands, options, cu_seqlens, names)
         elif isinstance(first, Tensor) and any(type(size) is not int for size in first.shape):
             plan = self._plan(operands, options, cu_seqlens, names)
         else:
@@ -209,7 +207,8 @@ class Op(Declaration, Generic[P, S]):
                 because = ", ".join(needed if cu_seqlens is None else [*needed, "cu_seqlens"])
                 trees.check(f"{self.name}: {self.state}", operands[self.state], state, device, because)
         casts = self._casts(operands, compute)
-        return CallPlan(chosen.name, dtype, compute, device, state, self.output_shape(sizes), casts)
+        wide = WIDER.get(compute, compute)
+        return CallPlan(chosen.name, dtype, compute, wide, device, state, self.output_shape(sizes), casts)
 
     @constant
     def _plan_of_kinds(

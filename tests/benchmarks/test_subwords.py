@@ -1,9 +1,14 @@
 """Subwords: the published example, texts as they were, and what is refused."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from scanl.data.text.subwords import Subwords, learn_subwords
 from scanl.errors import ConfigError
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from subwords import Subwords, learn_subwords
 
 # Sennrich et al., arXiv:1508.07909, algorithm 1, without its sign for the end of a word.
 WORDS = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3

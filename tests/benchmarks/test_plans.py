@@ -2,14 +2,18 @@
 
 import itertools
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from scanl.errors import ConfigError
-from scanl.parallel import plans
-from scanl.parallel.cost import Link, forward_seconds, gathered_seconds
-from scanl.parallel.plans import Machine, Model
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import plans
+from cost import Link, forward_seconds, gathered_seconds
+from plans import Machine, Model
 
 MODEL = Model(
     parameters=1e6, depth=6, width=4, heads=8, state=16, carry=16, op_forward=1e-7, op_backward=3e-7

@@ -11,8 +11,8 @@ counted in full. So these are the least times, and the share of messages in them
 import math
 from dataclasses import dataclass
 
+from cost import Link, forward_seconds, gathered_seconds, received
 from scanl.errors import ConfigError
-from scanl.parallel.cost import Link, forward_seconds, gathered_seconds, received
 
 HALF_BYTES = 2  # bytes of a number in half precision
 TRAINED = 16  # bytes of a parameter: itself and its gradient in half precision, a copy and two moments in float32
