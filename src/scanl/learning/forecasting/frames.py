@@ -130,6 +130,7 @@ class Frames:
         """
         with _messages():
             self.chosen = {}
+            seed = whole_number("frames", "random_state", self.random_state)
             source = self._source()
             rows = self._rows(df)
             sizes = {"steps": self.steps, "batch_size": self.batch_size, "horizon": self.horizon}
@@ -144,7 +145,6 @@ class Frames:
                     f"{longest} steps"
                 )
             self._form = form_of(rows["ds"])
-            seed = whole_number("frames", "random_state", self.random_state)
             if self._chooses:
                 _ = source.question  # raises for a season that no series has
                 choice = choose(source, self._fixed, self.minutes)
