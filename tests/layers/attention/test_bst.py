@@ -63,6 +63,11 @@ WRONG = [
     (NAME, {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
     (NAME, {"variant": "single"}, "unknown variant 'single'"),
     (NAME, {"layer": "bidirectional"}, "layer is 'bidirectional', expected a causal layer"),
+    (
+        NAME,
+        {"layer": "linear_attention", "layer_options": {"causal": False}},
+        "layer is 'linear_attention', expected a causal layer",
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.block_recurrent import BUCKETS, TwoAttentionHeads, attend_to_window
 from scanl.layers.base import UNDECAYED_HINT, widen
-from scanl.layers.designation import layer_class, make_layer
+from scanl.layers.designation import make_layer
 from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
@@ -91,8 +91,6 @@ class BlockStateTransformer(SegmentLayer):
         super().__init__()
         if head_dim is None and dim % num_heads:
             self._refuse("num_heads", num_heads, f"a divisor of dim={dim} without head_dim")
-        if layer_class(layer).bidirectional:
-            self._refuse("layer", layer, "a causal layer")
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim or dim // num_heads
         self.window = self.chunk_size = window
         self.num_slots, self.variant = num_slots, variant
@@ -100,6 +98,8 @@ class BlockStateTransformer(SegmentLayer):
         self.num_contexts = num_slots if by_filter else window
         count = {"single_head": 1, "multi_head": num_heads, "multi_filter": num_slots}[variant]
         self.systems = nn.ModuleList(make_layer(layer, dim, layer_options or {}) for _ in range(count))
+        if any(system.bidirectional for system in self.systems):
+            self._refuse("layer", layer, "a causal layer")
         width, maps = num_heads * self.head_dim, num_heads if variant == "multi_head" else 1
         self.tokens = TwoAttentionHeads(dim, num_heads, self.head_dim)
         self.context_norm = RMSNorm(dim, eps=1e-6)
