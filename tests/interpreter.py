@@ -121,7 +121,7 @@ def _broadcast(broadcast):
                 return tuple(
                     value
                     if value.type.shape.values == shape
-                    else self.make_tensor(
+                    else core.tensor(
                         self.builder.create_broadcast(value.handle, shape), core.block_type(value.type.scalar, shape)
                     )
                     for value in (lhs, rhs)
