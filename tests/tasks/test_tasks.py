@@ -688,6 +688,11 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, capfd):
     assert main([*argv, "--lr", "1e-12", "--weight-decay", "0"]) == 0
     for name, value in load_file(second / "model.safetensors").items():
         torch.testing.assert_close(value, trained[name], atol=1e-9, rtol=1e-6)
+    killed = tmp_path / "killed"  # before its first checkpoint
+    killed.mkdir()
+    shutil.copy(second / "config.yaml", killed)
+    assert main(["train", "--resume", str(killed)]) == 0
+    assert (killed / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     shutil.rmtree(first)
     assert main(["train", "--resume", str(second)]) == 0
     capfd.readouterr()

@@ -133,7 +133,7 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
     refuse_unused(config)
     folder = resumed or RunFolder.fresh(config)
     ready = Run(config, folder)
-    if config.run.init is not None and resumed is None:
+    if config.run.init is not None and not folder.checkpoint.exists():
         start_from(config.run.init, ready.model)
     _ = ready.trainer  # importing Lightning takes seconds, so the checks that do not need it come first
     if config.entry.name in OWN_SOURCES:
