@@ -75,7 +75,7 @@ class LMEvalModel(TemplateLM):
         self.model = model.eval()
         self.tokenizer = tokenizer or ByteTokenizer()
         self.batch_size = batch_size
-        self._device = model.embedding.weight.device
+        self._device = model.device
         if end is None and tokenizer is not None:
             end = getattr(tokenizer, "eos_token_id", None)
         self._stops = end is not None

@@ -29,7 +29,7 @@ class SoftPrompt(Module):
     @checked("soft prompt")
     def __init__(self, model: LanguageModel, count: Positive) -> None:
         super().__init__()
-        rows = torch.randint(model.vocab_size, (count,), device=model.embedding.weight.device)
+        rows = torch.randint(model.vocab_size, (count,), device=model.device)
         self.vectors = nn.Parameter(model.embedding(rows).detach())
 
     def forward(self, model: LanguageModel, batch_size: int) -> State:

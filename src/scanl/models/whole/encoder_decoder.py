@@ -53,8 +53,9 @@ class EncoderDecoder(Reader):
       Its cascaded encoder is `Cascade` of the recurrent encoder, trained before and frozen, and a `TransformerEncoder`.
     - Modeling recurrence for transformer (Hao et al., arXiv:1904.03092): `recurrence=AttentiveRecurrence(512)` reads
       the embedded source beside the encoder. The last block alone attends to its steps, which is the short-cut that the
-      paper finds best: after the encoder's outputs (fusion="stack"), or at once (fusion="gate"), in a gated sum
-      x + λ c + (1 - λ) r with λ = σ(W [c; r]), c what x reads of the encoder's outputs, r of the recurrence's steps.
+      paper finds best: after the encoder's outputs, or at once with `AttentiveRecurrence(512, fusion="gate")`, in a
+      gated sum x + λ c + (1 - λ) r with λ = σ(W [c; r]), c what x reads of the encoder's outputs, r of the recurrence's
+      steps.
     - Memformer (Wu et al., arXiv:2010.06891): `TransformerEncoder(512, 6, num_slots=32)`. The state of a call is the
       slots, and goes into the next call: the next segment of the same text.
 
