@@ -58,6 +58,25 @@ def test_turns_forks_and_drafts_change_no_token(name, monkeypatch):
         assert lengths[0] < len(more[0]) - len(TEXT[0])
 
 
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
+def test_a_fork_leaves_the_cache_of_its_origin(name, monkeypatch):
+    model = accelerated(name)
+    session, logits, read = CacheSession(model), [], CacheSession._read
+
+    def reading(self, tokens, rows):
+        logits.append(read(self, tokens, rows))
+        return logits[-1]
+
+    monkeypatch.setattr(CacheSession, "_read", reading)
+    with scanl.exact():
+        first = generated(model, TEXT, custom_generate=session)
+        forked = session.fork()
+        for one, text in ((forked, torch.cat([first, TEXT], 1)), (session, torch.cat([first, TEXT[:, 4:9]], 1))):
+            ids = generated(model, text, custom_generate=one)
+            assert torch.equal(logits[-1], model(ids[:, :-1]).logits[:, -1:])
+            assert torch.equal(ids, generated(model, text))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("draft", [None, PromptLookup()])
 def test_a_turn_that_was_interrupted_is_forgotten(error, draft, monkeypatch):
