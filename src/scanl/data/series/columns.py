@@ -212,6 +212,8 @@ def _csv(path: Path, as_text: Sequence[str], mark: str) -> tuple[Any, list[Any]]
 
     _refuse_other_forms(path, mark)
     how: dict[str, Any] = {"encoding": "utf-8", "index_col": False, "keep_default_na": False, "sep": mark}
+    if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
+        how["float_precision"] = "round_trip"  # pandas 3.1 and newer always read the number that was written
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         names = pd.read_csv(path, header=None, nrows=1, dtype=str, encoding="utf-8", sep=mark).iloc[0].tolist()
