@@ -11,7 +11,6 @@ from scanl.layers import auxiliary, options, registry
 from scanl.layers.attention.transformer_xl import Clamp, RelativeAttention, detached_past
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import StateAxes
-from scanl.layers.parts.masked_attention import KEYS_EXCUSE
 from scanl.layers.parts.segments import CallSegments, SegmentPiece, chosen, gathered
 from scanl.options import at_least
 
@@ -62,7 +61,7 @@ class CompressiveTransformer(RelativeAttention):
         "gradients_are_the_derivatives_and_reach_every_parameter": (
             "no gradient passes into the memories, and the compression is trained by its own loss alone, as published"
         ),
-        "bits_are_the_same_in_any_company": KEYS_EXCUSE,
+        "bits_are_the_same_in_any_company": "torch's convolution rounds a row by the batch that it is in",
         "every_layer_trains_under_autocast": "the compression is trained by its own loss alone, as published",
     }
     sample: ClassVar = {"num_heads": 3, "window": 3, "chunk_size": 3, "num_slots": 2, "pool": 3}

@@ -10,7 +10,6 @@ from scanl.layers.attention.gau import GatedAttentionUnit, PositionBias, QueryKe
 from scanl.layers.base import as_widened
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.blocks import Blocks
-from scanl.layers.parts.masked_attention import KEYS_EXCUSE
 
 
 class FLASHState(NamedTuple):
@@ -51,7 +50,9 @@ class FLASH(GatedAttentionUnit):
     source = 'Hua, Dai, Liu and Le, "Transformer Quality in Linear Time", arXiv:2202.10447, sec. 3.2'
     op = "linear_scan"
     carried_by = "turns"
-    excused: ClassVar = {"bits_are_the_same_in_any_company": KEYS_EXCUSE}
+    excused: ClassVar = {
+        "bits_are_the_same_in_any_company": "what the steps of a block have written is summed at once, by the call"
+    }
     state: ClassVar = FLASHState
     sample: ClassVar = {"z_dim": 4, "expand": 0.5, "chunk_size": 4}
 

@@ -11,7 +11,6 @@ from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
-from scanl.layers.parts.masked_attention import KEYS_EXCUSE
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops._frame.nonfinite import faulty, readable, replaced, suspected
@@ -126,7 +125,6 @@ class MultiStateAttention(SoftmaxAttention):
         "C_{t+1} = C_t with t, without argmin_j sum_h p_tj of head h"
     )
     source = 'Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104'
-    excused: ClassVar = {"bits_are_the_same_in_any_company": KEYS_EXCUSE}
     state: ClassVar = MultiState
     sample: ClassVar = {"num_heads": 3, "window": 5}
 

@@ -12,7 +12,6 @@ from scanl.layers.attention.softmax_attention import memory, unread
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
-from scanl.layers.parts.masked_attention import KEYS_EXCUSE
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import check_length
 from scanl.layers.parts.short_convolution import convolve
@@ -130,7 +129,9 @@ class PaTHAttention(Layer):
         'Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations", '
         "arXiv:2505.16381"
     )
-    excused: ClassVar = {"bits_are_the_same_in_any_company": KEYS_EXCUSE}
+    excused: ClassVar = {
+        "bits_are_the_same_in_any_company": "reflections are solved by torch, in blocks that begin with the call"
+    }
     state: ClassVar = PaTHState
     reads: ClassVar = {"w_conv1d": nn.Conv1d}
     sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "rank": 3}

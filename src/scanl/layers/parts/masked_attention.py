@@ -7,8 +7,6 @@ from scanl.layers.base import as_widened, widen
 from scanl.ops._attention import softmax_attention
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 
-KEYS_EXCUSE = "softmax sums over the keys of a block at once, and how many a block has depends on the call"
-
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None = None, bias: Tensor | None = None
