@@ -131,7 +131,7 @@ class Forecasts:
                 in_order = self._in_order(newer, past, read)
                 for some in [newer] if in_order else [newer.iloc[[row]] for row in range(len(newer))]:
                     names = [name for name, _ in grouped(some, STREAM, table.series)]
-                    before = pd.concat([rows[:0], *(past[n] for n in names if n in past)])
+                    before = pd.concat([past[n] for n in names if n in past] or [rows[:0]])
                     both = joined(table, some, STREAM, before)
                     outlook = Outlook(table, both, STREAM)
                     origins = outlook.newer if in_order else outlook.last
