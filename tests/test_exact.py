@@ -206,7 +206,6 @@ def test_equations_with_dots_in_one_operand_are_exact():
         assert torch.equal(torch.einsum("...hk,hmk->...hm", q[:, :1], w), y[:, :1])
 
 
-@pytest.mark.skipif("grouped_mm" not in vars(F), reason="torch has it since 2.10")
 def test_groups_of_rows_are_exact():
     torch.manual_seed(0)
     x, w = torch.randn(40, 24), torch.randn(3, 24, 20)

@@ -433,10 +433,10 @@ REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     baddbmm: [(torch, "baddbmm"), (Tensor, "baddbmm")],
     einsum: [(torch, "einsum")],
     softmax: [(torch, "softmax"), (Tensor, "softmax")],  # F.softmax calls the latter
-    grouped_mm: [(F, name) for name in ("grouped_mm",) if name in vars(F)],  # since torch 2.10
+    grouped_mm: [(F, "grouped_mm")],
     scaled_dot_product_attention: [(F, "scaled_dot_product_attention")],
 }
-_ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items() if where}
+_ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items()}
 for _owner, _name in [
     *((owner, "sigmoid") for owner in (torch, Tensor)),
     *((F, name) for name in ("sigmoid", "silu", "gelu", "softplus", "logsigmoid", "elu", "selu", "celu", "mish")),
