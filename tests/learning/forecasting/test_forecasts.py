@@ -414,7 +414,6 @@ def test_a_table_at_another_path(tmp_path, capfd):
         assert message in err
 
 
-@pytest.mark.skipif(pd.__version__ < "3", reason="dates of pandas before 3 end in 2262")
 def test_a_picture_has_no_dates_beyond_those_of_matplotlib(tmp_path, capfd):
     (tmp_path / "t.csv").write_text(table(f"{year}-01-01" for year in range(9955, 9995)))
     path, _ = made(tmp_path / "run", tmp_path / "t.csv")

@@ -272,10 +272,9 @@ def _parsed(values: Any, day_first: bool) -> Any:
         try:
             with warnings.catch_warnings():  # of formats that are not alike, or have the day first
                 warnings.simplefilter("ignore")
-                dates = pd.Series(pd.to_datetime(values, format=form, dayfirst=day_first))
+                return pd.Series(pd.to_datetime(values, format=form, dayfirst=day_first))
         except (ValueError, TypeError, OverflowError):
             continue
-        return dates if pd.api.types.is_datetime64_any_dtype(dates) else None  # older pandas leaves several zones
     return None
 
 
