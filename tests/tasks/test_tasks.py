@@ -703,6 +703,16 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, capfd):
     assert not (tmp_path / "third").exists()
 
 
+def test_each_process_of_a_divided_run_starts_from_the_weights_of_another(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["train", *task_options("parity"), "--out", str(first)]) == 0
+    argv = ["train", *task_options("parity"), "--init", str(first), "--out", str(second), "--lr", "1e-12"]
+    assert main([*argv, "--weight-decay", "0", "--devices", "2", "--strategy", "fsdp"]) == 0
+    trained = load_file(first / "model.safetensors")
+    for name, value in load_file(second / "model.safetensors").items():
+        torch.testing.assert_close(value, trained[name], atol=1e-9, rtol=1e-6)
+
+
 def test_better_is_higher_or_lower():
     assert small("parity").reaches(0.9, 0.9)
     assert not small("parity").reaches(0.8, 0.9)

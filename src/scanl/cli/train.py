@@ -132,14 +132,20 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
     config.check()
     refuse_unused(config)
     folder = resumed or RunFolder.fresh(config)
-    ready = Run(config, folder)
-    if config.run.init is not None and not folder.checkpoint.exists():
-        start_from(config.run.init, ready.model)
+    ready = _made(config, folder)
     _ = ready.trainer  # importing Lightning takes seconds, so the checks that do not need it come first
     if config.entry.name in OWN_SOURCES:
         config.source.data = [absolute(path) for path in config.source.data]
     if resumed is None:
         folder.create(config)
+    return ready
+
+
+def _made(config: TrainConfig, folder: RunFolder) -> Run:
+    """Return a run whose model has the weights of `--init`, until a checkpoint has others."""
+    ready = Run(config, folder)
+    if config.run.init is not None and not folder.checkpoint.exists():
+        start_from(config.run.init, ready.model)
     return ready
 
 
@@ -265,7 +271,7 @@ def _join(path: str) -> int:
     from scanl.learning.run.train import planned, train
 
     folder = RunFolder.open(path)
-    ready = Run(folder.config(), folder)
+    ready = _made(folder.config(), folder)
     with suppress(DivergenceError):
         train(ready, planned(ready, joined=True))
     return 0
