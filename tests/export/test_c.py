@@ -165,7 +165,16 @@ def test_keywords_of_c_are_keys(tmp_path):
 def test_a_literal_is_its_number(kind, dtype):
     least, limit = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max
     drawn = np.random.default_rng(0).standard_normal(200).astype(dtype) ** 5
-    for value in (*drawn, dtype(0.1), dtype(1) / 3, least, limit, -limit, dtype(1 << 24) + 1, dtype(-0.0)):
+    for value in (
+        *drawn,
+        dtype(0.1),
+        dtype(1) / dtype(3),
+        least,
+        limit,
+        -limit,
+        dtype(1 << 24) + dtype(1),
+        dtype(-0.0),
+    ):
         text = real(float(value), kind)
         assert text.endswith("f") == (kind == "float")
         assert dtype(text.removesuffix("f")).tobytes() == value.tobytes()
