@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("river", reason="river is not installed: pip install 'scanl[online]'")
 
