@@ -128,7 +128,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
     """Let Python run the kernels of cells and of recorded functions."""
     for module in (compiled, recorded):
         patch.setattr(module, "load", load)
-    patch.setattr(recorded.Recorded, "team", lambda kernel, units: 0)
-    memory = recorded.Recorded.memory
-    patch.setattr(recorded.Recorded, "memory", lambda *args: [tensor.fill_(np.nan) for tensor in memory(*args)])
+    patch.setattr(recorded.RecordedFunction, "team", lambda kernel, units: 0)
+    memory = recorded.RecordedFunction.memory
+    patch.setattr(recorded.RecordedFunction, "memory", lambda *args: [tensor.fill_(np.nan) for tensor in memory(*args)])
     patch.setattr(recorded, "empty", lambda shape, dtype: torch.full(shape, np.nan, dtype=dtype))

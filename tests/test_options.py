@@ -13,7 +13,7 @@ import torch
 
 from scanl.errors import ConfigError
 from scanl.options import (
-    Configured,
+    ConfiguredMeta,
     Fraction,
     Natural,
     NaturalOrNone,
@@ -45,7 +45,7 @@ POSITIVE, NAMES = Annotated[int, at_least(1)], ("tanh", "relu")
 def example(annotation):
     """Return a class with an option of this annotation, beside another that is 6."""
 
-    class Example(metaclass=Configured):
+    class Example(metaclass=ConfiguredMeta):
         def __init__(self, value: annotation, other: int = 6) -> None:
             pass
 
@@ -167,7 +167,7 @@ def test_a_table_of_names_may_grow():
 
 
 def test_relations_are_checked_after_all_other_ranges():
-    class Example(metaclass=Configured):
+    class Example(metaclass=ConfiguredMeta):
         def __init__(self, heads: Annotated[int, divides("dim")], dim: Annotated[int, at_least(1)]) -> None:
             pass
 
@@ -178,7 +178,7 @@ def test_relations_are_checked_after_all_other_ranges():
 
 
 def test_a_refusal_comes_before_the_constructor_and_names_the_registered_class():
-    class Example(metaclass=Configured):
+    class Example(metaclass=ConfiguredMeta):
         name = "example"
 
         def __init__(self, size: Annotated[int, at_least(1)], free=None) -> None:
@@ -188,7 +188,7 @@ def test_a_refusal_comes_before_the_constructor_and_names_the_registered_class()
         Example(0, free="an argument without an annotation is not checked")
 
 
-class Base(metaclass=Configured):
+class Base(metaclass=ConfiguredMeta):
     """A base class."""
 
     added: Mapping[str, Any] = {"decay": Annotated[float, at_least(0), "weight decay"]}
@@ -228,7 +228,7 @@ def test_a_base_class_that_is_not_configured_has_no_options():
         def __init__(self, dim, width=3):
             self.dim = dim
 
-    class Example(Plain, metaclass=Configured):
+    class Example(Plain, metaclass=ConfiguredMeta):
         def __init__(self, extra: int = 1, **others) -> None:
             super().__init__(**others)
 
@@ -271,7 +271,7 @@ def test_config_keeps_what_the_caller_changes_later_and_makes_the_same_again():
 
 
 def test_options_that_are_absent_have_their_defaults_in_relations():
-    class Window(metaclass=Configured):
+    class Window(metaclass=ConfiguredMeta):
         def __init__(self, size: Annotated[int, at_least_option("every")] = 4, every: int = 2) -> None: ...
 
     check_options("window", Window, {"size": 3})

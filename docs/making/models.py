@@ -18,7 +18,7 @@ from scanl.layers import Layer, build, classes
 from scanl.layers.initial_state import rows as state_rows
 from scanl.layers.registry import channel_mixers
 from scanl.models import Stack, presets
-from scanl.options import Configured, Option, Range, described, options
+from scanl.options import ConfiguredMeta, Option, Range, described, options
 
 Rows = Callable[..., Sequence[dict[str, str]]]  # the rows of a file of results that have some values
 RELATED = 12  # other models that a page names
@@ -207,7 +207,7 @@ def sourced(source: str) -> str:
     return re.sub(r"(?<!\()https://\S+(?<![.,;])", lambda match: f"<{match[0]}>", text)
 
 
-def options_list(cls: Configured, *without: str) -> str:
+def options_list(cls: ConfiguredMeta, *without: str) -> str:
     """Return a line for each option of a class: its default, its meaning, what it takes."""
     lines = []
     for option in [option for option in options(cls).values() if option.name not in without]:

@@ -203,7 +203,7 @@ else:
             return instance
 
 
-class Configured(ConfiguredBase):
+class ConfiguredMeta(ConfiguredBase):
     # Metaclass of classes whose constructor's arguments are checked by their annotations and kept as `config`:
     # `type(made)(**made.config)` makes another object of the same form. An annotation is a type, or `Annotated` with
     # ranges and a meaning. An argument without one is not checked. A value of another type or outside its range raises
@@ -238,7 +238,7 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 @functools.cache
-def _signature(cls: Configured, constructor: Callable[..., None] | None) -> inspect.Signature:
+def _signature(cls: ConfiguredMeta, constructor: Callable[..., None] | None) -> inspect.Signature:
     """Return the signature of a class, once for each constructor: `preset` sets one after the class is made."""
     parameters: dict[str, inspect.Parameter] = {}
     more: list[inspect.Parameter] = []
@@ -272,7 +272,7 @@ def _constructors(cls: type) -> list[Callable[..., None]]:
         start = vars(owner).get("__init__")
         if start is None:
             continue
-        if starts and not isinstance(owner, Configured):
+        if starts and not isinstance(owner, ConfiguredMeta):
             break
         starts.append(start)
         if not any(
@@ -299,7 +299,7 @@ def options(owner: Callable[..., Any]) -> Mapping[str, Option]:
 
 @functools.cache
 def _options(owner: Callable[..., Any], constructor: Callable[..., None] | None) -> Mapping[str, Option]:
-    hints = _hints(owner) if isinstance(owner, Configured) else get_type_hints(owner, include_extras=True)
+    hints = _hints(owner) if isinstance(owner, ConfiguredMeta) else get_type_hints(owner, include_extras=True)
     return {
         name: Option.of(name, hints.get(name, Any), parameter.default)
         for name, parameter in inspect.signature(owner).parameters.items()
@@ -318,7 +318,7 @@ def meaning(annotation: Any) -> str:
     return ""
 
 
-def check_names(owner: str, cls: Configured, names: Collection[str]) -> None:
+def check_names(owner: str, cls: ConfiguredMeta, names: Collection[str]) -> None:
     """Raise ConfigError, with the nearest name, for a name that is no option of the class."""
     known = options(cls)
     for name in names:
@@ -326,7 +326,7 @@ def check_names(owner: str, cls: Configured, names: Collection[str]) -> None:
             raise nearest(f"option of {owner}", name, [option for option in known if option != "dim"])
 
 
-def check_options(owner: str, cls: Configured, values: Mapping[str, Any]) -> None:
+def check_options(owner: str, cls: ConfiguredMeta, values: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that the class lacks, or a value that it refuses. Absent ones have defaults."""
     check_names(owner, cls, values)
     known = options(cls)
@@ -351,7 +351,7 @@ def refuse(cls: type, name: str, value: object, expected: str) -> NoReturn:
 
 
 @functools.cache
-def _hints(cls: Configured) -> dict[str, Any]:
+def _hints(cls: ConfiguredMeta) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for start in _constructors(cls):
         hints = get_type_hints(start, include_extras=True) | hints

@@ -146,7 +146,7 @@ def test_the_first_configuration_of_a_gpu(words, count, monkeypatch, tmp_path):
     def run(*_, **__):
         measured.append(_tuned.tuned(["a", "b", "c"], ["K"])(argparse.Namespace(arg_names=["K"])))
 
-    monkeypatch.setattr(_tuned, "INTERPRETED", False)
+    monkeypatch.setattr(_tuned, "IS_INTERPRETER", False)
     monkeypatch.setattr(_tuned, "_worth_measuring", _tuned._worth_measuring)  # the program replaces it
     monkeypatch.setattr(_tuned.triton, "autotune", autotune)
     monkeypatch.setattr(gpu, "run", run)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from scanl.compat import fla
-from scanl.compat.calls import FUNCTIONS, KERNEL, REFUSED
+from scanl.compat.calls import FUNCTIONS, KERNEL, REFUSED_ARGUMENTS
 from scanl.errors import ConfigError, ShapeError
 
 COVERS = ["compat/calls", "compat/recurrences"]
@@ -470,7 +470,9 @@ def test_arguments_of_kernels_are_ignored_and_others_refused(name):
     ours, plainly = getattr(fla, name)(**values, **ignored)[0], getattr(fla, name)(**values)[0]
     assert torch.equal(ours, plainly)
     for key in function.refused:
-        with pytest.raises(ConfigError, match=rf"{name}: {key} is not (None|False), as expected: {REFUSED[key]}"):
+        with pytest.raises(
+            ConfigError, match=rf"{name}: {key} is not (None|False), as expected: {REFUSED_ARGUMENTS[key]}"
+        ):
             getattr(fla, name)(**values, **{key: True})
     with pytest.raises(ConfigError, match=f"{name}: unknown argument 'head_first'"):
         getattr(fla, name)(**values, head_first=True)

@@ -5,7 +5,7 @@ import torch
 
 from scanl.errors import ConfigError
 from scanl.export.flat import FlatModel, exported
-from scanl.export.lowering import Called, _decomposition, lowered
+from scanl.export.lowering import LoweredCall, _decomposition, lowered
 from scanl.export.native import NATIVE
 from scanl.layers import build
 from scanl.models import Stack
@@ -59,7 +59,7 @@ def test_an_operator_of_onnx_stands_for_what_it_computes_alone():
     """Decays of the values, a bonus of the present step, and wider numbers have none."""
     q, state = torch.randn(1, 3, 2, 4), torch.zeros(1, 2, 4, 4)
     for more, start in (({"gv": -q.abs()}, state), ({"u": q[0, 0]}, state), ({}, state.double())):
-        call = Called(linear_attention, {"q": q, "k": q, "v": q, **more}, start, {"scale": None})
+        call = LoweredCall(linear_attention, {"q": q, "k": q, "v": q, **more}, start, {"scale": None})
         assert NATIVE["linear_attention"](call) is None
 
 

@@ -11,7 +11,7 @@ import torch
 from scanl.errors import CheckpointError, ConfigError
 from scanl.export import native, start_state, write_onnx, write_package
 from scanl.export.flat import FlatModel
-from scanl.export.lowering import Called
+from scanl.export.lowering import LoweredCall
 from scanl.export.onnx import described
 from scanl.files import files_written_whole
 from scanl.layers import build
@@ -138,7 +138,7 @@ def test_what_an_operator_gets_computes_the_op(monkeypatch):
     calls += [(short_convolution, each, torch.randn(2, 3, 3), {"silu": silu}) for each in window for silu in (0, 1)]
     for op, operands, start, options in calls:
         operands = {name: value for name, value in operands.items() if value is not None}
-        ours = native.NATIVE[op.name](Called(op, operands, start, options))
+        ours = native.NATIVE[op.name](LoweredCall(op, operands, start, options))
         for mine, expected in zip(ours, op(**operands, state=start, **options, backend="reference"), strict=True):
             torch.testing.assert_close(mine, expected)
 

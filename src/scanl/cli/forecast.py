@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.data.series.columns import WRITTEN, write_table
+from scanl.data.series.columns import WRITTEN_ENDINGS, write_table
 from scanl.errors import ConfigError, DataError
 from scanl.learning.forecasting.forecasts import Forecasts
 
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     """Write the forecast to a file or to standard output, and draw it if a picture is named."""
     args = _parser().parse(argv)
     out, picture = (None if name is None else Path(name) for name in (args.out, args.picture))
-    refuse_suffix("forecast", "out", out, WRITTEN)
+    refuse_suffix("forecast", "out", out, WRITTEN_ENDINGS)
     refuse_suffix("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
     if args.follow:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scanl.cli.forecast import add_output, noting, refuse_suffix, write
 from scanl.cli.parser import Parser
-from scanl.data.series.columns import WRITTEN
+from scanl.data.series.columns import WRITTEN_ENDINGS
 from scanl.learning.predictions import predict
 
 HELP = """what is written:
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     add_output(parser)
     args = parser.parse(argv)
     out = None if args.out is None else Path(args.out)
-    refuse_suffix("predict", "out", out, WRITTEN)
+    refuse_suffix("predict", "out", out, WRITTEN_ENDINGS)
     with noting():
         answers = predict(args.run, args.data or None, levels=args.levels or None)
     write(answers, out)

@@ -23,7 +23,7 @@ KERNEL = (
     "max_num_seqs", "safe_gate", "use_graph",
 )  # fmt: skip
 # Arguments that ask for what no op computes: each is refused, unless it has its default.
-REFUSED = {
+REFUSED_ARGUMENTS = {
     "cp_context": "scanl.parallel.scan divides the sequence of an op among processes",
     "gv": "delta_rule has no decay of columns",
 }
@@ -61,7 +61,7 @@ class FlaFunction:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name in REFUSED and name not in self.own)
+        return tuple(name for name in self.names if name in REFUSED_ARGUMENTS and name not in self.own)
 
     @property
     def more(self) -> tuple[str, ...]:
@@ -88,7 +88,9 @@ class FlaFunction:
             raise TypeError(f"{self.name}() misses {', '.join(missing)}")
         for name in self.refused:
             if values[name] is not defaults[name]:
-                raise ConfigError(f"{self.name}: {name} is not {defaults[name]}, as expected: {REFUSED[name]}")
+                raise ConfigError(
+                    f"{self.name}: {name} is not {defaults[name]}, as expected: {REFUSED_ARGUMENTS[name]}"
+                )
         return values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Result:

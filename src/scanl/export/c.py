@@ -12,8 +12,8 @@ from scanl.export.flat import FlatModel, Leaf, check_path, one_step
 from scanl.files import written_whole
 from scanl.layers.parts.quantized import quantized_paths
 from scanl.ops._compiler.print_c import KINDS, function, helper, real
-from scanl.ops._compiler.recorded import Recorded
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.recorded import RecordedFunction
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 
 def write_c(
@@ -48,8 +48,8 @@ def write_c(
     try:
         with torch.no_grad():
             program = one_step(flat, 1)  # it has no checks of numbers, unlike the model
-            step = Recorded(program.module(), flat.example[:1, :1].contiguous(), *flat.start(1))
-    except (Unsupported, RuntimeError) as error:  # torch has no common class for what it cannot export
+            step = RecordedFunction(program.module(), flat.example[:1, :1].contiguous(), *flat.start(1))
+    except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
         partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
@@ -78,7 +78,7 @@ def _field(leaf: Leaf) -> str:
     return leaf.name.replace(".", "_")
 
 
-def _parts(name: str, flat: FlatModel, step: Recorded) -> Iterator[str]:
+def _parts(name: str, flat: FlatModel, step: RecordedFunction) -> Iterator[str]:
     """Yield the parts of the file."""
     schedule, kinds = step.schedule, {pointer: KINDS[kind] for pointer, kind in step.kinds.items() if kind in KINDS}
     fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}

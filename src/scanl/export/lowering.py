@@ -17,7 +17,7 @@ from scanl.errors import ConfigError
 from scanl.ops.registry import Op, of_operator
 
 
-class Called(NamedTuple):
+class LoweredCall(NamedTuple):
     """A call of an op: its operands by name, without the state and those that are None."""
 
     op: Op[..., Any]
@@ -26,7 +26,7 @@ class Called(NamedTuple):
     options: dict[str, Any]
 
 
-Native = Callable[[Called], tuple[Tensor, Tensor] | None]
+Native = Callable[[LoweredCall], tuple[Tensor, Tensor] | None]
 
 
 def lowered(program: ExportedProgram, native: dict[str, Native]) -> ExportedProgram:
@@ -59,7 +59,7 @@ def _decomposition(target: Any, native: dict[str, Native]) -> Callable[..., Any]
         time = _times(op, args[:count])
         if reverse:
             operands |= {name: operands[name].flip(axis) for name, axis in time.items()}
-        call = Called(op, operands, args[count - 1], dict(zip(op.options, options, strict=False)))
+        call = LoweredCall(op, operands, args[count - 1], dict(zip(op.options, options, strict=False)))
         result = native[op.name](call) if op.name in native else None
         y, last = _scan(call, time) if result is None else result
         results = (y.flip(1) if reverse else y), last
@@ -82,7 +82,7 @@ def _times(op: Op[..., Any], values: Sequence[Tensor | None]) -> dict[str, int]:
     return {name: axis for name, axis in axes.items() if axis is not None}
 
 
-def _scan(call: Called, time: dict[str, int]) -> tuple[Tensor, Tensor]:
+def _scan(call: LoweredCall, time: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Run the reference for one step after the other. Complex numbers enter and leave a step as pairs."""
     op = call.op
     steps = {name: call.operands[name].movedim(axis, 0) for name, axis in time.items()}

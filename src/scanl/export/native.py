@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.export.lowering import Called, Native
+from scanl.export.lowering import LoweredCall, Native
 
 CONVERTED, OPSET = 25, 27  # the last opset of the converter, and the first one with the operators of `NATIVE`
 DOMAIN = "scanl"
 
 
-def _linear_attention(call: Called) -> tuple[Tensor, Tensor] | None:
+def _linear_attention(call: LoweredCall) -> tuple[Tensor, Tensor] | None:
     if "u" in call.operands or "gv" in call.operands:
         return None
     return _memory(call, "linear" if "g" not in call.operands else "gated")
 
 
-def _delta_rule(call: Called) -> tuple[Tensor, Tensor] | None:
+def _delta_rule(call: LoweredCall) -> tuple[Tensor, Tensor] | None:
     if call.options["normalize_keys"]:
         k = call.operands["k"]
         k = k * (k.square().sum(-1, keepdim=True) + call.options["eps"]).rsqrt()
@@ -30,7 +30,7 @@ def _delta_rule(call: Called) -> tuple[Tensor, Tensor] | None:
     return _memory(call, "delta" if "g" not in call.operands else "gated_delta")
 
 
-def _memory(call: Called, rule: str) -> tuple[Tensor, Tensor] | None:
+def _memory(call: LoweredCall, rule: str) -> tuple[Tensor, Tensor] | None:
     """Call LinearAttention. Its operands have the heads within the last axis; here each head of v has its own q."""
     if call.state.dtype != torch.float32:
         return None
@@ -52,7 +52,7 @@ def _memory(call: Called, rule: str) -> tuple[Tensor, Tensor] | None:
     return y.unflatten(-1, (heads, v.shape[-1])), last
 
 
-def _short_convolution(call: Called) -> tuple[Tensor, Tensor] | None:
+def _short_convolution(call: LoweredCall) -> tuple[Tensor, Tensor] | None:
     if call.state.dtype != torch.float32 or call.state.shape[1] == 0:
         return None
     x, w = call.operands["x"].mT, call.operands["w"].unsqueeze(1)

@@ -15,7 +15,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
-from scanl.options import Configured, refuse, who
+from scanl.options import ConfiguredMeta, refuse, who
 
 
 class Hint(NamedTuple):
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         ) -> Result_co: ...
 
 
-class Layer(Module, metaclass=Configured):
+class Layer(Module, metaclass=ConfiguredMeta):
     """Base class of layers: maps (B, T, dim) and a state to (B, T, dim) and the next state.
 
     A subclass declares `state`, annotates the options of its constructor with ranges and meanings, and defines `run`.
@@ -112,7 +112,7 @@ class Layer(Module, metaclass=Configured):
         """Return the parts of the docstring that are made from declarations: options, further arguments and state."""
         takes = [f"Takes: {argument}, {TAKEN_ARGUMENTS[argument]}." for argument in sorted(cls.takes)]
         state = [] if cls.state is None else [f"State: {'; '.join(rows(cls.state))}."]
-        return [*Configured.sections(cls), *takes, *state]
+        return [*ConfiguredMeta.sections(cls), *takes, *state]
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         """Return the state before any input. device and dtype default to those of the parameters.

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from scanl.models.saving import ModelPart
-from scanl.options import WORDS, Configured, at_least
+from scanl.options import WORDS, ConfiguredMeta, at_least
 
 Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
 
 
 @dataclass(frozen=True)
-class Tokens(ModelPart, metaclass=Configured):
+class Tokens(ModelPart, metaclass=ConfiguredMeta):
     """Tokens (B, T) of any integer dtype, which are embedded."""
 
     vocab_size: Annotated[int, at_least(1), "V, number of different tokens"]
 
 
 @dataclass(frozen=True)
-class Features(ModelPart, metaclass=Configured):
+class Features(ModelPart, metaclass=ConfiguredMeta):
     """Features (B, T, C), which pass through a linear map."""
 
     channels: Annotated[int, at_least(1), "C"]
@@ -30,7 +30,7 @@ class Features(ModelPart, metaclass=Configured):
 
 
 @dataclass(frozen=True)
-class Channels(ModelPart, metaclass=Configured):
+class Channels(ModelPart, metaclass=ConfiguredMeta):
     """Numbers of channels of the series that a forecaster reads."""
 
     target: Annotated[int, at_least(1), "C, series that are forecast together"] = 1

@@ -19,7 +19,7 @@ from scanl.layers.designation import import_class, layer_class
 from scanl.layers.designation import recorded as layer_name
 from scanl.layers.module import Module
 from scanl.layers.parts.quantized import prepare, quantized_paths
-from scanl.options import Configured, who
+from scanl.options import ConfiguredMeta, who
 
 M = TypeVar("M", bound=nn.Module)
 QUANTIZED_KEY = (
@@ -48,7 +48,7 @@ class ModelPart:
         ModelPart.classes[class_name(cls)] = cls
 
 
-class Saved(ModelPart, Module, metaclass=Configured):
+class Saved(ModelPart, Module, metaclass=ConfiguredMeta):
     """A model that can be saved and loaded: `save` and `load`. `config` holds the arguments of its constructor."""
 
     name: ClassVar[str] = "model"  # in messages; a subclass without one has the name of its class

@@ -19,12 +19,12 @@ from scanl.layers.state import Device, DType, State
 from scanl.models.block import CHANNEL_MIXERS, NORMS, Block, BlockState, make_norm, normed
 from scanl.models.presets import presets
 from scanl.models.saving import ModelPart
-from scanl.options import WORDS, Configured, at_least
+from scanl.options import WORDS, ConfiguredMeta, at_least
 
 StackState = tuple[BlockState, ...]
 
 
-class Backbone(ModelPart, Module, metaclass=Configured):
+class Backbone(ModelPart, Module, metaclass=ConfiguredMeta):
     """The body of a model, between its input and its head: maps (B, T, dim) to (B, T, dim). Abstract.
 
     `Stack` is the usual one. A subclass with another state or another wiring works in every model, and is saved with

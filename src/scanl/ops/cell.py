@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._compiler.cells.constant import holding
 from scanl.ops._compiler.cells.constant import products_hold_inputs as products_hold_inputs
-from scanl.ops._compiler.cells.fields import JOINED, CellFields, fields
+from scanl.ops._compiler.cells.fields import JOINED_STATE, CellFields, fields
 from scanl.ops._frame.compiled import Kernels, compiled
 from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, WIDER, Call, full_shape
 from scanl.ops._frame.op import REGISTRY, Op, cast
@@ -62,7 +62,7 @@ class Cell(Op[..., Any]):
         self.step, self.static = step, frozenset(static)
         declaration, self.fields = fields(step, declaration)
         self._step = step if self.fields is None else self._packed(self.fields)
-        self._sums = {} if self.fields is None or not self.fields.parts else {JOINED: self.fields.parts}
+        self._sums = {} if self.fields is None or not self.fields.parts else {JOINED_STATE: self.fields.parts}
         if self.fields is not None:
             declared["derived"] = {**declared.get("derived", {}), **self.fields.derived()}
         defaults = {"id": None, "neutral": {}, "dtypes": HALF_DTYPES + FLOATING}
@@ -255,7 +255,7 @@ class Cell(Op[..., Any]):
         """Return why the step cannot be compiled."""
         if torch.compiler.is_compiling():  # the kernels, when they run, refuse
             return []
-        from scanl.ops._compiler.rules import Unsupported
+        from scanl.ops._compiler.rules import UnsupportedOperation
 
         options = {name: reasoned[name] for name in self.options}
         key = (backend, reasoned["given"], *options.values(), *[reasoned.get(axis) for axis in self.axes])
@@ -267,7 +267,7 @@ class Cell(Op[..., Any]):
             except (ConfigError, ShapeError):
                 del self._refused[key]
                 raise
-            except Unsupported as error:
+            except UnsupportedOperation as error:
                 self._refused[key] = [f"its step uses {error}"]
             except Exception as error:  # whatever the step raises on tensors without values; the loop may still run
                 what = next(iter(str(error).splitlines()), "")
@@ -416,7 +416,7 @@ class Cell(Op[..., Any]):
     ) -> Any:
         """Return the `Jacobian` for operands of these sizes, traced at the first call; None if it cannot be traced."""
         from scanl.ops._compiler.cells.jacobian import Jacobian
-        from scanl.ops._compiler.rules import Unsupported
+        from scanl.ops._compiler.rules import UnsupportedOperation
 
         axis_sizes = {name: sizes[name] for name in self.axes if name in sizes}
         shapes, output = self._shapes(axis_sizes, present)
@@ -424,7 +424,7 @@ class Cell(Op[..., Any]):
         if key not in self._jacobians:
             try:
                 self._jacobians[key] = Jacobian(self._step, shapes, output, axis_sizes, options, places, dtype)
-            except (Unsupported, RuntimeError, ValueError):
+            except (UnsupportedOperation, RuntimeError, ValueError):
                 self._jacobians[key] = None
         return self._jacobians[key]
 

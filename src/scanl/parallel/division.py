@@ -64,11 +64,11 @@ def run(
         if halo.able(op, operands, call):
             return halo.attend(ranks, anchor, operands, options, **call)
         if affine(op, operands):
-            return Divided.apply(op, ranks, tuple(others), more, anchor, state, *others.values())
+            return DividedOutputs.apply(op, ranks, tuple(others), more, anchor, state, *others.values())
         return in_turn(ranks, anchor, lambda s: Op._call(op, **others, **{op.state: s}, **more), state, packed)
 
 
-class Divided(torch.autograd.Function):
+class DividedOutputs(torch.autograd.Function):
     """The outputs of a stretch and the state after it. The ranks find the state that enters from their summaries.
 
     In the rows of `state`, a rank behind rank 0 fills in the first, or without cu_seqlens all of them.
@@ -154,15 +154,15 @@ def received(ranks: Ranks, anchor: Tensor, state: Any, packed: bool) -> Any:
     if ranks.rank == 0:
         return state
     leaves, form = pytree.tree_flatten(state)
-    return pytree.tree_unflatten(list(Received.apply(ranks, packed, anchor, *leaves)), form)
+    return pytree.tree_unflatten(list(ReceivedState.apply(ranks, packed, anchor, *leaves)), form)
 
 
 def sent(ranks: Ranks, y: Tensor, state: Any, packed: bool) -> Tensor:
     """Send the state after the stretch to the next rank, and return y."""
-    return y if ranks.rank == ranks.size - 1 else Sent.apply(ranks, packed, y, *pytree.tree_leaves(state))
+    return y if ranks.rank == ranks.size - 1 else SentState.apply(ranks, packed, y, *pytree.tree_leaves(state))
 
 
-class Received(torch.autograd.Function):
+class ReceivedState(torch.autograd.Function):
     """The state from the rank before; its gradient goes back there."""
 
     @staticmethod
@@ -200,7 +200,7 @@ def _received(ranks: Ranks, like: Tensor) -> Tensor:
     return leaf
 
 
-class Sent(torch.autograd.Function):
+class SentState(torch.autograd.Function):
     """y. The state goes to the rank after this one; its gradient comes back from there."""
 
     @staticmethod

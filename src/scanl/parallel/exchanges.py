@@ -60,10 +60,10 @@ def _pulled(effect: Effect, carry: Tensor, gradient: Tensor) -> Tensor:
 def tied(y: Tensor, others: Any) -> Tensor:
     """Return y, whose backward pass reaches other tensors even where y does not depend on them: ranks wait for that."""
     learned = [leaf for leaf in pytree.tree_leaves(others) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    return Tied.apply(y, *learned) if learned else y
+    return TiedOutputs.apply(y, *learned) if learned else y
 
 
-class Tied(torch.autograd.Function):
+class TiedOutputs(torch.autograd.Function):
     """y; the other tensors have no gradient of it, and their backward passes run all the same."""
 
     @staticmethod

@@ -10,7 +10,7 @@ from scanl.data.base import register
 from scanl.data.fixed import FixedPart, FixedRows, Parts
 from scanl.data.questions import FeatureInputs, Numbers
 
-STEPS_AHEAD = 15
+FORECAST_STEPS = 15
 SERIES, STEPS, DROPPED = 128, 5000, 100
 
 
@@ -62,8 +62,8 @@ class MackeyGlass(FixedRows):
 
     def read(self) -> Parts:
         noise = np.random.default_rng(self.series_seed).random((SERIES, self.delay * 10)) - 0.5
-        series = np.tanh(euler(1.2 + 0.2 * noise, 1.2, DROPPED + STEPS + STEPS_AHEAD) - 1)[:, DROPPED:]
+        series = np.tanh(euler(1.2 + 0.2 * noise, 1.2, DROPPED + STEPS + FORECAST_STEPS) - 1)[:, DROPPED:]
         series = (series - series.mean()).astype(np.float32)[..., None]
         bounds = (0, 32, 64, SERIES)
-        inputs, answers = series[:, :-STEPS_AHEAD], series[:, STEPS_AHEAD:]
+        inputs, answers = series[:, :-FORECAST_STEPS], series[:, FORECAST_STEPS:]
         return Parts(*(FixedPart(inputs[a:b], answers[a:b]) for a, b in itertools.pairwise(bounds)))

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from scanl.data import Table
-from scanl.learning.forecasting.backtests import BacktestWindows, Past, Trial, _step_by_step, combined, mean, trial
+from scanl.learning.forecasting.backtests import (
+    BacktestWindows,
+    PastTargets,
+    Trial,
+    _step_by_step,
+    combined,
+    mean,
+    trial,
+)
 from scanl.learning.forecasting.lag_maps import LagMap, candidates
 from scanl.models import Forecaster, Normalization, Stack
 
@@ -27,18 +35,18 @@ def table(path, rows=100, series=2, **options):
 
 def test_nothing_of_the_test_part_is_in_the_past(tmp_path):
     source = table(tmp_path)
-    past = Past.of(source)
+    past = PastTargets.of(source)
     assert past.ends == [80, 80]
     assert [len(array) for array in past.arrays] == [80, 80]
     source.collection.series[0].target[80:] = 1e9
-    again = BacktestWindows(Past.of(source), 5, False, 8.0)
+    again = BacktestWindows(PastTargets.of(source), 5, False, 8.0)
     before = BacktestWindows(past, 5, False, 8.0)
     np.testing.assert_array_equal(again.values, before.values)
     np.testing.assert_array_equal(again.came, before.came)
 
 
 def test_each_backtest_learns_from_rows_before_those_that_it_measures(tmp_path):
-    windows = BacktestWindows(Past.of(table(tmp_path)), 5, False, 8.0)
+    windows = BacktestWindows(PastTargets.of(table(tmp_path)), 5, False, 8.0)
     assert len(windows.folds) == 3
     for ends, rows in windows.folds:
         learnt = windows.learnt(5, ends)
@@ -50,7 +58,7 @@ def test_each_backtest_learns_from_rows_before_those_that_it_measures(tmp_path):
 def test_the_windows_are_normalised_as_a_forecaster_normalises(tmp_path):
     """A map in `lags` of a forecaster gives the forecast that was measured."""
     source = table(tmp_path)
-    windows = BacktestWindows(Past.of(source), 9, False, 8.0)
+    windows = BacktestWindows(PastTargets.of(source), 9, False, 8.0)
     weights = LagMap.of("seasonal_smoothing(9, 0.4, 0.1)").weights(3, 4)
     row = int(np.flatnonzero((windows.array == 1) & (windows.origin == 60))[0])
     expected = windows.location[row] + windows.scale[row] * windows.ahead(weights, np.array([row]))[0]
@@ -69,7 +77,7 @@ def test_a_ridge_finds_the_recurrence_of_a_series():
     y[:2] = 1, 0.5
     for t in range(2, 120):
         y[t] = 1.6 * y[t - 1] - 0.9 * y[t - 2] + (2.0 if t % 17 == 0 else 0)
-    windows = BacktestWindows(Past([y], [120], [1.0], 1, 1, {0: 120}), 2, False, None)
+    windows = BacktestWindows(PastTargets([y], [120], [1.0], 1, 1, {0: 120}), 2, False, None)
     measured = trial(windows, LagMap.of("ridge(2, 0, naive)"))
     assert measured is not None
     assert measured.weights.shape == (1, 2)
@@ -80,7 +88,7 @@ def test_a_ridge_finds_the_recurrence_of_a_series():
 
 
 def test_a_ridge_without_rows_to_learn_from_is_left_out(tmp_path):
-    windows = BacktestWindows(Past.of(table(tmp_path, rows=30, validation=0.2)), 17, False, 8.0)
+    windows = BacktestWindows(PastTargets.of(table(tmp_path, rows=30, validation=0.2)), 17, False, 8.0)
     assert trial(windows, LagMap.of("ridge(17, 1, naive)")) is None
 
 
@@ -89,13 +97,13 @@ def test_the_error_weighs_backtests_equally_whatever_their_size():
     draw = np.random.default_rng(1)
     y = draw.normal(size=90) + 5
     y[-14:] *= 50
-    windows = BacktestWindows(Past([y], [90], [1.0], 1, 1, {0: 90}), 3, False, None)
+    windows = BacktestWindows(PastTargets([y], [90], [1.0], 1, 1, {0: 90}), 3, False, None)
     assert trial(windows, LagMap.of("naive")).error == pytest.approx(1)
     assert trial(windows, LagMap.of("mean(3)")).error < 1.1
 
 
 def test_the_best_of_each_family_are_combined_on_a_small_table(tmp_path):
-    windows = BacktestWindows(Past.of(table(tmp_path)), 9, True, 8.0)
+    windows = BacktestWindows(PastTargets.of(table(tmp_path)), 9, True, 8.0)
     trials = [trial(windows, one) for one in candidates(9, 4)]
     chosen = combined(windows, trials)
     best = min(one.error for one in trials)
@@ -106,7 +114,7 @@ def test_the_best_of_each_family_are_combined_on_a_small_table(tmp_path):
 
 
 def test_many_origins_combine_what_lowers_the_error_most(tmp_path):
-    windows = BacktestWindows(Past.of(table(tmp_path, rows=600)), 9, False, 8.0)
+    windows = BacktestWindows(PastTargets.of(table(tmp_path, rows=600)), 9, False, 8.0)
     trials = [trial(windows, one) for one in candidates(9, 4)]
     chosen = combined(windows, trials)
     assert windows.error(mean(chosen)) <= windows.error(mean(sorted(trials, key=lambda one: one.error)[:3]))
@@ -114,7 +122,7 @@ def test_many_origins_combine_what_lowers_the_error_most(tmp_path):
 
 def test_the_best_prefix_of_an_ensemble_is_kept(tmp_path):
     """Of ten steps, each of which adds what lowers the error most, by plain loops; forecasts are off by a constant."""
-    windows, sizes = BacktestWindows(Past.of(table(tmp_path)), 9, False, 8.0), set()
+    windows, sizes = BacktestWindows(PastTargets.of(table(tmp_path)), 9, False, 8.0), set()
     came = [np.nan_to_num(windows.came[rows]) for _, rows in windows.folds]
     for seed in range(6):
         library = []
@@ -138,7 +146,7 @@ def test_the_best_prefix_of_an_ensemble_is_kept(tmp_path):
 def test_the_last_origin_of_what_is_learnt_and_measured_is_exact():
     """A horizon of 2: the numbers ahead of an origin that is learnt are before the border, by plain loops."""
     y = np.random.default_rng(0).normal(size=60).cumsum()
-    windows = BacktestWindows(Past([y], [60], [1.0], 1, 2, {0: 60}), 3, False, None)
+    windows = BacktestWindows(PastTargets([y], [60], [1.0], 1, 2, {0: 60}), 3, False, None)
     borders = [round(share * 60) for share in windows.past.borders]
     for k, (ends, rows) in enumerate(windows.folds):
         assert set(ends) == {borders[k]}
@@ -150,7 +158,7 @@ def test_the_last_origin_of_what_is_learnt_and_measured_is_exact():
 def test_the_error_is_that_of_plain_loops():
     """Steps ahead whose last origins have no number yet count as much as the others."""
     y = np.random.default_rng(0).normal(size=40).cumsum()
-    windows = BacktestWindows(Past([y], [40], [2.0], 1, 3, {0: 40}), 3, False, None)
+    windows = BacktestWindows(PastTargets([y], [40], [2.0], 1, 3, {0: 40}), 3, False, None)
 
     def of(forecast):
         folds = []
@@ -169,11 +177,11 @@ def test_the_error_is_that_of_plain_loops():
 
 def test_small_counts_are_seen(tmp_path):
     counts = [np.array([0.0, 2, 1, np.nan, 3] * 8)]
-    past = Past(counts, [40], [1.0], 1, 2, {0: 40})
+    past = PastTargets(counts, [40], [1.0], 1, 2, {0: 40})
     assert past.whole
     assert past.least == 0
     assert not past.positive
-    other = Past([array - 0.5 for array in counts], [40], [1.0], 1, 2, {0: 40})
+    other = PastTargets([array - 0.5 for array in counts], [40], [1.0], 1, 2, {0: 40})
     assert not other.whole
     assert other.least is None
     windows = BacktestWindows(past, 2, False, None)

@@ -17,7 +17,7 @@ from scanl.errors import ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures
 from scanl.learning.forecasting import choose as choosing
-from scanl.learning.forecasting.backtests import BacktestWindows, Past
+from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets
 from scanl.learning.forecasting.choose import MIN_ERRORS, ForecasterChoice, _factors, _Mark, _quantiles, choose, fitted
 
 ROWS = 96
@@ -175,7 +175,7 @@ SCRIPTS = {  # CRPS at each measurement, in the last backtest and in the one bef
 def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkeypatch):
     script, best = SCRIPTS[name]
     source = airline(tmp_path)
-    past, borders, scores = Past.of(source), [], iter([score for row in script for score in row])
+    past, borders, scores = PastTargets.of(source), [], iter([score for row in script for score in row])
 
     def mark(*_):
         score = next(scores)
@@ -273,12 +273,12 @@ def test_fewer_lags_than_a_season_are_kept(tmp_path):
 
 
 def test_windows_are_made_for_each_channel(tmp_path):
-    from scanl.learning.forecasting.backtests import Past
+    from scanl.learning.forecasting.backtests import PastTargets
 
     frame = pd.DataFrame({"step": np.arange(50), "a": np.arange(50.0), "b": -np.arange(50.0)})
     frame.to_csv(tmp_path / "t.csv", index=False)
     source = Table([tmp_path / "t.csv"], "forecast", "a,b", time="step", horizon=2)
-    windows = BacktestWindows(Past.of(source), 3, False, None)
+    windows = BacktestWindows(PastTargets.of(source), 3, False, None)
     assert set(windows.array) == {0, 1}
     choice = choose(source, {}, 60)
     assert choice.quantiles.shape == (2, 2, 11)

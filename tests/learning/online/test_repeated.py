@@ -9,7 +9,7 @@ from torch import nn
 
 from scanl.learning.online import Online
 from scanl.learning.online.flat import Flat, can_be_flat
-from scanl.learning.online.repeated import FORMS, Repeated
+from scanl.learning.online.repeated import FORMS, RepeatedFunction
 from scanl.learning.optimizers import AdamW, Lion, Muon
 from scanl.models import Stack
 
@@ -62,7 +62,7 @@ def test_kernels_answer_and_learn_as_operation_by_operation():
 
 
 def test_a_function_of_ever_other_forms_runs_operation_by_operation():
-    twice = Repeated(lambda x, state: (2 * x, state), after=0)
+    twice = RepeatedFunction(lambda x, state: (2 * x, state), after=0)
     for size in range(1, FORMS + 1):
         twice.kernels[((torch.Size([size]), torch.float32),)] = lambda x, state: (-x, state)
     assert twice(torch.ones(1))[0].tolist() == [-1]
@@ -72,7 +72,7 @@ def test_a_function_of_ever_other_forms_runs_operation_by_operation():
 
 
 def test_a_state_may_come_from_elsewhere_and_must_keep_its_form():
-    total = Repeated(lambda x, state: (state["sum"] * 2, {"sum": state["sum"] + x}), after=0)
+    total = RepeatedFunction(lambda x, state: (state["sum"] * 2, {"sum": state["sum"] + x}), after=0)
     _, one = total(torch.ones(2), state={"sum": torch.zeros(2)})
     _, two = total(torch.ones(2), state=one)
     assert one["sum"].tolist() == [1, 1]
@@ -80,14 +80,14 @@ def test_a_state_may_come_from_elsewhere_and_must_keep_its_form():
     result, three = total(torch.ones(2), state={"sum": torch.full((2,), 5.0)})
     assert result.tolist() == [10, 10]
     assert three["sum"].tolist() == [6, 6]
-    grows = Repeated(lambda x, state: (x, torch.cat([state, x])), after=0)
+    grows = RepeatedFunction(lambda x, state: (x, torch.cat([state, x])), after=0)
     assert grows(torch.ones(1), state=torch.ones(1))[1].tolist() == [1, 1]
     assert grows.reason == "the state that it returns has another form"
 
 
 def test_a_kernel_is_for_one_value_of_the_constants():
     factor = [2.0]
-    scaled = Repeated(lambda x, state: (x * factor[0], state), after=0, constants=lambda: list(factor))
+    scaled = RepeatedFunction(lambda x, state: (x * factor[0], state), after=0, constants=lambda: list(factor))
     assert scaled(torch.ones(1))[0].item() == 2
     factor[0] = 3.0
     assert scaled(torch.ones(1))[0].item() == 3
@@ -111,7 +111,7 @@ def two(make=lambda model: AdamW(model, 1e-2, 0.1)):
 )
 def test_a_step_of_an_optimizer_is_a_kernel(make):
     apart, together, one, other = two(make)
-    kernel = Repeated(lambda state: (other.step(),), after=1)
+    kernel = RepeatedFunction(lambda state: (other.step(),), after=1)
     for _ in range(5):
         for mine, parameter in zip(together.parameters(), apart.parameters(), strict=True):
             parameter.grad = torch.randn_like(parameter)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ShapeError
 from scanl.ops._compiler.bound import BoundKernel
-from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.recorded import RecordedFunction
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -21,7 +21,7 @@ def test_a_state_is_read_in_one_place_and_written_in_another() -> None:
             return y.sum(1), y.real > 0, torch.polar(x, x) + state.flip(0), count + 1
 
     first, count = torch.polar(X, X), torch.tensor([3])
-    recorded = Recorded(function, X, first, count)
+    recorded = RecordedFunction(function, X, first, count)
     places = [[first.clone(), count.clone()] for _ in range(2)]
     kernels = [BoundKernel(recorded, *both) for both in (places, places[::-1])]
     for step in range(4):
@@ -37,7 +37,7 @@ def test_a_state_is_read_in_one_place_and_written_in_another() -> None:
 
 
 def test_other_operands_are_refused() -> None:
-    kernel = BoundKernel(Recorded(lambda x, s: (x + s, s + 1), X, X.clone()), [X.clone()], [X.clone()])
+    kernel = BoundKernel(RecordedFunction(lambda x, s: (x + s, s + 1), X, X.clone()), [X.clone()], [X.clone()])
     for other in (X.T, X.double()):
         with pytest.raises(ShapeError, match=r"expected torch.float32 \(2, 3\) because of the example"):
             kernel(other)
@@ -49,7 +49,7 @@ def test_other_operands_are_refused() -> None:
 def test_a_conjugate_is_an_operand() -> None:
     """In torch it is a view of the numbers, with a mark."""
     z = torch.polar(X, X)
-    recorded = Recorded(lambda z, s: (2 * z, s + 1), z, X)
+    recorded = RecordedFunction(lambda z, s: (2 * z, s + 1), z, X)
     kernel = BoundKernel(recorded, [X.clone()], [X.clone()])
     for y, *_ in (kernel(z.conj()), recorded(z.conj(), X)):
         torch.testing.assert_close(y, torch.complex(2 * z.real, -2 * z.imag))

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import kernels_in_python
 from scanl.errors import ShapeError
-from scanl.ops._compiler.recorded import Recorded
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.recorded import RecordedFunction
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 torch.manual_seed(0)
 A, B, C = torch.randn(3, 4), torch.randn(4, 5), torch.randn(2, 3, 4)
@@ -88,7 +88,9 @@ def test_a_kernel_equals_its_function(function: Callable[..., Any], monkeypatch:
         kernels_in_python.use(monkeypatch)
     operands = A, B, C, Z
     expected, exact = function(*operands), function(*map(double, operands))
-    for at, (y, like, true) in enumerate(zip(Recorded(function, *operands)(*operands), expected, exact, strict=True)):
+    for at, (y, like, true) in enumerate(
+        zip(RecordedFunction(function, *operands)(*operands), expected, exact, strict=True)
+    ):
         assert (y.shape, y.dtype) == (like.shape, like.dtype), at
         allowed = 2 * ((like - true).abs().max() + torch.finfo(torch.float32).eps * true.abs().max())
         assert (y - true).abs().max() <= allowed, at
@@ -105,7 +107,7 @@ def test_a_buffer_that_is_read_before_it_is_written_has_its_old_numbers(view: Ca
         written.copy_(y)
         return old
 
-    kernel = Recorded(function, A)
+    kernel = RecordedFunction(function, A)
     torch.testing.assert_close(kernel(A), torch.full((3, 4), 2.0))
     torch.testing.assert_close(kernel(A), 2 * (A + 1))
 
@@ -122,7 +124,9 @@ def test_doubles_whole_numbers_and_truths() -> None:
         ]  # fmt: skip
 
     operands = A, wide, index, A > 0.3
-    for at, (y, expected) in enumerate(zip(Recorded(function, *operands)(*operands), function(*operands), strict=True)):
+    for at, (y, expected) in enumerate(
+        zip(RecordedFunction(function, *operands)(*operands), function(*operands), strict=True)
+    ):
         assert (y.shape, y.dtype) == (expected.shape, expected.dtype), at
         torch.testing.assert_close(y, expected)
 
@@ -135,7 +139,7 @@ def test_a_number_that_becomes_float32_is_rounded(monkeypatch: pytest.MonkeyPatc
     def function(x: Tensor) -> Tensor:
         return (x / 3).float().double() - x / 3
 
-    assert torch.equal(Recorded(function, x)(x), function(x))
+    assert torch.equal(RecordedFunction(function, x)(x), function(x))
     assert function(x).any()
 
 
@@ -145,19 +149,19 @@ def test_products_by_weights_for_tiles_and_what_is_left() -> None:
     def function(x: Tensor) -> list[Tensor]:
         return [F.linear(x[:rows], weight, bias) for rows in (1, 4, 7)]
 
-    for y, expected in zip(Recorded(function, x)(x), function(x), strict=True):
+    for y, expected in zip(RecordedFunction(function, x)(x), function(x), strict=True):
         torch.testing.assert_close(y, expected)
 
 
 def test_rows_run_in_parts() -> None:
     """Also where the last part has rows in common with the one before it."""
-    kernel = Recorded(lambda x, s: (x.sum(1), s + x[:, :1]), torch.zeros(2, 4), torch.zeros(2, 3), by_rows=True)
+    kernel = RecordedFunction(lambda x, s: (x.sum(1), s + x[:, :1]), torch.zeros(2, 4), torch.zeros(2, 3), by_rows=True)
     for rows in (2, 4, 5):
         x, s = torch.randn(rows, 4), torch.randn(rows, 3)
         for y, expected in zip(kernel(x, s), (x.sum(1), s + x[:, :1]), strict=True):
             torch.testing.assert_close(y, expected)
-    with pytest.raises(Unsupported, match=r"a tensor \(4,\) without a row for each of 2"):
-        Recorded(lambda x: x.sum(0), torch.zeros(2, 4), by_rows=True)
+    with pytest.raises(UnsupportedOperation, match=r"a tensor \(4,\) without a row for each of 2"):
+        RecordedFunction(lambda x: x.sum(0), torch.zeros(2, 4), by_rows=True)
 
 
 def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
@@ -171,7 +175,7 @@ def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
             x.isinf(), x[:4].amax((0, 1)), x[:, 1:].amin(0), torch.maximum(x, x.flip(1)), torch.minimum(x, x.flip(1)),
         ]  # fmt: skip
 
-    for y, expected in zip(Recorded(function, x)(x), function(x), strict=True):
+    for y, expected in zip(RecordedFunction(function, x)(x), function(x), strict=True):
         torch.testing.assert_close(y, expected, equal_nan=True)
 
 
@@ -184,7 +188,7 @@ def test_parts_of_larger_memory_are_read_where_they_lie(monkeypatch: pytest.Monk
     def function(x: Tensor) -> list[Tensor]:
         return [x @ part.T, x[:, :3] @ turned, wide * 2, z * 2, part.sum(0)]
 
-    kernel = Recorded(function, A)
+    kernel = RecordedFunction(function, A)
     for x in (A, A.T.contiguous().T, torch.randn(3, 9)[:, 1::2]):
         for y, expected in zip(kernel(x), function(x), strict=True):
             torch.testing.assert_close(y, expected)
@@ -203,7 +207,7 @@ def test_a_fused_step_of_adam_is_its_equations(decoupled: bool, monkeypatch: pyt
         fused([parameter], [gradient], [mean], [square], [], [count], amsgrad=False, maximize=False, **options)
         return parameter + 0
 
-    kernel = Recorded(step, A)
+    kernel = RecordedFunction(step, A)
     p, m, v = (value.double() for value in values)
     for t in (4, 5):
         gradient = (A + t).double()
@@ -230,7 +234,7 @@ def test_parameters_are_read_anew_and_buffers_are_written() -> None:
             seen.copy_(y)
             return Pair(y + 1, {"sum": y.sum(), "none": None})
 
-    kernel = Recorded(function, A)
+    kernel = RecordedFunction(function, A)
     assert seen.count_nonzero() == 0
     before = kernel(A)
     with torch.no_grad():
@@ -263,11 +267,11 @@ def test_parameters_are_read_anew_and_buffers_are_written() -> None:
     ],
 )
 def test_a_function_that_no_kernel_runs_is_refused(function: Callable[[Tensor], Any], message: str) -> None:
-    with pytest.raises(Unsupported, match=message):
-        Recorded(function, A)
+    with pytest.raises(UnsupportedOperation, match=message):
+        RecordedFunction(function, A)
 
 
 def test_other_operands_are_refused() -> None:
-    kernel = Recorded(lambda x: x + 1, A)
+    kernel = RecordedFunction(lambda x: x + 1, A)
     with pytest.raises(ShapeError, match=r"an operand is torch.float32 \(4, 5\), expected torch.float32 \(3, 4\)"):
         kernel(B)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import kernels_in_python
 from scanl.ops._compiler import print_numba, schedule
-from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.recorded import RecordedFunction
 
 
 def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
@@ -68,7 +68,7 @@ def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
     return function, buffer
 
 
-def texts(recorded: Recorded) -> list[str]:
+def texts(recorded: RecordedFunction) -> list[str]:
     """Return the source of each loop."""
     return [print_numba.function(name, function) for function, name in recorded.schedule.functions.items()]
 
@@ -81,7 +81,7 @@ def test_loops_that_become_one_compute_what_torch_does(seed: int, monkeypatch: p
     dtype = torch.float64 if seed % 4 == 3 else torch.float32  # the buffer is float32
     operands = [torch.randn(shape, dtype=dtype) for shape in ((2, 3), (2, 4), (2, 3, 4), (2, 1, 1))]
     function, buffer = draw(random.Random(seed))
-    recorded = Recorded(function, *operands)
+    recorded = RecordedFunction(function, *operands)
     buffer.zero_()
     expected, after = [each.clone() for each in function(*operands)], buffer.clone()
     buffer.zero_()
@@ -100,7 +100,7 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch
 
     operands = [torch.randn(2, 16, 32), *(torch.randn(2, size) for size in (16, 32, 1, 16))]
     kernels_in_python.use(monkeypatch)
-    recorded = Recorded(step, *operands)
+    recorded = RecordedFunction(step, *operands)
     assert sum(recorded.scratch.values()) < operands[0].numel()
     assert sum("p0[i0 * 512 + i1 * 32 + i2] = " in text for text in texts(recorded)) == 1
     for y, true in zip(recorded(*operands), step(*operands), strict=True):
@@ -109,7 +109,7 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch
 
 def test_a_sum_along_rows_is_a_loop_that_writes_nothing_else() -> None:
     """Else the addresses of what it writes decide the order of the sum, and bits differ from run to run."""
-    recorded = Recorded(lambda x: (x * x, (x * x).sum(-1), (x * x).sum(0)), torch.randn(5, 64))
+    recorded = RecordedFunction(lambda x: (x * x, (x * x).sum(-1), (x * x).sum(0)), torch.randn(5, 64))
     sums = [text for text in texts(recorded) if "+" in text.partition("separate")[2].replace("i0 * 64 +", "")]
     along = [text for text in sums if "total +=" in text]
     assert len(sums) == 2
@@ -125,7 +125,7 @@ def test_a_sum_is_known_after_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
     kernels_in_python.use(monkeypatch)
     operands = torch.randn(2, 3, 4), torch.randn(2, 3)
-    for y, true in zip(Recorded(step, *operands)(*operands), step(*operands), strict=True):
+    for y, true in zip(RecordedFunction(step, *operands)(*operands), step(*operands), strict=True):
         torch.testing.assert_close(y, true)
 
 
@@ -139,7 +139,7 @@ def test_a_sum_that_joins_no_loop_leaves_the_calls_as_they_are(monkeypatch: pyte
 
     kernels_in_python.use(monkeypatch)
     monkeypatch.setattr(schedule, "MAX_WAITING_CALLS", 2)
-    recorded = Recorded(step, matrix)
+    recorded = RecordedFunction(step, matrix)
     buffer.fill_(1)
     expected = step(matrix).clone()
     buffer.fill_(1)

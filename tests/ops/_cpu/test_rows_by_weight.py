@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from scanl.ops._compiler import schedule
-from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._cpu import _in_team, _rows_by_weight
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._pointers import pointer
@@ -56,7 +56,7 @@ def test_threads_share_a_large_product(rows):
     weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
     assert weight.numel() >= _in_team.LARGE
     assert schedule.MIN_COLUMNS == _rows_by_weight.COLUMNS
-    kernel = Recorded(lambda x: F.linear(x, weight), x)
+    kernel = RecordedFunction(lambda x: F.linear(x, weight), x)
     try:
         results = []
         for count in (1, 2):

@@ -32,8 +32,8 @@ def _reload() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _shipped():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tuned, "SHRUNK", False)
-        patch.setattr(_tuned, "MAX_CHANNELS", _tuned.WIDEST)
+        patch.setattr(_tuned, "HAS_SMALL_TILES", False)
+        patch.setattr(_tuned, "MAX_CHANNELS", _tuned.MAX_WIDTH)
         _reload()
         yield
     _reload()

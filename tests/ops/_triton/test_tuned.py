@@ -27,7 +27,7 @@ def measured(monkeypatch):
         found.append(len(found))
         return [0.0 if len(found) == 2 else 1.0] * len(quantiles)
 
-    monkeypatch.setattr(_tuned, "INTERPRETED", False)
+    monkeypatch.setattr(_tuned, "IS_INTERPRETER", False)
     monkeypatch.setattr(Autotuner, "do_bench", property(lambda self: clock))
     return found
 

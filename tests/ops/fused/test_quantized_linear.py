@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops import backend
-from scanl.ops._compiler.recorded import Recorded
+from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._cpu import quantized_linear as kernels
 from scanl.ops.fused.quantized_linear import Packed, pack, quantized_linear, unpacked
 
@@ -69,7 +69,7 @@ def test_a_recorded_function_has_the_same_bits(bits: int) -> None:
         return quantized_linear(quantized_linear(x, *weight, bias), *large)
 
     x = torch.randn(5, 512)
-    kernel = Recorded(function, x[:1], by_rows=True)
+    kernel = RecordedFunction(function, x[:1], by_rows=True)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for rows in (1, 5):
@@ -80,7 +80,7 @@ def test_a_recorded_function_has_the_same_bits(bits: int) -> None:
 def test_rows_of_strided_numbers_are_copied() -> None:
     weight, _ = draw(8, 64, 8)
     x = torch.randn(5, 64)
-    strided = Recorded(lambda x: quantized_linear(x.T, *weight), x.T.contiguous())
+    strided = RecordedFunction(lambda x: quantized_linear(x.T, *weight), x.T.contiguous())
     assert torch.equal(strided(x.T.contiguous()), quantized_linear(x, *weight))
 
 

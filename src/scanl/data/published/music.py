@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scanl.data.base import padded
 from scanl.data.fixed import FixedPart, Parts
 from scanl.data.published.sources import kind
-from scanl.data.published.yes_no import YesNo
+from scanl.data.published.yes_no import YesNoRows
 from scanl.data.questions import FeatureInputs, Flags
 from scanl.data.readers.pickles import plain
 
@@ -18,7 +18,7 @@ LOWEST, NOTES = 21, 88  # of a piano, as MIDI numbers them
 
 
 @dataclass
-class Polyphony(YesNo):
+class Polyphony(YesNoRows):
     """A set of pieces, frame by frame. A frame says which of 88 notes sound, from MIDI's 21 to 108.
 
     Each frame is predicted from the frames before it, and the first from silence. Every frame of a part counts the same

@@ -15,7 +15,7 @@ from scanl.data.base import padded
 from scanl.data.files import Files
 from scanl.data.fixed import FixedPart, FixedRows, FromFiles, Parts, set_aside
 from scanl.data.published.sources import published
-from scanl.data.published.yes_no import YesNo
+from scanl.data.published.yes_no import YesNoRows
 from scanl.data.questions import Class, FeatureInputs, Flags, Question
 from scanl.data.readers import npy, skeleton
 from scanl.data.readers.skeleton import BODIES, JOINTS
@@ -77,7 +77,7 @@ class Skeletons(FixedRows):
 
 
 @dataclass
-class Videos(YesNo):
+class Videos(YesNoRows):
     """Videos as features of their frames, and the actions that go on at each frame. A subclass defines `annotated`.
 
     A tenth of the training videos is set aside for validation. The test part is the part on which papers measure. The

@@ -7,7 +7,7 @@ from scanl.data.fixed import FixedRows
 
 
 @dataclass
-class YesNo(FixedRows):
+class YesNoRows(FixedRows):
     """Rows of features, and at every step several answers of yes or no. A subclass defines `read`.
 
     A target is 1 or 0, or NaN where no answer is wanted. The score is the negative log-likelihood of all answers of a

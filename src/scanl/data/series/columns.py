@@ -23,12 +23,12 @@ KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".feather", ".xlsx", 
 MOST_CATEGORIES = 1000  # texts in a column of covariates
 MAX_TEXTS = 64  # texts in a column that is read without a role
 FILE = "file"  # the column with the name of the file, where a table is several
-WRITTEN = (".csv", ".parquet")  # the formats in which answers are written
+WRITTEN_ENDINGS = (".csv", ".parquet")  # the formats in which answers are written
 MISSING = (  # texts that stand for a missing number, as pandas has them
     *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "NULL", "null", "None"),
     *("NaN", "-NaN", "nan", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
-UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)*")  # how pandas calls a column without a name
+UNNAMED_PATTERN = re.compile(r"Unnamed: \d+(\.\d+)*")  # how pandas calls a column without a name
 COMMENT = re.compile(r'"?(#|//|--)')
 
 Numbers = NDArray[np.float64]
@@ -155,7 +155,7 @@ def as_table(frame: Any, who: str) -> Any:
 
 
 # What readers raise for a damaged file; KeyError is openpyxl's, for an archive that is no workbook.
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, csv.Error, zlib.error, zipfile.BadZipFile)
+_READ_ERRORS = (OSError, EOFError, ValueError, KeyError, csv.Error, zlib.error, zipfile.BadZipFile)
 
 
 @lru_cache(maxsize=16)
@@ -185,7 +185,7 @@ def _read(path: Path, as_text: tuple[str, ...], _time: int, _size: int) -> Any:
         raise ConfigError(f"table: {path} is read with {package}: pip install 'scanl[{extra}]'") from error
     except DataError:
         raise
-    except (*_DAMAGED, pd.errors.ParserError, pd.errors.ParserWarning) as error:
+    except (*_READ_ERRORS, pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise DataError(f"table: {path} cannot be read: {' '.join(str(error).split())}") from error
     _refuse_twice(path, names)
     return frame.rename(columns=str)
@@ -434,7 +434,9 @@ def unread(frame: Any) -> list[str]:
     rows, result = np.arange(len(frame)), []
     for name in frame.columns:
         values = frame[name].to_numpy()
-        if UNNAMED.fullmatch(name) or (np.issubdtype(values.dtype, np.integer) and (values == rows + values[0]).all()):
+        if UNNAMED_PATTERN.fullmatch(name) or (
+            np.issubdtype(values.dtype, np.integer) and (values == rows + values[0]).all()
+        ):
             result.append(name)
     return result
 

@@ -13,7 +13,7 @@ SAME_OPTIONS = {
 
 
 @register("xlstm_large")
-class XLSTMLarge(Original):
+class LargeXLSTM(Original):
     program: ClassVar = "xlstm"
     defaults: ClassVar = {
         **{name: value for name, value in XLSTMFormat.defaults.items() if name not in SAME_OPTIONS.values()},
@@ -36,9 +36,9 @@ class XLSTMLarge(Original):
 
     @classmethod
     def arguments(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return XLSTMFormat.arguments(XLSTMLarge.entries(config))
+        return XLSTMFormat.arguments(LargeXLSTM.entries(config))
 
     @classmethod
     def sizes(cls, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        sizes = XLSTMFormat.sizes(XLSTMLarge.entries(config))
+        sizes = XLSTMFormat.sizes(LargeXLSTM.entries(config))
         return {name.replace("backbone.embeddings.", "embedding."): shape for name, shape in sizes.items()}

@@ -21,7 +21,7 @@ from scanl.ops.feature_maps import (
     random_projection,
     trigonometric_random_features,
 )
-from scanl.options import Configured, above, at_least
+from scanl.options import ConfiguredMeta, above, at_least
 
 _RANDOM_MAPS = {
     function.__name__: function
@@ -45,7 +45,7 @@ Horizon = Annotated[float, above(0), "M, the longest distance of cosine_reweight
 Degree = Annotated[int, at_least(1), "p, the degree of polynomial"]
 
 
-class FeatureMap(Module, metaclass=Configured):
+class FeatureMap(Module, metaclass=ConfiguredMeta):
     """Feature map φ for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
 
     Random maps have a buffer `projection`, which the state_dict keeps; `redraw` draws another. It is (m, K) with

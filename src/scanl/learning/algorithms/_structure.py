@@ -27,7 +27,7 @@ from scanl.models import Tokens
 from scanl.models.pooling import PooledState
 
 DRAWS, ROWS = 4, 64  # random copies, and inputs and states of each; a ReLU is off in about half of them
-STEPS_BEFORE = 3  # steps before the one that is looked at
+EARLIER_STEPS = 3  # steps before the one that is looked at
 PROBE_STEPS = 64  # steps within which a parameter reaches a state with integers, if at all
 
 Within = Callable[[], AbstractContextManager[Any]]
@@ -138,13 +138,13 @@ def _dense(who: str, model: Model, size: int) -> Structure:
 
 def _derivatives(who: str, model: Model, size: int) -> tuple[list[tuple[str, Tensor]], Tensor, bool]:
     """Return the places of a random copy's derivatives that are not 0: by each parameter, and by the state."""
-    net, x = _random_copy(who, model, ROWS, 1 + STEPS_BEFORE)
+    net, x = _random_copy(who, model, ROWS, 1 + EARLIER_STEPS)
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
     with torch.no_grad():  # numbers such as a maximum so far are -infinity at first
-        start = net(x[:, :STEPS_BEFORE], net.init_state(ROWS))[1]
+        start = net(x[:, :EARLIER_STEPS], net.init_state(ROWS))[1]
     flat = flatten(start).double()
     before = (flat + 0.3 * torch.randn_like(flat)).requires_grad_()
-    after = flatten(net(x[:, STEPS_BEFORE:], unflatten(before, start))[1])
+    after = flatten(net(x[:, EARLIER_STEPS:], unflatten(before, start))[1])
     _check_size(who, after, size)
     wanted = [before, *(parameter for _, parameter in named)]
     eye = torch.eye(size, dtype=after.dtype)[:, None].expand(-1, ROWS, -1)

@@ -14,7 +14,7 @@ from scanl.data.batch import Batch
 from scanl.errors import ConfigError
 from scanl.layers.state import State, map_leaves
 from scanl.learning.questions import Model
-from scanl.options import Configured, who
+from scanl.options import ConfiguredMeta, who
 from scanl.registry import Registry
 
 
@@ -24,7 +24,7 @@ class Loss(Protocol):
     def __call__(self, model: Model, batch: Batch, state: State) -> tuple[Tensor, State]: ...
 
 
-class Algorithm(metaclass=Configured):
+class Algorithm(metaclass=ConfiguredMeta):
     """Computes gradients of the parameters, one update after another.
 
     The learner is what an algorithm keeps between two updates: nested tensors like a state, batch first, so that it

@@ -36,7 +36,7 @@ from scanl.models import Features, RandomFilters
 from scanl.whole import check_sizes
 
 LINES = 10  # that `verbose` prints in a fit
-LONGEST = 0.25  # time constant of the filters, in lengths of the series
+TIME_CONSTANT_SHARE = 0.25  # time constant of the filters, in lengths of the series
 # Series, and most filters for more of them: the readout takes the time of features cubed.
 MANY_SERIES, FILTERS_OF_FEW, FILTERS_OF_MANY = 2048, 1024, 512
 MEMORY = 2**24  # most filters times series
@@ -193,7 +193,7 @@ class SeriesEstimator(EstimatorOptions, BaseEstimator):
         options: dict[str, Any] = {
             "filters": K
             or (FILTERS_OF_FEW if len(x) <= MANY_SERIES else max(1, min(FILTERS_OF_MANY, MEMORY // len(x)))),
-            "longest": max(2.0, LONGEST * steps.sum(1).double().mean().item()),
+            "longest": max(2.0, TIME_CONSTANT_SHARE * steps.sum(1).double().mean().item()),
             **(self.filter_options or {}),
         }
         open_choices = {"leave_out": [False] if steps.all() else [False, True], "last": [False, True]}

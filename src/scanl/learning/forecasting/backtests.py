@@ -22,8 +22,8 @@ from scanl.models.forecasting.running import nothing_read, running
 
 FOLDS = 3  # backtests
 MIN_FIRST_SHARE, MAX_FIRST_SHARE = 0.55, 0.8  # bounds of the share of rows before the first of them
-MOST_LEARNT = 6000  # origins in a least squares fit
-MOST_MEASURED = 400  # origins in a backtest
+MAX_FITTED_ORIGINS = 6000  # origins in a least squares fit
+MAX_MEASURED_ORIGINS = 400  # origins in a backtest
 CERTAIN = 300  # origins in the backtests from which combinations of forecasts are compared
 MAX_ERROR_RATIO = 1.2  # ratio to the lowest error up to which a forecast counts
 MAX_ROUNDED_MEDIAN = 10.0  # median of numbers whose forecasts are rounded if they are whole
@@ -33,7 +33,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass
-class Past:
+class PastTargets:
     """The targets before the test part, each channel of each series as one array.
 
     ends: how many rows of each array come before the test part.   units: of errors, as in `SeriesForecast`.
@@ -48,7 +48,7 @@ class Past:
     lasts: dict[int, int]
 
     @classmethod
-    def of(cls, source: SeriesSource) -> "Past":
+    def of(cls, source: SeriesSource) -> "PastTargets":
         """Take the past out of a source."""
         ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in source.parts[split]}
         series, season = source.collection.series, cast(SeriesForecast, source.asking).season
@@ -105,7 +105,7 @@ class BacktestWindows:
     (n,).   array, origin: (n,), the array of an origin and its row there.
     """
 
-    def __init__(self, past: Past, lags: int, log: bool, span: float | None) -> None:
+    def __init__(self, past: PastTargets, lags: int, log: bool, span: float | None) -> None:
         self.past, self.lags, self.log, self.span = past, lags, log, span
         parts: list[tuple[Any, ...]] = []
         for i, y in enumerate(past.arrays):
@@ -114,7 +114,7 @@ class BacktestWindows:
             z = torch.from_numpy((x - mean) / deviation)[None, :, None]
             location, variance, _ = running(z, nothing_read(z.new_zeros(1, 1)), span, None, 1e-5)
             scale = variance[0, :, 0].sqrt().numpy() * deviation
-            origins = sampled(len(x), 4 * (MOST_LEARNT + MOST_MEASURED))
+            origins = sampled(len(x), 4 * (MAX_FITTED_ORIGINS + MAX_MEASURED_ORIGINS))
             back, ahead = origins[:, None] - np.arange(lags), origins[:, None] + 1 + np.arange(past.horizon)
             values = np.where(back >= 0, x[np.maximum(back, 0)], np.nan)
             came = np.where(ahead < len(x), x[np.minimum(ahead, len(x) - 1)], np.nan)
@@ -134,14 +134,14 @@ class BacktestWindows:
         for begin, end in zip(self.past.borders, self.past.borders[1:], strict=False):
             first, last = (np.maximum(1, np.round(share * self.ends)) for share in (begin, end))
             inside = (self.origin + 1 >= first) & (self.origin + 1 < last) & ~np.isnan(self.came).all(1)
-            folds.append((first, _sample(inside, MOST_MEASURED)))
+            folds.append((first, _sample(inside, MAX_MEASURED_ORIGINS)))
         return [fold for fold in folds if len(fold[1])]
 
     def learnt(self, lags: int, ends: NDArray[np.float64] | None = None) -> Rows:
         """Return the origins of which all lags and all numbers ahead are before `ends` (n,); None: all rows."""
         ends = self.ends if ends is None else ends
         full = (self.origin + 1 >= lags) & (self.origin + self.past.horizon < ends)
-        return _sample(full, MOST_LEARNT)
+        return _sample(full, MAX_FITTED_ORIGINS)
 
     def ridge(self, prior: Numbers, rows: Rows, penalty: float) -> Numbers:
         """Return the weights (H, q) of least squares at some origins, with a penalty on the change of a prior."""

@@ -24,7 +24,7 @@ from scanl.data.series.source import SeriesSource
 from scanl.data.splits import VALIDATION, Piece
 from scanl.errors import ConfigError
 from scanl.learning.descent import descend
-from scanl.learning.forecasting.backtests import BacktestWindows, Past, Trial, combined, mean, trial
+from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets, Trial, combined, mean, trial
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import answerer
@@ -41,7 +41,7 @@ LEAST_ROWS = 500  # of a table from which a stack can learn
 STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "weight_decay": 0.01}
 STEPS = 240
 MARKS = 6  # measurements of a stack while it learns
-MEASURED = 192  # forecasts in one of them
+MEASURED_FORECASTS = 192  # forecasts in one of them
 GAIN = 0.98  # ratio of the errors after and before training from which a stack is worth it
 FACTORS = (0.3, 4.0)  # bounds of the calibration
 
@@ -83,7 +83,7 @@ def choose(
         )
     began = time.monotonic()
     until = began + 60 * minutes
-    past = Past.of(source)
+    past = PastTargets.of(source)
     windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, report)
     lags = max(one.weights.shape[1] for one in chosen)
     forecasts = mean(chosen)
@@ -114,7 +114,7 @@ def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int) -> Forecas
     model = begun(source, choice, choice.weights, seed)
     steps = choice.options["steps"]
     if steps:
-        past = Past.of(source)
+        past = PastTargets.of(source)
         _Training(_part(source, past, 1.0, 1.0, choice.options), model, choice.options, steps, seed).go(steps)
     if choice.calibration is not None:
         assert model.calibration is not None
@@ -139,7 +139,7 @@ def begun(source: SeriesSource, choice: ForecasterChoice, weights: Numbers, seed
 
 
 def _simple(
-    past: Past, fixed: Mapping[str, Any], until: float, report: Report
+    past: PastTargets, fixed: Mapping[str, Any], until: float, report: Report
 ) -> tuple[BacktestWindows, list[Trial], dict[str, float]]:
     """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name.
 
@@ -180,7 +180,7 @@ def _simple(
     return windows, chosen, {**errors, "simple forecasts": error}
 
 
-def _sizes(past: Past, fixed: Mapping[str, Any]) -> list[int]:
+def _sizes(past: PastTargets, fixed: Mapping[str, Any]) -> list[int]:
     """Return the numbers of last values that simple forecasts may read."""
     if fixed.get("lags"):
         return [int(fixed["lags"])]
@@ -234,7 +234,9 @@ def _quantiles(windows: BacktestWindows, forecasts: list[Numbers], channels: int
     return np.stack(tables)
 
 
-def _part(source: SeriesSource, past: Past, begin: float, end: float, options: Mapping[str, Any]) -> SeriesSource:
+def _part(
+    source: SeriesSource, past: PastTargets, begin: float, end: float, options: Mapping[str, Any]
+) -> SeriesSource:
     """Return the source with the rows before the share `begin` to learn from, and those up to `end` to measure."""
     lasts, length = past.lasts, options["sequence_length"]
     learnt: list[Piece] = [(i, 0, round(begin * last)) for i, last in lasts.items()]
@@ -245,7 +247,7 @@ def _part(source: SeriesSource, past: Past, begin: float, end: float, options: M
         distribution=options["distribution"],
         origins=max(8, length - options["lags"]),
     )
-    cast(SeriesForecast, part.asking).sampled = MEASURED
+    cast(SeriesForecast, part.asking).sampled = MEASURED_FORECASTS
     return part
 
 
@@ -299,7 +301,7 @@ class _Mark:
 
 def _learn(
     source: SeriesSource,
-    past: Past,
+    past: PastTargets,
     choice: ForecasterChoice,
     folds: Sequence[Numbers],
     fixed: Mapping[str, Any],

@@ -22,7 +22,7 @@ from scanl.models import Forecaster
 
 USUAL = (80.0, 95.0)  # per cent of the intervals
 FRAME, STREAM = Path("frame"), Path("stream")  # stand for a frame, and for a stream, in messages
-AT_ONCE = 256  # rows of a stream that are read at once, if they are there
+ROWS_AT_A_TIME = 256  # rows of a stream that are read at once, if they are there
 STEP = "step"  # the column that counts the steps where a table has no times
 
 
@@ -123,7 +123,7 @@ class Forecasts:
         rows = table.read(table.path)
         past = {name: rows.iloc[at[-table.length :]] for name, at in grouped(rows, table.path, table.series)}
         # Of a stream with durations, the step that has come would tell more than is known ahead.
-        size = 1 if table.collection.timed else AT_ONCE
+        size = 1 if table.collection.timed else ROWS_AT_A_TIME
         for batch in batches:
             header, lines = (header, batch) if header else (batch[0].removeprefix("\ufeff"), batch[1:])
             for begin in range(0, len(lines), size):

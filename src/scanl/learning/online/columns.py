@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from scanl.data.series.columns import MISSING
 from scanl.errors import ConfigError, DataError, unknown
 from scanl.learning.online.config import StreamConfig
-from scanl.learning.online.reading import SHOWN, Row, number_of
+from scanl.learning.online.reading import SHOWN_LETTERS, Row, number_of
 
 
 class Item(NamedTuple):
@@ -107,7 +107,7 @@ def _wrong(row: Row, name: str, expected: str) -> DataError:
     """Return the error of a value of another kind; a long one is cut."""
     value = row.values[name]
     text = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
-    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    text = text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
     return DataError(f"line {row.number}: column {name!r} is {text}, expected {expected}")
 
 

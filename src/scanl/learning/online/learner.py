@@ -11,7 +11,7 @@ from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.state import State, leaves, map_leaves
 from scanl.learning.algorithms import Algorithm
 from scanl.learning.online.flat import ELEMENTWISE, Flat
-from scanl.learning.online.repeated import Repeated
+from scanl.learning.online.repeated import RepeatedFunction
 from scanl.learning.questions import Model
 
 NORM_EPS = 1e-6  # is added to a norm, as torch does
@@ -49,9 +49,12 @@ class Learner:
         self.apart: dict[nn.Parameter, Tensor] | None = None  # gradients, once other parameters have them
         self.learning: list[nn.Parameter] = []  # those that have gradients in the last update
         self._compared = self.learning  # with the first update's
-        self._answer, self._update = Repeated(self._run, compile_after), Repeated(self._gradients, compile_after)
+        self._answer, self._update = (
+            RepeatedFunction(self._run, compile_after),
+            RepeatedFunction(self._gradients, compile_after),
+        )
         after = None if compile_after is None else max(compile_after, 1)  # the first step makes the optimizer's state
-        self._step = Repeated(self._optimize, after, self._constants)
+        self._step = RepeatedFunction(self._optimize, after, self._constants)
         if not isinstance(optimizer, ELEMENTWISE):  # its state may have numbers that Python changes
             self._step.reason = f"a step of {type(optimizer).__name__}"
 
@@ -61,7 +64,7 @@ class Learner:
         return [repeated.reason for repeated in self._repeated if repeated.after is not None and repeated.reason]
 
     @property
-    def _repeated(self) -> list[Repeated]:
+    def _repeated(self) -> list[RepeatedFunction]:
         return [self._answer, self._update, self._step]
 
     def answer(self, x: Tensor) -> Tensor:

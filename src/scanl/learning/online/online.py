@@ -23,10 +23,10 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import answerer
 from scanl.learning.run.checkpoint import read_whole, write_checkpoint
 from scanl.models import Backbone
-from scanl.options import Configured, Range, above, at_least, between, one_of
+from scanl.options import ConfiguredMeta, Range, above, at_least, between, one_of
 
 MIN_PLACES = 16  # for the features of a mapping
-COMPILE_AFTER = 2000  # samples, which take about as long as compiling
+COMPILE_SAMPLES = 2000  # samples, which take about as long as compiling
 FADE = 0.999  # of the errors
 WAITING = 1000
 
@@ -37,7 +37,7 @@ Fade = Annotated[float, between(0, 1), "factor by which a score fades with each 
 Waiting = Annotated[int, at_least(1), "samples that may wait for their truth; the first one beyond is given up"]
 
 
-class Online(metaclass=Configured):
+class Online(metaclass=ConfiguredMeta):
     """A recurrent model that learns from a stream, sample by sample, in constant memory.
 
     `predict_one` answers a sample and keeps nothing of it; `learn_one` reads it and learns from its truth. Where truths
@@ -73,7 +73,7 @@ class Online(metaclass=Configured):
             at_least(0),
             "answers, and updates, after which each runs as one kernel of the CPU, which takes about half a minute to "
             "compile for the first time; none: never",
-        ] = COMPILE_AFTER,
+        ] = COMPILE_SAMPLES,
         span: Annotated[int, at_least(2), "numbers after which the past fades in the running means"] = SPAN,
         fade: Fade = FADE,
         waiting: Waiting = WAITING,

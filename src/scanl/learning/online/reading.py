@@ -14,9 +14,9 @@ from scanl.errors import ConfigError, DataError, unknown
 
 VALUE = "value"  # name of the column of bare numbers
 POLL = 0.1  # seconds between two looks at the end of a file that grows
-LONGEST = 2**24  # bytes of a line
+MAX_LINE_BYTES = 2**24  # bytes of a line
 MARK = 64  # bytes before the end that tell a file that grows from one that begins anew
-SHOWN = 40  # characters of a wrong value in a message
+SHOWN_LETTERS = 40  # characters of a wrong value in a message
 
 
 class Row(NamedTuple):
@@ -27,11 +27,11 @@ class Row(NamedTuple):
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file. Of a line over `LONGEST` bytes only one more than these is kept."""
-    while line := file.readline(LONGEST + 1):
+    """Yield the lines of a file. Of a line over `MAX_LINE_BYTES` bytes only one more than these is kept."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
         rest = line
-        while len(rest) > LONGEST and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST + 1)
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES + 1)
         yield line
 
 
@@ -63,14 +63,14 @@ def followed_lines(path: Path, anew: Callable[[int], None]) -> Iterator[bytes]:
             while True:
                 file.seek(-len(mark), os.SEEK_CUR)
                 cut = file.read(len(mark)) != mark
-                more = b"" if cut else file.read(LONGEST)
+                more = b"" if cut else file.read(MAX_LINE_BYTES)
                 *lines, begun = (begun + more).split(b"\n")
                 if cut or (not more and replaced):
                     lines, begun = [begun] if begun else [], b""
                 for line in lines:
                     count += 1
                     yield line + b"\n"
-                begun = begun[: LONGEST + 1]
+                begun = begun[: MAX_LINE_BYTES + 1]
                 if cut or (not more and replaced):
                     anew(count)
                     file.close()
@@ -109,8 +109,8 @@ def rows(lines: Iterable[bytes], skip: int, form: Form, before: int = 0) -> Iter
         if number <= before + skip:
             continue
         try:
-            if len(line) > LONGEST:
-                raise DataError(f"it has more than {LONGEST:,} bytes, expected fewer")
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(f"it has more than {MAX_LINE_BYTES:,} bytes, expected fewer")
             text = line.decode("utf-8-sig").strip()
             if not text:
                 continue
@@ -121,7 +121,7 @@ def rows(lines: Iterable[bytes], skip: int, form: Form, before: int = 0) -> Iter
             elif form.syntax == "number":
                 values = {VALUE: number_of(text)}
                 if values[VALUE] is None:
-                    raise DataError(f"it is {text[:SHOWN]!r}, expected a number")
+                    raise DataError(f"it is {text[:SHOWN_LETTERS]!r}, expected a number")
             else:
                 fields = [each.strip() for each in next(csv.reader([text]))]
                 if form.names is None:
@@ -144,7 +144,7 @@ def _object(text: str) -> dict[str, Any]:
     except RecursionError:
         raise DataError("its brackets are too deep, expected an object of JSON") from None
     if not isinstance(values, dict):
-        raise DataError(f"it is {text[:SHOWN]!r}, expected an object of JSON")
+        raise DataError(f"it is {text[:SHOWN_LETTERS]!r}, expected an object of JSON")
     if "\\u" in text:
         json.dumps(values, ensure_ascii=False).encode()  # raises for half a character, which no file can hold
     return values
@@ -156,13 +156,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"it has {twice[:SHOWN]!r} twice, expected each name once")
+        raise DataError(f"it has {twice[:SHOWN_LETTERS]!r} twice, expected each name once")
     return values
 
 
 def _checked_header(fields: list[str]) -> list[str]:
     if any(number_of(name) is not None for name in fields):
-        raise DataError(f"it is {','.join(fields)[:SHOWN]!r}, expected a line of names before several columns")
+        raise DataError(f"it is {','.join(fields)[:SHOWN_LETTERS]!r}, expected a line of names before several columns")
     twice = sorted({name for name in fields if fields.count(name) > 1})
     if twice:
         raise DataError(f"it has two columns called {twice[0]!r}; rename one")

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from scanl.layers.state import State, leaves, map_leaves
 from scanl.ops._compiler.bound import BoundKernel
-from scanl.ops._compiler.recorded import Recorded
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.recorded import RecordedFunction
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 FORMS = 8  # of the inputs; an algorithm that always brings new ones gains nothing by kernels
 
 
-class Repeated:
+class RepeatedFunction:
     """A function of inputs and a state that runs as one kernel of the CPU from its call `after` on.
 
     function: called as function(*inputs, state); returns a tuple of new tensors and the state after them.
@@ -48,9 +48,9 @@ class Repeated:
         if kernel is None:
             try:
                 if len(self.kernels) == FORMS:
-                    raise Unsupported(f"its inputs had {FORMS} forms, and have another one")
+                    raise UnsupportedOperation(f"its inputs had {FORMS} forms, and have another one")
                 kernel = self.kernels[form] = _Carrying(self.function, inputs, state)
-            except Unsupported as error:
+            except UnsupportedOperation as error:
                 self.reason = str(error)
                 return self.function(*inputs, state)
         return kernel(*inputs, state=state)
@@ -72,9 +72,9 @@ class _Carrying:
             members = iter(operands[count:])
             return function(*operands[:count], map_leaves(lambda _: next(members), state))
 
-        recorded = Recorded(flat, *map(torch.clone, inputs), *places[0])  # each in memory of its own
+        recorded = RecordedFunction(flat, *map(torch.clone, inputs), *places[0])  # each in memory of its own
         if recorded.results[len(recorded.results) - size :] != recorded.inputs[count:]:
-            raise Unsupported("the state that it returns has another form")
+            raise UnsupportedOperation("the state that it returns has another form")
         self._kernels = [BoundKernel(recorded, *both) for both in (places, places[::-1])]
 
     def __call__(self, *inputs: Tensor, state: State) -> Any:

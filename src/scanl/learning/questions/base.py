@@ -127,13 +127,13 @@ class Answerer(ABC, Generic[Q]):
 
 
 registry: dict[type[Question], type[Answerer[Any]]] = {}
-A = TypeVar("A", bound=type[Answerer[Any]])
+AnswererClass = TypeVar("AnswererClass", bound=type[Answerer[Any]])
 
 
-def answers(question: type[Question]) -> Callable[[A], A]:
+def answers(question: type[Question]) -> Callable[[AnswererClass], AnswererClass]:
     """Decorator: register what learning does for a class of questions."""
 
-    def add(cls: A) -> A:
+    def add(cls: AnswererClass) -> AnswererClass:
         if question in registry:
             names = f"{registry[question].__name__} and {cls.__name__}"
             raise ConfigError(f"question {question.__name__} is registered twice: {names}")

@@ -153,7 +153,7 @@ class Clock(pl.Callback):
             trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
 
 
-class Best:
+class BestWeights:
     """The weights at the best measurement so far, and the number of measurements since then."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Recorder(pl.Callback):
         self.folder, self.report = folder, report
         self.measured: float | None = None  # the last measurement
         self.ended: Literal["until", "patience"] | None = None  # the option that has ended the run
-        self.best = Best()
+        self.best = BestWeights()
         self._written: MetricsLength | None = None  # metrics.csv at the checkpoint that is resumed
         self._bar: Progress | None = None
 

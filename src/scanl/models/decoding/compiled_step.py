@@ -19,7 +19,7 @@ from scanl.layers.state import State, map_leaves
 from scanl.ops._frame.context import exactly
 
 if TYPE_CHECKING:
-    from scanl.ops._compiler.recorded import Recorded
+    from scanl.ops._compiler.recorded import RecordedFunction
 
 MIN_TOKENS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
 MAX_ROWS = 16  # rows of a kernel; more rows run in parts
@@ -90,7 +90,7 @@ class CompiledStep:
     ) -> None:
         self.model, self._enter, self._finish = model, enter, finish
         self.reason: str | None = None
-        self._kernels: dict[int, Recorded] = {}  # by the number of rows
+        self._kernels: dict[int, RecordedFunction] = {}  # by the number of rows
         self._made_for: _Makeup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class CompiledStep:
         _gather(self.model.init_state(batch_size), operands)  # pyright: ignore[reportCallIssue]
         return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
 
-    def _kernel(self, rows: Tensor) -> "Recorded | None":
+    def _kernel(self, rows: Tensor) -> "RecordedFunction | None":
         """Return the kernel for these rows of numbers; None if the ordinary step runs."""
         if self._made_for is None or not self._made_for.holds():
             self._kernels, self.reason, self._made_for = {}, None, _Makeup(self.model)
@@ -155,10 +155,10 @@ class CompiledStep:
         read = [] if self._made_for is None else self._made_for.tensors
         return any(tensor.requires_grad for tensor in (*operands, *read))
 
-    def _record(self, size: int) -> "tuple[str | None, Recorded | None]":
+    def _record(self, size: int) -> "tuple[str | None, RecordedFunction | None]":
         """Return why no kernel can run `size` rows, or the kernel."""
-        from scanl.ops._compiler.recorded import Recorded  # with torch's tracer, which takes long to import
-        from scanl.ops._compiler.rules import Unsupported
+        from scanl.ops._compiler.recorded import RecordedFunction  # with torch's tracer, which takes long to import
+        from scanl.ops._compiler.rules import UnsupportedOperation
 
         if importlib.util.find_spec("numba") is None:
             return "package numba is not installed", None
@@ -180,8 +180,8 @@ class CompiledStep:
                 return self._finish(rows, map_leaves(lambda _: next(members), state))
 
             try:
-                return None, Recorded(flat, *self._examples(size), by_rows=True)
-            except Unsupported as error:
+                return None, RecordedFunction(flat, *self._examples(size), by_rows=True)
+            except UnsupportedOperation as error:
                 return str(error), None
 
 

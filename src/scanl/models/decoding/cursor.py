@@ -18,7 +18,7 @@ from scanl.models.decoding.sampling import Choice, check_largest
 
 
 @dataclass
-class LookAhead:
+class DraftLogits:
     """Logits (1 + k, V) after the text and after each of k drafted tokens, and the state after the last of them.
 
     used: how many of the drafted tokens the text has taken.
@@ -42,7 +42,7 @@ class Cursor:
         self.model = model
         self._tokens = tokens
         self._state, self._length = state, length  # number of tokens that it has read
-        self._ahead: LookAhead | None = None
+        self._ahead: DraftLogits | None = None
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -102,7 +102,7 @@ class Cursor:
         """Go on to the state after the first `length` tokens."""
         self._state, self._length = state, length
 
-    def _look_ahead(self, choice: Choice, drafting: Drafting | None) -> LookAhead:
+    def _look_ahead(self, choice: Choice, drafting: Drafting | None) -> DraftLogits:
         self._read_pieces()
         pending, drafted = self._tokens[self._length :], list[int]()
         if drafting is not None:
@@ -111,11 +111,11 @@ class Cursor:
         tokens = self._row(pending + array("i", drafted))
         if not drafted:
             logits, state = self.model.decode_logits(tokens, self._state)
-            return LookAhead(logits, drafted, state)
+            return DraftLogits(logits, drafted, state)
         places = torch.zeros_like(tokens, dtype=torch.bool)
         places[:, len(pending) - 1 :] = True
         logits, state = self.model.logits_at(tokens, places, self._state)
-        return LookAhead(logits, drafted, state)
+        return DraftLogits(logits, drafted, state)
 
     def _read_pieces(self) -> None:
         """Read the pending tokens in pieces, all but the last piece."""

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from scanl.models.saving import ModelPart
-from scanl.options import WORDS, Configured, above
+from scanl.options import WORDS, ConfiguredMeta, above
 
 MAX_LOG = 80.0  # of a forecast, in units of the location: its exponential is finite in float32
 
 
 @dataclass(frozen=True)
-class Normalization(ModelPart, metaclass=Configured):
+class Normalization(ModelPart, metaclass=ConfiguredMeta):
     """Normalisation of a series by the running mean and variance of its past."""
 
     span: Annotated[

@@ -12,11 +12,11 @@ from scanl.layers.module import Module
 from scanl.models.presets import whole
 from scanl.models.saving import ModelPart
 from scanl.models.whole.cross_attention import CrossAttention
-from scanl.options import Configured, at_least, divides
+from scanl.options import ConfiguredMeta, at_least, divides
 
 
 @whole("attentive_recurrence", "ARN", "attentive_recurrent_network")
-class AttentiveRecurrence(ModelPart, Module, metaclass=Configured):
+class AttentiveRecurrence(ModelPart, Module, metaclass=ConfiguredMeta):
     r"""A few steps of a recurrent layer, each of which reads the whole sequence U by attention.
 
     .. math:: c_t = \mathrm{ATT}(s_{t-1}, U), \quad s_t = F(s_{t-1}, c_t), \quad s_0 = 0, \quad t = 1, \dots, n

@@ -18,7 +18,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm.s4d import S4DKernel
 from scanl.models.presets import whole
-from scanl.options import Configured, above, at_least, refuse
+from scanl.options import ConfiguredMeta, above, at_least, refuse
 
 
 class AxisKernel(S4DKernel):
@@ -54,7 +54,7 @@ class AxisKernel(S4DKernel):
 
 
 @whole("s4nd")
-class S4ND(Module, metaclass=Configured):
+class S4ND(Module, metaclass=ConfiguredMeta):
     """S4ND: images, volumes and video as signals on a grid, by systems along each axis; then GELU and a gated map.
 
     This is a module for grids (B, L_1, ..., L_A, D), not one of the layers for sequences: it reads the whole grid, and

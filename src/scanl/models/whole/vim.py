@@ -12,13 +12,13 @@ from scanl.errors import ShapeError
 from scanl.models.presets import whole
 from scanl.models.saving import ModelPart, Saved
 from scanl.models.stack import Backbone, Stack
-from scanl.options import WORDS, Configured, at_least, refuse
+from scanl.options import WORDS, ConfiguredMeta, at_least, refuse
 
 UNCUT_SHARE = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
 
 
 @dataclass(frozen=True)
-class Patches(ModelPart, metaclass=Configured):
+class Patches(ModelPart, metaclass=ConfiguredMeta):
     """Images (B, channels, height, width) that are cut into square patches, each a step of a sequence."""
 
     image: Annotated[Sequence[int], "height and width in pixels, each a multiple of `size`"] = (224, 224)

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from scanl.ops._compiler.recorded import STORED_DTYPES, Recorded, as_stored
+from scanl.ops._compiler.recorded import STORED_DTYPES, RecordedFunction, as_stored
 
 
 class BoundKernel:
     """A recorded function that reads its last operands and writes its last results in memory that is known beforehand.
 
     A kernel of few numbers takes microseconds, and so does each tensor that Python makes or checks for it. Here that is
-    done once, for all but the first operands and results, which a call gets and makes as `Recorded` does.
+    done once, for all but the first operands and results, which a call gets and makes as `RecordedFunction` does.
 
     operands, results: contiguous, of the shapes and dtypes of the last ones.   One thread may call it at a time.
     """
 
-    def __init__(self, recorded: Recorded, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    def __init__(self, recorded: RecordedFunction, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         sources, targets, scratch = _stored(operands), _stored(results), recorded.memory()
         self._inputs = recorded.inputs[: len(recorded.inputs) - len(operands)]
         outputs = recorded.results[: len(recorded.results) - len(results)]

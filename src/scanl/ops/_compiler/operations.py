@@ -5,7 +5,7 @@ from typing import Any
 
 from scanl.ops._compiler import rules
 from scanl.ops._compiler.expressions import Expression, Operation, equal, unequal, where
-from scanl.ops._compiler.rules import Rule, Unsupported, same
+from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.schedule import ComplexPair, PairRule, Schedule
 from scanl.ops._compiler.views import View
 from scanl.ops.fused.quantized_linear import MIN_ROWS
@@ -83,7 +83,7 @@ def _real(schedule: Schedule, name: str, out: View, args: list[Any], kwargs: dic
     tensors = [arg for arg in args if isinstance(arg, View)]
     if any(value.form == "complex" for value in tensors):
         if name not in OF_COMPLEX:
-            raise Unsupported(f"no kernel computes {name} of complex numbers")
+            raise UnsupportedOperation(f"no kernel computes {name} of complex numbers")
         schedule.pairwise(out, args[:1], OF_COMPLEX[name])
         return
     if tensors and all(value.form == "truth" for value in tensors) and out.form == "truth":
@@ -102,7 +102,7 @@ def _real(schedule: Schedule, name: str, out: View, args: list[Any], kwargs: dic
         except KeyError:
             known = None
         if known is None:
-            raise Unsupported(f"no kernel computes {name}")
+            raise UnsupportedOperation(f"no kernel computes {name}")
         formula, operands = known
     schedule.elementwise(out, operands, formula)
 
@@ -111,9 +111,9 @@ def _complex(schedule: Schedule, name: str, out: View, args: list[Any], kwargs: 
     if name == "pow" and args[1] == 2:
         name, args = "mul", [args[0], args[0]]
     if name in ("add", "sub") and kwargs.get("alpha", 1) != 1:
-        raise Unsupported(f"{name} of complex numbers with a factor")
+        raise UnsupportedOperation(f"{name} of complex numbers with a factor")
     if name not in COMPLEX:
-        raise Unsupported(f"no kernel computes {name} of complex numbers")
+        raise UnsupportedOperation(f"no kernel computes {name} of complex numbers")
     count = COMPLEX[name].__code__.co_argcount
     schedule.pairwise(out, args[:count], COMPLEX[name])
 
@@ -160,7 +160,7 @@ def _mm(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) 
 @rule("addmm", "baddbmm")
 def _addmm(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
     if kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
-        raise Unsupported("addmm with factors")
+        raise UnsupportedOperation("addmm with factors")
     schedule.product(out, args[1], args[2], args[0])
 
 
@@ -168,7 +168,7 @@ def _addmm(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any
 def _quantized(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
     x, packed, scale, groups, bias = args
     if out.shape[1] < MIN_ROWS or any(value.memory.kind != "float32" for value in (out, x, scale)):
-        raise Unsupported("a product by whole numbers that is not of float32, or has few columns")
+        raise UnsupportedOperation("a product by whole numbers that is not of float32, or has few columns")
     schedule.quantized(out, x, packed, scale, groups, bias)
 
 
@@ -212,6 +212,6 @@ def _embedding(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str,
 @rule("scatter")
 def _scatter(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
     if kwargs:
-        raise Unsupported("scatter with a reduction")
+        raise UnsupportedOperation("scatter with a reduction")
     schedule.copy(out, args[0])
     schedule.scatter(out, args[1] % len(out.shape), args[2], args[3])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from scanl.ops._compiler.expressions import LEVELS, Expression, Printer
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 TRITON_FUNCTIONS = ("abs", "cos", "erf", "exp", "log", "sin", "sqrt")
 
@@ -29,7 +29,7 @@ class TritonPrinter(Printer):
             case "not":
                 return f"{self.text(args[0], 3)} == 0"
             case "**":
-                raise Unsupported("a power other than -1, 0.5, 1, 2 and 3")
+                raise UnsupportedOperation("a power other than -1, 0.5, 1, 2 and 3")
         if name in LEVELS:
             return super().operation(name, args)
         texts = map(self.text, args)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from scanl.errors import ShapeError
 from scanl.ops._compiler.files import load
 from scanl.ops._compiler.operations import add
-from scanl.ops._compiler.rules import JOINS, Unsupported, var_mean
+from scanl.ops._compiler.rules import JOINS, UnsupportedOperation, var_mean
 from scanl.ops._compiler.schedule import Schedule
 from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
@@ -84,7 +84,7 @@ def _fused_adam_(
 ) -> None:
     """Make a step of Adam, or of AdamW if the weight decay is decoupled, as torch's operation does."""
     if amsgrad or maximize or grad_scale is not None or found_inf is not None:
-        raise Unsupported("a fused step of Adam with options")
+        raise UnsupportedOperation("a fused step of Adam with options")
     for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
         count = step.double()
         root = (1 - beta2**count).sqrt()
@@ -99,7 +99,7 @@ def _fused_adam_(
         parameter.copy_(value - rate * (first / (second.sqrt() + least)))
 
 
-class Recorded:
+class RecordedFunction:
     """A function of tensors that runs as a kernel, for operands of these shapes and dtypes, on a CPU.
 
     function: takes tensors, and returns nested tuples, lists and dicts of tensors and None. It may read other tensors,
@@ -167,7 +167,7 @@ class Recorded:
         for letter, tensors in (("x", self.inputs), ("y", self.results)):
             for at, (shape, dtype) in enumerate(tensors):
                 if shape[:1] != (self.rows,):
-                    raise Unsupported(f"a tensor {tuple(shape)} without a row for each of {self.rows}")
+                    raise UnsupportedOperation(f"a tensor {tuple(shape)} without a row for each of {self.rows}")
                 numbers[f"{letter}{at}"] = prod(shape[1:]) * (2 if dtype.is_complex else 1)
         return numbers
 
@@ -184,7 +184,7 @@ class Recorded:
                 )(*examples)
         except (RuntimeError, ValueError) as error:
             # torch has no common class for operations that depend on numbers
-            raise Unsupported(
+            raise UnsupportedOperation(
                 f"its operations depend on the numbers, or cannot be recorded: {str(error).splitlines()[0]}"
             ) from error
         for node in reversed(module.graph.nodes):  # an optimizer tells the profiler when it begins and ends
@@ -192,7 +192,9 @@ class Recorded:
                 module.graph.erase_node(node)
         module.graph.eliminate_dead_code(lambda node: _writes(node) or node.is_impure())
         if len(module.graph.nodes) > MAX_OPERATIONS:
-            raise Unsupported(f"it has {len(module.graph.nodes)} operations, expected at most {MAX_OPERATIONS}")
+            raise UnsupportedOperation(
+                f"it has {len(module.graph.nodes)} operations, expected at most {MAX_OPERATIONS}"
+            )
         return module
 
     # --- values
@@ -201,7 +203,7 @@ class Recorded:
         """Return the kind of memory that has a tensor."""
         dtype = torch.view_as_real(tensor).dtype if tensor.is_complex() else tensor.dtype
         if dtype not in kinds or tensor.device.type != "cpu":
-            raise Unsupported(f"a tensor of {tensor.dtype} on {tensor.device}")
+            raise UnsupportedOperation(f"a tensor of {tensor.dtype} on {tensor.device}")
         return kinds[dtype]
 
     def _outside(self, name: str, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> View:
@@ -217,7 +219,7 @@ class Recorded:
         """Return the value of a tensor that is no operand."""
         if tensor.dtype in STORED_DTYPES:
             if any(user.target is not aten.lift_fresh_copy.default for user in node.users):
-                raise Unsupported(f"a tensor of {tensor.dtype} that is no operand")
+                raise UnsupportedOperation(f"a tensor of {tensor.dtype} that is no operand")
             tensor = tensor.to(STORED_DTYPES[tensor.dtype])
         name = f"a{len(self.captured)}"
         value = self._outside(name, self._mode.from_tensor(tensor), READ_KINDS)
@@ -251,19 +253,19 @@ class Recorded:
             return
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
-            raise Unsupported(f"{target}")
+            raise UnsupportedOperation(f"{target}")
         results, form = pytree.tree_flatten(node.meta["val"])
         operands: Any = map_arg((node.args, node.kwargs), self._value)
         args, kwargs = operands
         if not all(isinstance(result, Tensor) for result in results):
-            raise Unsupported(f"its operations depend on the numbers: {target}")
+            raise UnsupportedOperation(f"its operations depend on the numbers: {target}")
         if _writes(node):
             once = self._uses.get(node.args[0]) == 1
             if target is aten.copy_.default and once and self._made_there(args[0], args[1]):
                 self._values[node] = args[1]
                 return
             if args[0].memory.name.startswith("a") and (self.rows or target is not aten.copy_.default):
-                raise Unsupported(f"{target} of a tensor that is no operand")
+                raise UnsupportedOperation(f"{target} of a tensor that is no operand")
             out = self.schedule.written(args[0])
             self._values[node] = out
             add(self.schedule, target, out, args, kwargs)
@@ -272,7 +274,7 @@ class Recorded:
             self._values[node] = pytree.tree_unflatten([self._view(result) for result in results], form)
             return
         if len(results) != 1:
-            raise Unsupported(f"{target}")
+            raise UnsupportedOperation(f"{target}")
         if target._opname in JOINS:
             self._join(node, results[0])
             return
@@ -287,7 +289,7 @@ class Recorded:
         known = {id(source.meta["val"]): self._values[source] for source in node.all_input_nodes}
         parts = JOINS[node.target._opname](result, *args, **kwargs)  # pyright: ignore
         if parts is None:
-            raise Unsupported(f"{node.target}")
+            raise UnsupportedOperation(f"{node.target}")
         for at, value in parts:
             source = known.get(id(value)) or self._view(value) if isinstance(value, Tensor) else value
             self.schedule.copy(self._view(at), source)
@@ -375,7 +377,7 @@ def _builder(result: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
             return lambda tensors: type(result)(*(builder(tensors) for builder in builders))
         return lambda tensors: type(result)(builder(tensors) for builder in builders)
     if result is not None:
-        raise Unsupported(f"a result of {type(result).__name__}")
+        raise UnsupportedOperation(f"a result of {type(result).__name__}")
     return lambda tensors: None
 
 

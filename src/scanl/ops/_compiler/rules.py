@@ -11,7 +11,7 @@ from scanl.errors import ScanlError
 from scanl.ops._compiler.expressions import Expression, Name, Operation, equal, unequal, where
 
 
-class Unsupported(ScanlError):
+class UnsupportedOperation(ScanlError):
     """A function uses what no kernel can run; the message names it."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from scanl.ops._compiler import print_numba
 from scanl.ops._compiler.expressions import Constant, Expression, Load, Name, Operation, as_number, expression, place
 from scanl.ops._compiler.loops import Assign, KernelCall, LoopFunction, Statement, axes_of, nested, reduction
-from scanl.ops._compiler.rules import Rule, Unsupported, same
+from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.views import Memory, Operand, View, merged
 
 IMPORTS = """\
@@ -192,7 +192,7 @@ class Schedule:
     def product(self, out: View, a: View, b: View, bias: View | None = None) -> None:
         """Add out = a b + bias, for a (..., n, k) and b (..., k, m)."""
         if out.form == "complex":
-            raise Unsupported("a product of complex matrices")
+            raise UnsupportedOperation("a product of complex matrices")
         *groups, n, k = a.shape
         m = b.shape[-1]
         if k == 1:  # an outer product

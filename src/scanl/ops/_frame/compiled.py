@@ -21,7 +21,7 @@ from scanl.ops._frame.op import Op, cast
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
 OPERATORS: dict[str, Op] = {}  # the op of each operator that is defined; torch cannot define one again
-_PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
+_PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
 
 
@@ -284,7 +284,7 @@ def _opaque(
         "`with scanl.ops.backend('parallel', 'reference'):`"
     )
 
-    class Transformed(torch.autograd.Function):
+    class TransformedOperator(torch.autograd.Function):
         """The operator for torch.func, which cannot transform operators registered with torch.library."""
 
         @staticmethod
@@ -319,7 +319,7 @@ def _opaque(
             if forward_ad._current_level >= 0 and any(_has_tangent(value) for value in args):
                 raise NotImplementedError(refusal)
             if transforming():
-                return Transformed.apply(*args)
+                return TransformedOperator.apply(*args)
         return registered(*args)
 
     return run
@@ -340,12 +340,12 @@ def _is_untraced(args: Sequence[Any]) -> bool:
         return False
     differentiating = torch.is_grad_enabled()
     for value in args:  # one pass: this runs for every token
-        if isinstance(value, Tensor) and type(value) in _PLAIN:
+        if isinstance(value, Tensor) and type(value) in _PLAIN_TYPES:
             # lazily conjugated or negated, or a zero tensor without memory
             lazy = value.is_neg() or value.is_conj() or value._is_zerotensor()
             if lazy or (differentiating and value.requires_grad):
                 return False
-        elif type(value) not in _PLAIN:
+        elif type(value) not in _PLAIN_TYPES:
             return False
     return True
 

@@ -66,7 +66,7 @@ def differentiable(
     return list(torch.autograd.grad(used, leaves, by, create_graph=True, allow_unused=True))
 
 
-class _Unsaved:
+class _EmptyContext:
     """Stands for the context of a call that is not differentiated."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
@@ -78,4 +78,4 @@ def apply(function: type[torch.autograd.Function], *operands: Any) -> Any:
     tensors = (tensor for tensor in operands if isinstance(tensor, Tensor))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return function.apply(*operands)
-    return function.forward(_Unsaved(), *operands)
+    return function.forward(_EmptyContext(), *operands)

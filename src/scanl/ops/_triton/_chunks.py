@@ -23,14 +23,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._triton._tuned import SHRUNK
+from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
-CHUNK = 16 if SHRUNK else 64  # short chunks, so that small tests have several
+CHUNK = 16 if HAS_SMALL_TILES else 64  # short chunks, so that small tests have several
 C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
 MAX_UNITS = 64 if CHUNK == 16 else 1  # units of a program
-LOWEST: tl.constexpr = tl.constexpr(-128.0)  # replaces -inf: its exponential is 0 in float32 too, but times 0 it is 0
+LOWEST_EXPONENT: tl.constexpr = tl.constexpr(
+    -128.0
+)  # replaces -inf: its exponential is 0 in float32 too, but times 0 it is 0
 LOWEST_IN_DOUBLE: tl.constexpr = tl.constexpr(-1e4)  # the same for float64
-SCALED: tl.constexpr = tl.constexpr(256.0)  # scales decays for float16: few become subnormal, and LOWEST fits
+DECAY_SCALE: tl.constexpr = tl.constexpr(256.0)  # scales decays for float16: few become subnormal, and LOWEST fits
 
 
 @triton.jit
@@ -145,7 +147,7 @@ def load_decays(p_g, first, rows, i_head, i_column, H: tl.constexpr, K: tl.const
         return tl.zeros((1, 1), tl.float32)
     else:
         dtype: tl.constexpr = p_g.dtype.element_ty
-        lowest: tl.constexpr = LOWEST_IN_DOUBLE if dtype == tl.float64 else LOWEST
+        lowest: tl.constexpr = LOWEST_IN_DOUBLE if dtype == tl.float64 else LOWEST_EXPONENT
         return tl.maximum(b_g, lowest, propagate_nan=tl.PropagateNan.ALL).to(dtype)
 
 
@@ -185,12 +187,12 @@ def spoilt(b, i_fault):
 def _added(chosen, b_g):
     """Multiply zeros and ones by log decays, exactly: for tensor cores, a float32 is split into three float16."""
     if b_g.dtype == tl.float32:
-        chosen, b_rest = _paired(chosen.to(tl.float16), b_g * SCALED)
+        chosen, b_rest = _paired(chosen.to(tl.float16), b_g * DECAY_SCALE)
         b_high = b_rest.to(tl.float16)
         b_rest -= b_high.to(tl.float32)
         b_middle = b_rest.to(tl.float16)
         b_sum = tl.dot(chosen, (b_rest - b_middle.to(tl.float32)).to(tl.float16))
-        return tl.dot(chosen, b_high, tl.dot(chosen, b_middle, b_sum)) / SCALED
+        return tl.dot(chosen, b_high, tl.dot(chosen, b_middle, b_sum)) / DECAY_SCALE
     else:
         return dot(chosen, b_g, b_g.dtype)
 

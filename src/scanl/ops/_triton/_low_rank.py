@@ -56,7 +56,7 @@ from scanl.ops._triton._chunks import (
 )
 from scanl.ops._triton._tuned import Tile, cut, of_memory
 
-NARROWEST: tl.constexpr = tl.constexpr(_tuned.NARROWEST)
+MIN_WIDTH: tl.constexpr = tl.constexpr(_tuned.MIN_WIDTH)
 # Tiles of the three kernels, by (wider than half precision, one decay per channel). A tile is key channels, value
 # channels, warps, stages. The first one should need the fewest spilled registers, see `_matrix_memory`.
 FORWARD = {
@@ -110,17 +110,17 @@ def _doubled(b_t, b_l, COUNT: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def inverse(b_l, UNITS: tl.constexpr):
     """Return (I - L)^-1 for strictly lower L (C, C)."""
-    COUNT: tl.constexpr = UNITS * (C // NARROWEST)
-    i_row, i_col = tl.arange(0, NARROWEST)[None, :, None], tl.arange(0, NARROWEST)[None, None, :]
-    b_block = _cut(b_l, COUNT, NARROWEST)
+    COUNT: tl.constexpr = UNITS * (C // MIN_WIDTH)
+    i_row, i_col = tl.arange(0, MIN_WIDTH)[None, :, None], tl.arange(0, MIN_WIDTH)[None, None, :]
+    b_block = _cut(b_l, COUNT, MIN_WIDTH)
     b_t = tl.where(i_row == i_col, 1.0, tl.zeros_like(b_block))
-    for i in range(NARROWEST - 1):
+    for i in range(MIN_WIDTH - 1):
         b_column = tl.sum(tl.where(i_col == i, b_block, 0.0), 2, keep_dims=True)
         b_t += b_column * tl.sum(tl.where(i_row == i, b_t, 0.0), 1, keep_dims=True)
-    if C >= 2 * NARROWEST:
-        b_t = _doubled(b_t, b_l, COUNT // 2, NARROWEST)
-    if C >= 4 * NARROWEST:
-        b_t = _doubled(b_t, b_l, COUNT // 4, 2 * NARROWEST)
+    if C >= 2 * MIN_WIDTH:
+        b_t = _doubled(b_t, b_l, COUNT // 2, MIN_WIDTH)
+    if C >= 4 * MIN_WIDTH:
+        b_t = _doubled(b_t, b_l, COUNT // 4, 2 * MIN_WIDTH)
     return tl.reshape(b_t, b_l.shape)
 
 

@@ -63,7 +63,7 @@ from scanl.ops._triton._chunks import (
     units_of,
     whole,
 )
-from scanl.ops._triton._tuned import NARROWEST, Tile, block, cut, of_memory
+from scanl.ops._triton._tuned import MIN_WIDTH, Tile, block, cut, of_memory
 
 PROGRAMS = 128  # as many as a GPU has multiprocessors
 STATES, WIDE_STATES = 4096, 2048  # elements of S in registers
@@ -342,12 +342,12 @@ class _Plan:
         x = self.q if adjoint else self.k
         S = self.q.new_empty(self.chunks.count, *self.state.shape[1:])
         r, last = None if z is None else torch.empty_like(z), torch.empty_like(start)
-        keys = block(self.K, 64) if z is None else max(NARROWEST, triton.next_power_of_2(self.K))  # r: whole columns
-        values = block(self.V, max(NARROWEST, (WIDE_STATES if self.wide else STATES) // keys))
+        keys = block(self.K, 64) if z is None else max(MIN_WIDTH, triton.next_power_of_2(self.K))  # r: whole columns
+        values = block(self.V, max(MIN_WIDTH, (WIDE_STATES if self.wide else STATES) // keys))
         heads = self.H * triton.cdiv(self.K, keys)
-        while values > NARROWEST and self.chunks.sequences * heads * triton.cdiv(self.V, values) < PROGRAMS:
+        while values > MIN_WIDTH and self.chunks.sequences * heads * triton.cdiv(self.V, values) < PROGRAMS:
             values //= 2
-        half = max(NARROWEST, values // 2)
+        half = max(MIN_WIDTH, values // 2)
         tiles = [Tile(keys, values, 4, 2), Tile(keys, values, 4, 1), Tile(keys, values, 8, 1), Tile(keys, half, 4, 2)]
         if z is not None and self.wide:  # products without tensor cores need more registers
             tiles = [Tile(keys, values, 8, 1), Tile(keys, values, 16, 1), Tile(keys, values, 4, 2)]

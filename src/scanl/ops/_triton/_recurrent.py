@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from scanl.ops._matrix_memory import scale_of
-from scanl.ops._triton._tuned import SHRUNK
+from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
 STEPS = 16  # use this kernel for at most this number of steps
 BLOCK = 16  # columns of a program: two sectors of a row of S, and enough programs for one sequence to fill a GPU
 STAGES = 3  # steps whose operands are being loaded
 SHARE = 1024  # elements of S per warp, 32 registers per thread
-MAX_HEADS = 8 if SHRUNK else 1  # heads of a program: the interpreter is faster with few programs
+MAX_HEADS = 8 if HAS_SMALL_TILES else 1  # heads of a program: the interpreter is faster with few programs
 
 
 @triton.jit(do_not_specialize=["length"])

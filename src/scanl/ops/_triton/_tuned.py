@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import triton
 from triton import Config
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-SHRUNK = INTERPRETED  # small tiles, chunks and programs, so that small tests have several of each
-NARROWEST = 16  # least size of an axis in a matrix product
-WIDEST = 256
-MAX_CHANNELS = NARROWEST if SHRUNK else WIDEST  # most channels of a block
+IS_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_SMALL_TILES = IS_INTERPRETER  # small tiles, chunks and programs, so that small tests have several of each
+MIN_WIDTH = 16  # least size of an axis in a matrix product
+MAX_WIDTH = 256
+MAX_CHANNELS = MIN_WIDTH if HAS_SMALL_TILES else MAX_WIDTH  # most channels of a block
 MIN_MEASURED_CHANNELS = 16  # with fewer channels, nothing is measured
 
 
@@ -49,7 +49,7 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
 
     def decorate(kernel: Any) -> Any:
         names = [name for name in key if name in kernel.arg_names]
-        return triton.autotune(configs[:1] if INTERPRETED else configs, names, **options)(kernel)
+        return triton.autotune(configs[:1] if IS_INTERPRETER else configs, names, **options)(kernel)
 
     return decorate
 
@@ -72,7 +72,7 @@ def _restoring(names: Sequence[str]) -> dict[str, Any]:
 
 def block(width: int, limit: int) -> int:
     """Return the channels of a block: a power of two, at most `limit`."""
-    return max(NARROWEST, min(limit, MAX_CHANNELS, triton.next_power_of_2(width)))
+    return max(MIN_WIDTH, min(limit, MAX_CHANNELS, triton.next_power_of_2(width)))
 
 
 @functools.cache

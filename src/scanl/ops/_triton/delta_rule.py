@@ -7,9 +7,9 @@ from torch import Tensor
 
 from scanl.ops._triton import _low_rank, _recurrent
 from scanl.ops._triton import _matrix_memory as memory
-from scanl.ops._triton._tuned import SHRUNK
+from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
-TILE = 4096 if SHRUNK else 2048  # numbers that a program processes
+TILE = 4096 if HAS_SMALL_TILES else 2048  # numbers that a program processes
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 from triton import Config
 
-from scanl.ops._triton._tuned import SHRUNK, tuned
+from scanl.ops._triton._tuned import HAS_SMALL_TILES, tuned
 
 # Bytes of one operand in a tile. Two operands of three tiles in flight fit well in shared memory. Triton's interpreter
 # joins element by element, and in the small inputs it gets, most of a larger tile would be masked.
-TILE = 128 if SHRUNK else 8192
+TILE = 128 if HAS_SMALL_TILES else 8192
 WIDEST, NARROW = 128, 16  # most and least channels of a block; accesses are coalesced at least to sectors of 32 bytes
 PROGRAMS = 512  # enough to fill a GPU; with fewer than half, narrow the blocks; with fewer than a quarter, cut time
 MIN_PIECE_TILES = 8  # least tiles of a piece

@@ -28,12 +28,12 @@ from triton import Config
 
 from scanl.ops._triton import linear_scan
 from scanl.ops._triton._rows import place, ranges, rows, sigmoid
-from scanl.ops._triton._tuned import SHRUNK, tuned
+from scanl.ops._triton._tuned import HAS_SMALL_TILES, tuned
 
 ELEMENTS = 8192  # elements of a tile: 32 registers of each of 256 threads
-CHANNELS = 8 if SHRUNK else 64  # most channels of a block; each block writes its sums for dB and dC
+CHANNELS = 8 if HAS_SMALL_TILES else 64  # most channels of a block; each block writes its sums for dB and dC
 STEPS = 8  # most steps of a tile
-CHUNK = 16 if SHRUNK else 32
+CHUNK = 16 if HAS_SMALL_TILES else 32
 MIN_PIECE_STEPS = 64  # least steps of a piece
 WARPS = 8
 _tuned = tuned(

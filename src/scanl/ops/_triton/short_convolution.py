@@ -21,10 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from scanl.ops._triton._rows import rows, sigmoid
-from scanl.ops._triton._tuned import SHRUNK
+from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
 # ROWS: steps of a thread. TILES: pieces of ROWS steps of a program. CHANNELS: channels of a program.
-ROWS, TILES, CHANNELS = (2, 8, 4) if SHRUNK else (8, 8, 128)
+ROWS, TILES, CHANNELS = (2, 8, 4) if HAS_SMALL_TILES else (8, 8, 128)
 WARPS = 8  # four channels per thread
 
 

@@ -22,9 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 from scanl.ops._triton._rows import rows
-from scanl.ops._triton._tuned import SHRUNK
+from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
-LANES, ROWS = (16, 4) if SHRUNK else (32, 8)  # lanes of a program; steps of a backward tile (forward tiles: twice that)
+LANES, ROWS = (
+    (16, 4) if HAS_SMALL_TILES else (32, 8)
+)  # lanes of a program; steps of a backward tile (forward tiles: twice that)
 LOWEST_LOG = tl.constexpr(-1e308)  # replaces -inf, so that no difference is NaN
 
 

@@ -36,7 +36,7 @@ def gated(a: Tensor, b: Tensor, activation: str = "silu") -> Tensor:
         raise ConfigError(f"gated: {unknown('activation', activation, list(POLYNOMIALS))}")
     if a.shape != b.shape or not is_faster(a, b):
         return plain(a, b, activation)
-    return apply(_Gated, a, b, activation)
+    return apply(_GatedUnit, a, b, activation)
 
 
 def plain(a: Tensor, b: Tensor, activation: str) -> Tensor:
@@ -44,7 +44,7 @@ def plain(a: Tensor, b: Tensor, activation: str) -> Tensor:
     return (F.silu(a) if activation == "silu" else F.gelu(a, approximate="tanh")) * b
 
 
-class _Gated(torch.autograd.Function):
+class _GatedUnit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, activation: str) -> Any:
         ctx.save_for_backward(a, b)

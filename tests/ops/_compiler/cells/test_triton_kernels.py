@@ -100,8 +100,8 @@ def test_channels_in_blocks(width):
 
 def test_blocks_of_channels_as_they_ship(monkeypatch):
     """Blocks of 64 channels, and a sequence alone in its program; indrnn with 66 channels, slstm with heads of 20."""
-    monkeypatch.setattr(_tuned, "SHRUNK", False)
-    monkeypatch.setattr(_tuned, "MAX_CHANNELS", _tuned.WIDEST)
+    monkeypatch.setattr(_tuned, "HAS_SMALL_TILES", False)
+    monkeypatch.setattr(_tuned, "MAX_CHANNELS", _tuned.MAX_WIDTH)
     _truth(ops.indrnn, {"x": _draw(2, 3, 66), "w": _draw(66), "state": _draw(2, 66)})
     _truth(ops.slstm, _slstm(2, 3, 20))
 

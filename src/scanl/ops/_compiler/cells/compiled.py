@@ -18,7 +18,7 @@ from scanl.ops._compiler.cells.sizes import TracedAxes, choices
 from scanl.ops._compiler.cells.trace import Ref, TraceNode, alone, trace
 from scanl.ops._compiler.cells.values import Sizes, Values
 from scanl.ops._compiler.files import load
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.rules import UnsupportedOperation
 from scanl.ops._compiler.views import merged
 
 AFTER, BEFORE = "states after", "states before"  # the steps; no operand can have these names
@@ -72,7 +72,7 @@ class States:
         return rows.index_copy_(0, torch.where(here, starts - low, count), self.first)[:count]  # the others go last
 
 
-class Compiled:
+class CompiledCell:
     """The kernels of a cell for certain options and operands; a subclass writes and runs the kernels of a device.
 
     frugal: store no products with matrices, but compute all of them again in the backward pass. Otherwise as many are
@@ -264,7 +264,7 @@ class Compiled:
 class OfTorch(Values):
     """Values without a batch axis that the kernels read, and values that follow from the kernels' sums."""
 
-    def __init__(self, compiled: Compiled, values: Mapping[str, Tensor], sizes: Sizes):
+    def __init__(self, compiled: CompiledCell, values: Mapping[str, Tensor], sizes: Sizes):
         super().__init__(values, sizes, compiled.dtype)
         self.compiled = compiled
 
@@ -326,7 +326,7 @@ class OfTorch(Values):
         return rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), offset)
 
 
-Made = TypeVar("Made", bound=Compiled)
+Made = TypeVar("Made", bound=CompiledCell)
 
 
 def generate(
@@ -359,10 +359,10 @@ def generate(
             if one.described == other.described:
                 return one
             if one.described != made(pair[0], torch.float32).described:
-                raise Unsupported("numbers or branches that depend on the dtype")
-            raise Unsupported("numbers that depend on the sizes in a way that is not known")
-        except (RuntimeError, ValueError, Unsupported) as error:
-            failure = failure if isinstance(failure, Unsupported) else error
+                raise UnsupportedOperation("numbers or branches that depend on the dtype")
+            raise UnsupportedOperation("numbers that depend on the sizes in a way that is not known")
+        except (RuntimeError, ValueError, UnsupportedOperation) as error:
+            failure = failure if isinstance(failure, UnsupportedOperation) else error
     assert failure is not None
     raise failure
 

@@ -27,11 +27,11 @@ PRODUCTS = {
 }
 
 
-class _Entered(threading.local):
+class _EnteredContext(threading.local):
     depth = 0
 
 
-_entered = _Entered()
+_entered = _EnteredContext()
 
 
 class products_hold_inputs:

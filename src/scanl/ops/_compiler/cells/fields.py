@@ -1,7 +1,7 @@
 """States of several variables: the step has a NamedTuple, and loops and kernels have one tensor with all its fields.
 
 Fields with the same axes are stacked along an axis of their own, `B 2 D` for two. Others are joined end to end along
-one axis, which the declaration gets under the name `JOINED`.
+one axis, which the declaration gets under the name `JOINED_STATE`.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
 
-JOINED = "STATE"
+JOINED_STATE = "STATE"
 Shape = tuple[str, ...]
 
 
@@ -28,11 +28,11 @@ class CellFields:
 
     def declared(self) -> str:
         """Return the axes of the one tensor."""
-        return " ".join(["B", str(len(self.names)), *self.axes[0][1:]] if self.stacked else ["B", JOINED])
+        return " ".join(["B", str(len(self.names)), *self.axes[0][1:]] if self.stacked else ["B", JOINED_STATE])
 
     def derived(self) -> dict[str, Callable[[Mapping[str, Any]], int]]:
-        """Return how the size of the axis `JOINED` follows from the others."""
-        return {JOINED: lambda sizes: sum(prod(shape(axes, sizes)) for axes in self.parts)} if self.parts else {}
+        """Return how the size of the axis `JOINED_STATE` follows from the others."""
+        return {JOINED_STATE: lambda sizes: sum(prod(shape(axes, sizes)) for axes in self.parts)} if self.parts else {}
 
     def pack(self, state: Sequence[Tensor]) -> Tensor:
         return torch.stack(tuple(state), 1) if self.stacked else torch.cat([value.flatten(1) for value in state], 1)

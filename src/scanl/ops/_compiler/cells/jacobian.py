@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from scanl.ops._compiler.cells.sizes import TracedAxes
 from scanl.ops._compiler.cells.trace import Ref, TraceNode, alone, contiguous, trace_forward
 from scanl.ops._compiler.cells.values import Sizes, Values
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 BUDGET = 2**20  # numbers of one dense derivative; more rows than this allows are taken in parts
 
@@ -65,7 +65,7 @@ class Jacobian:
                 needed.update(ref.node for ref in _reads(node))
         self._nodes = [node for node in mode.nodes if node in needed and node.batched]
         if any(node.kind in ("total", "outer") for node in self._nodes):
-            raise Unsupported("a sum over the batch")
+            raise UnsupportedOperation("a sum over the batch")
         self._free: dict[TraceNode, list[TraceNode]] = {
             node: [] for node in self._nodes
         }  # what a node is the last to read

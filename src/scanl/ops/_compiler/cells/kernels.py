@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanl.ops._compiler.cells.compiled import LENGTH, Compiled, OfTorch, States, rows
+from scanl.ops._compiler.cells.compiled import LENGTH, CompiledCell, OfTorch, States, rows
 from scanl.ops._compiler.cells.plan import StepPlan
 from scanl.ops._compiler.cells.source import KernelLayout, NumbaWriter, source
 from scanl.ops._compiler.cells.values import Sizes
@@ -27,7 +27,7 @@ MIN_PANEL_STEPS = 16  # least steps for which the matrices are copied into panel
 CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
 
 
-class OnCpu(Compiled):
+class OnCpu(CompiledCell):
     """The kernels of a cell for a CPU."""
 
     def source(self, name: str) -> str:

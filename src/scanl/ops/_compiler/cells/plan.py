@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scanl.ops._compiler.cells.trace import Ref, Traced, TraceNode, contiguous
+from scanl.ops._compiler.cells.trace import Ref, TracedStep, TraceNode, contiguous
 from scanl.ops._compiler.rules import same
 
 
@@ -71,7 +71,7 @@ class StepPlan:
     every product, in scratch or the state.
     """
 
-    def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool, again: Collection[TraceNode] = ()):
+    def __init__(self, traced: TracedStep, roots: Sequence[Root], *, backward: bool, again: Collection[TraceNode] = ()):
         self.traced, self.roots, self.backward, self.again = traced, roots, backward, again
         self.kept: list[TraceNode] = []
         self.values: list[TraceNode] = []

@@ -19,7 +19,7 @@ _BATCHES = (1009, 1109)  # the size of the batch in the two traces
 # for each axis. So if a multiple of one axis is near a multiple of another in both traces, it is not as near in both.
 _PRIMES = (1013, 1093, 1201, 1301, 1373, 1487, 1571, 1697, 2251, 1607, 1823, 2683, 2347, 1933, 2029, 2179)
 _TYPICAL = 128  # channels
-_LARGEST = 1000  # the largest number that is read as a constant
+_MAX_CONSTANT = 1000  # the largest number that is read as a constant
 
 
 class TracedAxes:
@@ -53,7 +53,7 @@ class TracedAxes:
             self.traced |= self._joined(name, self.traced)
             for count in range(2, len(parts) + 1):
                 number = sum(_size(factors, self.traced) for factors in parts[:count])
-                if number > _LARGEST:
+                if number > _MAX_CONSTANT:
                     self._known[number] = functools.reduce(operator.add, map(_product, parts[:count]))
         self.expression = functools.cache(self._expression)
 
@@ -103,7 +103,7 @@ class TracedAxes:
                 remainder //= prime
                 axes.append(name)
         factor = Fraction(remainder, prod(self._real[name] for name in axes))
-        if self.free and (factor.numerator > _LARGEST or factor.denominator > _LARGEST):
+        if self.free and (factor.numerator > _MAX_CONSTANT or factor.denominator > _MAX_CONSTANT):
             return None
         term = _product([*([str(factor.numerator)] if factor.numerator > 1 else []), *axes])
         term = term // factor.denominator if factor.denominator > 1 else term

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from scanl.ops._compiler.cells.plan import StepPlan
 from scanl.ops._compiler.cells.sizes import TracedAxes
 from scanl.ops._compiler.cells.trace import Ref
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 MAX_TILES = 64  # tiles of one value
 
@@ -66,7 +66,7 @@ class Tiles:
         """Return the letter of the channels among the letters of an axis; "" if it has none."""
         channels = letters - {self.group}
         if len(channels) > 1:
-            raise Unsupported(f"an axis that holds {' and '.join(sorted(letters))}")
+            raise UnsupportedOperation(f"an axis that holds {' and '.join(sorted(letters))}")
         return next(iter(channels), "")
 
     def _find_group(self, wholes: Sequence[Ref]) -> None:
@@ -79,10 +79,10 @@ class Tiles:
                 outer |= outside - inside
         merged = [letters for ref in wholes for size in ref.shape if len(letters := self._letters(size)) > 1]
         if len(outer) > 1:
-            raise Unsupported(f"values with the axes {' and '.join(sorted(outer))} beside their channels")
+            raise UnsupportedOperation(f"values with the axes {' and '.join(sorted(outer))} beside their channels")
         for letters in merged:
             if not outer < letters or len(letters) > 2 or not outer:
-                raise Unsupported(f"an axis that holds {' and '.join(sorted(letters))}")
+                raise UnsupportedOperation(f"an axis that holds {' and '.join(sorted(letters))}")
         self.group = outer.pop() if outer else ""
 
     def split(self, shape: Sequence[int], strides: Sequence[int]) -> list[tuple[str, int, int]]:
@@ -99,7 +99,7 @@ class Tiles:
             groups = self.groups if self.group in letters else 1
             count = size // (width * groups)
             if count > MAX_TILES:
-                raise Unsupported(f"an axis of {self.axes.expression(size)} numbers beside its channels")
+                raise UnsupportedOperation(f"an axis of {self.axes.expression(size)} numbers beside its channels")
             if count > 1:
                 tiles.append(("each", count, by * groups * width))
             if groups > 1:
@@ -108,7 +108,7 @@ class Tiles:
                 tiles.append((letter, width, by))
         kinds = [kind for kind, _, _ in tiles if kind != "each"]
         if kinds.count("group") > 1 or len(kinds) - kinds.count("group") > 1:
-            raise Unsupported("a value with two axes of channels")
+            raise UnsupportedOperation("a value with two axes of channels")
         return tiles
 
     def of(self, ref: Ref) -> list[ChannelTile]:
@@ -122,7 +122,7 @@ class Tiles:
             elif by:
                 axis, channel = kind, by
         if math.prod(map(len, offsets)) > MAX_TILES:
-            raise Unsupported(f"a value of more than {MAX_TILES} numbers for each channel")
+            raise UnsupportedOperation(f"a value of more than {MAX_TILES} numbers for each channel")
         return [ChannelTile(ref.offset + sum(by), group, axis, channel) for by in product(*offsets)]
 
     def count(self, shape: Sequence[int]) -> int:
@@ -140,7 +140,9 @@ class Tiles:
             [axis[:2] for axis in self.split(axes, (0,) * len(axes))] for axes in (shape, *parts)
         )
         if all_axes != first + second:
-            raise Unsupported("channels on the last axis of a value that are single numbers before another axis")
+            raise UnsupportedOperation(
+                "channels on the last axis of a value that are single numbers before another axis"
+            )
         return self.count(parts[0]), self.count(parts[1])
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from scanl.ops._compiler import rules
 from scanl.ops._compiler.cells.sizes import TracedAxes
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 _PAIR = pytree.tree_flatten(((0, 0), {}))[1]  # the form of two arguments
 MAX_OPERATIONS = 400  # operations; a step that loops over an axis would loop over its size in the trace
@@ -96,7 +96,7 @@ class Trace(TorchDispatchMode):
         """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
         axes = [i for i, size in enumerate(shape) if size and size % self.batch == 0]
         if len(axes) > 1:
-            raise Unsupported(f"{what} has the batch on two axes")
+            raise UnsupportedOperation(f"{what} has the batch on two axes")
         return axes[0] if axes else None
 
     def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> TraceNode:
@@ -105,9 +105,9 @@ class Trace(TorchDispatchMode):
         step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // self.batch)
         size = tensor.numel() // (1 if axis is None else self.batch)
         if step and tensor.dtype.is_complex:
-            raise Unsupported("a complex value of the batch")
+            raise UnsupportedOperation("a complex value of the batch")
         if step and tensor.dtype.is_floating_point and tensor.dtype != self.dtype and kind != "constant":
-            raise Unsupported(f"a value of the batch in {tensor.dtype}, which the operands need not have")
+            raise UnsupportedOperation(f"a value of the batch in {tensor.dtype}, which the operands need not have")
         kind = "elementwise" if kind == "constant" else kind
         node = TraceNode(kind, size, step, what, args, tensor.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self._of[tensor.untyped_storage()._cdata] = node
@@ -127,7 +127,7 @@ class Trace(TorchDispatchMode):
         """Return the view that a tensor is, broadcast to the shape of `like`."""
         node = self.node(tensor)
         if node is None:
-            raise Unsupported("a tensor that is neither an operand nor made in the step")
+            raise UnsupportedOperation("a tensor that is neither an operand nor made in the step")
         if like is not None and tensor.shape != like.shape:
             tensor = tensor.expand(like.shape)
         shape, strides, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
@@ -135,14 +135,14 @@ class Trace(TorchDispatchMode):
         if axis is not None:
             rows = shape[axis] // self.batch
             if node.batched and rows * strides[axis] != node.step:
-                raise Unsupported("a view that mixes the rows of the batch")
+                raise UnsupportedOperation("a view that mixes the rows of the batch")
             shape[axis : axis + 1], strides[axis : axis + 1] = ([], []) if rows == 1 else ([rows], [strides[axis]])
         elif node.batched:
-            raise Unsupported("one row of the batch, taken alone")
+            raise UnsupportedOperation("one row of the batch, taken alone")
         if node.batched:  # the traced distances jump over the rows of the batch
             batch_stride = self.batch * node.step
             if offset % batch_stride >= node.step:
-                raise Unsupported("some rows of the batch, taken alone")
+                raise UnsupportedOperation("some rows of the batch, taken alone")
             offset, *strides = [
                 stride // batch_stride * node.step + stride % batch_stride for stride in (offset, *strides)
             ]
@@ -168,7 +168,7 @@ class Trace(TorchDispatchMode):
             target = self.node(args[0])
             retyped = target in self._retypes
             if target is None or target.kind == "operand" or retyped or self.ref(args[0]) != target.whole:
-                raise Unsupported(f"{func}, which writes into an operand or a part of a tensor")
+                raise UnsupportedOperation(f"{func}, which writes into an operand or a part of a tensor")
         outputs = [value for value in pytree.tree_leaves(out) if isinstance(value, Tensor)]
         if not func._schema.is_mutable and all(self.node(value) is not None for value in outputs):
             self._alive.extend(outputs)
@@ -186,7 +186,7 @@ class Trace(TorchDispatchMode):
 
         decomposition = decomposition_table.get(func)
         if decomposition is None:
-            raise Unsupported(f"operation {func}")
+            raise UnsupportedOperation(f"operation {func}")
         with self:
             return decomposition(*args, **kwargs)
 
@@ -206,7 +206,7 @@ class Trace(TorchDispatchMode):
     def _retyped(self, func: Any, args: Any, kwargs: Any, view: Tensor) -> Tensor:
         """Return a copy in place of a view that reads memory as numbers of another kind; it has memory of its own."""
         if self.ref(args[0]).node.batched:
-            raise Unsupported(f"operation {func}")
+            raise UnsupportedOperation(f"operation {func}")
         out = torch.empty_like(view, memory_format=torch.contiguous_format)
         form, views = self._views(args, kwargs)
         self.new("torch", out, (func, form), views)
@@ -235,16 +235,18 @@ class Trace(TorchDispatchMode):
             self.new("torch", out, (func, form), views)
             return True
         if alone and name not in rules.ELEMENTWISE_OPERATIONS and name not in rules.JOINS:
-            raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
+            raise UnsupportedOperation(
+                f"operation {func}, which makes a value of the batch from operands without a batch"
+            )
         if name == "_to_copy" and kwargs.get("dtype") not in (None, self.dtype, torch.bool):
-            raise Unsupported(f"a cast to {kwargs['dtype']}")
+            raise UnsupportedOperation(f"a cast to {kwargs['dtype']}")
         if name == "add" and self._joined(out, [arg for arg in args if isinstance(arg, Tensor)]):
             return True
         if name in rules.ELEMENTWISE_OPERATIONS:
             if out.dtype == torch.bool:
                 name = rules.TRUTH_OPERATIONS.get(name, name)
                 if name.startswith("logical") and not all(arg.dtype == torch.bool for arg in args):
-                    raise Unsupported(f"{func} of numbers")
+                    raise UnsupportedOperation(f"{func} of numbers")
             rule = rules.rule(name, args, kwargs)
             if rule is None:
                 return False
@@ -287,7 +289,7 @@ class Trace(TorchDispatchMode):
         for dim in dims:
             axis = dim % x.ndim
             if axis == batch or (batch is not None and x.shape[batch] != self.batch):
-                raise Unsupported("flip over the batch")
+                raise UnsupportedOperation("flip over the batch")
             at = axis - (batch is not None and axis > batch)
             offset, strides[at] = offset + (source.shape[at] - 1) * strides[at], -strides[at]
         return Ref(source.node, offset, source.shape, tuple(strides))
@@ -316,7 +318,7 @@ class Trace(TorchDispatchMode):
         lhs, rhs = self.ref(a), self.ref(b)
         if lhs.node.batched and rhs.node.batched:
             if self.batch_axis(out.shape, "a product") is not None:
-                raise Unsupported("a product of two values of the batch")
+                raise UnsupportedOperation("a product of two values of the batch")
             self.new("outer", out, None, (lhs, rhs))
             return True
         turned = rhs.node.batched
@@ -342,7 +344,7 @@ class Trace(TorchDispatchMode):
         assert batch is not None
         if batch in axes:
             if name != "sum":
-                raise Unsupported(f"{name} over the batch")
+                raise UnsupportedOperation(f"{name} over the batch")
             if x.shape[batch] != self.batch:  # rows merged with another axis: split it, the batch first
                 x = x.unflatten(batch, (self.batch, x.shape[batch] // self.batch))
                 axes = [*[axis if axis <= batch else axis + 1 for axis in axes], batch + 1]
@@ -421,7 +423,7 @@ def trace_forward(
 
 
 @dataclass
-class Traced:
+class TracedStep:
     """A step and its vector-Jacobian product.
 
     operands: the view of every operand that is given, by name; for the gradient also "dy" and "dlast", the gradients of
@@ -445,7 +447,7 @@ def trace(
     axes: TracedAxes,
     options: Mapping[str, Any],
     dtype: torch.dtype,
-) -> Traced:
+) -> TracedStep:
     """Trace a step and its vector-Jacobian product. The arguments are as in `trace_forward`."""
     mode, inputs, y, last = trace_forward(step, shapes, output, axes, options, dtype)
     forward = len(mode.nodes)
@@ -466,7 +468,7 @@ def trace(
         zero = mode.new("literal", torch.zeros(()), 0.0)
         shape = mode.ref(inputs["state"]).shape
         gradients["state"] = Ref(zero, 0, shape, (0,) * len(shape))
-    return Traced(
+    return TracedStep(
         mode.nodes,
         axes,
         {name: mode.ref(value) for name, value in (*inputs.items(), ("dy", seeds[0]), ("dlast", seeds[1]))},

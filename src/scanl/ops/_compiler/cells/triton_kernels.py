@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._compiler.cells.compiled import LENGTH, Compiled, OfTorch, States, flat, rows
+from scanl.ops._compiler.cells.compiled import LENGTH, CompiledCell, OfTorch, States, flat, rows
 from scanl.ops._compiler.cells.tiles import Tiles
 from scanl.ops._compiler.cells.triton_source import TritonWriter, source
 from scanl.ops._compiler.cells.values import Sizes
@@ -24,7 +24,7 @@ MAX_ROWS = (
 )
 
 
-class OnGpu(Compiled):
+class OnGpu(CompiledCell):
     """The kernels of a cell for a GPU."""
 
     def source(self, name: str) -> str:
@@ -100,13 +100,13 @@ class OnGpu(Compiled):
     ) -> None:  # fmt: skip
         import triton
 
-        from scanl.ops._triton._tuned import NARROWEST, block
+        from scanl.ops._triton._tuned import MIN_WIDTH, block
 
         state, axes = operands["state"], sizes.names
         blocks = {
             f"BLOCK_{letter}": block(sizes[width], BLOCK_CHANNELS)
             if self.divided
-            else max(NARROWEST, triton.next_power_of_2(sizes[width]))
+            else max(MIN_WIDTH, triton.next_power_of_2(sizes[width]))
             for letter, width in self.tiles.widths.items()
         }
         writer = self._forward_writer if which == "forward" else self._backward_writer
@@ -130,6 +130,6 @@ class OnGpu(Compiled):
 
 def _sequences(count: int) -> int:
     """Return how many sequences a program takes."""
-    from scanl.ops._triton._tuned import SHRUNK
+    from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
-    return MAX_ROWS if SHRUNK and count > 1 else 1
+    return MAX_ROWS if HAS_SMALL_TILES and count > 1 else 1

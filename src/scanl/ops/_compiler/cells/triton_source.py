@@ -20,7 +20,7 @@ from scanl.ops._compiler.cells.tiles import ChannelTile, Tiles
 from scanl.ops._compiler.cells.trace import Ref, TraceNode, contiguous
 from scanl.ops._compiler.expressions import Expression, Name, as_number
 from scanl.ops._compiler.print_triton import TritonPrinter
-from scanl.ops._compiler.rules import Unsupported
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 HEADER = '''"""Triton kernels of the cell {name}, generated from its step."""
 
@@ -74,7 +74,7 @@ class TritonWriter:
                 node.kind
             ](node)
             if len(self._names) > MAX_STEP_TILES:
-                raise Unsupported(f"more than {MAX_STEP_TILES} values for each channel")
+                raise UnsupportedOperation(f"more than {MAX_STEP_TILES} values for each channel")
         for root in self.plan.roots:
             self._root(root)
         self._end()
@@ -140,7 +140,7 @@ class TritonWriter:
             return self._kept_load(buffer, tile, self._load("p_kept", tile, "r_kept", ["live"], start=start))
         name = self._names.get((node, tile))
         if name is None:
-            raise Unsupported("a value with its channels in another order than they are computed in")
+            raise UnsupportedOperation("a value with its channels in another order than they are computed in")
         return name
 
     def _value(self, node: TraceNode, tile: ChannelTile) -> str:
@@ -207,14 +207,14 @@ class TritonWriter:
         names = self.read(lhs)
         axes = [tile.axis for tile in (lefts[0], results[0])]
         if not all(axes):
-            raise Unsupported("a product with a matrix that has not the channels on both axes")
+            raise UnsupportedOperation("a product with a matrix that has not the channels on both axes")
         *heads, terms, columns = rhs.shape
         count, wide = self.tiles.counts(result.shape, len(result.shape) - 1)
         _, high = self.tiles.counts(lhs.shape, len(lhs.shape) - 1)
         groups = self.tiles.groups if heads and heads[0] % self.tiles.groups == 0 else 1
         matrices = heads[0] // groups if heads else 1  # matrices that a program reads
         if matrices != (self.tiles.count(heads) if heads else 1):
-            raise Unsupported("a matrix for each of several axes")
+            raise UnsupportedOperation("a matrix for each of several axes")
         for lead in range(count):
             first = lead // (count // matrices) * groups * terms * columns
             for j in range(wide):
@@ -244,11 +244,11 @@ class TritonWriter:
     def _reduce(self, node: TraceNode) -> None:
         (source,), (name, inner, *_) = node.args, node.what
         if name == "cumsum":  # its gradient turns the channels round
-            raise Unsupported(name)
+            raise UnsupportedOperation(name)
         outer = len(source.shape) - inner
         head, tail = source.shape[:outer], source.shape[outer:]
         if any(kind == "group" for kind, _, _ in self.tiles.split(tail, (0,) * inner)):
-            raise Unsupported(f"{name} over {self.tiles.group}")
+            raise UnsupportedOperation(f"{name} over {self.tiles.group}")
         axis = next((kind for kind, _, _ in self.tiles.split(tail, (0,) * inner) if kind != "each"), "")
         _, inner_tiles = self.tiles.counts(source.shape, outer)
         names = self.read(source)
@@ -283,7 +283,7 @@ class TritonWriter:
         for at, value in parts:
             tiles, names = self.tiles.of(at), self.read(value)
             if at is not first and filled and any((node, tile) not in self._names for tile in tiles):
-                raise Unsupported("a join that fills a part of the channels")
+                raise UnsupportedOperation("a join that fills a part of the channels")
             for i, tile in enumerate(tiles):
                 self._names[node, tile] = names[i % len(names)]
 
