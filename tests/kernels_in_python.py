@@ -19,7 +19,7 @@ import torch
 from scanl.ops._compiler import recorded
 from scanl.ops._compiler.cells import compiled
 from scanl.ops._cpu import _cells
-from scanl.ops._cpu._slots import Operand, Slots
+from scanl.ops._cpu._slots import OperandSlots, Slots
 
 HELPERS = ("add_up", "apart", "clear", "copy", "in_window", "length", "longest", "of_step", "row_at", "state_before")
 OF_NUMPY = ("exp", "expm1", "log", "log1p", "cos", "sin", "sqrt", "tanh", "inf", "nan")
@@ -64,7 +64,7 @@ def array(address: int, size: int, dtype: Any) -> np.ndarray:
 def view(packed: Any, count: int, slots: Slots, dtype: np.dtype) -> SimpleNamespace:
     numbers = dict(zip(slots.numbers, packed, strict=False))
     rows = packed[len(slots.numbers) :]
-    operands = {name: Operand(*rows[3 * i : 3 * i + 3]) for i, name in enumerate(slots.rows)}
+    operands = {name: OperandSlots(*rows[3 * i : 3 * i + 3]) for i, name in enumerate(slots.rows)}
     return SimpleNamespace(units=count, dtype=dtype, **numbers, **operands)
 
 

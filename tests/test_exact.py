@@ -17,7 +17,7 @@ from scanl.models import LanguageModel, Stack
 from tests.test_layer_robustness import limit
 from tests.test_layers import DIM, STREAMING, inputs, make
 
-COVERS = ["ops/exact"]
+COVERS = ["ops/exact", "ops/products/blocks", "ops/products/few_rows", "ops/products/functions"]
 
 pytestmark = [pytest.mark.early(3)] + [pytest.mark.cells_by_loop("name")] * (not laws.ALL)
 
@@ -287,13 +287,13 @@ def test_autocast_counts():
 
 
 def test_a_machine_without_equal_bits_is_refused(monkeypatch):
-    from scanl.ops import _products
+    from scanl.ops.products import blocks
 
-    monkeypatch.setattr(_products, "_bmm", lambda a, b: torch.bmm(a, b) + torch.rand(()))
-    _products._plan.cache_clear()
+    monkeypatch.setattr(blocks, "_bmm", lambda a, b: torch.bmm(a, b) + torch.rand(()))
+    blocks.product_order.cache_clear()
     with pytest.raises(scanl.ScanlError, match=r"exact: a row by a matrix \(5, 3\) of torch.float32 depends on its"):
-        _products._plan(torch.float32, 5, 3, True, 1)
-    _products._plan.cache_clear()
+        blocks.product_order(torch.float32, 5, 3, True, 1)
+    blocks.product_order.cache_clear()
 
 
 def test_layers_without_the_law_say_so():

@@ -18,7 +18,7 @@ from scanl.hub.weights import Weights
 from scanl.layers import Layer
 from scanl.layers.parts.quantized import prepare, quantized_paths
 from scanl.models import LanguageModel
-from scanl.ops.fused.quantized_linear import Packed
+from scanl.ops.products.quantized_linear import PackedWeight
 
 CARRIED_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]  # files of the tokenizer and of the generation options
 IGNORED_OPTIONS = (
@@ -84,7 +84,7 @@ def load(
     integers = {names[name] for name, value in model.state_dict().items() if value.dtype == torch.int8}
     weights.check(shapes, {**dict.fromkeys(layout.ignored), **tied}, integers)
     tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
-    exempt = {f"{path}.{field}" for path in quantized_paths(model) for field in Packed._fields}
+    exempt = {f"{path}.{field}" for path in quantized_paths(model) for field in PackedWeight._fields}
     tensors = {
         name: turns[name].tensor(weights.read(stored, None if name in exempt else dtype, device))
         for name, stored in names.items()

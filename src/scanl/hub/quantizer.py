@@ -8,7 +8,7 @@ from torch import nn
 
 from scanl.errors import ConfigError
 from scanl.hub.checkpoints import METHOD
-from scanl.layers.parts.quantized import Packed, QuantizedWeight, prepare, quantized_paths
+from scanl.layers.parts.quantized import PackedWeight, QuantizedWeight, prepare, quantized_paths
 from scanl.models import QuantizedReport
 from scanl.models import quantize as quantize_model
 
@@ -82,7 +82,7 @@ def _share(model: Any) -> None:
         and isinstance(head, QuantizedWeight)
         and model.config.tie_word_embeddings
     ):
-        for name in Packed._fields:
+        for name in PackedWeight._fields:
             head.register_buffer(name, getattr(embedding, name), persistent=False)
     names, paths = model.all_tied_weights_keys.items(), quantized_paths(model).keys()
     model.all_tied_weights_keys = {a: b for a, b in names if paths.isdisjoint((_module(a), _module(b)))}

@@ -3,8 +3,8 @@
 import threading
 from typing import Any
 
-from scanl.ops import _products
 from scanl.ops._frame.context import context, prefer, preferred, unprefer
+from scanl.ops.products.functions import REPLACED
 
 _lock = threading.RLock()
 _open = 0  # contexts of all threads
@@ -38,7 +38,7 @@ class exact:
         context.exact += 1
         with _lock:
             if _open == 0:
-                for new, places in _products.REPLACED.items():
+                for new, places in REPLACED.items():
                     for owner, name in places:
                         _replaced.append((owner, name, getattr(owner, name)))
                         setattr(owner, name, new)

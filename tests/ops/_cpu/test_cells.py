@@ -12,7 +12,7 @@ from torch import Tensor
 
 import laws
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops._cpu import _product, _sigmoid
+from scanl.ops._cpu import _sigmoid
 from scanl.ops.linear_scan import linear_scan
 from scanl.ops.registry import Cell, Op, OpSample
 
@@ -202,23 +202,6 @@ def test_gates_are_right_to_a_few_roundings(name, dtype):
     y = torch.empty_like(edges)
     run(edges.numpy(), y.numpy())
     torch.testing.assert_close(y, GATES[name](edges), equal_nan=True)
-
-
-@njit
-def _multiply(out, h, w, count):
-    n, width = h.size // count, out.size // count
-    _product.add_part_products(out, 0, width, width, h, 0, n, n, w, 0, False, count)
-
-
-@kinds
-@pytest.mark.parametrize(
-    ("count", "n", "width"), [(1, 1, 1), (3, 7, 16), (5, 33, 40), (8, 65, 19), (2, 0, 8), (6, 40, 50), (1, 3, 150)]
-)
-def test_product_of_rows(count, n, width, dtype):
-    out, h, w = (torch.randn(shape, dtype=dtype) for shape in ((count, width), (count, n), (n, width)))
-    expected = out.double() + h.double() @ w.double()
-    _multiply(out.view(-1).numpy(), h.view(-1).numpy(), w.view(-1).numpy(), count)
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=20 * torch.finfo(dtype).eps * (1 + n**0.5))
 
 
 def _wider(x, state):

@@ -10,12 +10,16 @@ import pytest
 import torch
 from numba import TypingError
 
-from scanl.ops import _cpu
+from scanl.ops import _cpu, products
 from scanl.ops._cpu._kernel import Kernel, kernel
 from scanl.ops._cpu._slots import Slots, channels, part, units
 from scanl.ops._cpu._team import array
 
-KERNELS = [name for _, name, _ in pkgutil.iter_modules(_cpu.__path__, "scanl.ops._cpu.")]
+KERNELS = [
+    name
+    for package in (_cpu, products)
+    for _, name, _ in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+]
 
 
 @kernel("weight out last", rows="x y")
@@ -98,5 +102,5 @@ def test_kernels_read_by_name_all_that_they_declare(name):
         source += inspect.getsource(module.unit_of.py_func)
     read = set(re.findall(r"\bslots\.(\w+)", source))
     for declared in vars(module).values():
-        if isinstance(declared, Kernel):
+        if isinstance(declared, Kernel) and declared.module == name:
             assert {*declared.slots.numbers, *declared.slots.rows} <= read

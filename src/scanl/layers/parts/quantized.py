@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.adapters import has_hooks
 from scanl.layers.module import Module
-from scanl.ops.fused.quantized_linear import GROUP, Packed, quantized_linear
+from scanl.ops.products.quantized_linear import GROUP, PackedWeight, quantized_linear
 
 BITS = {"int8": 8, "int4": 4}  # by the name of a kind of weights
 
 
 class QuantizedWeight(Module):
-    """A module whose weight W is whole numbers: `packed`, `scale` and `groups`, which are `Packed`.
+    """A module whose weight W is whole numbers: `packed`, `scale` and `groups`, which are `PackedWeight`.
 
     It is made of a module in place, by `turn`. It cannot be trained.
     """
@@ -77,13 +77,13 @@ def fits(module: nn.Module) -> bool:
     )
 
 
-def turn(model: nn.Module, paths: Mapping[str, int], numbers: Callable[[Tensor, int], Packed]) -> None:
+def turn(model: nn.Module, paths: Mapping[str, int], numbers: Callable[[Tensor, int], PackedWeight]) -> None:
     """Quantize the modules at these paths, for which `fits` holds, in place. paths: their bits.
 
     numbers: makes whole numbers of a weight. Modules that have one weight have the same whole numbers, which are in the
     `state_dict` by the first of these modules.
     """
-    modules, known = dict(model.named_modules()), dict[int, tuple[Tensor, Packed]]()
+    modules, known = dict(model.named_modules()), dict[int, tuple[Tensor, PackedWeight]]()
     for path, bits in paths.items():
         module = modules[path]
         assert isinstance(module, nn.Linear | nn.Embedding)
@@ -118,8 +118,8 @@ def prepare(model: nn.Module, paths: Any) -> None:
     turn(model, paths, _blank)
 
 
-def _blank(weight: Tensor, bits: int) -> Packed:
+def _blank(weight: Tensor, bits: int) -> PackedWeight:
     rows, terms = weight.shape
     packed = torch.empty(rows, terms * bits // 8, dtype=torch.int8, device=weight.device)
     groups = None if bits == 8 else torch.empty(rows, terms // GROUP, dtype=torch.int8, device=weight.device)
-    return Packed(packed, torch.empty(rows, device=weight.device), groups)
+    return PackedWeight(packed, torch.empty(rows, device=weight.device), groups)

@@ -9,7 +9,7 @@ from scanl.layers.adapters import READS_ATTRIBUTE
 from scanl.layers.base import Layer
 from scanl.layers.parts.quantized import BITS, QuantizedWeight, fits, turn
 from scanl.models.heads.language_model import LanguageModel
-from scanl.ops.fused.quantized_linear import MIN_ROWS, pack
+from scanl.ops.products.quantized_linear import MIN_ROWS, pack
 
 MIN_NUMBERS = 1 << 12  # numbers of the weight of a linear map: a smaller one gains nothing
 LARGE_SIZE = 1 << 20  # numbers of an embedding that is no map to the logits too: a smaller one gains nothing

@@ -8,7 +8,7 @@ from scanl.ops._compiler.expressions import Expression, Operation, equal, unequa
 from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.schedule import ComplexPair, PairRule, Schedule
 from scanl.ops._compiler.views import View
-from scanl.ops.fused.quantized_linear import MIN_ROWS
+from scanl.ops.products.quantized_linear import MIN_ROWS
 
 LoopRule = Callable[[Schedule, View, list[Any], dict[str, Any]], None]
 RULES: dict[str, LoopRule] = {}

@@ -155,7 +155,7 @@ class RecordedFunction:
         """Return the address of what the kernel calls others by."""
         if not self._called:
             return 0
-        from scanl.ops._cpu._in_team import team
+        from scanl.ops.products.in_team import team
 
         return team(units, self._called)
 

@@ -15,12 +15,12 @@ from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.views import Memory, Operand, View, merged
 
 IMPORTS = """\
-from scanl.ops._cpu._in_team import times, times_quantized
 from scanl.ops._cpu._logarithm import expm1, log, log1p
-from scanl.ops._cpu._pointers import address, at, pointer, separate"""
+from scanl.ops._cpu._pointers import address, at, pointer, separate
+from scanl.ops.products.in_team import times, times_quantized"""
 MIN_WEIGHT_NUMBERS = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
-MIN_COLUMNS = 6  # its least columns: COLUMNS of _rows_by_weight.py, which imports numba
-CALLS = ("times", "times_quantized")  # functions of `_in_team.py`, in the order of their kernels
+MIN_COLUMNS = 6  # its least columns: COLUMNS of rows_by_weight.py, which imports numba
+WEIGHTS = ("float32", "int8", "int4")  # kinds of weights that have kernels, in their order in `in_team.py`
 MAX_LOOPS = 12  # elementwise loops that become one
 MAX_WAITING_CALLS = 32  # calls that a later one may still be put among
 PairRule = Callable[..., tuple[Expression, ...]]  # of pairs, to the parts of the result
@@ -33,8 +33,8 @@ class Schedule:
         self.functions: dict[LoopFunction, str] = {}  # names
         self.calls: list[tuple[Any, list[View]]] = []  # the function, and what it gets pointers to
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
-        self.called = set[int]()  # numbers of the kernels that it calls, as `_in_team.py` has them
-        self._team = View(Memory("team", 2 + len(CALLS), "int64"), 0, (2 + len(CALLS),), (1,), "real")
+        self.called = set[str]()  # kinds of weights whose kernels it calls
+        self._team = View(Memory("team", 2 + len(WEIGHTS), "int64"), 0, (2 + len(WEIGHTS),), (1,), "real")
         self._open: list[list[_Statement | _Other]] = []  # the last calls; elementwise loops of a list become one
 
     def elementwise(self, out: View, args: Sequence[Operand], rule: Rule) -> None:
@@ -209,7 +209,7 @@ class Schedule:
         if one and b.strides[-2] == 1 and k * m >= MIN_WEIGHT_NUMBERS and m >= MIN_COLUMNS:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
             pairs = [part for at, row in enumerate(rows) for part in (Name(f"p{at}"), Constant(row))]
-            self._call_kernel("times", [out, a, b], [*pairs, n, m, k])
+            self._call_kernel("times", "float32", [out, a, b], [*pairs, n, m, k])
             if bias is not None:
                 self.elementwise(out, [out, bias], lambda x, y: x + y)
             return
@@ -249,14 +249,15 @@ class Schedule:
         return False
 
     def quantized(self, out: View, x: View, packed: View, scale: View, groups: View | None, bias: View | None) -> None:
-        """Add out = x Wᵀ + bias, for x (M, K); W as `ops.fused.quantized_linear` has it."""
+        """Add out = x Wᵀ + bias, for x (M, K); W as `products.quantized_linear` has it."""
         x, bias = self._rowwise(x), None if bias is None else self._rowwise(bias)
         views = [out, x, packed, scale, *(view for view in (groups, bias) if view is not None)]
         optional = [
             0 if view is None else Operation("address", Name(f"p{views.index(view)}")) for view in (groups, bias)
         ]
         rows = [Name("p0"), out.strides[0], Name("p1"), x.strides[0], Name("p2"), Name("p3")]
-        self._call_kernel("times_quantized", views, [*rows, *optional, x.shape[0], out.shape[1], x.shape[1]])
+        sizes = [x.shape[0], out.shape[1], x.shape[1]]
+        self._call_kernel("times_quantized", "int8" if groups is None else "int4", views, [*rows, *optional, *sizes])
 
     def _rowwise(self, value: View) -> View:
         """Return a value whose rows have adjacent numbers: itself, or a copy."""
@@ -269,11 +270,11 @@ class Schedule:
         self.copy(copied, value)
         return copied
 
-    def _call_kernel(self, name: str, views: Sequence[View], args: Sequence[Expression | int]) -> None:
-        """Add a call of another kernel, which several threads may run. The first view is written."""
+    def _call_kernel(self, name: str, weight: str, views: Sequence[View], args: Sequence[Expression | int]) -> None:
+        """Add a call of the kernel for a kind of weight, which several threads may run. The first view is written."""
         body = _Body([views[0]])
         body.views += [*views[1:], self._team]
-        self.called.add(CALLS.index(name))
+        self.called.add(weight)
         self._add(body, [KernelCall(name, (Name(f"p{len(views)}"), *map(expression, args)))])
 
     def _add(self, body: "_Body", statements: Sequence[Statement], *, sums: bool = False) -> None:

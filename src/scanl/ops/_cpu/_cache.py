@@ -1,7 +1,7 @@
 """Machine code of kernels on disk, so that a later process compiles nothing.
 
 The name of a file has a digest of all that its machine code depends on: the source of the kernel's file and of the
-files that it imports from this folder, the arguments, the processor and the versions. numba's own cache looks at the
+files of kernels that it imports, the arguments, the processor and the versions. numba's own cache looks at the
 kernel's file alone, and has several kernels in one index, which processes overwrite for one another.
 """
 
@@ -22,7 +22,7 @@ from numba.core.serialize import dumps
 
 from scanl.ops._frame import cache
 
-_IMPORT = re.compile(r"^from (scanl\.ops\._cpu\.\w+) import ", re.MULTILINE)
+_IMPORT = re.compile(r"^from (scanl\.ops\.(?:_cpu|products)\.\w+) import ", re.MULTILINE)
 
 
 class MachineCode:
@@ -63,7 +63,7 @@ class MachineCode:
 
 @functools.cache
 def source_digest(module: str | None) -> str:
-    """Return a digest of the source of a module and of its imports from this folder; "" without a source.
+    """Return a digest of the source of a module and of the files of kernels that it imports; "" without a source.
 
     module: its name; None for code that belongs to no module.
 

@@ -8,10 +8,10 @@ from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._pointers import at, pointer, separate
-from scanl.ops._cpu._product import BYTES, add_part_products
 from scanl.ops._cpu._slots import itemsize
 from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
+from scanl.ops.products.matrices import BYTES, add_part_products
 
 MIN_BLOCK_CHANNELS = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
 WIDEST = 2048  # most channels of a block, so that its rows fit the first-level cache

@@ -37,7 +37,9 @@ def helper(**options: Any) -> Callable[[Callable], Any]:
         with compiling():
             compiled = compiler(function)
         resolve = compiled.get_call_template
-        compiled.get_call_template = lambda args, kws: resolve(tuple(map(types.unliteral, args)), kws)
+        compiled.get_call_template = lambda args, kws: resolve(
+            tuple(map(types.unliteral, args)), {name: types.unliteral(kind) for name, kind in dict(kws).items()}
+        )
         return compiled
 
     return made

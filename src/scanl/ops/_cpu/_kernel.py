@@ -51,8 +51,9 @@ class Kernel:
         self.slots = slots
         self.pack = slots.pack
         self.compiled: dict[torch.dtype, _Compiled] = {}  # keeps the machine code alive
+        self.module = function.__module__
         self._function = function
-        self._source = source_digest(function.__module__)
+        self._source = source_digest(self.module)
         self._calls: dict[torch.dtype, tuple[Any, int]] = {}
 
     def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:

@@ -23,18 +23,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import types  # pyright: ignore[reportPrivateImportUsage]
-from numba.extending import intrinsic
 
 from scanl.ops._cpu._columns import WIDTH, Work, unit_of
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import Kernel, kernel
 from scanl.ops._cpu._memory import empty
-from scanl.ops._cpu._product import BELOW, LOWER, NEXT, UPPER, WHOLE, add_products, transpose
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import itemsize, units
 from scanl.ops._cpu._team import array, take
-from scanl.ops._cpu._vectors import STRIP, Emitter
+from scanl.ops._cpu._vectors import STRIP, emitted
+from scanl.ops.products.matrices import BELOW, LOWER, NEXT, UPPER, WHOLE, add_products, transpose
 
 GROUP = 8  # rows of a triangular system that are solved one by one, between products
 AHEAD = 8  # rows between prefetching a row and using it
@@ -72,16 +70,11 @@ def _places_of(longest: int, size: int, keys: int, values: int, delta: bool) -> 
 # Rows are slices that are made before the loop over them: an index that may be negative makes LLVM gather and scatter.
 
 
-@intrinsic
-def _fetch(typingctx, x, at):
+@emitted
+def _fetch(e, x, at):
     """Prefetch a strip of x: processors do not predict rows that lie far apart."""
 
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        e.prefetch(e.at(*e.values))
-        return context.get_dummy_value()
-
-    return types.void(x, types.int64), codegen
+    e.prefetch(e.at(x, at))
 
 
 @helper()

@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import types
-from numba.extending import intrinsic
 
 from scanl.ops._cpu import _matrix_chunks
 from scanl.ops._cpu._columns import CHUNK, divide, load, store, summed, unit_of
@@ -36,7 +34,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import units
 from scanl.ops._cpu._team import array, scratch
-from scanl.ops._cpu._vectors import STRIP, Emitter
+from scanl.ops._cpu._vectors import STRIP, emitted
 from scanl.ops._frame.context import exactly
 
 _HEAD = (
@@ -62,30 +60,23 @@ QA, QK, Y_DO, V_DO, SUM_D, K_DA, V_DV = range(MAX_WIDTH, MAX_WIDTH + 7)
 def _strip_of_pass(low_rank, columns):
     """Build the strip loop of `_pass`: for a low-rank term, for column decays, or for neither."""
 
-    @intrinsic
-    def strip(typingctx, S, source, target, rows, c, previous, now, x, lane):
-        def codegen(context, builder, signature, arguments):
-            e = Emitter(context, builder, signature, arguments)
-            S, source, target, rows, c, previous, now, x, lane = e.values
-            v, y, decays = (e.read(e.at(x, n, lane)) for n in (V, Y, E))
-            read_y, read_o = e.sums(2)
-            with e.rows(rows) as i:
-                row = builder.mul(i, i.type(W))
-                d, a, k = (e.number_at(e.at(c, n, previous, i)) for n in (D, A, K))
-                b, q = (e.number_at(e.at(c, n, now, i)) for n in (B, DQ))
-                p = e.times(d, e.read(e.at(S, source, row, lane)))
-                p = e.times(p, decays) if columns else e.add(p, a, y) if low_rank else p
-                p = e.add(p, k, v)
-                e.write(p, e.at(S, target, row, lane))
-                if low_rank:
-                    e.add_to(read_y, b, p)
-                e.add_to(read_o, q, p)
-            e.keep(read_y, e.at(x, Y, lane))
-            e.keep(read_o, e.at(x, O, lane))
-            return context.get_dummy_value()
-
-        n = types.int64
-        return types.void(S, n, n, n, c, n, n, x, n), codegen
+    @emitted
+    def strip(e, S, source, target, rows, c, previous, now, x, lane):
+        v, y, decays = (e.read(e.at(x, n, lane)) for n in (V, Y, E))
+        read_y, read_o = e.sums(2)
+        with e.rows(rows) as i:
+            row = e.builder.mul(i, i.type(W))
+            d, a, k = (e.number_at(e.at(c, n, previous, i)) for n in (D, A, K))
+            b, q = (e.number_at(e.at(c, n, now, i)) for n in (B, DQ))
+            p = e.times(d, e.read(e.at(S, source, row, lane)))
+            p = e.times(p, decays) if columns else e.add(p, a, y) if low_rank else p
+            p = e.add(p, k, v)
+            e.write(p, e.at(S, target, row, lane))
+            if low_rank:
+                e.add_to(read_y, b, p)
+            e.add_to(read_o, q, p)
+        e.keep(read_y, e.at(x, Y, lane))
+        e.keep(read_o, e.at(x, O, lane))
 
     return strip
 
@@ -113,90 +104,70 @@ def _pass(S, source, target, keys, c, previous, now, size, x, kind, columns):
             _pass_rows(S, source, target, keys, c, previous, now, x, lane)
 
 
-@intrinsic
-def _gather_strip(typingctx, dS, rows, c, x, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        dS, rows, c, x, lane = e.values
-        do = e.read(e.at(x, DO, lane))
-        dv, dy = e.sums(2)
-        with e.rows(rows) as i:
-            place = e.at(dS, builder.mul(i, i.type(W)), lane)
-            q, k, a = (e.number_at(e.at(c, n, i)) for n in (Q, K, A))
-            d = e.add(e.read(place), q, do)
-            e.write(d, place)
-            e.add_to(dv, k, d)
-            e.add_to(dy, a, d)
-        e.keep(dv, e.at(x, DV, lane))
-        e.keep(dy, e.at(x, DY, lane))
-        return context.get_dummy_value()
-
-    return types.void(dS, types.int64, c, x, types.int64), codegen
+@emitted
+def _gather_strip(e, dS, rows, c, x, lane):
+    do = e.read(e.at(x, DO, lane))
+    dv, dy = e.sums(2)
+    with e.rows(rows) as i:
+        place = e.at(dS, e.builder.mul(i, i.type(W)), lane)
+        q, k, a = (e.number_at(e.at(c, n, i)) for n in (Q, K, A))
+        d = e.add(e.read(place), q, do)
+        e.write(d, place)
+        e.add_to(dv, k, d)
+        e.add_to(dy, a, d)
+    e.keep(dv, e.at(x, DV, lane))
+    e.keep(dy, e.at(x, DY, lane))
 
 
-@intrinsic
-def _scatter_strip(typingctx, P, at, dS, rows, c, x, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        P, at, dS, rows, c, x, lane = e.values
-        v, y, dy, do = (e.read(e.at(x, n, lane)) for n in (V, Y, DY, DO))
-        with e.rows(rows, 4) as i:
-            sums = {n: [] for n in (TO_K, TO_A, TO_B, TO_D, TO_Q)}
-            for more in range(4):
-                row = builder.mul(builder.add(i, i.type(more)), i.type(W))
-                place = e.at(dS, row, lane)
-                p, d = e.read(e.at(P, at, row, lane)), e.read(place)
-                decay, b = (e.number_at(e.at(c, n + more, i)) for n in (D, B))
-                decayed = e.times(decay, d)
-                for n, pair in zip(sums, ((d, v), (d, y), (p, dy), (decayed, p), (p, do)), strict=True):
-                    sums[n].append(e.dot(*pair))
-                e.write(e.add(decayed, b, dy), place)
-            for n, four in sums.items():
-                e.add_four(e.at(c, n, i), e.totals(four))
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(P, n, dS, n, c, x, n), codegen
+@emitted
+def _scatter_strip(e, P, at, dS, rows, c, x, lane):
+    v, y, dy, do = (e.read(e.at(x, n, lane)) for n in (V, Y, DY, DO))
+    with e.rows(rows, 4) as i:
+        sums = {n: [] for n in (TO_K, TO_A, TO_B, TO_D, TO_Q)}
+        for more in range(4):
+            row = e.builder.mul(e.builder.add(i, i.type(more)), i.type(W))
+            place = e.at(dS, row, lane)
+            p, d = e.read(e.at(P, at, row, lane)), e.read(place)
+            decay, b = (e.number_at(e.at(c, n + more, i)) for n in (D, B))
+            decayed = e.times(decay, d)
+            for n, pair in zip(sums, ((d, v), (d, y), (p, dy), (decayed, p), (p, do)), strict=True):
+                sums[n].append(e.dot(*pair))
+            e.write(e.add(decayed, b, dy), place)
+        for n, four in sums.items():
+            e.add_four(e.at(c, n, i), e.totals(four))
 
 
 def _strip_of_back(bonus, columns):
     """Build the strip loop of `_step_back` without a low-rank term: no sum depends on another, so one pass suffices."""
 
-    @intrinsic
-    def strip(typingctx, P, at, dS, rows, c, x, lane):
-        def codegen(context, builder, signature, arguments):
-            e = Emitter(context, builder, signature, arguments)
-            P, at, dS, rows, c, x, lane = e.values
-            v, do, decays, first, last, decayed_do = (e.read(e.at(x, n, lane)) for n in (V, DO, E, FIRST, LAST, SEEN))
-            dv, of_decays = e.sums(2)
-            with e.rows(rows, 4) as i:
-                sums = {n: [] for n in (TO_K, TO_D, TO_Q)}
-                for more in range(4):
-                    row = builder.mul(builder.add(i, i.type(more)), i.type(W))
-                    place = e.at(dS, row, lane)
-                    p, d = e.read(e.at(P, at, row, lane)), e.read(place)
-                    q, k, decay = (e.number_at(e.at(c, n + more, i)) for n in (Q, K, D))
-                    if not bonus:
-                        d = e.add(d, q, first if columns else do)
-                    e.add_to(dv, k, d)
-                    gradient = e.times(decay, d)
-                    if columns:
-                        e.add_to(of_decays, gradient, p)
-                        gradient = e.times(gradient, decays)
-                    for n, pair in ((TO_K, (d, v)), (TO_Q, (p, decayed_do if columns else do))):
-                        sums[n].append(e.dot(*pair))
-                    sums[TO_D].append(e.dot(gradient, p))
-                    if bonus or columns:
-                        gradient = e.add(gradient, q, last if columns else do)
-                    e.write(gradient, place)
-                for n, four in sums.items():
-                    e.add_four(e.at(c, n, i), e.totals(four))
-            e.keep(dv, e.at(x, DV, lane))
-            e.keep(of_decays, e.at(x, DE, lane))
-            return context.get_dummy_value()
-
-        n = types.int64
-        return types.void(P, n, dS, n, c, x, n), codegen
+    @emitted
+    def strip(e, P, at, dS, rows, c, x, lane):
+        v, do, decays, first, last, decayed_do = (e.read(e.at(x, n, lane)) for n in (V, DO, E, FIRST, LAST, SEEN))
+        dv, of_decays = e.sums(2)
+        with e.rows(rows, 4) as i:
+            sums = {n: [] for n in (TO_K, TO_D, TO_Q)}
+            for more in range(4):
+                row = e.builder.mul(e.builder.add(i, i.type(more)), i.type(W))
+                place = e.at(dS, row, lane)
+                p, d = e.read(e.at(P, at, row, lane)), e.read(place)
+                q, k, decay = (e.number_at(e.at(c, n + more, i)) for n in (Q, K, D))
+                if not bonus:
+                    d = e.add(d, q, first if columns else do)
+                e.add_to(dv, k, d)
+                gradient = e.times(decay, d)
+                if columns:
+                    e.add_to(of_decays, gradient, p)
+                    gradient = e.times(gradient, decays)
+                for n, pair in ((TO_K, (d, v)), (TO_Q, (p, decayed_do if columns else do))):
+                    sums[n].append(e.dot(*pair))
+                sums[TO_D].append(e.dot(gradient, p))
+                if bonus or columns:
+                    gradient = e.add(gradient, q, last if columns else do)
+                e.write(gradient, place)
+            for n, four in sums.items():
+                e.add_four(e.at(c, n, i), e.totals(four))
+        e.keep(dv, e.at(x, DV, lane))
+        e.keep(of_decays, e.at(x, DE, lane))
 
     return strip
 
@@ -226,42 +197,33 @@ def _step_back(P, at, dS, keys, c, size, x, kind, columns):
             _back_rows(P, at, dS, fours, c, x, lane)
 
 
-@intrinsic
-def _settle_strip(typingctx, c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row, lane = e.values
-        is_delta, is_bonus, is_general = (
-            builder.icmp_signed("==", kind, kind.type(n)) for n in (DELTA, BONUS, GENERAL)
-        )
-        decay, a, q, k, u, to_k, to_a, to_b, to_d, to_q = (
-            e.read(e.at(c, n, lane)) for n in (D, A, Q, K, U, TO_K, TO_A, TO_B, TO_D, TO_Q)
-        )
-        y_do, v_do = (e.number_at(e.at(c, n)) for n in (Y_DO, V_DO))
-        grad_q = e.add(e.choose(is_bonus, to_q, e.times(decay, to_q)), a, y_do)
-        grad_q = e.times(e.spread(scale), e.add(grad_q, e.times(u, k), v_do))
-        decayed = e.times(decay, to_b)
-        to_d = e.choose(is_delta, e.add(to_d, k, decayed), to_d)
-        of_keys = e.add(e.add(to_k, decayed), e.spread(builder.fneg(weight)), to_a)
-        of_keys = e.choose(is_delta, of_keys, e.choose(is_bonus, e.add(to_k, e.times(u, q), v_do), to_k))
-        e.write(e.times(e.times(q, k), v_do), e.at(c, TO_U, lane))
-        e.add_number(e.at(c, SUM_D), e.total(to_d))
-        e.add_number(e.at(c, K_DA), e.total(e.times(k, to_a)))
-        always, by_key = is_delta.type(1), e.is_set(d_key)
-        for value, target, start, add, flag in (
-            (grad_q, dq, t, add_t, always),
-            (of_keys, dk, t, add_t, always),
-            (to_a, da, row, add_row, is_general),
-            (to_b, db, row, add_row, is_general),
-            (to_d, dg, row, add_row, by_key),
-        ):
-            place = e.place_if(flag, target, start, lane, c)
-            total = e.read_some(place, e.some(lane, keys, flag, e.is_set(add)))
-            e.write_some(e.add(total, value), place, e.some(lane, keys, flag))
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(c, n, scale, weight, n, n, dq, dk, n, n, da, db, dg, n, n, n), codegen
+@emitted
+def _settle_strip(e, c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row, lane):
+    is_delta, is_bonus, is_general = (e.builder.icmp_signed("==", kind, kind.type(n)) for n in (DELTA, BONUS, GENERAL))
+    decay, a, q, k, u, to_k, to_a, to_b, to_d, to_q = (
+        e.read(e.at(c, n, lane)) for n in (D, A, Q, K, U, TO_K, TO_A, TO_B, TO_D, TO_Q)
+    )
+    y_do, v_do = (e.number_at(e.at(c, n)) for n in (Y_DO, V_DO))
+    grad_q = e.add(e.choose(is_bonus, to_q, e.times(decay, to_q)), a, y_do)
+    grad_q = e.times(e.spread(scale), e.add(grad_q, e.times(u, k), v_do))
+    decayed = e.times(decay, to_b)
+    to_d = e.choose(is_delta, e.add(to_d, k, decayed), to_d)
+    of_keys = e.add(e.add(to_k, decayed), e.spread(e.builder.fneg(weight)), to_a)
+    of_keys = e.choose(is_delta, of_keys, e.choose(is_bonus, e.add(to_k, e.times(u, q), v_do), to_k))
+    e.write(e.times(e.times(q, k), v_do), e.at(c, TO_U, lane))
+    e.add_number(e.at(c, SUM_D), e.total(to_d))
+    e.add_number(e.at(c, K_DA), e.total(e.times(k, to_a)))
+    always, by_key = is_delta.type(1), e.is_set(d_key)
+    for value, target, start, add, flag in (
+        (grad_q, dq, t, add_t, always),
+        (of_keys, dk, t, add_t, always),
+        (to_a, da, row, add_row, is_general),
+        (to_b, db, row, add_row, is_general),
+        (to_d, dg, row, add_row, by_key),
+    ):
+        place = e.place_if(flag, target, start, lane, c)
+        total = e.read_some(place, e.some(lane, keys, flag, e.is_set(add)))
+        e.write_some(e.add(total, value), place, e.some(lane, keys, flag))
 
 
 @helper(forceinline=True)
@@ -272,39 +234,28 @@ def _settle(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, r
         _settle_strip(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row, lane)
 
 
-@intrinsic
-def _step_strip(typingctx, q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, scale, weight, keys, c, at, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, scale, weight, keys, c, at, lane = e.values
-        is_delta, is_bonus, is_general = (
-            builder.icmp_signed("==", kind, kind.type(n)) for n in (DELTA, BONUS, GENERAL)
-        )
-        mask = e.some(lane, keys)
-        query, key = (e.read_some(e.at(source, t, lane), mask) for source in (q, k))
-        query = e.times(e.spread(scale), query)
-        for source in (q, k):
-            e.prefetch(e.at(source, ahead, lane))
-        by_key, mask_of_each = e.is_set(d_key), e.some(lane, keys, e.is_set(d_key))
-        decay = e.read_some(e.place_if(by_key, g, d, lane, c), mask_of_each, e.number_at(e.at(g, d)))
-        decay = e.exp(decay) if e.item == 4 else e.read(e.at(c, D, at, lane))
-        zero, general = e.times(query, e.spread(scale.type(0))), e.some(lane, keys, is_general)
-        erase = e.choose(is_delta, e.times(e.spread(builder.fneg(weight)), key), zero)
-        erase = e.read_some(e.place_if(is_general, a, h, lane, c), general, erase)
-        find = e.read_some(
-            e.place_if(is_general, b, h, lane, c), general, e.choose(is_delta, e.times(decay, key), zero)
-        )
-        bonus = e.read_some(e.place_if(is_bonus, u, w, lane, c), e.some(lane, keys, is_bonus), e.spread(scale.type(1)))
-        decayed_query = e.choose(is_bonus, query, e.times(decay, query))
-        vectors = {D: decay, A: erase, K: key, B: find, Q: query, DQ: decayed_query, U: bonus}
-        for n, value in vectors.items():
-            e.write(value, e.at(c, n, at, lane))
-        e.add_number(e.at(c, QA, at), e.total(e.times(query, erase)))
-        e.add_number(e.at(c, QK, at), e.total(e.times(e.times(query, bonus), key)))
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(q, n, n, k, a, b, n, g, n, n, u, n, n, scale, weight, n, c, n, n), codegen
+@emitted
+def _step_strip(e, q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, scale, weight, keys, c, at, lane):
+    is_delta, is_bonus, is_general = (e.builder.icmp_signed("==", kind, kind.type(n)) for n in (DELTA, BONUS, GENERAL))
+    mask = e.some(lane, keys)
+    query, key = (e.read_some(e.at(source, t, lane), mask) for source in (q, k))
+    query = e.times(e.spread(scale), query)
+    for source in (q, k):
+        e.prefetch(e.at(source, ahead, lane))
+    by_key, mask_of_each = e.is_set(d_key), e.some(lane, keys, e.is_set(d_key))
+    decay = e.read_some(e.place_if(by_key, g, d, lane, c), mask_of_each, e.number_at(e.at(g, d)))
+    decay = e.exp(decay) if e.item == 4 else e.read(e.at(c, D, at, lane))
+    zero, general = e.times(query, e.spread(scale.type(0))), e.some(lane, keys, is_general)
+    erase = e.choose(is_delta, e.times(e.spread(e.builder.fneg(weight)), key), zero)
+    erase = e.read_some(e.place_if(is_general, a, h, lane, c), general, erase)
+    find = e.read_some(e.place_if(is_general, b, h, lane, c), general, e.choose(is_delta, e.times(decay, key), zero))
+    bonus = e.read_some(e.place_if(is_bonus, u, w, lane, c), e.some(lane, keys, is_bonus), e.spread(scale.type(1)))
+    decayed_query = e.choose(is_bonus, query, e.times(decay, query))
+    vectors = {D: decay, A: erase, K: key, B: find, Q: query, DQ: decayed_query, U: bonus}
+    for n, value in vectors.items():
+        e.write(value, e.at(c, n, at, lane))
+    e.add_number(e.at(c, QA, at), e.total(e.times(query, erase)))
+    e.add_number(e.at(c, QK, at), e.total(e.times(e.times(query, bonus), key)))
 
 
 class _Sizes(NamedTuple):
@@ -411,24 +362,17 @@ def _decays_of_columns(e, av, columns, place, size, x, lane):
     return decays
 
 
-@intrinsic
-def _output_strip(typingctx, v, av, place, ahead, weight, size, x, c, at, kind, columns, out, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        v, av, place, ahead, weight, size, x, c, at, kind, columns, out, lane = e.values
-        e.prefetch(e.at(v, ahead, lane))
-        mask = e.some(lane, size)
-        value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), mask))
-        e.write(value, e.at(x, V, lane))
-        decays = _decays_of_columns(e, av, columns, place, size, x, lane)
-        output = e.read(e.at(x, O, lane))
-        output = e.choose(builder.icmp_signed("==", kind, kind.type(BONUS)), output, e.times(output, decays))
-        o = e.add(output, e.number_at(e.at(c, QA, at)), e.read(e.at(x, Y, lane)))
-        e.write_some(e.add(o, e.number_at(e.at(c, QK, at)), value), e.at(out, place, lane), mask)
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(v, av, n, n, weight, n, x, c, n, n, n, out, n), codegen
+@emitted
+def _output_strip(e, v, av, place, ahead, weight, size, x, c, at, kind, columns, out, lane):
+    e.prefetch(e.at(v, ahead, lane))
+    mask = e.some(lane, size)
+    value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), mask))
+    e.write(value, e.at(x, V, lane))
+    decays = _decays_of_columns(e, av, columns, place, size, x, lane)
+    output = e.read(e.at(x, O, lane))
+    output = e.choose(e.builder.icmp_signed("==", kind, kind.type(BONUS)), output, e.times(output, decays))
+    o = e.add(output, e.number_at(e.at(c, QA, at)), e.read(e.at(x, Y, lane)))
+    e.write_some(e.add(o, e.number_at(e.at(c, QK, at)), value), e.at(out, place, lane), mask)
 
 
 @helper(forceinline=True)
@@ -438,21 +382,14 @@ def _output(v, av, place, ahead, weight, size, x, c, at, kind, columns, out):
         _output_strip(v, av, place, ahead, weight, size, x, c, at, kind, columns, out, lane)
 
 
-@intrinsic
-def _values_strip(typingctx, v, av, place, ahead, weight, size, x, columns, ys, start, d_out, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        v, av, place, ahead, weight, size, x, columns, ys, start, d_out, lane = e.values
-        _decays_of_columns(e, av, columns, place, size, x, lane)
-        e.prefetch(e.at(v, ahead, lane))
-        e.prefetch(e.at(d_out, place, lane))
-        value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), e.some(lane, size)))
-        e.write(value, e.at(x, V, lane))
-        e.write(e.read(e.at(x, Y, lane)), e.at(ys, start, lane))
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(v, av, n, n, weight, n, x, n, ys, n, d_out, n), codegen
+@emitted
+def _values_strip(e, v, av, place, ahead, weight, size, x, columns, ys, start, d_out, lane):
+    _decays_of_columns(e, av, columns, place, size, x, lane)
+    e.prefetch(e.at(v, ahead, lane))
+    e.prefetch(e.at(d_out, place, lane))
+    value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), e.some(lane, size)))
+    e.write(value, e.at(x, V, lane))
+    e.write(e.read(e.at(x, Y, lane)), e.at(ys, start, lane))
 
 
 @helper(forceinline=True)
@@ -462,26 +399,19 @@ def _values(v, av, place, ahead, weight, size, x, columns, ys, start, d_out):
         _values_strip(v, av, place, ahead, weight, size, x, columns, ys, start, d_out, lane)
 
 
-@intrinsic
-def _enter_strip(typingctx, v, av, place, weight, size, x, c, kind, columns, ys, start, d_out, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        v, av, place, weight, size, x, c, kind, columns, ys, start, d_out, lane = e.values
-        mask = e.some(lane, size)
-        value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), mask))
-        y, do = e.read(e.at(ys, start, lane)), e.read_some(e.at(d_out, place, lane), mask)
-        decays = _decays_of_columns(e, av, columns, place, size, x, lane)
-        is_bonus, zero = builder.icmp_signed("==", kind, kind.type(BONUS)), e.times(do, e.spread(e.number(0)))
-        first, last = e.choose(is_bonus, zero, do), e.choose(is_bonus, do, zero)
-        decayed_do = e.choose(is_bonus, do, e.times(do, decays))
-        for n, strip in ((V, value), (Y, y), (DO, do), (FIRST, first), (LAST, last), (SEEN, decayed_do)):
-            e.write(strip, e.at(x, n, lane))
-        e.add_number(e.at(c, Y_DO), e.total(e.times(y, do)))
-        e.add_number(e.at(c, V_DO), e.total(e.times(value, do)))
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(v, av, n, weight, n, x, c, n, n, ys, n, d_out, n), codegen
+@emitted
+def _enter_strip(e, v, av, place, weight, size, x, c, kind, columns, ys, start, d_out, lane):
+    mask = e.some(lane, size)
+    value = e.times(e.spread(weight), e.read_some(e.at(v, place, lane), mask))
+    y, do = e.read(e.at(ys, start, lane)), e.read_some(e.at(d_out, place, lane), mask)
+    decays = _decays_of_columns(e, av, columns, place, size, x, lane)
+    is_bonus, zero = e.builder.icmp_signed("==", kind, kind.type(BONUS)), e.times(do, e.spread(e.number(0)))
+    first, last = e.choose(is_bonus, zero, do), e.choose(is_bonus, do, zero)
+    decayed_do = e.choose(is_bonus, do, e.times(do, decays))
+    for n, strip in ((V, value), (Y, y), (DO, do), (FIRST, first), (LAST, last), (SEEN, decayed_do)):
+        e.write(strip, e.at(x, n, lane))
+    e.add_number(e.at(c, Y_DO), e.total(e.times(y, do)))
+    e.add_number(e.at(c, V_DO), e.total(e.times(value, do)))
 
 
 @helper(forceinline=True)
@@ -492,23 +422,16 @@ def _enter(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out):
         _enter_strip(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out, lane)
 
 
-@intrinsic
-def _leave_strip(typingctx, v, dv, dav, place, weight, size, x, c, kind, columns, lane):
-    def codegen(context, builder, signature, arguments):
-        e = Emitter(context, builder, signature, arguments)
-        v, dv, dav, place, weight, size, x, c, kind, columns, lane = e.values
-        mask, total, do, decays, of_decays = e.some(lane, size), *(e.read(e.at(x, n, lane)) for n in (DV, DO, E, DE))
-        with_bonus = e.add(total, e.number_at(e.at(c, QK)), do)
-        total = e.choose(builder.icmp_signed("==", kind, kind.type(BONUS)), with_bonus, total)
-        e.add_number(e.at(c, V_DV), e.total(e.times(e.read_some(e.at(v, place, lane), mask), total)))
-        e.write_some(e.times(e.spread(weight), total), e.at(dv, place, lane), mask)
-        is_set = e.is_set(columns)
-        of_decays = e.times(decays, of_decays)
-        e.write_some(of_decays, e.place_if(is_set, dav, place, lane, x), e.some(lane, size, is_set))
-        return context.get_dummy_value()
-
-    n = types.int64
-    return types.void(v, dv, dav, n, weight, n, x, c, n, n, n), codegen
+@emitted
+def _leave_strip(e, v, dv, dav, place, weight, size, x, c, kind, columns, lane):
+    mask, total, do, decays, of_decays = e.some(lane, size), *(e.read(e.at(x, n, lane)) for n in (DV, DO, E, DE))
+    with_bonus = e.add(total, e.number_at(e.at(c, QK)), do)
+    total = e.choose(e.builder.icmp_signed("==", kind, kind.type(BONUS)), with_bonus, total)
+    e.add_number(e.at(c, V_DV), e.total(e.times(e.read_some(e.at(v, place, lane), mask), total)))
+    e.write_some(e.times(e.spread(weight), total), e.at(dv, place, lane), mask)
+    is_set = e.is_set(columns)
+    of_decays = e.times(decays, of_decays)
+    e.write_some(of_decays, e.place_if(is_set, dav, place, lane, x), e.some(lane, size, is_set))
 
 
 @helper(forceinline=True)

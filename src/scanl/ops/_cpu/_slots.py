@@ -22,7 +22,7 @@ from scanl.ops._cpu._team import array, take
 _FILLED = ("counter", "units")  # the first two slots, which `Kernel.run` fills
 
 
-class Operand(NamedTuple):
+class OperandSlots(NamedTuple):
     """Address and strides of an operand (B, T, E). `channels` accepts this or a slot."""
 
     at: int
@@ -41,16 +41,16 @@ class Slots:
     def __init__(self, numbers: str, *, rows: str = ""):
         self.numbers, self.rows = numbers.split(), rows.split()
         names = [*_FILLED, *self.numbers]
-        self.places: dict[str, int | Operand] = {name: place for place, name in enumerate(names)}
+        self.places: dict[str, int | OperandSlots] = {name: place for place, name in enumerate(names)}
         for number, name in enumerate(self.rows):
-            self.places[name] = Operand(*(len(names) + 3 * number + n for n in range(3)))
+            self.places[name] = OperandSlots(*(len(names) + 3 * number + n for n in range(3)))
         for name in (*names, *self.rows):
             if [*names, *self.rows].count(name) > 1 or name == "dtype":
                 raise ValueError(f"Slots: {name!r} stands twice")
         self.pack = _packer(self.numbers, self.rows)
 
 
-def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "Packed"]:
+def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "PackedSlots"]:
     """Generate `pack(name=value, ...)`, which returns the numbers in the order of the slots.
 
     A tensor or array becomes its address; None becomes 0. The function is generated as source code for these names,
@@ -60,13 +60,13 @@ def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "Packed"]:
     three = "*((0, 0, 0) if {0} is None else ({0}.data_ptr(), *{0}.stride()[:2]))"
     items = ", ".join([*(one.format(name) for name in numbers), *(three.format(name) for name in rows)])
     names = ", ".join([*numbers, *rows])
-    source = f"def pack(*, {names}):\n packed = Packed(({items},))\n packed.values = ({names},)\n return packed"
-    scope: dict[str, Any] = {"Packed": Packed, "Tensor": torch.Tensor, "number": _number}
+    source = f"def pack(*, {names}):\n packed = PackedSlots(({items},))\n packed.values = ({names},)\n return packed"
+    scope: dict[str, Any] = {"PackedSlots": PackedSlots, "Tensor": torch.Tensor, "number": _number}
     exec(source, scope)
     return scope["pack"]
 
 
-class Packed(list[int]):
+class PackedSlots(list[int]):
     """Packed numbers, with the tensors whose addresses they hold: an address alone does not keep memory alive."""
 
     values: tuple[Any, ...]
@@ -78,6 +78,20 @@ def _number(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.ctypes.data
     return 0 if value is None else int(value)
+
+
+def packer(slots: Slots) -> Any:
+    """Return `pack(units=..., name=value, ...)`, which returns the slots of a kernel to a kernel that calls it.
+
+    One more number is the counter of units.
+    """
+    names = [*_FILLED, *slots.numbers]
+    lines = [f"def pack({', '.join(names[1:])}):", f" packed = empty({len(names) + 1}, int64)"]
+    lines += [f" packed[{place}] = {name}" for place, name in enumerate(names) if place]
+    lines += [f" packed[0], packed[{len(names)}] = packed.ctypes.data + {8 * len(names)}, 0", " return packed"]
+    scope: dict[str, Any] = {"empty": np.empty, "int64": np.int64}
+    exec("\n".join(lines), scope)
+    return helper()(scope["pack"])
 
 
 class SlotsType(types.Type):
@@ -105,7 +119,7 @@ class _Attributes(AttributeTemplate):
             return types.DType(slots.element)
         place = slots.places.get(name)
         if isinstance(place, tuple):
-            return types.NamedUniTuple(types.int64, len(place), Operand)
+            return types.NamedUniTuple(types.int64, len(place), OperandSlots)
         return None if place is None else types.int64
 
 
@@ -122,7 +136,7 @@ def _read(context, builder, slots, pointer, name):
 
     place = slots.places[name]
     if isinstance(place, tuple):
-        kind = types.NamedUniTuple(types.int64, len(place), Operand)
+        kind = types.NamedUniTuple(types.int64, len(place), OperandSlots)
         return context.make_tuple(builder, kind, [load(number) for number in place])
     return load(place)
 

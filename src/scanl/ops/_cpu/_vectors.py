@@ -1,50 +1,83 @@
 """Explicit vector code for loops over the rows of a block of columns.
 
 LLVM's vectoriser puts the loop over columns inside the loop over rows, so sums over rows are loaded and stored at every
-row. Here a strip of columns is one vector value, a few registers wide, and the sums stay in registers. Inside a numba
-intrinsic, an `Emitter` generates the body of this loop.
+row. Here a strip of columns is one vector value, a few registers wide, and the sums stay in registers. An `Emitter`
+generates the body of this loop, inside a numba intrinsic that `emitted` makes.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core import cgutils
+from numba.extending import intrinsic
 
 from scanl.ops._cpu import _math
 from scanl.ops._cpu._team import widen_vectors
 
 STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a strip
 LINE = 64  # bytes of a vector that is then summed to one number
+SIZE = ir.IntType(64)
 _FLAGS = ("contract", "nsz")
 
 
-class Emitter:
-    """Generates the code of an intrinsic whose arguments are arrays of one floating type, and integers."""
+def emitted(generate: Callable[..., None] | None = None, *, width: int | None = None) -> Any:
+    """Make an intrinsic of a function (e, *values), which generates its code by an Emitter e.
 
-    def __init__(self, context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any]):
-        widen_vectors(builder.function)
-        self.context, self.builder = context, builder
+    width: bytes of a strip; by default STRIP, and the function around the code may use vectors of 512 bits.
+    """
+    if generate is None:
+        return lambda function: emitted(function, width=width)
+
+    def made(typingctx, *arguments):
+        def codegen(context, builder, signature, values):
+            e = Emitter(context, builder, signature, values, width)
+            generate(e, *e.values)
+            return context.get_dummy_value()
+
+        kinds = [
+            types.int64 if isinstance(kind, types.Integer | types.Boolean) else types.unliteral(kind)
+            for kind in arguments
+        ]
+        return types.void(*kinds), codegen
+
+    vars(made)["__signature__"] = inspect.signature(generate)  # numba calls the first argument its own
+    return intrinsic(made)
+
+
+class Emitter:
+    """Generates the code of an intrinsic whose arguments are arrays and integers; the first array has the strips."""
+
+    def __init__(
+        self, context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any], width: int | None
+    ):
+        if width is None:
+            widen_vectors(builder.function)
+        self.context, self.builder, self.kinds = context, builder, signature.args
         kind = next(arg.dtype for arg in signature.args if hasattr(arg, "dtype"))
         self.item = kind.bitwidth // 8
         self.number = context.get_value_type(kind)
-        self.strip = ir.VectorType(self.number, STRIP // self.item)
+        self.strip = ir.VectorType(self.number, (width or STRIP) // self.item)
         self.values = [
             context.make_array(arg)(context, builder, value).data if hasattr(arg, "dtype") else value
             for arg, value in zip(signature.args, arguments, strict=True)
         ]
 
     def at(self, array: Any, *indices: Any) -> Any:
-        """Return the address of an element; its index is the sum of `indices`."""
+        """Return the address of an element; its index is the sum of `indices`, of which a pair is a product."""
         place = array
         for index in indices:
-            place = self.builder.gep(place, [ir.Constant(ir.IntType(64), index) if isinstance(index, int) else index])
+            factors = [SIZE(n) if isinstance(n, int) else n for n in (index if isinstance(index, tuple) else (index,))]
+            place = self.builder.gep(place, [self.builder.mul(*factors) if len(factors) > 1 else factors[0]])
         return place
 
-    def read(self, place: Any) -> Any:
-        """Read the strip at an address."""
-        return self.builder.load(self.builder.bitcast(place, self.strip.as_pointer()), align=self.item)
+    def read(self, place: Any, kind: Any | None = None) -> Any:
+        """Read the strip at an address, or a vector of another kind."""
+        pointer = self.builder.bitcast(place, (kind or self.strip).as_pointer())
+        return self.builder.load(pointer, align=1 if kind else self.item)
 
     def write(self, value: Any, place: Any) -> None:
         self.builder.store(value, self.builder.bitcast(place, value.type.as_pointer()), align=self.item)
@@ -53,11 +86,12 @@ class Emitter:
         """Read one number into every lane."""
         return self.spread(self.builder.load(place))
 
-    def spread(self, number: Any) -> Any:
-        """Copy a number to every lane."""
-        first = ir.Constant(ir.VectorType(number.type, self.strip.count), ir.Undefined)
+    def spread(self, number: Any, lanes: int | None = None) -> Any:
+        """Copy a number to every lane of a strip, or of a vector of so many `lanes`."""
+        lanes = lanes or self.strip.count
+        first = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
         vector = self.builder.insert_element(first, number, ir.Constant(ir.IntType(32), 0))
-        return self._lanes(vector, [0] * self.strip.count)
+        return self._lanes(vector, [0] * lanes)
 
     def some(self, first: Any, count: Any, *conditions: Any) -> Any:
         """Return a mask of the lanes with `first` + lane < `count`; it is empty unless all conditions hold."""
@@ -137,7 +171,7 @@ class Emitter:
 
     def total(self, value: Any) -> Any:
         """Return the sum of a strip's lanes."""
-        return self.builder.extract_element(self._folded(value, 1), ir.Constant(ir.IntType(32), 0))
+        return self.builder.extract_element(self.folded(value, 1), ir.Constant(ir.IntType(32), 0))
 
     def add_number(self, place: Any, number: Any) -> None:
         self.builder.store(self.add(self.builder.load(place), number), place)
@@ -150,9 +184,9 @@ class Emitter:
         more = a if b is None else self.times(a, b)
         return self.builder.fadd(total, more, flags=_FLAGS)  # pyright: ignore[reportCallIssue]
 
-    def sums(self, count: int, start: Callable[[int], Any] | None = None) -> list[Any]:
-        """Return `count` accumulators for a loop, initially zero or given by `start`."""
-        zero = ir.Constant(self.strip, None)
+    def sums(self, count: int, start: Callable[[int], Any] | None = None, kind: Any | None = None) -> list[Any]:
+        """Return `count` accumulators for a loop, strips or of another kind, initially zero or given by `start`."""
+        zero = ir.Constant(kind or self.strip, None)
         return [
             cgutils.alloca_once_value(self.builder, zero if start is None else self.read(start(n)))
             for n in range(count)
@@ -177,8 +211,8 @@ class Emitter:
         return total
 
     def totals(self, four: Sequence[Any]) -> Any:
-        """Sum the lanes of each of four vectors from `dot`; return the sums as a vector of four."""
-        width, unit = LINE // self.item, 16 // self.item  # unit: lanes within which a shuffle is cheap
+        """Sum the lanes of each of four vectors; return the sums as a vector of four."""
+        width, unit = four[0].type.count, 16 // self.item  # unit: lanes within which a shuffle is cheap
 
         def meet(a: Any, b: Any, low: Sequence[int], high: Sequence[int]) -> Any:
             places = [range(block, block + unit) for block in range(0, width, unit)]
@@ -190,16 +224,30 @@ class Emitter:
 
         if unit == 4:
             pairs = [meet(four[n], four[n + 1], (0, 4, 1, 5), (2, 6, 3, 7)) for n in (0, 2)]
-            return self._folded(meet(pairs[0], pairs[1], (0, 1, 4, 5), (2, 3, 6, 7)), unit)
-        low, high = (self._folded(meet(four[n], four[n + 1], (0, 2), (1, 3)), unit) for n in (0, 2))
+            return self.folded(meet(pairs[0], pairs[1], (0, 1, 4, 5), (2, 3, 6, 7)), unit)
+        low, high = (self.folded(meet(four[n], four[n + 1], (0, 2), (1, 3)), unit) for n in (0, 2))
         return self._shuffle(low, high, range(4))
+
+    def transposed(self, rows: Sequence[Any]) -> list[Any]:
+        """Transpose a square of as many strips as a strip has lanes."""
+        rows, count, span = list(rows), self.strip.count, 1
+        while span < count:  # exchange the squares of `span` rows that lie beside the diagonal of each pair of squares
+            upper = [lane if not lane & span else count + lane - span for lane in range(count)]
+            lower = [lane + span if not lane & span else count + lane for lane in range(count)]
+            for r in range(count):
+                if not r & span:
+                    pair = rows[r], rows[r + span]
+                    rows[r], rows[r + span] = (self._shuffle(*pair, lanes) for lanes in (upper, lower))
+            span *= 2
+        return rows
 
     def add_four(self, place: Any, four: Any) -> None:
         """Add a vector of four to the numbers at an address."""
         four_numbers = self.builder.load(self.builder.bitcast(place, four.type.as_pointer()), align=self.item)
         self.write(self.add(four_numbers, four), place)
 
-    def _folded(self, value: Any, width: int) -> Any:
+    def folded(self, value: Any, width: int) -> Any:
+        """Add the halves of a vector, and again, until it has `width` lanes."""
         while value.type.count > width:
             half = value.type.count // 2
             value = self.add(self._lanes(value, range(half)), self._lanes(value, range(half, 2 * half)))

@@ -5,26 +5,15 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from scanl.ops._compiler import schedule
 from scanl.ops._compiler.recorded import RecordedFunction
-from scanl.ops._cpu import _in_team, _rows_by_weight
-from scanl.ops._cpu._kernel import kernel
-from scanl.ops._cpu._pointers import pointer
-from scanl.ops._cpu._rows_by_weight import PANEL, panels_of, to_panels
-from scanl.ops._cpu._slots import units
-from scanl.ops._cpu._team import array
+from scanl.ops.products import in_team, rows_by_weight
 
-
-@kernel("panels x x_row rows terms")
-def turn(slots):
-    for _ in units(slots):
-        panels = array(slots.panels, panels_of(slots.rows) * PANEL * slots.terms, np.float32)
-        to_panels(panels, pointer(slots.x, np.float32), slots.x_row, slots.rows, slots.terms)
+COVERS = ["ops/products/in_team", "ops/products/micro_kernel"]
 
 
 def assert_product(y, x, w):
@@ -40,13 +29,11 @@ def test_any_size_is_the_product(columns):
         x, w = torch.randn(rows, terms + 3), torch.randn(columns, terms + 5)
         out = torch.full((rows, columns + 2), 9.0)
         units = -(-columns // width)
-        panels = torch.full((-(-rows // 16) * 16 * terms,), 9.0)
-        turn.run(torch.float32, turn.pack(panels=panels, x=x, x_row=terms + 3, rows=rows, terms=terms), 1, 1)
-        slots = _in_team.product.pack(
-            out=out, out_row=columns + 2, x=x, x_row=terms + 3, panels=panels, w=w, w_row=terms + 5, rows=rows,
-            columns=columns, terms=terms, width=width,
+        slots = rows_by_weight.product.pack(
+            y=out, y_row=columns + 2, x=x, x_row=terms + 3, w=w, w_row=terms + 5, scale=None, groups=None, bias=None,
+            rows=rows, columns=columns, terms=terms, width=width, blocks=units,
         )  # fmt: skip
-        _in_team.product.run(torch.float32, slots, units, rows * columns)
+        rows_by_weight.product.run(torch.float32, slots, units, rows * columns)
         assert (out[:, columns:] == 9).all()
         assert_product(out[:, :columns], x[:, :terms], w[:, :terms])
 
@@ -54,8 +41,8 @@ def test_any_size_is_the_product(columns):
 @pytest.mark.parametrize("rows", [3, 21])
 def test_threads_share_a_large_product(rows):
     weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
-    assert weight.numel() >= _in_team.LARGE
-    assert schedule.MIN_COLUMNS == _rows_by_weight.COLUMNS
+    assert weight.numel() >= in_team.LARGE
+    assert schedule.MIN_COLUMNS == rows_by_weight.COLUMNS
     kernel = RecordedFunction(lambda x: F.linear(x, weight), x)
     try:
         results = []

@@ -1,157 +1,27 @@
-"""Matrix products in which a row has the same bits in any company, on a CPU: alone, among others, on any threads.
-
-A library chooses its code by the number of rows, and the order of a sum with it. So rows are multiplied in blocks of a
-size that all calls have in common, filled up with zeros: a block gives each row the same bits, wherever it stands.
-Which sizes agree depends on the library and the processor; it is tried, once for each size of the matrix. One to three
-rows are multiplied by a kernel, where it gives the same bits.
-"""
+"""Functions of torch as an `exact` context replaces them, on a CPU: a row has the same bits in any company."""
 
 import functools
 import importlib
-import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.errors import BackendError
 from scanl.ops._frame.context import exactly, plain
+from scanl.ops.products.blocks import MAX_ROWS, has_kernels, rows_by_matrix, rows_by_weight
 
-SIZES = (4, 16, 64)  # rows of a block
-MAX_SIZE = SIZES[-1]
 STEP = 64  # elements; whole vectors of any processor and dtype
-MIN_COLUMNS = 16  # columns of a matrix, at least
-MAX_ROWS = 3  # rows that the kernel multiplies
-PARTS = (192, 128, 256, 384)  # terms that libraries sum before they add them to others
-
-_bmm, _mm = torch.bmm, torch.mm  # torch's own, also while they are replaced
 
 
-class Plan(NamedTuple):
-    """How to multiply by matrices of one size: the sizes of blocks that agree, and the parts of the kernel's sums."""
-
-    sizes: tuple[int, ...]
-    span: int | None  # None: the kernel does not give the same bits
-
-
-@functools.cache
-def _plan(dtype: torch.dtype, terms: int, columns: int, turned: bool, threads: int) -> Plan:
-    """Return what gives equal bits for random rows. turned: the matrix is stored as (columns, terms).
-
-    Rows are tried at other places of a block too. BackendError says that not even the largest blocks agree.
-    """
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(2 * MAX_SIZE, terms, generator=draw).to(dtype)
-    stored = torch.randn((columns, terms) if turned else (terms, columns), generator=draw).to(dtype)
-    w = _widened(stored.t() if turned else stored)
-
-    def by_blocks(rows: Tensor, size: int) -> Tensor:
-        blocks = rows.view(-1, size, terms)
-        return _bmm(blocks, w.expand(len(blocks), -1, -1)).view(len(rows), -1)[:, :columns]
-
-    def agrees(size: int) -> bool:
-        alone = torch.equal(by_blocks(x[:size], size), y[:size])
-        return alone and all(torch.equal(by_blocks(x.roll(n, 0), size), y.roll(n, 0)) for n in (0, 1, 2, 7))
-
-    y = by_blocks(x, MAX_SIZE)
-    sizes = tuple(size for size in SIZES if agrees(size))
-    if MAX_SIZE not in sizes:
-        raise BackendError(
-            f"exact: a row by a matrix ({terms}, {columns}) of {dtype} depends on its place among others, expected "
-            "equal bits; torch's library on this machine cannot multiply exactly"
-        )
-    span = None
-    if dtype in (torch.float32, torch.float64) and _has_kernels():
-        rows, expected = x[-MAX_ROWS:], y[-MAX_ROWS:]
-        parts = [tensor for tensor in (terms, -(-terms // 2), *PARTS) if tensor <= terms]
-        span = next(
-            (tensor for tensor in parts if torch.equal(_few(rows, stored, turned, None, tensor), expected)), None
-        )
-    return Plan(sizes, span)
-
-
-@functools.cache
-def _has_kernels() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
-@functools.cache
-def _few_rows() -> Any:
-    return importlib.import_module("scanl.ops._cpu.few_rows")
-
-
-def _few(x: Tensor, stored: Tensor, turned: bool, bias: Tensor | None, span: int) -> Tensor:
-    """Return x w + bias by the kernel. stored: w (..., K, N), or with `turned` its transpose; contiguous."""
-    if turned:
-        return _few_rows().multiply(x, stored, bias, span)
-    y = _few_rows().multiply_by_terms(x, stored, span)
-    return y if bias is None else y.add_(bias)
-
-
-def _widened(w: Tensor) -> Tensor:
-    """Return the matrices (..., K, N) with at least NARROW columns: libraries have other code for fewer."""
-    missing = MIN_COLUMNS - w.shape[-1]
-    if missing <= 0:
-        return w
-    return F.pad(w, (0, missing)) if w.is_contiguous() else F.pad(w.mT, (0, 0, 0, missing)).mT
-
-
-def _aligned(w: Tensor) -> tuple[Tensor, bool]:
-    """Return the matrices (..., K, N) with adjacent rows or adjacent columns, and whether it is the columns."""
-    if w.is_contiguous():
-        return w, False
-    turned = w.mT.is_contiguous()
-    return (w, True) if turned else (w.contiguous(), False)
-
-
-def _rows_by_matrix(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x w + bias for x (M, K) and w (K, N)."""
-    (rows, terms), columns = x.shape, w.shape[1]
-    w, turned = _aligned(w)
-    plan = _plan(x.dtype, terms, columns, turned, torch.get_num_threads())
-    x = x.contiguous()
-    if rows <= MAX_ROWS and plan.span is not None:
-        return _few(x, w.t() if turned else w, turned, None if bias is None else bias.contiguous(), plan.span)
-    full = rows - rows % MAX_SIZE
-    size_of_last = next(size for size in plan.sizes if size >= rows - full)
-    w = _widened(w)
-    y = x.new_empty(full + (size_of_last if full < rows else 0), w.shape[1])
-    if full:
-        blocks = x[:full].view(-1, MAX_SIZE, terms)
-        _bmm(blocks, w.expand(len(blocks), -1, -1), out=y[:full].view(-1, MAX_SIZE, w.shape[1]))
-    if full < rows:
-        last = F.pad(x[full:], (0, 0, 0, size_of_last - rows + full))
-        _bmm(last[None], w[None], out=y[full:][None])
-    y = y[:rows] if columns == w.shape[1] else y[:rows, :columns].contiguous()
-    return y if bias is None else y.add_(bias)
-
-
-def _matrices(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b for a (n, M, K) and b (n, K, N)."""
-    _, rows, terms = a.shape
-    b, turned = _aligned(b)
-    plan, a = _plan(a.dtype, terms, b.shape[2], turned, torch.get_num_threads()), a.contiguous()
-    if rows <= MAX_ROWS and plan.span is not None:
-        return _few(a, b.mT if turned else b, turned, None, plan.span)
-    full, columns, b = rows - rows % MAX_SIZE, b.shape[2], _widened(b)
-    parts = [_bmm(a[:, at : at + MAX_SIZE], b) for at in range(0, full, MAX_SIZE)]
-    if full < rows:
-        size_of_last = next(size for size in plan.sizes if size >= rows - full)
-        last = a[:, full:] if size_of_last == rows - full else F.pad(a[:, full:], (0, 0, 0, size_of_last - rows + full))
-        parts.append(_bmm(last, b)[:, : rows - full])
-    y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return y[..., :columns].contiguous()
-
-
-class _Linear(torch.autograd.Function):
-    """Rows by a matrix; the gradients are torch's."""
+class _Product(torch.autograd.Function):
+    """Rows by a matrix, or matrices by matrices; the gradients are torch's."""
 
     @staticmethod
-    def forward(x, w, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _rows_by_matrix(x, w, bias)
+    def forward(x, w, bias=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return rows_by_matrix(x, w, bias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -160,30 +30,10 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, w = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        dx = _mm(dy, w.mH) if needed[0] else None
-        dw = _mm(x.mH, dy) if needed[1] else None
+        needed, times = ctx.needs_input_grad, _ORIGINAL["matmul"]
+        dx = times(dy, w.mH) if needed[0] else None
+        dw = times(x.mH, dy) if needed[1] else None
         return dx, dw, dy.sum(0) if needed[2] else None
-
-
-class _Bmm(torch.autograd.Function):
-    """Matrices by matrices; the gradients are torch's."""
-
-    @staticmethod
-    def forward(a, b):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _matrices(a, b)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
-        a, b = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        da = _bmm(dy, b.mH) if needed[0] else None
-        db = _bmm(a.mH, dy) if needed[1] else None
-        return da, db
 
 
 class _Attention(torch.autograd.Function):
@@ -212,10 +62,10 @@ class _Attention(torch.autograd.Function):
         return *(gradients.get(i) for i in range(4)), None, None, None
 
 
-def _apply(function: type[torch.autograd.Function], forward: Callable[..., Tensor], *operands: Any) -> Tensor:
+def _apply(function: type[torch.autograd.Function], *operands: Any) -> Tensor:
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in operands):
         return function.apply(*operands)  # pyright: ignore[reportReturnType]
-    return forward(*operands)
+    return function.forward(*operands)
 
 
 def _as_autocast(operands: Sequence[Tensor | None]) -> list[Any]:
@@ -227,7 +77,7 @@ def _as_autocast(operands: Sequence[Tensor | None]) -> list[Any]:
 
 def _rows(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x w + bias for x (..., K) and w (K, N)."""
-    y = _apply(_Linear, _rows_by_matrix, x.reshape(-1, x.shape[-1]), w, bias)
+    y = _apply(_Product, x.reshape(-1, x.shape[-1]), w, bias)
     return y.view(*x.shape[:-1], w.shape[1])
 
 
@@ -243,11 +93,11 @@ def linear(input, weight, bias=None):
     if not (fits and (input.dtype == weight.dtype or torch.is_autocast_enabled("cpu"))):
         return _ORIGINAL["linear"](input, weight, bias)
     input, weight, bias = _as_autocast((input, weight, bias))
-    columns, terms = weight.shape
-    if input.numel() <= MAX_ROWS * terms and not torch.is_grad_enabled() and weight.is_contiguous():  # one token
-        span = _plan(input.dtype, terms, columns, True, torch.get_num_threads()).span
-        if span is not None:
-            return _few(input.contiguous(), weight, True, None if bias is None else bias.contiguous(), span)
+    few = input.numel() <= MAX_ROWS * weight.shape[1]
+    if few and not torch.is_grad_enabled() and weight.is_contiguous():  # one token
+        y = rows_by_weight(input, weight, bias)
+        if y is not None:
+            return y
     return _rows(input, weight.t(), bias)
 
 
@@ -268,35 +118,37 @@ def matmul(input, other, *, out=None):
         lead = torch.broadcast_shapes(lead, b.shape[:-2])
         a, b = (tensor.expand(*lead, *tensor.shape[-2:]) for tensor in (a, b))
     if len(lead) == 1:
-        return _apply(_Bmm, _matrices, a, b)
+        return _apply(_Product, a, b, None)
     a, b = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (a, b))
-    return _apply(_Bmm, _matrices, a, b).reshape(*lead, a.shape[1], b.shape[2])
+    return _apply(_Product, a, b, None).reshape(*lead, a.shape[1], b.shape[2])
 
 
-def mm(input, mat2, *, out=None):
-    takes = out is None and _takes(input, mat2) and input.ndim == mat2.ndim == 2
-    return matmul(input, mat2) if takes else _ORIGINAL["mm"](input, mat2, **({} if out is None else {"out": out}))
+def _matrices(name: str, axes: int) -> Callable[..., Tensor]:
+    """Return `torch.mm` or `torch.bmm`."""
+    original = getattr(torch, name)
+
+    @functools.wraps(original)
+    def product(input, mat2, *, out=None):
+        takes = out is None and _takes(input, mat2) and input.ndim == mat2.ndim == axes
+        if takes and input.shape[:-2] == mat2.shape[:-2]:
+            return matmul(input, mat2)
+        return original(input, mat2, **({} if out is None else {"out": out}))
+
+    return product
 
 
-def bmm(input, mat2, *, out=None):
-    takes = out is None and _takes(input, mat2) and input.ndim == mat2.ndim == 3 and len(input) == len(mat2)
-    return matmul(input, mat2) if takes else _ORIGINAL["bmm"](input, mat2, **({} if out is None else {"out": out}))
+def _matrices_added(name: str) -> Callable[..., Tensor]:
+    """Return `torch.addmm` or `torch.baddbmm`."""
+    original = getattr(torch, name)
 
+    @functools.wraps(original)
+    def product(input, mat1, mat2, *, beta=1, alpha=1, out=None):
+        if out is not None or not _takes(input, mat1, mat2):
+            return original(input, mat1, mat2, beta=beta, alpha=alpha, out=out)
+        y = matmul(mat1, mat2)
+        return y + input if beta == alpha == 1 else torch.add(beta * input, y, alpha=alpha)
 
-def _sum(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    return product + input if beta == alpha == 1 else torch.add(beta * input, product, alpha=alpha)
-
-
-def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
-    if out is not None or not _takes(input, mat1, mat2):
-        return _ORIGINAL["addmm"](input, mat1, mat2, beta=beta, alpha=alpha, out=out)
-    return _sum(input, matmul(mat1, mat2), beta, alpha)
-
-
-def baddbmm(input, batch1, batch2, *, beta=1, alpha=1, out=None):
-    if out is not None or not _takes(input, batch1, batch2):
-        return _ORIGINAL["baddbmm"](input, batch1, batch2, beta=beta, alpha=alpha, out=out)
-    return _sum(input, matmul(batch1, batch2), beta, alpha)
+    return product
 
 
 def einsum(equation, *operands):
@@ -405,12 +257,12 @@ def scaled_dot_product_attention(
     masks = [] if attn_mask is None else [attn_mask]
     fits = _takes(query, key, value) and all(tensor.ndim == 4 for tensor in (query, key, value, *masks))
     heads = fits and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0))
-    if not heads or dropout_p or not query.dtype == key.dtype == value.dtype or not _has_kernels():
+    if not heads or dropout_p or not query.dtype == key.dtype == value.dtype or not has_kernels():
         more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return _ORIGINAL["scaled_dot_product_attention"](query, key, value, attn_mask, **more)
     if scale is None:
         scale = query.shape[-1] ** -0.5
-    return _apply(_Attention, _attend, query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return _apply(_Attention, query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, shared: bool) -> Tensor:
@@ -427,10 +279,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     linear: [(F, "linear")],
     matmul: [(torch, "matmul"), (Tensor, "matmul"), (Tensor, "__matmul__")],
-    mm: [(torch, "mm"), (Tensor, "mm")],
-    bmm: [(torch, "bmm"), (Tensor, "bmm")],
-    addmm: [(torch, "addmm"), (Tensor, "addmm")],
-    baddbmm: [(torch, "baddbmm"), (Tensor, "baddbmm")],
+    _matrices("mm", 2): [(torch, "mm"), (Tensor, "mm")],
+    _matrices("bmm", 3): [(torch, "bmm"), (Tensor, "bmm")],
+    _matrices_added("addmm"): [(torch, "addmm"), (Tensor, "addmm")],
+    _matrices_added("baddbmm"): [(torch, "baddbmm"), (Tensor, "baddbmm")],
     einsum: [(torch, "einsum")],
     softmax: [(torch, "softmax"), (Tensor, "softmax")],  # F.softmax calls the latter
     grouped_mm: [(F, "grouped_mm")],

@@ -11,7 +11,9 @@ are quantized too). Differs: x keeps 16 bits beside a weight of 8, and 13 beside
 numbers.
 """
 
-from typing import NamedTuple
+import functools
+import importlib
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._cpu._memory import contiguous
-from scanl.ops._frame.fused import kernels, supported
+from scanl.ops._frame.fused import supported
 
 GROUP = 32  # terms of a group; the number of terms is a multiple
 MIN_ROWS = 4  # rows of a weight, at least
@@ -28,7 +30,7 @@ SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # steps that are tried for a group, 
 _KERNEL = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of x for which the kernel computes, in float32
 
 
-class Packed(NamedTuple):
+class PackedWeight(NamedTuple):
     """A weight W (N, K) of whole numbers.
 
     packed: int8. With 8 bits (N, K). With 4 bits (N, K/2): a byte has the terms j and j + 16 of a group, each plus 8,
@@ -40,7 +42,7 @@ class Packed(NamedTuple):
     groups: Tensor | None
 
 
-def pack(weight: Tensor, bits: int) -> Packed:
+def pack(weight: Tensor, bits: int) -> PackedWeight:
     """Return the nearest whole numbers of 8 or 4 bits to a weight (N, K); K is a multiple of 32.
 
     >>> packed, scale, _ = pack(torch.tensor([[127.0, -64.0, 0.4] + 29 * [0.0]]), 8)
@@ -52,13 +54,13 @@ def pack(weight: Tensor, bits: int) -> Packed:
     rows = max(1, PIECE // max(1, weight.shape[1]))
     pieces = [_piece(piece.detach().float(), bits) for piece in weight.split(rows)]
     packed, scale, groups = zip(*pieces, strict=True)
-    return Packed(torch.cat(packed), torch.cat(scale), None if bits == 8 else torch.cat(groups))
+    return PackedWeight(torch.cat(packed), torch.cat(scale), None if bits == 8 else torch.cat(groups))
 
 
-def _piece(weight: Tensor, bits: int) -> Packed:
+def _piece(weight: Tensor, bits: int) -> PackedWeight:
     if bits == 8:
         scale = weight.abs().amax(1) / 127
-        return Packed((weight / _divisor(scale)[:, None]).round().to(torch.int8), scale, None)
+        return PackedWeight((weight / _divisor(scale)[:, None]).round().to(torch.int8), scale, None)
     terms = weight.unflatten(1, (-1, GROUP))
     step = terms.abs().amax(2) / 7
     scale = step.amax(1) / 127
@@ -74,7 +76,7 @@ def _piece(weight: Tensor, bits: int) -> Packed:
         groups = torch.where(better, tried, groups)
         numbers = torch.where(better[..., None], rounded, numbers)
     lower, upper = (numbers + 8).to(torch.uint8).chunk(2, 2)
-    return Packed((lower | upper << 4).flatten(1).view(torch.int8), scale, groups.to(torch.int8))
+    return PackedWeight((lower | upper << 4).flatten(1).view(torch.int8), scale, groups.to(torch.int8))
 
 
 def _divisor(scale: Tensor) -> Tensor:
@@ -128,7 +130,12 @@ def _multiply(x: Tensor, packed: Tensor, scale: Tensor, groups: Tensor | None, b
         y = F.linear(x, unpacked(packed, scale, groups).to(x.dtype))
         return y if bias is None else y + bias
     added = None if bias is None else contiguous(bias.float())
-    return kernels("quantized_linear").multiply(rows, packed, scale.float(), groups, added).to(x.dtype)
+    return _kernels().multiply(rows, packed, scale.float(), groups, added).to(x.dtype)
+
+
+@functools.cache
+def _kernels() -> Any:
+    return importlib.import_module("scanl.ops.products.rows_by_weight")
 
 
 _operator = torch.library.custom_op(

@@ -8,14 +8,14 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops import backend
 from scanl.ops._compiler.recorded import RecordedFunction
-from scanl.ops._cpu import quantized_linear as kernels
-from scanl.ops.fused.quantized_linear import Packed, pack, quantized_linear, unpacked
+from scanl.ops.products import rows_by_weight as kernels
+from scanl.ops.products.quantized_linear import PackedWeight, pack, quantized_linear, unpacked
 
-MOST = {8: kernels.MAX_INPUT, 4: kernels.MOST_BY_GROUPS}
+MOST = {8: kernels.MAX_INPUT, 4: kernels.MAX_INPUT_BY_GROUPS}
 EPS = torch.finfo(torch.float32).eps
 
 
-def draw(columns: int, terms: int, bits: int) -> tuple[Packed, Tensor]:
+def draw(columns: int, terms: int, bits: int) -> tuple[PackedWeight, Tensor]:
     generator = torch.Generator().manual_seed(columns)
     weight = torch.randn(columns, terms, generator=generator) * torch.rand(columns, 1, generator=generator)
     return pack(weight, bits), torch.randn(columns, generator=generator)
@@ -119,7 +119,7 @@ def test_dtypes_and_edges() -> None:
         assert other.dtype == dtype
         torch.testing.assert_close(other.float(), y, rtol=0.02, atol=0.02 if dtype == torch.bfloat16 else 1e-3)
     assert quantized_linear(x[:0], *weight).shape == (0, 2, 12)
-    few = Packed(weight.packed[:2], weight.scale[:2], None)  # fewer columns than a tile
+    few = PackedWeight(weight.packed[:2], weight.scale[:2], None)  # fewer columns than a tile
     torch.testing.assert_close(quantized_linear(x, *few), y[..., :2] - bias[:2], rtol=1e-3, atol=1e-3)
 
 

@@ -1,0 +1,122 @@
+"""Run a kernel from within another one, on the threads of a team.
+
+A recorded step is one kernel, and runs on one thread. Its large products are kernels of their own: while one runs, the
+other threads take units of it.
+
+`team` is a pointer to whole numbers: how many threads there are, the address of OpenMP's function that starts them (0
+for none), and the addresses of the kernels.
+"""
+
+# pyright: reportCallIssue=false
+# numba passes the first argument of an intrinsic itself.
+
+import ctypes
+import functools
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
+from numba.extending import intrinsic
+
+from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._pointers import address
+from scanl.ops._cpu._slots import packer
+from scanl.ops._cpu._team import openmp, threads
+from scanl.ops.products.rows_by_weight import HEIGHT, division, product, quantized_product
+
+THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last
+LARGE = 1 << 17  # numbers of a weight: with fewer, to start threads takes longer than they save
+_ADDRESS, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(32)
+
+
+@intrinsic
+def _call(typingctx, function, argument):
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [builder.inttoptr(args[1], _ADDRESS)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _start(typingctx, start, function, argument, threads):
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER])
+        builder.call(
+            builder.inttoptr(args[0], kind.as_pointer()),
+            [
+                builder.inttoptr(args[1], _ADDRESS), builder.inttoptr(args[2], _ADDRESS),
+                builder.trunc(args[3], _NUMBER), _NUMBER(0),
+            ],
+        )  # fmt: skip
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@helper()
+def _run(team, kind, slots, work):
+    """Run the kernel for a kind of weight. slots: from `packer` of its slots.   work: the numbers of the weight."""
+    begin, count = np.int64(slots.ctypes.data), slots[1]
+    workers = min(team[THREADS], count) if work >= LARGE else 1
+    if workers > 1:
+        _start(team[START], team[FIRST + kind], begin, workers)
+    else:
+        _call(team[FIRST + kind], begin)
+
+
+_pack = packer(product.slots)
+
+
+@helper()
+def times(team, y, y_row, x, x_row, w, w_row, rows, columns, terms):
+    """Compute y = x wᵀ for pointers to y (rows, columns), x (rows, terms) and w (columns, terms).
+
+    The numbers of a row are adjacent; `_row` is the stride of the rows. All are float32; `columns` is COLUMNS or more.
+    """
+    width, blocks = division(columns, team[THREADS])
+    slots = _pack(
+        units=blocks, y=address(y), y_row=y_row, x=address(x), x_row=x_row, w=address(w), w_row=w_row, scale=0,
+        groups=0, bias=0, rows=rows, columns=columns, terms=terms, width=width, blocks=blocks,
+    )  # fmt: skip
+    _run(team, 0, slots, columns * terms)
+
+
+@helper()
+def times_quantized(team, y, y_row, x, x_row, packed, scale, groups, bias, rows, columns, terms):
+    """Compute y = x Wᵀ + bias, as `multiply` of rows_by_weight.py does. groups, bias: addresses, 0 for none."""
+    width, blocks = division(columns, team[THREADS])
+    grouped = groups != 0
+    slots = _pack(
+        units=(rows + HEIGHT - 1) // HEIGHT * blocks, y=address(y), y_row=y_row, x=address(x), x_row=x_row,
+        w=address(packed), w_row=terms // 2 if grouped else terms, scale=address(scale), groups=groups, bias=bias,
+        rows=rows, columns=columns, terms=terms, width=width, blocks=blocks,
+    )  # fmt: skip
+    _run(team, 2 if grouped else 1, slots, columns * terms)
+
+
+# The kernels by kind of weight, in the order in which a team has their addresses.
+KERNELS = {
+    "float32": (product, torch.float32),
+    "int8": (quantized_product, torch.int8),
+    "int4": (quantized_product, torch.uint8),
+}
+
+
+@functools.cache
+def _teams(workers: int, used: frozenset[str]) -> np.ndarray:
+    start = openmp()
+    addresses = [callee.address(dtype) if kind in used else 0 for kind, (callee, dtype) in KERNELS.items()]
+    if start is None:
+        return np.array([1, 0, *addresses])
+    return np.array([workers, ctypes.cast(start, ctypes.c_void_p).value, *addresses])
+
+
+def team(units: int, used: frozenset[str]) -> int:
+    """Return the address that `team` points to. Where the calling kernel has several units, each has one thread.
+
+    used: kinds of weights that are multiplied by; their kernels are compiled when a team first has them.
+    """
+    return _teams(1 if units > 1 else threads(), used).ctypes.data

@@ -1,0 +1,248 @@
+"""Products of rows and the weight of a linear layer, which is read once: of float32, or whole numbers of 8 or 4 bits.
+
+The time of a few rows is the time in which the weight comes from memory. The columns of a tile are far apart, so that
+each of a few streams through the weight is in order, which processors read ahead. Rows of the weight next to one
+another were seen to come from memory at a third of the rate.
+
+Many rows of float32 are turned first, into panels of sixteen: a vector then has a term of each row, so the sums of a
+tile need not be summed further.
+
+Beside whole numbers a row of x becomes whole numbers too, of 16 bits for a weight of 8 and of 13 for one of 4. Sums of
+products of whole numbers have no rounding, so neither their order nor the other rows, the tile or the thread change a
+bit of a result.
+"""
+
+# pyright: reportCallIssue=false
+# numba passes the first argument of an intrinsic itself.
+
+import numpy as np
+import torch
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
+
+from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._rows import fill
+from scanl.ops._cpu._slots import constant_of, itemsize, part, units
+from scanl.ops._cpu._team import scratch
+from scanl.ops.products.matrices import NEXT, transpose
+from scanl.ops.products.micro_kernel import BYTES, GROUP, WIDTHS, by_columns, by_terms, clear
+
+COLUMNS = WIDTHS[types.float32]  # of a tile: a weight of float32 has as many rows at least
+TERMS = 4096  # terms of a sum of whole numbers, of which a lane of 32 bits has an eighth
+MAX_INPUT = 32767  # largest whole number of x beside 8 bits: 127 · 32767 · TERMS / 8 < 2³¹
+MAX_INPUT_BY_GROUPS = 4095  # the same beside 4 bits: a number is at most 8 · 127
+HEIGHT = 16  # rows of a unit beside whole numbers: they stay in the first-level cache
+MIN_UNIT_COLUMNS = 64  # columns of a unit, at least
+PANEL = BYTES // 4  # rows of a panel: the lanes of a vector of float32
+PANEL_ROWS = 9  # rows for which a panel takes less time than tiles of four, though its other rows are zero
+PANEL_TERMS = 128  # terms summed in registers, and then added: rounding errors of long sums stay small
+
+NAMES = "y y_row x x_row w w_row scale groups bias rows columns terms width blocks"  # slots of both kernels
+tile_columns = constant_of(lambda dtype: 6 if dtype == np.float32 else 4)
+number_type = constant_of(lambda dtype: dtype if dtype == np.float32 else np.dtype(np.int16))
+sum_type = constant_of(lambda dtype: dtype if dtype == np.float32 else np.dtype(np.int64))
+_by_panel = by_columns(COLUMNS, 1)  # a panel is its second factor, whose rows are the vectors
+
+
+@helper()
+def division(columns, threads):
+    """Return how many columns a unit has, and how many units the columns are."""
+    blocks = max(1, min(columns // MIN_UNIT_COLUMNS, 2 * threads if threads > 1 else 1))
+    width = (columns + 4 * blocks - 1) // (4 * blocks) * 4
+    return width, (columns + width - 1) // width
+
+
+def _tile(rows):
+    """Build a function that writes the products of `rows` rows, four or one, and the columns of a tile."""
+    add_products, parts = by_terms(rows), 2 if rows > 1 else 1
+
+    @helper(forceinline=True)
+    def tile(slots, row, x, x_row, factors, column, apart, totals):
+        """row: the first row of y.   x, factors, totals: addresses, as counts of references take longer than a tile."""
+        terms, w_row, group_row = slots.terms, apart * slots.w_row, apart * (slots.terms // GROUP)
+        kind, wide, grouped = slots.dtype, tile_columns(slots.dtype) // parts, slots.groups != 0
+        sums = part(totals, 0, rows * wide, sum_type(kind))
+        clear(sums)
+        w, w_at = part(slots.w, 0, slots.columns * slots.w_row, kind), column * slots.w_row
+        numbers = part(x, 0, rows * x_row, number_type(kind))
+        groups = part(slots.groups, 0, slots.columns * (terms // GROUP) if grouped else 0, np.int8)
+        for first in range(0, terms, TERMS):
+            count, at = min(TERMS, terms - first), w_at + (first // 2 if grouped else first)
+            group_at = column * (terms // GROUP) + first // GROUP
+            add_products(sums, numbers, first, x_row, w, at, w_row, groups, group_at, group_row, count)
+        for r in range(rows):
+            factor = part(factors, r, 1, np.float32)[0] if slots.scale != 0 else np.float32(1)
+            for c in range(wide):
+                at, total = column + c * apart, np.float32(sums[r * wide + c])
+                if slots.scale != 0:
+                    total = total * (factor * part(slots.scale, at, 1, np.float32)[0])
+                if slots.bias != 0:
+                    total += part(slots.bias, at, 1, np.float32)[0]
+                part(slots.y, (row + r) * slots.y_row + at, 1, np.float32)[0] = total
+
+    return tile
+
+
+_four, _one = _tile(4), _tile(1)
+
+
+@helper()
+def _tiles(slots, row, rows, done, x, x_row, factors, begin, first, end, columns, totals):
+    """Write the products of `rows` rows, but the first `done`, and the tiles from `first` on of `columns` columns.
+
+    row: the first row of y.   begin: the first of the columns.
+    """
+    wide, stride = tile_columns(slots.dtype), x_row * itemsize(number_type(slots.dtype))
+    for j in range(first, end):
+        column, apart = (begin + j, columns // wide) if j < columns // wide else (begin + columns - wide, 1)
+        tiled = rows - (rows - done) % 4
+        for r in range(done, tiled, 4):  # these rows of w stay in the first-level cache
+            for half in range(2):
+                at = column + half * (wide // 2) * apart
+                _four(slots, row + r, x + r * stride, x_row, factors + 4 * r, at, apart, totals)
+        for r in range(tiled, rows):
+            _one(slots, row + r, x + r * stride, x_row, factors + 4 * r, column, apart, totals)
+
+
+@helper()
+def panels_of(rows):
+    """Return the number of panels for a number of rows."""
+    return (rows + PANEL - PANEL_ROWS) // PANEL
+
+
+@helper()
+def to_panels(panels, x, x_row, rows, terms):
+    """Turn rows of x into panels: panels (panels_of(rows), terms, PANEL), flat, of which missing rows are zero."""
+    for panel in range(panels_of(rows)):
+        first, start = panel * PANEL, panel * PANEL * terms
+        count = min(PANEL, rows - first)
+        turned = terms - terms % PANEL if count == PANEL else 0
+        transpose(x, first * x_row, x_row, PANEL, turned, panels, start, PANEL)
+        for k in range(turned, terms):
+            for r in range(PANEL):
+                panels[start + k * PANEL + r] = x[(first + r) * x_row + k] if r < count else np.float32(0)
+
+
+@helper()
+def _sum_up(sums, at, apart, panels, panel, w, w_at, w_row, terms):
+    """Write the products of a panel and six rows of w: sums (COLUMNS, PANEL), whose rows are `apart`."""
+    for c in range(COLUMNS):
+        fill(sums, at + c * apart, PANEL, 0)
+    for k in range(0, terms, PANEL_TERMS):
+        a, b, count = w_at + k, panel * PANEL * terms + k * PANEL, min(PANEL_TERMS, terms - k)
+        _by_panel(sums, at, apart, w, a, w_row, NEXT, panels, b, PANEL, 0, count, np.float32(1))
+
+
+@helper()
+def _move(y, y_row, first, columns, rows, sums, at):
+    """Write sums (columns, PANEL), of which `rows` are of rows of x, to these columns of y."""
+    if columns == PANEL and rows == PANEL:
+        transpose(sums, at, PANEL, PANEL, PANEL, y, first, y_row)
+    else:
+        for r in range(rows):
+            for c in range(columns):
+                y[first + r * y_row + c] = sums[at + c * PANEL + r]
+
+
+@kernel(NAMES)
+def product(slots):
+    """Multiply by a weight of float32."""
+    rows, terms, w_row, y_row = slots.rows, slots.terms, slots.w_row, slots.y_row
+    x, w = part(slots.x, 0, rows * slots.x_row, np.float32), part(slots.w, 0, slots.columns * w_row, np.float32)
+    y, turned, square = part(slots.y, 0, rows * y_row, np.float32), min(rows, panels_of(rows) * PANEL), PANEL * PANEL
+    panels, sums = (
+        scratch(panels_of(rows) * PANEL * terms, np.float32),
+        scratch(turned and COLUMNS * square, np.float32),
+    )
+    totals, made = scratch(PANEL, np.float32), False
+    for unit in units(slots):  # a unit is `width` columns; the last may begin early, where too few are left for a tile
+        if not made:
+            to_panels(panels, x, slots.x_row, rows, terms)
+            made = True
+        begin = min(unit * slots.width, max(0, slots.columns - COLUMNS))
+        columns = min(slots.width, slots.columns - begin)
+        sixth, tiles = columns // COLUMNS, (columns + COLUMNS - 1) // COLUMNS
+        for strip in range(0, tiles, PANEL):
+            for i in range(0, turned, PANEL):  # these rows of w stay in the cache
+                count, end = min(PANEL, rows - i), min(strip + PANEL, sixth)
+                for j in range(strip, end):
+                    at, row = (j - strip) * PANEL, (begin + j) * w_row
+                    _sum_up(sums, at, square, panels, i // PANEL, w, row, sixth * w_row, terms)
+                for c in range(COLUMNS):  # whole cache lines at a time
+                    _move(y, y_row, i * y_row + begin + strip + c * sixth, end - strip, count, sums, c * square)
+                if strip + PANEL >= tiles > sixth:
+                    last = begin + columns - COLUMNS  # this tile overlaps others
+                    _sum_up(sums, 0, PANEL, panels, i // PANEL, w, last * w_row, w_row, terms)
+                    _move(y, y_row, i * y_row + last, COLUMNS, count, sums, 0)
+            end = min(strip + PANEL, tiles)
+            _tiles(slots, 0, rows, turned, slots.x, slots.x_row, 0, begin, strip, end, columns, totals.ctypes.data)
+
+
+@helper(error_model="numpy")
+def _to_numbers(out, first, x, bits, limit):
+    """Write x as whole numbers of at most `limit`; return the factor that makes x of them, NaN if x is not finite.
+
+    bits: the same memory as whole numbers, which are in the order of the absolute values but for the sign.
+    """
+    largest = np.int32(0)
+    for k in range(x.size):
+        largest = max(largest, np.int32(bits[k] & np.int32(0x7FFFFFFF)))
+    peak = np.int32(largest).view(np.float32)
+    by = np.float32(limit) / peak
+    if not peak < np.inf:
+        return np.float32(np.nan)
+    if not by < np.inf:  # all are 0, or next to it
+        fill(out, first, x.size, 0)
+        return np.float32(0)
+    for k in range(x.size):
+        out[first + k] = np.int16(np.rint(x[k] * by))
+    return peak / np.float32(limit)
+
+
+@kernel(NAMES)
+def quantized_product(slots):
+    """Multiply by a weight of numbers of 8 bits, int8, or of 4, whose pairs are uint8."""
+    rows, columns, terms, grouped = slots.rows, slots.columns, slots.terms, slots.groups != 0
+    numbers, factors = scratch(min(rows, HEIGHT) * terms, np.int16), scratch(HEIGHT, np.float32)
+    totals, ready, limit = scratch(8, np.int64), -1, MAX_INPUT_BY_GROUPS if grouped else MAX_INPUT
+    for unit in units(slots):  # a unit is HEIGHT rows and `width` columns
+        first, begin = unit // slots.blocks * HEIGHT, unit % slots.blocks * slots.width
+        count, wide = min(HEIGHT, rows - first), min(slots.width, columns - begin)
+        if ready != first:
+            for r in range(count):
+                at = (first + r) * slots.x_row
+                x, bits = part(slots.x, at, terms, np.float32), part(slots.x, at, terms, np.int32)
+                factors[r] = _to_numbers(numbers, r * terms, x, bits, limit)
+            ready = first
+        tiles = (wide + tile_columns(slots.dtype) - 1) // tile_columns(slots.dtype)
+        _tiles(
+            slots,
+            first,
+            count,
+            0,
+            numbers.ctypes.data,
+            terms,
+            factors.ctypes.data,
+            begin,
+            0,
+            tiles,
+            wide,
+            totals.ctypes.data,
+        )
+
+
+def multiply(
+    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, groups: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return x Wᵀ + bias for x (M, K), float32; W is as `quantized_linear.pack` returns it. All are contiguous."""
+    (rows, terms), columns = x.shape, packed.shape[0]
+    y = empty((rows, columns), x.dtype)
+    width, blocks = division.py_func(columns, torch.get_num_threads())
+    slots = quantized_product.pack(
+        y=y, y_row=columns, x=x, x_row=terms, w=packed, w_row=packed.shape[1], scale=scale, groups=groups, bias=bias,
+        rows=rows, columns=columns, terms=terms, width=width, blocks=blocks,
+    )  # fmt: skip
+    kind = torch.int8 if groups is None else torch.uint8
+    quantized_product.run(kind, slots, -(-rows // HEIGHT) * blocks, rows * columns * terms)
+    return y
