@@ -281,6 +281,20 @@ def test_torch_has_its_own_functions_outside_and_in_other_threads():
     assert F.linear is before
 
 
+def test_what_another_program_replaced_meanwhile_stays(monkeypatch):
+    before, others = torch.mm, []
+    monkeypatch.setattr(F, "linear", F.linear)  # as it was, when the test is over
+    with scanl.exact():
+        ours = F.linear
+        F.linear = lambda *args: others.append(1) or ours(*args)
+        replaced = F.linear
+    assert F.linear is replaced
+    assert torch.mm is before
+    x, w = torch.randn(5, 8), torch.randn(4, 8)
+    assert torch.equal(F.linear(x, w), x @ w.t())
+    assert others == [1]
+
+
 def test_autocast_counts():
     with scanl.exact(), torch.autocast("cpu", torch.bfloat16):
         assert F.linear(torch.randn(5, 8), torch.randn(4, 8)).dtype == torch.bfloat16

@@ -8,7 +8,7 @@ from scanl.ops.products.functions import REPLACED
 
 _lock = threading.RLock()
 _open = 0  # contexts of all threads
-_replaced: list[tuple[Any, str, Any]] = []  # what the functions of torch were
+_replaced: list[tuple[Any, str, Any, Any]] = []  # owners and names of functions of torch, ours, and those before
 
 
 class exact:
@@ -40,7 +40,7 @@ class exact:
             if _open == 0:
                 for new, places in REPLACED.items():
                     for owner, name in places:
-                        _replaced.append((owner, name, getattr(owner, name)))
+                        _replaced.append((owner, name, new, getattr(owner, name)))
                         setattr(owner, name, new)
             _open += 1
 
@@ -49,8 +49,9 @@ class exact:
         with _lock:
             _open -= 1
             if _open == 0:
-                for owner, name, function in _replaced:
-                    setattr(owner, name, function)
+                for owner, name, ours, before in _replaced:
+                    if getattr(owner, name) is ours:  # else another program has replaced it meanwhile
+                        setattr(owner, name, before)
                 _replaced.clear()
         context.exact -= 1
         unprefer()
