@@ -73,7 +73,6 @@ def _places_of(longest: int, size: int, keys: int, values: int, delta: bool) -> 
 @emitted
 def _fetch(e, x, at):
     """Prefetch a strip of x: processors do not predict rows that lie far apart."""
-
     e.prefetch(e.at(x, at))
 
 

@@ -44,7 +44,7 @@ def emitted(generate: Callable[..., None] | None = None, *, width: int | None = 
         ]
         return types.void(*kinds), codegen
 
-    vars(made)["__signature__"] = inspect.signature(generate)  # numba calls the first argument its own
+    vars(made)["__signature__"] = inspect.signature(generate)  # numba counts arguments after the first
     return intrinsic(made)
 
 

@@ -69,7 +69,7 @@ def multiply(x: torch.Tensor, w: torch.Tensor, transposed: bool, bias: torch.Ten
     width = (SIDE * SQUARE_BYTES if transposed else UNIT_VECTORS * BYTES) // x.itemsize
     rows, blocks = x.numel() // (size * matrices), -(-columns // width)
     packed = _product.pack(
-        rows=rows, terms=size, columns=columns, part=terms, width=width, blocks=blocks, transposed=transposed,
+        rows=rows, terms=size, columns=columns, part=terms, width=width, blocks=blocks, transposed=int(transposed),
         x=x, w=w, bias=bias, y=y,
     )  # fmt: skip
     _product.run(x.dtype, packed, blocks * matrices, w.numel())

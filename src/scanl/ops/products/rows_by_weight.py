@@ -17,7 +17,7 @@ bit of a result.
 
 import numpy as np
 import torch
-from numba import types  # pyright: ignore[reportPrivateImportUsage]
+from numba import from_dtype, types  # pyright: ignore[reportPrivateImportUsage]
 
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
@@ -39,7 +39,7 @@ PANEL_ROWS = 9  # rows for which a panel takes less time than tiles of four, tho
 PANEL_TERMS = 128  # terms summed in registers, and then added: rounding errors of long sums stay small
 
 NAMES = "y y_row x x_row w w_row scale groups bias rows columns terms width blocks"  # slots of both kernels
-tile_columns = constant_of(lambda dtype: 6 if dtype == np.float32 else 4)
+tile_columns = constant_of(lambda dtype: WIDTHS[from_dtype(dtype)])
 number_type = constant_of(lambda dtype: dtype if dtype == np.float32 else np.dtype(np.int16))
 sum_type = constant_of(lambda dtype: dtype if dtype == np.float32 else np.dtype(np.int64))
 _by_panel = by_columns(COLUMNS, 1)  # a panel is its second factor, whose rows are the vectors
@@ -217,19 +217,9 @@ def quantized_product(slots):
             ready = first
         tiles = (wide + tile_columns(slots.dtype) - 1) // tile_columns(slots.dtype)
         _tiles(
-            slots,
-            first,
-            count,
-            0,
-            numbers.ctypes.data,
-            terms,
-            factors.ctypes.data,
-            begin,
-            0,
-            tiles,
-            wide,
+            slots, first, count, 0, numbers.ctypes.data, terms, factors.ctypes.data, begin, 0, tiles, wide,
             totals.ctypes.data,
-        )
+        )  # fmt: skip
 
 
 def multiply(
