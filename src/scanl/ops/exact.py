@@ -8,7 +8,7 @@ from scanl.ops.products.functions import REPLACED
 
 _lock = threading.RLock()
 _open = 0  # contexts of all threads
-_replaced: list[tuple[Any, str, Any, Any]] = []  # owners and names of functions of torch, ours, and those before
+_before: list[Any] = []  # the functions of torch that are replaced
 
 
 class exact:
@@ -38,10 +38,9 @@ class exact:
         context.exact += 1
         with _lock:
             if _open == 0:
-                for new, places in REPLACED.items():
-                    for owner, name in places:
-                        _replaced.append((owner, name, new, getattr(owner, name)))
-                        setattr(owner, name, new)
+                _before[:] = [getattr(owner, name) for owner, name, _ in REPLACED]
+                for owner, name, new in REPLACED:
+                    setattr(owner, name, new)
             _open += 1
 
     def __exit__(self, *error: object) -> None:
@@ -49,9 +48,8 @@ class exact:
         with _lock:
             _open -= 1
             if _open == 0:
-                for owner, name, ours, before in _replaced:
-                    if getattr(owner, name) is ours:  # else another program has replaced it meanwhile
+                for (owner, name, new), before in zip(REPLACED, _before, strict=True):
+                    if getattr(owner, name) is new:  # else another program has replaced it meanwhile
                         setattr(owner, name, before)
-                _replaced.clear()
         context.exact -= 1
         unprefer()

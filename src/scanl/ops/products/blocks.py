@@ -102,17 +102,19 @@ def rows_by_matrix(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     if rows <= MAX_ROWS and order.part is not None:
         bias = None if bias is None else bias.contiguous()
         return _few_rows()(x, w.mT if transposed else w, transposed, bias, order.part)
-    w, full, y = _widened(w), rows - rows % MAX_SIZE, []
-    if x.ndim == 2 and full:
-        blocks = x[:full].view(-1, MAX_SIZE, terms)
-        y.append(_bmm(blocks, w.expand(len(blocks), -1, -1)).view(full, -1))
-    elif full:
-        y += [_bmm(x[:, at : at + MAX_SIZE], w) for at in range(0, full, MAX_SIZE)]
-    if full < rows:
-        size = next(size for size in order.sizes if size >= rows - full)
-        last = F.pad(x[..., full:, :], (0, 0, 0, size - rows + full))
-        last = _bmm(last, w) if x.ndim == 3 else _bmm(last[None], w[None])[0]
-        y.append(last[..., : rows - full, :])
-    whole = y[0] if len(y) == 1 else torch.cat(y, -2)
-    whole = whole[..., :columns].contiguous()
+    w, full = _widened(w), rows - rows % MAX_SIZE
+    size = next(size for size in order.sizes if size >= rows - full) if full < rows else 0
+    last = F.pad(x[..., full:, :], (0, 0, 0, size - rows + full)) if size else x[..., :0, :]
+    if x.ndim == 2:
+        whole = x.new_empty(full + size, w.shape[1])
+        if full:
+            blocks = x[:full].view(-1, MAX_SIZE, terms)
+            _bmm(blocks, w.expand(len(blocks), -1, -1), out=whole[:full].view(-1, MAX_SIZE, w.shape[1]))
+        if size:
+            _bmm(last[None], w[None], out=whole[full:][None])
+    else:
+        parts = [_bmm(x[:, at : at + MAX_SIZE], w) for at in range(0, full, MAX_SIZE)]
+        parts += [_bmm(last, w)] if size else []
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    whole = whole[..., :rows, :columns].contiguous()
     return whole if bias is None else whole.add_(bias)

@@ -23,27 +23,28 @@ UNIT_VECTORS = 4  # vectors of columns of a unit where rows of the matrix are ad
 _unit = by_columns(1, UNIT_VECTORS)
 
 
-@kernel("rows terms columns part width blocks transposed x w bias y")
+@kernel("rows terms columns part blocks transposed x w bias y")
 def _product(slots):
     rows, terms, columns, dtype = slots.rows, slots.terms, slots.columns, slots.dtype
     lanes, vector, one = SQUARE_BYTES // itemsize(dtype), BYTES // itemsize(dtype), dtype.type(1)
-    sums, totals = scratch(slots.width, dtype), scratch(slots.width, dtype)
+    width = SIDE * lanes if slots.transposed else UNIT_VECTORS * vector
+    sums, totals = scratch(width, dtype), scratch(width, dtype)
     to_column, to_term = (terms, 1) if slots.transposed else (1, columns)
     for unit in units(slots):  # a unit is `width` columns of a matrix; the last overlaps the one before it
-        matrix, wide = unit // slots.blocks, min(slots.width, columns)
-        column = min(unit % slots.blocks * slots.width, columns - wide)
+        matrix, wide = unit // slots.blocks, min(width, columns)
+        column = min(unit % slots.blocks * width, columns - wide)
         x = part(slots.x, matrix * rows * terms, rows * terms, dtype)
         y = part(slots.y, matrix * rows * columns, rows * columns, dtype)
         w = part(slots.w, matrix * columns * terms, columns * terms, dtype)
         for r in range(rows):
-            fill(totals, 0, slots.width, dtype.type(0))
+            fill(totals, 0, width, dtype.type(0))
             for first in range(0, terms, slots.part):
                 end, done, w_at = min(first + slots.part, terms), first, column * to_column + first * to_term
-                fill(sums, 0, slots.width, dtype.type(0))
-                if wide == slots.width and not slots.transposed:
+                fill(sums, 0, width, dtype.type(0))
+                if wide == width and not slots.transposed:
                     _unit(sums, 0, 0, x, r * terms + first, 0, 1, w, w_at, columns, vector, end - first, one)
                     done = end
-                elif wide == slots.width and end - first >= lanes:
+                elif wide == width and end - first >= lanes:
                     done = end - (end - first) % lanes
                     by_columns_of_rows(sums, x, r * terms + first, w, w_at, terms, done - first)
                 for k in range(done, end):
@@ -66,10 +67,10 @@ def multiply(x: torch.Tensor, w: torch.Tensor, transposed: bool, bias: torch.Ten
     columns, size = w.shape[-2:] if transposed else (w.shape[-1], w.shape[-2])
     matrices = 1 if w.ndim == 2 else len(w)
     y = empty((*x.shape[:-1], columns), x.dtype)
-    width = (SIDE * SQUARE_BYTES if transposed else UNIT_VECTORS * BYTES) // x.itemsize
-    rows, blocks = x.numel() // (size * matrices), -(-columns // width)
+    bytes_of_unit = SIDE * SQUARE_BYTES if transposed else UNIT_VECTORS * BYTES
+    rows, blocks = x.numel() // (size * matrices), -(-columns * x.itemsize // bytes_of_unit)
     packed = _product.pack(
-        rows=rows, terms=size, columns=columns, part=terms, width=width, blocks=blocks, transposed=int(transposed),
+        rows=rows, terms=size, columns=columns, part=terms, blocks=blocks, transposed=int(transposed),
         x=x, w=w, bias=bias, y=y,
     )  # fmt: skip
     _product.run(x.dtype, packed, blocks * matrices, w.numel())

@@ -276,7 +276,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 
 
 # Each function of torch that is replaced while a context is open, with the owner and the names by which it is called.
-REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
+_PLACES: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     linear: [(F, "linear")],
     matmul: [(torch, "matmul"), (Tensor, "matmul"), (Tensor, "__matmul__")],
     _matrices("mm", 2): [(torch, "mm"), (Tensor, "mm")],
@@ -288,11 +288,12 @@ REPLACED: dict[Callable[..., Any], Sequence[tuple[Any, str]]] = {
     grouped_mm: [(F, "grouped_mm")],
     scaled_dot_product_attention: [(F, "scaled_dot_product_attention")],
 }
-_ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in REPLACED.items()}
+_ORIGINAL: dict[str, Any] = {new.__name__: getattr(*where[0]) for new, where in _PLACES.items()}
 for _owner, _name in [
     *((owner, "sigmoid") for owner in (torch, Tensor)),
     *((F, name) for name in ("sigmoid", "silu", "gelu", "softplus", "logsigmoid", "elu", "selu", "celu", "mish")),
     *((owner, name) for owner in (torch, Tensor) for name in ("expm1", "log1p", "exp", "tanh", "log", "sin", "cos")),
     (F, "tanh"),
 ]:
-    REPLACED[_by_element(getattr(_owner, _name))] = [(_owner, _name)]
+    _PLACES[_by_element(getattr(_owner, _name))] = [(_owner, _name)]
+REPLACED = [(owner, name, new) for new, places in _PLACES.items() for owner, name in places]
