@@ -49,7 +49,7 @@ def emitted(generate: Callable[..., None] | None = None, *, width: int | None = 
 
 
 class Emitter:
-    """Generates the code of an intrinsic whose arguments are arrays and integers; the first array has the strips."""
+    """Generates the code of an intrinsic of arrays, pointers and integers; the first of them has the strips."""
 
     def __init__(
         self, context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any], width: int | None
@@ -62,7 +62,7 @@ class Emitter:
         self.number = context.get_value_type(kind)
         self.strip = ir.VectorType(self.number, (width or STRIP) // self.item)
         self.values = [
-            context.make_array(arg)(context, builder, value).data if hasattr(arg, "dtype") else value
+            context.make_array(arg)(context, builder, value).data if isinstance(arg, types.Array) else value
             for arg, value in zip(signature.args, arguments, strict=True)
         ]
 
@@ -70,7 +70,8 @@ class Emitter:
         """Return the address of an element; its index is the sum of `indices`, of which a pair is a product."""
         place = array
         for index in indices:
-            factors = [SIZE(n) if isinstance(n, int) else n for n in (index if isinstance(index, tuple) else (index,))]
+            pair = index if isinstance(index, tuple) else (index,)
+            factors: list[Any] = [SIZE(n) if isinstance(n, int) else n for n in pair]
             place = self.builder.gep(place, [self.builder.mul(*factors) if len(factors) > 1 else factors[0]])
         return place
 
@@ -88,10 +89,10 @@ class Emitter:
 
     def spread(self, number: Any, lanes: int | None = None) -> Any:
         """Copy a number to every lane of a strip, or of a vector of so many `lanes`."""
-        lanes = lanes or self.strip.count
-        first = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
+        count: Any = lanes or self.strip.count
+        first = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
         vector = self.builder.insert_element(first, number, ir.Constant(ir.IntType(32), 0))
-        return self._lanes(vector, [0] * lanes)
+        return self._lanes(vector, [0] * count)
 
     def some(self, first: Any, count: Any, *conditions: Any) -> Any:
         """Return a mask of the lanes with `first` + lane < `count`; it is empty unless all conditions hold."""

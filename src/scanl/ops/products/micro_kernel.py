@@ -5,7 +5,7 @@ the compiler does not achieve this. Each load of the weight serves all rows of t
 
 The order of a sum is a part of the tile. `by_columns`: a vector is a term of adjacent columns, and each sum has its
 terms in their order. `by_columns_of_rows`: the same for a transposed weight, whose squares are transposed in registers.
-`by_terms`: a vector is adjacent terms of a column, and the lanes are added at the end.
+`floats_by_terms` and `numbers_by_terms`: a vector is adjacent terms of a column, and the lanes are added at the end.
 
 A sum waits for the one before it, for about four cycles on a processor that starts two in each cycle. So a tile has
 eight sums or more that do not wait for one another.
@@ -27,7 +27,7 @@ SIDE = 2  # squares side by side: each sum waits for the one before it
 WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
 LANES = 16  # whole numbers of a vector
 GROUP = 2 * LANES  # terms of a group of a weight of 4 bits: one byte for each pair of terms LANES apart
-WIDTHS = {types.float32: 6, types.int8: 4, types.uint8: 4}  # columns of a tile `by_terms` of one row, by kind of weight
+WIDTHS = {types.float32: 6, types.int8: 4, types.uint8: 4}  # columns of a tile of one row by terms
 _BYTES, _SHORTS, _PRODUCTS = (ir.VectorType(ir.IntType(bits), LANES) for bits in (8, 16, 32))
 _PAIRS, _WIDE_PAIRS = (ir.VectorType(ir.IntType(bits), LANES // 2) for bits in (32, 64))
 
@@ -82,47 +82,63 @@ def by_columns_of_rows(e, sums, x, x_at, w, w_at, w_row, terms):
         e.keep(total, e.at(sums, side * lanes))
 
 
-@emitted(width=BYTES)
-def clear(e, totals):
-    """Set BYTES bytes of totals to zero: as many as a tile `by_terms` may write."""
-    e.write(ir.Constant(e.strip, None), totals)
+def columns_of_tile(kind: Any, rows: int) -> int:
+    """Return the columns of a tile by terms, by the element type of the weight."""
+    return WIDTHS[kind] // (2 if rows > 1 else 1)
 
 
-def by_terms(rows: int) -> Any:
-    """Build an intrinsic: totals[r, c] += Σ_k x[r, k] w[c, k] for `rows` rows of x and a tile's rows of w.
+def floats_by_terms(rows: int) -> Any:
+    """Build an intrinsic: y[r, c] = Σ_k x[r, k] w[c, k] for `rows` rows of x and a tile's rows of w, of float32.
 
-    The element type of w says the kind of weight: float32, int8, or uint8 for pairs of 4 bits. The tile has WIDTHS rows
-    of w, and half of them if it has several rows of x. x is float32, or int16 beside whole numbers; `terms` is then a
-    multiple of GROUP.
+    The arguments are those of `by_columns`; for y they also give the distance of two columns. What is left after whole
+    vectors is read by a mask.
     """
+    wide = columns_of_tile(types.float32, rows)
 
     @emitted(width=BYTES if rows > 1 else 2 * BYTES if WIDE_REGISTERS else BYTES)
-    def product(e, totals, x, x_at, x_row, w, w_at, w_row, groups, group_at, group_row, terms):
-        kind = e.kinds[4].dtype
-        wide = WIDTHS[kind] // (2 if rows > 1 else 1)
-        load = {types.float32: _floats, types.int8: _numbers, types.uint8: _grouped_numbers}[kind]
-        load(e, totals, rows, wide, (x, x_at, x_row), (w, w_at, w_row), (groups, group_at, group_row), terms)
+    def product(e, y, y_at, y_row, y_next, x, x_at, x_row, w, w_at, w_row, terms):
+        sums, lanes = e.sums(rows * wide), e.strip.count
+
+        def products(k, read=e.read):
+            columns = [read(e.at(w, w_at, (c, w_row), k)) for c in range(wide)]
+            yield columns, (read(e.at(x, x_at, (r, x_row), k)) for r in range(rows))
+
+        full = e.builder.and_(terms, SIZE(-lanes))
+        with e.rows(full, lanes) as k:
+            _add(e, sums, products(k), e.add)
+        with e.builder.if_then(e.builder.icmp_signed("<", full, terms)):
+            mask = e.some(full, terms)
+            _add(e, sums, products(full, lambda place: e.read_some(place, mask)), e.add)
+        for first in range(0, len(sums), 4):
+            four = e.totals([e.folded(e.builder.load(total), 4) for total in (sums * 2)[first : first + 4]])
+            for n in range(first, min(first + 4, len(sums))):
+                total = e.builder.extract_element(four, ir.Constant(ir.IntType(32), n - first))
+                e.builder.store(total, e.at(y, y_at, (n // wide, y_row), (n % wide, y_next)))
 
     return product
 
 
-def _floats(e, totals, rows, wide, x, w, groups, terms):
-    """Add the products by a weight of float32; what is left after whole vectors is read by a mask."""
-    sums, lanes = e.sums(rows * wide), e.strip.count
+@emitted(width=BYTES)
+def clear(e, totals):
+    """Set BYTES bytes of totals to zero: as many as `numbers_by_terms` may write."""
+    e.write(ir.Constant(e.strip, None), totals)
 
-    def products(k, read=e.read):
-        columns = [read(e.at(w[0], w[1], (c, w[2]), k)) for c in range(wide)]
-        yield columns, (read(e.at(x[0], x[1], (r, x[2]), k)) for r in range(rows))
 
-    full = e.builder.and_(terms, SIZE(-lanes))
-    with e.rows(full, lanes) as k:
-        _add(e, sums, products(k), e.add)
-    with e.builder.if_then(e.builder.icmp_signed("<", full, terms)):
-        mask = e.some(full, terms)
-        _add(e, sums, products(full, lambda place: e.read_some(place, mask)), e.add)
-    for n in range(0, len(sums), 4):
-        four = [e.folded(e.builder.load(total), 4) for total in (sums * 2)[n : n + 4]]
-        e.add_four(e.at(totals, n), e.totals(four))
+def numbers_by_terms(rows: int) -> Any:
+    """Build an intrinsic: totals[r, c] += Σ_k x[r, k] w[c, k] for `rows` rows of x and a tile's rows of w.
+
+    The element type of w says the kind of weight: int8, or uint8 for pairs of 4 bits. x is int16; `terms` is a multiple
+    of GROUP.
+    """
+
+    @emitted(width=BYTES)
+    def product(e, totals, x, x_at, x_row, w, w_at, w_row, groups, group_at, group_row, terms):
+        kind = e.kinds[4].dtype
+        add = {types.int8: _numbers, types.uint8: _grouped_numbers}[kind]
+        wide = columns_of_tile(kind, rows)
+        add(e, totals, rows, wide, (x, x_at, x_row), (w, w_at, w_row), (groups, group_at, group_row), terms)
+
+    return product
 
 
 def _numbers(e, totals, rows, wide, x, w, groups, terms):

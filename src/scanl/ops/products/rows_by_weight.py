@@ -17,18 +17,28 @@ bit of a result.
 
 import numpy as np
 import torch
-from numba import from_dtype, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
 
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._rows import fill
-from scanl.ops._cpu._slots import constant_of, itemsize, part, units
+from scanl.ops._cpu._slots import part, units
 from scanl.ops._cpu._team import scratch
 from scanl.ops.products.matrices import NEXT, transpose
-from scanl.ops.products.micro_kernel import BYTES, GROUP, WIDTHS, by_columns, by_terms, clear
+from scanl.ops.products.micro_kernel import (
+    BYTES,
+    GROUP,
+    by_columns,
+    clear,
+    columns_of_tile,
+    floats_by_terms,
+    numbers_by_terms,
+)
 
-COLUMNS = WIDTHS[types.float32]  # of a tile: a weight of float32 has as many rows at least
+COLUMNS = columns_of_tile(types.float32, 1)  # of a tile: a weight of float32 has as many rows at least
+NUMBER_COLUMNS = columns_of_tile(types.int8, 1)  # of a tile of whole numbers
 TERMS = 4096  # terms of a sum of whole numbers, of which a lane of 32 bits has an eighth
 MAX_INPUT = 32767  # largest whole number of x beside 8 bits: 127 · 32767 · TERMS / 8 < 2³¹
 MAX_INPUT_BY_GROUPS = 4095  # the same beside 4 bits: a number is at most 8 · 127
@@ -39,9 +49,6 @@ PANEL_ROWS = 9  # rows for which a panel takes less time than tiles of four, tho
 PANEL_TERMS = 128  # terms summed in registers, and then added: rounding errors of long sums stay small
 
 NAMES = "y y_row x x_row w w_row scale groups bias rows columns terms width blocks"  # slots of both kernels
-tile_columns = constant_of(lambda dtype: WIDTHS[from_dtype(dtype)])
-number_type = constant_of(lambda dtype: dtype if dtype == np.float32 else np.dtype(np.int16))
-sum_type = constant_of(lambda dtype: dtype if dtype == np.float32 else np.dtype(np.int64))
 _by_panel = by_columns(COLUMNS, 1)  # a panel is its second factor, whose rows are the vectors
 
 
@@ -53,56 +60,75 @@ def division(columns, threads):
     return width, (columns + width - 1) // width
 
 
-def _tile(rows):
-    """Build a function that writes the products of `rows` rows, four or one, and the columns of a tile."""
-    add_products, parts = by_terms(rows), 2 if rows > 1 else 1
+def _float_tile(rows):
+    """Build a function that writes the products of `rows` rows, four or one, and the columns of a tile of float32."""
+    write_products = floats_by_terms(rows)
 
     @helper(forceinline=True)
-    def tile(slots, row, x, x_row, factors, column, apart, totals):
-        """row: the first row of y.   x, factors, totals: addresses, as counts of references take longer than a tile."""
-        terms, w_row, group_row = slots.terms, apart * slots.w_row, apart * (slots.terms // GROUP)
-        kind, wide, grouped = slots.dtype, tile_columns(slots.dtype) // parts, slots.groups != 0
-        sums = part(totals, 0, rows * wide, sum_type(kind))
-        clear(sums)
-        w, w_at = part(slots.w, 0, slots.columns * slots.w_row, kind), column * slots.w_row
-        numbers = part(x, 0, rows * x_row, number_type(kind))
-        groups = part(slots.groups, 0, slots.columns * (terms // GROUP) if grouped else 0, np.int8)
-        for first in range(0, terms, TERMS):
-            count, at = min(TERMS, terms - first), w_at + (first // 2 if grouped else first)
-            group_at = column * (terms // GROUP) + first // GROUP
-            add_products(sums, numbers, first, x_row, w, at, w_row, groups, group_at, group_row, count)
-        for r in range(rows):
-            factor = part(factors, r, 1, np.float32)[0] if slots.scale != 0 else np.float32(1)
-            for c in range(wide):
-                at, total = column + c * apart, np.float32(sums[r * wide + c])
-                if slots.scale != 0:
-                    total = total * (factor * part(slots.scale, at, 1, np.float32)[0])
-                if slots.bias != 0:
-                    total += part(slots.bias, at, 1, np.float32)[0]
-                part(slots.y, (row + r) * slots.y_row + at, 1, np.float32)[0] = total
+    def tile(slots, first, r, column, apart, memory):
+        """Write rows from r on, and columns from `column` on that are `apart`. first: 0.   memory: 0."""
+        y, x, w = pointer(slots.y, np.float32), pointer(slots.x, np.float32), pointer(slots.w, np.float32)
+        y_at, x_at, w_at = r * slots.y_row + column, r * slots.x_row, column * slots.w_row
+        write_products(y, y_at, slots.y_row, apart, x, x_at, slots.x_row, w, w_at, apart * slots.w_row, slots.terms)
 
     return tile
 
 
-_four, _one = _tile(4), _tile(1)
+def _number_tile(rows):
+    """Build a function that writes the products of `rows` rows, four or one, and the columns of a tile of numbers."""
+    add_products, wide = numbers_by_terms(rows), columns_of_tile(types.int8, rows)
+
+    @helper(forceinline=True)
+    def tile(slots, first, r, column, apart, memory):
+        """Write rows from first + r on, and columns from `column` on that are `apart`.
+
+        memory: addresses of the rows from `first` on as whole numbers, of their factors, and of the sums of a tile:
+        counts of references to arrays take longer than a tile.
+        """
+        terms, w_row, group_row = slots.terms, apart * slots.w_row, apart * (slots.terms // GROUP)
+        grouped, sums = slots.groups != 0, part(memory[2], 0, rows * wide, np.int64)
+        clear(sums)
+        w, w_at = part(slots.w, 0, slots.columns * slots.w_row, slots.dtype), column * slots.w_row
+        numbers, factors = part(memory[0], r * terms, rows * terms, np.int16), part(memory[1], r, rows, np.float32)
+        groups = part(slots.groups, 0, slots.columns * (terms // GROUP) if grouped else 0, np.int8)
+        for k in range(0, terms, TERMS):
+            count, at = min(TERMS, terms - k), w_at + (k // 2 if grouped else k)
+            group_at = column * (terms // GROUP) + k // GROUP
+            add_products(sums, numbers, k, terms, w, at, w_row, groups, group_at, group_row, count)
+        for n in range(rows):
+            for c in range(wide):
+                at = column + c * apart
+                total = np.float32(sums[n * wide + c]) * (factors[n] * part(slots.scale, at, 1, np.float32)[0])
+                if slots.bias != 0:
+                    total += part(slots.bias, at, 1, np.float32)[0]
+                part(slots.y, (first + r + n) * slots.y_row + at, 1, np.float32)[0] = total
+
+    return tile
 
 
-@helper()
-def _tiles(slots, row, rows, done, x, x_row, factors, begin, first, end, columns, totals):
-    """Write the products of `rows` rows, but the first `done`, and the tiles from `first` on of `columns` columns.
+def _tiles(tile, wide):
+    """Build a function that writes the products of some rows and some tiles, by a function for each number of rows."""
+    four, one = tile(4), tile(1)
 
-    row: the first row of y.   begin: the first of the columns.
-    """
-    wide, stride = tile_columns(slots.dtype), x_row * itemsize(number_type(slots.dtype))
-    for j in range(first, end):
-        column, apart = (begin + j, columns // wide) if j < columns // wide else (begin + columns - wide, 1)
-        tiled = rows - (rows - done) % 4
-        for r in range(done, tiled, 4):  # these rows of w stay in the first-level cache
-            for half in range(2):
-                at = column + half * (wide // 2) * apart
-                _four(slots, row + r, x + r * stride, x_row, factors + 4 * r, at, apart, totals)
-        for r in range(tiled, rows):
-            _one(slots, row + r, x + r * stride, x_row, factors + 4 * r, column, apart, totals)
+    @helper()
+    def tiles(slots, first, done, rows, begin, columns, tile, end, memory):
+        """Write rows from first + done to first + rows, and the tiles from `tile` to `end` of `columns` columns.
+
+        begin: the first of the columns.
+        """
+        for j in range(tile, end):
+            column, apart = (begin + j, columns // wide) if j < columns // wide else (begin + columns - wide, 1)
+            tiled = rows - (rows - done) % 4
+            for r in range(done, tiled, 4):  # these rows of w stay in the first-level cache
+                for half in range(2):
+                    four(slots, first, r, column + half * (wide // 2) * apart, apart, memory)
+            for r in range(tiled, rows):
+                one(slots, first, r, column, apart, memory)
+
+    return tiles
+
+
+_float_tiles, _number_tiles = _tiles(_float_tile, COLUMNS), _tiles(_number_tile, NUMBER_COLUMNS)
 
 
 @helper()
@@ -151,11 +177,9 @@ def product(slots):
     rows, terms, w_row, y_row = slots.rows, slots.terms, slots.w_row, slots.y_row
     x, w = part(slots.x, 0, rows * slots.x_row, np.float32), part(slots.w, 0, slots.columns * w_row, np.float32)
     y, turned, square = part(slots.y, 0, rows * y_row, np.float32), min(rows, panels_of(rows) * PANEL), PANEL * PANEL
-    panels, sums = (
-        scratch(panels_of(rows) * PANEL * terms, np.float32),
-        scratch(turned and COLUMNS * square, np.float32),
-    )
-    totals, made = scratch(PANEL, np.float32), False
+    size, made = panels_of(rows) * PANEL * terms, False
+    memory = scratch(size + (turned and COLUMNS * square), np.float32)
+    panels, sums = memory[:size], memory[size:]
     for unit in units(slots):  # a unit is `width` columns; the last may begin early, where too few are left for a tile
         if not made:
             to_panels(panels, x, slots.x_row, rows, terms)
@@ -176,7 +200,7 @@ def product(slots):
                     _sum_up(sums, 0, PANEL, panels, i // PANEL, w, last * w_row, w_row, terms)
                     _move(y, y_row, i * y_row + last, COLUMNS, count, sums, 0)
             end = min(strip + PANEL, tiles)
-            _tiles(slots, 0, rows, turned, slots.x, slots.x_row, 0, begin, strip, end, columns, totals.ctypes.data)
+            _float_tiles(slots, 0, turned, rows, begin, columns, strip, end, 0)
 
 
 @helper(error_model="numpy")
@@ -215,11 +239,9 @@ def quantized_product(slots):
                 x, bits = part(slots.x, at, terms, np.float32), part(slots.x, at, terms, np.int32)
                 factors[r] = _to_numbers(numbers, r * terms, x, bits, limit)
             ready = first
-        tiles = (wide + tile_columns(slots.dtype) - 1) // tile_columns(slots.dtype)
-        _tiles(
-            slots, first, count, 0, numbers.ctypes.data, terms, factors.ctypes.data, begin, 0, tiles, wide,
-            totals.ctypes.data,
-        )  # fmt: skip
+        tiles = (wide + NUMBER_COLUMNS - 1) // NUMBER_COLUMNS
+        memory = (numbers.ctypes.data, factors.ctypes.data, totals.ctypes.data)
+        _number_tiles(slots, first, 0, count, begin, wide, 0, tiles, memory)
 
 
 def multiply(
