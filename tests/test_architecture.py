@@ -5,11 +5,16 @@ Arrows point down, in no circle. Private names stay at home. A folder has few fi
 
 import ast
 import functools
+import re
 import types
+from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from scanl.layers.registry import layers
+from scanl.learning.algorithms import algorithms
 
 SRC = Path(__file__).parents[1] / "src"
 FILES = {
@@ -42,6 +47,16 @@ MAX_FILES = 18
 # What `dir()` of a room shows. Those of `compat` are the modules of other libraries.
 ROOMS = ("data", "export", "hub", "inspect", "layers", "learning", "models", "ops", "parallel", "serve", "tasks")
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
+# A name that ends in one of these is no noun: words of a closed class, and participles that do not end in -ed.
+CLOSED = re.findall(
+    r"\w+",
+    """a above across after again ahead all alone apart aside at away before below beside both down each every few here
+    large last least less long many more most much next no of off on once only out over own past plain same small so
+    some such that there these this to under up what when where which who with within
+    begun broken drawn found given grown held hidden kept known learnt left lost made meant put read seen sent shown
+    shrunk stood sung taken told worn written""",
+)
+ENDED = {"digest", "embed", "feed", "need", "request", "seed", "speed", "test"}  # nouns that end as participles do
 
 
 def room(module):
@@ -146,3 +161,38 @@ def test_a_room_shows_what_can_be_used(room):
     shown = dir(package)
     assert shown
     assert not [name for name in shown if isinstance(getattr(package, name), types.ModuleType) or name.startswith("_")]
+
+
+@functools.cache
+def defined():
+    """(name, module, whether it is a class) of each class and each constant of a module."""
+    found = []
+    for module, path in FILES.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        found += [(node.name, module, True) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            found += [(name, module, False) for name in names if name.isupper()]
+    return found
+
+
+def test_a_class_name_is_defined_once():
+    """Those of `compat` are the names of other libraries."""
+    homes = defaultdict(set)
+    for name, module, is_class in defined():
+        if is_class and not name.startswith("_") and room(module) != "compat":
+            homes[name].add(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+def test_classes_and_constants_end_in_a_noun():
+    """What a room shows has the names of the field."""
+    public = {name for room in ROOMS for name in dir(import_module(f"scanl.{room}"))} | {"IGNORED"}
+    public |= {registry.get(name).__name__ for registry in (layers, algorithms) for name in registry.names()}
+
+    def is_noun(name):
+        word = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)[-1].lower()
+        return word not in CLOSED and (word in ENDED or not re.fullmatch(r"[a-z]+(ed|est)", word))
+
+    assert [f"{module}.{name}" for name, module, _ in defined() if name not in public and not is_noun(name)] == []

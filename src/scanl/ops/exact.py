@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from scanl.ops._frame.context import context, prefer, preferred, unprefer
-from scanl.ops.products.functions import REPLACED
+from scanl.ops.products.functions import REPLACED_FUNCTIONS
 
 _lock = threading.RLock()
 _open = 0  # contexts of all threads
@@ -38,8 +38,8 @@ class exact:
         context.exact += 1
         with _lock:
             if _open == 0:
-                _before[:] = [getattr(owner, name) for owner, name, _ in REPLACED]
-                for owner, name, new in REPLACED:
+                _before[:] = [getattr(owner, name) for owner, name, _ in REPLACED_FUNCTIONS]
+                for owner, name, new in REPLACED_FUNCTIONS:
                     setattr(owner, name, new)
             _open += 1
 
@@ -48,7 +48,7 @@ class exact:
         with _lock:
             _open -= 1
             if _open == 0:
-                for (owner, name, new), before in zip(REPLACED, _before, strict=True):
+                for (owner, name, new), before in zip(REPLACED_FUNCTIONS, _before, strict=True):
                     if getattr(owner, name) is new:  # else another program has replaced it meanwhile
                         setattr(owner, name, before)
         context.exact -= 1

@@ -41,7 +41,7 @@ def test_any_size_is_the_product(columns):
 @pytest.mark.parametrize("rows", [3, 21])
 def test_threads_share_a_large_product(rows):
     weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
-    assert weight.numel() >= in_team.LARGE
+    assert weight.numel() >= in_team.LARGE_WEIGHT
     assert schedule.MIN_COLUMNS == rows_by_weight.COLUMNS
     kernel = RecordedFunction(lambda x: F.linear(x, weight), x)
     try:

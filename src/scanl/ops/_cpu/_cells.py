@@ -14,7 +14,7 @@ from scanl.ops.offsets import offsets
 from scanl.ops.products.matrices import BYTES, add_part_products
 
 MIN_BLOCK_CHANNELS = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
-WIDEST = 2048  # most channels of a block, so that its rows fit the first-level cache
+MAX_WIDTH = 2048  # most channels of a block, so that its rows fit the first-level cache
 ROWS = 8  # sequences that are processed with each load of a matrix
 
 
@@ -30,7 +30,7 @@ def sequences(first: torch.Tensor, cu_seqlens: torch.Tensor | None, name: str) -
 def blocks(count: int, width: int) -> tuple[int, int]:
     """Return the number of channel blocks and their width, so that `count` sequences give work to every core."""
     size = -(-width * min(CORES, max(count, 1)) // CORES)
-    size = max(1, min(-(-size // MIN_BLOCK_CHANNELS) * MIN_BLOCK_CHANNELS, WIDEST, width))
+    size = max(1, min(-(-size // MIN_BLOCK_CHANNELS) * MIN_BLOCK_CHANNELS, MAX_WIDTH, width))
     return -(-width // size), size
 
 

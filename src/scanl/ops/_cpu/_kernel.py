@@ -25,12 +25,12 @@ from numba.core.registry import cpu_target
 from scanl.ops._cpu._cache import MachineCode, source_digest
 from scanl.ops._cpu._helper import compiling
 from scanl.ops._cpu._slots import Slots, SlotsType
-from scanl.ops._cpu._team import Alone, run
+from scanl.ops._cpu._team import SingleUnit, run
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Compiled(CFunc):
+class _CompiledFunction(CFunc):
     def __init__(self, function: Callable, source: str, slots: SlotsType):
         super().__init__(function, ((slots,), types.void), {}, {"fastmath": {"contract", "nsz"}})
         self._cache: Any = MachineCode(function, source, slots.name)
@@ -50,7 +50,7 @@ class Kernel:
         assert function.__closure__ is None  # the name of the machine code has no digest of free variables
         self.slots = slots
         self.pack = slots.pack
-        self.compiled: dict[torch.dtype, _Compiled] = {}  # keeps the machine code alive
+        self.compiled: dict[torch.dtype, _CompiledFunction] = {}  # keeps the machine code alive
         self.module = function.__module__
         self._function = function
         self._source = source_digest(self.module)
@@ -58,7 +58,7 @@ class Kernel:
 
     def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:
         element = torch.empty(0, dtype=dtype).numpy().dtype
-        compiled = _Compiled(self._function, self._source, SlotsType(self.slots, element))
+        compiled = _CompiledFunction(self._function, self._source, SlotsType(self.slots, element))
         compiled.compile()
         address = compiled.address
         assert address is not None
@@ -75,10 +75,10 @@ class Kernel:
         call, address = self._calls.get(dtype) or self._compile(dtype)
         run(call, address, packed, units, work)
 
-    def alone(self, dtype: torch.dtype, packed: list[int]) -> Alone:
+    def alone(self, dtype: torch.dtype, packed: list[int]) -> SingleUnit:
         """Return the kernel for one unit, which keeps its numbers. packed: as in `run`."""
         call, _ = self._calls.get(dtype) or self._compile(dtype)
-        return Alone(call, packed)
+        return SingleUnit(call, packed)
 
 
 def kernel(numbers: str, *, rows: str = "") -> Callable[[Callable[[Any], None]], Kernel]:

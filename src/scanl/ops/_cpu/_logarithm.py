@@ -12,7 +12,7 @@ from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, bits_of_float, by_dtype, float_of_bits
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
-_SMALLEST = np.float32(1.1754944e-38)  # normal
+_SMALLEST_NORMAL = np.float32(1.1754944e-38)  # normal
 _SCALE = np.float32(1 << 24)  # brings a subnormal number among the normal ones
 _ROOT = int32(0x3F3504F3)  # the bits of 1/√2, the least mantissa
 _LOWEST, _HIGHEST = np.float32(-25), np.float32(89)  # e^x - 1 is -1 below, inf above
@@ -21,7 +21,7 @@ _LOWEST, _HIGHEST = np.float32(-25), np.float32(89)  # e^x - 1 is -1 below, inf 
 @helper(**_FLAGS)
 def _log32(x):
     """Return n ln 2 + log m, x = 2^n m, 1/√2 <= m < √2. log m = 2 artanh s, s = (m - 1)/(m + 1): a series to s^11."""
-    small = x < _SMALLEST
+    small = x < _SMALLEST_NORMAL
     wide = x * _SCALE if small else x
     bits = bits_of_float(wide) - _ROOT
     n = float32(bits >> int32(23)) - (float32(24) if small else float32(0))

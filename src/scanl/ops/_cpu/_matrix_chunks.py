@@ -32,10 +32,10 @@ from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import itemsize, units
 from scanl.ops._cpu._team import array, take
 from scanl.ops._cpu._vectors import STRIP, emitted
-from scanl.ops.products.matrices import BELOW, LOWER, NEXT, UPPER, WHOLE, add_products, transpose
+from scanl.ops.products.matrices import ADJACENT_STRIDE, BELOW, LOWER, UPPER, WHOLE, add_products, transpose
 
 GROUP = 8  # rows of a triangular system that are solved one by one, between products
-AHEAD = 8  # rows between prefetching a row and using it
+PREFETCHED_ROWS = 8  # rows between prefetching a row and using it
 BLOCK = 256  # columns of the state at a time: more would leave the second-level cache
 WIDER = 576  # the same forwards, where less memory is needed and there are at most BLOCK keys
 LINE = 16  # widths are rounded up to whole vectors, and rows lie one vector further apart: else they share cache sets
@@ -83,7 +83,7 @@ def _take_rows(x, at, step, count, width, scale, m, to, row, rows, padded):
         target = m[to + i * row : to + i * row + padded]
         if i < count:
             for j in range(0, width, STRIP // x.itemsize):
-                _fetch(x, at + min(i + AHEAD, count - 1) * step + j)
+                _fetch(x, at + min(i + PREFETCHED_ROWS, count - 1) * step + j)
             source = x[at + i * step : at + i * step + width]
             for j in range(width):
                 target[j] = scale * source[j]
@@ -216,7 +216,7 @@ def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
                 width,
                 m,
                 o,
-                NEXT,
+                ADJACENT_STRIDE,
                 c_row,
                 remaining,
                 m,
@@ -227,7 +227,21 @@ def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
             )
         else:
             add_products(
-                m, x + first * row, row, GROUP, width, m, L + first * c_row, c_row, NEXT, first, m, u, row, WHOLE, one
+                m,
+                x + first * row,
+                row,
+                GROUP,
+                width,
+                m,
+                L + first * c_row,
+                c_row,
+                ADJACENT_STRIDE,
+                first,
+                m,
+                u,
+                row,
+                WHOLE,
+                one,
             )
         for i in range(GROUP):
             s = next_row - 1 - i if back else first + i
@@ -271,7 +285,7 @@ class _Sizes(NamedTuple):
     k_width: int  # the number of keys, rounded up
 
 
-class _Given(NamedTuple):
+class _FlatOperands(NamedTuple):
     """The operands as flat arrays."""
 
     q: Any
@@ -329,7 +343,7 @@ def _sizes(slots):
 def _given(slots, dtype):
     of_keys, of_steps = slots.rows * slots.shared * slots.keys, slots.rows * slots.heads
     scale = array(slots.scale, 1, dtype)
-    return _Given(
+    return _FlatOperands(
         array(slots.q, of_keys, dtype), array(slots.k, of_keys, dtype), array(slots.v, of_steps * slots.values, dtype),
         array(slots.g, of_steps, dtype), array(slots.beta, of_steps, dtype), scale[0], scale.dtype.type(1),
     )  # fmt: skip
@@ -382,7 +396,7 @@ def _enter(sizes, operands, chunk, m, to):
             spot = (chunk.r + chunk.r_step * i) * sizes.heads + chunk.h
             m[to.b + i] = operands.beta[spot] if i < chunk.steps else 0
         _scale_rows(m, to.k, row, C, K, to.e, -one, to.ke)
-        _product(m, to.L, c_row, C, C, to.k, row, NEXT, K, to.turned_k, c_row, BELOW)
+        _product(m, to.L, c_row, C, C, to.k, row, ADJACENT_STRIDE, K, to.turned_k, c_row, BELOW)
         _decay(m, to.L, c_row, C, to.D, 1, -one)
 
 
@@ -405,7 +419,7 @@ def _write(sizes, operands, chunk, m, to, S, r, u):
     )
     if sizes.delta:
         C, K, one = sizes.steps, sizes.k_width, operands.one
-        add_products(m, r, row, C, chunk.v_width, m, to.ke, sizes.k_row, NEXT, K, m, S, row, WHOLE, one)
+        add_products(m, r, row, C, chunk.v_width, m, to.ke, sizes.k_row, ADJACENT_STRIDE, K, m, S, row, WHOLE, one)
         _solve(m, r, row, to.L, sizes.c_row, to.b, u, sizes.steps, chunk.v_width, False)
 
 
@@ -447,7 +461,7 @@ def _forward(slots):
                 _enter(sizes, operands, chunk, m, to)
                 _write(sizes, operands, chunk, m, to, S, r, u)
                 _take_rows(operands.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, operands.scale, m, q, k_row, C, K)
-                _product(m, P, c_row, C, C, q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
+                _product(m, P, c_row, C, C, q, k_row, ADJACENT_STRIDE, K, to.turned_k, c_row, BELOW)
                 _decay(m, P, c_row, C, to.D, 0, one)
                 # a tile multiplies later steps by zero, so those from one that is not finite on are cleared
                 fault, source = _finite(m, u, v_row, C, V), u
@@ -455,13 +469,13 @@ def _forward(slots):
                     source = spare
                     _scale(m, u, v_row, fault, V, one, spare)
                     fill(m, spare + fault * v_row, (C - fault) * v_row, 0)
-                _product(m, y, v_row, C, V, P, c_row, NEXT, C, source, v_row, LOWER)
+                _product(m, y, v_row, C, V, P, c_row, ADJACENT_STRIDE, C, source, v_row, LOWER)
                 _scale_rows(m, q, k_row, C, K, to.e, one, q)
-                add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE, one)
+                add_products(m, y, v_row, C, V, m, q, k_row, ADJACENT_STRIDE, K, m, S, v_row, WHOLE, one)
                 fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
                 _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
                 decay = m[to.e + C - 1]
-                add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE, decay)
+                add_products(m, S, v_row, K, V, m, to.kt, ADJACENT_STRIDE, k_row, C, m, u, v_row, WHOLE, decay)
             _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
 
 
@@ -506,7 +520,7 @@ def _backward(slots):
                 if n < chunks - 1:
                     after = previous + v_row * k_row
                     _scale(m, previous, k_row, V, K, m[to.e + C - 1], after)
-                    add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE, one)
+                    add_products(m, after, k_row, V, K, m, u, ADJACENT_STRIDE, v_row, C, m, to.kt, k_row, WHOLE, one)
             _take_rows(dlast, corner, values, keys, size, one, m, dS, v_row, K, V)
             for n in range(chunks - 1, -1, -1):
                 chunk, previous = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
@@ -523,22 +537,22 @@ def _backward(slots):
                 transpose(m, dS, v_row, K, V, m, turned_dS, k_row)
                 fill(m, to.E, 3 * c_row, 0)
                 # inside the chunk
-                _product(m, P, c_row, C, C, m_q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
+                _product(m, P, c_row, C, C, m_q, k_row, ADJACENT_STRIDE, K, to.turned_k, c_row, BELOW)
                 _decay(m, P, c_row, C, to.D, 0, one)
-                _product(m, A, c_row, C, C, m_do, v_row, NEXT, V, turned_u, c_row, BELOW)
+                _product(m, A, c_row, C, C, m_do, v_row, ADJACENT_STRIDE, V, turned_u, c_row, BELOW)
                 _add_terms(m, P, A, c_row, C, to.spare, to.of_g)
                 _decay(m, A, c_row, C, to.D, 0, one)
-                _product(m, m_dv, v_row, C, V, to.kt, k_row, NEXT, K, dS, v_row, WHOLE)
-                add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER, one)
+                _product(m, m_dv, v_row, C, V, to.kt, k_row, ADJACENT_STRIDE, K, dS, v_row, WHOLE)
+                add_products(m, m_dv, v_row, C, V, m, P, ADJACENT_STRIDE, c_row, C, m, m_do, v_row, UPPER, one)
                 # with the state that enters it, and with the gradient of the state that leaves it
-                _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, previous, k_row, WHOLE)
+                _product(m, to_q, k_row, C, K, m_do, v_row, ADJACENT_STRIDE, V, previous, k_row, WHOLE)
                 _scale_rows(m, to_q, k_row, C, K, to.e, one, to_q)
                 _add_dots(m, m_q, to_q, k_row, C, K, to.E)
-                _product(m, to_k, k_row, C, K, u, v_row, NEXT, V, turned_dS, k_row, WHOLE)
+                _product(m, to_k, k_row, C, K, u, v_row, ADJACENT_STRIDE, V, turned_dS, k_row, WHOLE)
                 _scale_rows(m, to_k, k_row, C, K, to.t, one, to_k)
                 _add_dots(m, to.k, to_k, k_row, C, K, to.F)
-                add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
-                add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER, one)
+                add_products(m, to_q, k_row, C, K, m, A, c_row, ADJACENT_STRIDE, C, m, to.k, k_row, LOWER, one)
+                add_products(m, to_k, k_row, C, K, m, A, ADJACENT_STRIDE, c_row, C, m, m_q, k_row, UPPER, one)
                 across = dtype.type(0)  # the terms that contain all decays of the chunk
                 for j in range(V):
                     across += _dot(m, previous + j * k_row, turned_dS + j * k_row, K)
@@ -547,14 +561,14 @@ def _backward(slots):
                 _give_rows(m, to_q, k_row, chunk.steps, keys, operands.scale, dq, offset, chunk.qk_step, pair > 0)
                 if delta:
                     _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
-                    _product(m, B, c_row, C, C, m_y, v_row, NEXT, V, turned_u, c_row, BELOW)
+                    _product(m, B, c_row, C, C, m_y, v_row, ADJACENT_STRIDE, V, turned_u, c_row, BELOW)
                     _add_terms(m, to.L, B, c_row, C, to.spare, to.of_g)
                     _decay(m, B, c_row, C, to.D, 1, -one)
-                    _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, previous, k_row, WHOLE)
+                    _product(m, to_q, k_row, C, K, m_y, v_row, ADJACENT_STRIDE, V, previous, k_row, WHOLE)
                     _scale_rows(m, to_q, k_row, C, K, to.e, -one, to_q)
                     _add_dots(m, to.k, to_q, k_row, C, K, to.E)
-                    add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
-                    add_products(m, to_k, k_row, C, K, m, B, NEXT, c_row, C, m, to.k, k_row, UPPER, one)
+                    add_products(m, to_k, k_row, C, K, m, B, c_row, ADJACENT_STRIDE, C, m, to.k, k_row, LOWER, one)
+                    add_products(m, to_k, k_row, C, K, m, B, ADJACENT_STRIDE, c_row, C, m, to.k, k_row, UPPER, one)
                     _add(m, to_q, k_row, C, K, to_k)
                     fill(m, to.spare, C, 0)
                     _add_dots(m, m_dv, r, v_row, C, V, to.spare)
@@ -567,9 +581,9 @@ def _backward(slots):
                 # dS enters the chunk before
                 _scale(m, dS, v_row, K, V, m[to.e + C - 1], dS)
                 _scale_rows(m, m_q, k_row, C, K, to.e, one, m_q)
-                add_products(m, dS, v_row, K, V, m, m_q, NEXT, k_row, C, m, m_do, v_row, WHOLE, one)
+                add_products(m, dS, v_row, K, V, m, m_q, ADJACENT_STRIDE, k_row, C, m, m_do, v_row, WHOLE, one)
                 if delta:
-                    add_products(m, dS, v_row, K, V, m, to.ke, NEXT, k_row, C, m, m_y, v_row, WHOLE, one)
+                    add_products(m, dS, v_row, K, V, m, to.ke, ADJACENT_STRIDE, k_row, C, m, m_y, v_row, WHOLE, one)
                 # a decay's terms also have the outputs from its step on, and the writes before it
                 for i in range(C - 2, -1, -1):
                     m[to.E + i] += m[to.E + i + 1]

@@ -51,7 +51,7 @@ STRIDE = MAX_WIDTH + 16
 D, A, K, B, Q, DQ, U, STEP = (n * STRIDE for n in range(8))  # for two steps; then the sums of the backward pass
 TO_K, TO_A, TO_B, TO_D, TO_Q, TO_U, VECTORS = (2 * STEP + n * STRIDE for n in range(7))
 MIN_CHUNKED_KEYS = 192  # keys from which on the forward pass takes products over chunks
-AHEAD = 4  # steps between prefetching q, k, v and using them
+PREFETCHED_STEPS = 4  # steps between prefetching q, k, v and using them
 PLAIN, BONUS, DELTA, GENERAL = range(4)  # kinds; the last two have a low-rank term
 # Numbers after a step's first vector: q·a, q·k (weighted, with a bonus), y·do, v·do, the sum of dlog d, k·da, v·dv
 QA, QK, Y_DO, V_DO, SUM_D, K_DA, V_DV = range(MAX_WIDTH, MAX_WIDTH + 7)
@@ -275,7 +275,7 @@ class _Sizes(NamedTuple):
     columns: int  # whether there are column decays
 
 
-class _Given(NamedTuple):
+class _FlatOperands(NamedTuple):
     """The operands as flat arrays; an absent operand has one element."""
 
     q: Any
@@ -314,7 +314,7 @@ def _sizes(slots):
 @helper(forceinline=True)
 def _given(slots, dtype):
     rows, shared, heads, keys, values = slots.rows, slots.shared, slots.heads, slots.keys, slots.values
-    return _Given(
+    return _FlatOperands(
         array(slots.q, rows * shared * keys, dtype),
         array(slots.k, rows * shared * keys, dtype),
         array(slots.v, rows * heads * values, dtype),
@@ -460,8 +460,8 @@ def _forward(slots):
     S, x, c = scratch(keys * W, dtype), scratch(LANES, dtype), scratch(2 * STEP, dtype)
     for number in units(slots):
         unit = unit_of(number, slots, ranges)
-        next_t = AHEAD * unit.direction * sizes.shared * keys
-        next_at = AHEAD * unit.direction * heads * values
+        next_t = PREFETCHED_STEPS * unit.direction * sizes.shared * keys
+        next_at = PREFETCHED_STEPS * unit.direction * heads * values
         for pair in range(unit.heads * unit.columns):
             h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
             size = min(W, values - first)
@@ -484,7 +484,7 @@ def _forward(slots):
             store(S, keys, values, size, last, corner)
 
 
-class _Made(NamedTuple):
+class _FlatGradients(NamedTuple):
     """The gradients as flat arrays. Where several parts of a head contribute to a gradient, each part has an array."""
 
     q: Any
@@ -513,7 +513,7 @@ class _Scratch(NamedTuple):
 @helper(forceinline=True)
 def _made(slots, operands, dtype):
     parts, column_parts = slots.head_parts * slots.column_parts, slots.column_parts
-    return _Made(
+    return _FlatGradients(
         array(slots.dq, parts * operands.q.size, dtype),
         array(slots.dk, parts * operands.q.size, dtype),
         array(slots.dv, operands.v.size, dtype),
@@ -534,8 +534,8 @@ def _replay(sizes, operands, unit, h, first, size, begin, steps, back, block, do
     If `back`, store the state before each step in `memory`. Otherwise overwrite it with the state after the last.
     """
     keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, memory.c, memory.x
-    next_t = AHEAD * unit.direction * sizes.shared * keys
-    next_at = AHEAD * unit.direction * sizes.heads * sizes.values
+    next_t = PREFETCHED_STEPS * unit.direction * sizes.shared * keys
+    next_at = PREFETCHED_STEPS * unit.direction * sizes.heads * sizes.values
     previous, now = 0, STEP
     _idle(keys, c, previous)
     fill(x, 0, Y + W, 0)

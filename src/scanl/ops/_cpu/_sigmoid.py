@@ -12,7 +12,7 @@ from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, by_dtype, exp, float_of_bits
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
-_LARGE = np.float32(20)  # for 2 |x| above this, |tanh x| is 1 in float32
+_LARGE_INPUT = np.float32(20)  # for 2 |x| above this, |tanh x| is 1 in float32
 
 
 @helper(**_FLAGS)
@@ -31,7 +31,7 @@ sigmoid = by_dtype(_sigmoid32, _sigmoid64)
 @helper(**_FLAGS)
 def _tanh32(x):
     """Return u / (u + 2), u = e^2|x| - 1 = 2^n (e^r - 1) + (2^n - 1), |r| <= ln(2)/2, signed: exact for small x too."""
-    inside = min(abs(x + x), _LARGE)
+    inside = min(abs(x + x), _LARGE_INPUT)
     n = np.floor(inside * LOG2E + float32(0.5))
     r = (inside - n * LN2_HIGH) - n * LN2_LOW
     p = float32(1 / 5040)

@@ -19,7 +19,7 @@ from numba.np.numpy_support import as_dtype
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._team import array, take
 
-_FILLED = ("counter", "units")  # the first two slots, which `Kernel.run` fills
+_FILLED_FIELDS = ("counter", "units")  # the first two slots, which `Kernel.run` fills
 
 
 class OperandSlots(NamedTuple):
@@ -40,7 +40,7 @@ class Slots:
 
     def __init__(self, numbers: str, *, rows: str = ""):
         self.numbers, self.rows = numbers.split(), rows.split()
-        names = [*_FILLED, *self.numbers]
+        names = [*_FILLED_FIELDS, *self.numbers]
         self.places: dict[str, int | OperandSlots] = {name: place for place, name in enumerate(names)}
         for number, name in enumerate(self.rows):
             self.places[name] = OperandSlots(*(len(names) + 3 * number + n for n in range(3)))
@@ -85,7 +85,7 @@ def packer(slots: Slots) -> Any:
 
     One more number is the counter of units.
     """
-    names = [*_FILLED, *slots.numbers]
+    names = [*_FILLED_FIELDS, *slots.numbers]
     lines = [f"def pack({', '.join(names[1:])}):", f" packed = empty({len(names) + 1}, int64)"]
     lines += [f" packed[{place}] = {name}" for place, name in enumerate(names) if place]
     lines += [f" packed[0], packed[{len(names)}] = packed.ctypes.data + {8 * len(names)}, 0", " return packed"]

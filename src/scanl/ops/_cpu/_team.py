@@ -89,7 +89,7 @@ def run(call: Callable, address: int, packed: list[int], units: int, work: int) 
         _start(call, address, arguments, workers)
 
 
-class Alone:
+class SingleUnit:
     """A kernel of one unit on the calling thread, whose numbers stay from call to call: `alone[at] = number` sets one.
 
     A kernel that takes microseconds takes as long to be given its numbers. One thread may call it at a time.

@@ -14,10 +14,10 @@ _HEAD = "count a b polynomial"
 
 SIZE = 1 << 14  # numbers of a unit
 
-_EACH = {"forceinline": True, "error_model": "numpy"}
+_UNIT_OPTIONS = {"forceinline": True, "error_model": "numpy"}
 
 
-@helper(**_EACH)
+@helper(**_UNIT_OPTIONS)
 def _apply(y, a, b, p, q):
     one = a.dtype.type(1)
     for i in range(y.size):
@@ -26,7 +26,7 @@ def _apply(y, a, b, p, q):
         y[i] = a[i] * (one if k >= 0 else small) / (one + small) * b[i]
 
 
-@helper(**_EACH)
+@helper(**_UNIT_OPTIONS)
 def _differentiate(da, db, a, b, dy, p, q):
     one, three = a.dtype.type(1), a.dtype.type(3)
     for i in range(da.size):

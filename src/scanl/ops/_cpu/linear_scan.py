@@ -27,7 +27,7 @@ from scanl.ops.offsets import offsets
 _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")
 _FORWARD, _BACKWARD = " ".join(_LAYOUT) + " x a y carry", " ".join(_LAYOUT) + " dy a y carry state dx da"
 
-WIDEST = 4096  # most channels of a block, so that its carry and rows fit the first-level cache
+MAX_WIDTH = 4096  # most channels of a block, so that its carry and rows fit the first-level cache
 MIN_BLOCK_CHANNELS = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
 MIN_CUT_STEPS = 4096  # least steps of a sequence that is cut in time
 SPLIT = 1024  # from this many channels on, cutting channels is as fast as cutting time and needs no repair
@@ -341,7 +341,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
 def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
     """Return the channels of a block and the number of blocks, so that blocks × `others` units occupy all cores."""
     block = -(-inner * min(cores, others) // cores)
-    block = max(1, min(-(-block // MIN_BLOCK_CHANNELS) * MIN_BLOCK_CHANNELS, WIDEST, inner))
+    block = max(1, min(-(-block // MIN_BLOCK_CHANNELS) * MIN_BLOCK_CHANNELS, MAX_WIDTH, inner))
     return block, -(-inner // block)
 
 

@@ -28,7 +28,7 @@ SYSTEM = 8  # rows of a mode: a, l, r and c, each as its real and its imaginary 
 AR, AI, LR, LI, RR, RI, CR, CI, SR, SI = (n * WIDTH for n in range(10))
 FORWARD_MODE = 10 * WIDTH
 PR, PI = (n * WIDTH for n in (10, 11))  # the adjoint of the state
-TO = 12 * WIDTH  # the gradients of the eight rows
+GRADIENT_OFFSET = 12 * WIDTH  # the gradients of the eight rows
 BACKWARD_MODE = 20 * WIDTH
 
 
@@ -141,14 +141,14 @@ def _back(q, modes, sums, g):
         for i in range(WIDTH):
             real, imag, low = mode[SR + i], mode[SI + i], sums[WIDTH + i]
             pr, pi, by, out = mode[PR + i], mode[PI + i], sums[i], 2.0 * g[i]
-            mode[TO + AR + i] += pr * real + pi * imag
-            mode[TO + AI + i] += pi * real - pr * imag
-            mode[TO + LR + i] -= pr * low
-            mode[TO + LI + i] -= pi * low
-            mode[TO + RR + i] += by * real
-            mode[TO + RI + i] -= by * imag
-            mode[TO + CR + i] += out * real
-            mode[TO + CI + i] -= out * imag
+            mode[GRADIENT_OFFSET + AR + i] += pr * real + pi * imag
+            mode[GRADIENT_OFFSET + AI + i] += pi * real - pr * imag
+            mode[GRADIENT_OFFSET + LR + i] -= pr * low
+            mode[GRADIENT_OFFSET + LI + i] -= pi * low
+            mode[GRADIENT_OFFSET + RR + i] += by * real
+            mode[GRADIENT_OFFSET + RI + i] -= by * imag
+            mode[GRADIENT_OFFSET + CR + i] += out * real
+            mode[GRADIENT_OFFSET + CI + i] -= out * imag
             mode[PR + i] = mode[AR + i] * pr + mode[AI + i] * pi + mode[RR + i] * by + mode[CR + i] * out
             mode[PI + i] = mode[AR + i] * pi - mode[AI + i] * pr - mode[RI + i] * by - mode[CI + i] * out
 
@@ -182,7 +182,7 @@ def _backward(slots):
               modes, BACKWARD_MODE)  # fmt: skip
         for m in range(modes):
             for i in range(SYSTEM * WIDTH):
-                q[m * BACKWARD_MODE + TO + i] = 0.0
+                q[m * BACKWARD_MODE + GRADIENT_OFFSET + i] = 0.0
         first = g * WIDTH
         here = min(WIDTH, slots.width - first)
         for n in range(slots.starts):
@@ -227,7 +227,7 @@ def _backward(slots):
         to = part(slots.d_system, g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64)
         for m in range(modes):
             for i in range(SYSTEM * WIDTH):
-                to[m * SYSTEM * WIDTH + i] = q[m * BACKWARD_MODE + TO + i]
+                to[m * SYSTEM * WIDTH + i] = q[m * BACKWARD_MODE + GRADIENT_OFFSET + i]
 
 
 def _packed(values: torch.Tensor) -> torch.Tensor:

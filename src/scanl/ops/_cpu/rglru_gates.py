@@ -25,10 +25,10 @@ _HEAD = "rows width x i_gate r_gate log_decay least"
 
 ROWS = 128  # of a unit
 
-_EACH = {"forceinline": True, "error_model": "numpy"}
+_UNIT_OPTIONS = {"forceinline": True, "error_model": "numpy"}
 
 
-@helper(**_EACH)
+@helper(**_UNIT_OPTIONS)
 def _apply(u, a, x, i_gate, r_gate, log_decay, least):
     one, two = x.dtype.type(1), x.dtype.type(2)
     for n in range(u.size):
@@ -39,7 +39,7 @@ def _apply(u, a, x, i_gate, r_gate, log_decay, least):
         u[n] = x[n] * sigmoid(i_gate[n]) * (least if root < least else root)
 
 
-@helper(**_EACH)
+@helper(**_UNIT_OPTIONS)
 def _differentiate(dx, di, dr, dlog, x, i_gate, r_gate, log_decay, least, du, da):
     zero, one, two, small = x.dtype.type(0), x.dtype.type(1), x.dtype.type(2), x.dtype.type(1e-3)
     for n in range(dx.size):

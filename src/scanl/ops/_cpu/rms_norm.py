@@ -22,7 +22,7 @@ _HEAD = "rows width x weight r"
 ROWS = 128  # of a unit
 
 _SUM = {"forceinline": True, "fastmath": {"contract", "nsz", "reassoc"}}
-_EACH = {"forceinline": True, "error_model": "numpy"}
+_UNIT_OPTIONS = {"forceinline": True, "error_model": "numpy"}
 
 
 @helper(**_SUM)
@@ -41,13 +41,13 @@ def _along(x, weight, dy):
     return total
 
 
-@helper(**_EACH)
+@helper(**_UNIT_OPTIONS)
 def _scale(y, x, weight, r):
     for i in range(y.size):
         y[i] = x[i] * r * weight[i]
 
 
-@helper(**_EACH)
+@helper(**_UNIT_OPTIONS)
 def _differentiate(dx, dw, x, weight, dy, r, along):
     for i in range(dx.size):
         g = r * dy[i]

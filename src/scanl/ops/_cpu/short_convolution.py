@@ -26,7 +26,7 @@ from scanl.ops.offsets import offsets
 _HEAD = "pieces piece_count width count size window sign silu w w_tap w_channel bias"
 _STATE = " state state_sequence state_step state_channel"
 
-WIDEST = 512  # most channels of a block, so that four rows and their sums fit the first-level cache
+MAX_WIDTH = 512  # most channels of a block, so that four rows and their sums fit the first-level cache
 STEPS = 256  # least steps of a piece; also at least PER_TAP steps per tap
 PER_TAP = 4
 
@@ -68,12 +68,12 @@ def _add(target, source):
 
 @helper(**_FLAGS)
 def _products(sums, d, x0, x1, x2, x3):
-    """Add to the gradients of four weights; their sums are WIDEST apart."""
+    """Add to the gradients of four weights; their sums are MAX_WIDTH apart."""
     for i in range(d.size):
         sums[i] += d[i] * x0[i]
-        sums[WIDEST + i] += d[i] * x1[i]
-        sums[2 * WIDEST + i] += d[i] * x2[i]
-        sums[3 * WIDEST + i] += d[i] * x3[i]
+        sums[MAX_WIDTH + i] += d[i] * x1[i]
+        sums[2 * MAX_WIDTH + i] += d[i] * x2[i]
+        sums[3 * MAX_WIDTH + i] += d[i] * x3[i]
 
 
 @helper(forceinline=True)
@@ -111,7 +111,7 @@ def _correlate(sums, d, i, taps, start, step, other, other_step):
     size, kind, j = d.size, d.dtype, 0
     while j + 4 <= taps:
         _products(
-            sums[j * WIDEST : (j + 4) * WIDEST],
+            sums[j * MAX_WIDTH : (j + 4) * MAX_WIDTH],
             d,
             array(_row(i - j, start, step, other, other_step), size, kind),
             array(_row(i - j - 1, start, step, other, other_step), size, kind),
@@ -121,19 +121,19 @@ def _correlate(sums, d, i, taps, start, step, other, other_step):
         j += 4
     while j < taps:
         x = array(_row(i - j, start, step, other, other_step), size, kind)
-        _tap(sums[j * WIDEST : j * WIDEST + size], x, d)
+        _tap(sums[j * MAX_WIDTH : j * MAX_WIDTH + size], x, d)
         j += 1
 
 
 @helper(forceinline=True)
 def _gather(target, source, count, size, step, stride):
-    """Copy rows of channels, with row stride `step` and channel stride `stride`, to rows WIDEST apart.
+    """Copy rows of channels, with row stride `step` and channel stride `stride`, to rows MAX_WIDTH apart.
 
     For a short sequence whose channels are not contiguous, a copy by torch would cost more than all other work.
     """
     item = target.itemsize
     for r in range(count):
-        row = target[r * WIDEST : r * WIDEST + size]
+        row = target[r * MAX_WIDTH : r * MAX_WIDTH + size]
         if stride == item:
             move(array(source + r * step, size, target.dtype), 0, size, row, 0)
         else:
@@ -159,8 +159,8 @@ def _forward(slots):
     width = slots.width
     w_tap, w_channel = item * slots.w_tap, item * slots.w_channel
     state_step, state_channel = item * slots.state_step, item * slots.state_channel
-    row, history, apart = item * width, slots.window - 1, item * WIDEST
-    weights, past = np.empty(slots.window * WIDEST, dtype), np.empty(history * WIDEST, dtype)
+    row, history, apart = item * width, slots.window - 1, item * MAX_WIDTH
+    weights, past = np.empty(slots.window * MAX_WIDTH, dtype), np.empty(history * MAX_WIDTH, dtype)
     newest, old = weights.ctypes.data + history * apart, past.ctypes.data + history * apart
     for unit in units(slots):
         piece, channel = 6 * (unit // slots.count), unit % slots.count * slots.size
@@ -198,10 +198,10 @@ def _backward(slots):
     width, count, size, window = slots.width, slots.count, slots.size, slots.window
     w_tap, w_channel = item * slots.w_tap, item * slots.w_channel
     state_step, state_channel = item * slots.state_step, item * slots.state_channel
-    row, history, apart = item * width, window - 1, item * WIDEST
-    weights, past = np.empty(window * WIDEST, dtype), np.empty(history * WIDEST, dtype)
+    row, history, apart = item * width, window - 1, item * MAX_WIDTH
+    weights, past = np.empty(window * MAX_WIDTH, dtype), np.empty(history * MAX_WIDTH, dtype)
     newest, old = weights.ctypes.data + history * apart, past.ctypes.data + history * apart
-    sums, spare = np.empty(window * WIDEST, dtype), np.empty(WIDEST, dtype)
+    sums, spare = np.empty(window * MAX_WIDTH, dtype), np.empty(MAX_WIDTH, dtype)
     ahead = np.empty(window * size, dtype)
     for unit in units(slots):
         piece, channel = 6 * (unit // count), unit % count * size
@@ -254,7 +254,7 @@ def _backward(slots):
                 move(out, 0, channels, array(dxs + done * dx_step, channels, dtype), 0)
         for j in range(window):
             out = array(slots.dw + item * ((unit // count * window + history - j) * width + channel), channels, dtype)
-            move(sums, j * WIDEST, channels, out, 0)
+            move(sums, j * MAX_WIDTH, channels, out, 0)
 
 
 @functools.lru_cache(512)
@@ -278,7 +278,7 @@ def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):
     batch, steps, width = x.shape
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, steps, "short_convolution")
     pieces = _pieces(batch, steps, bounds, w.shape[1], reverse)
-    size = min(width, WIDEST)
+    size = min(width, MAX_WIDTH)
     count = -(-width // size) if size else 0
     head = {
         "pieces": pieces,

@@ -296,4 +296,4 @@ for _owner, _name in [
     (F, "tanh"),
 ]:
     _PLACES[_by_element(getattr(_owner, _name))] = [(_owner, _name)]
-REPLACED = [(owner, name, new) for new, places in _PLACES.items() for owner, name in places]
+REPLACED_FUNCTIONS = [(owner, name, new) for new, places in _PLACES.items() for owner, name in places]

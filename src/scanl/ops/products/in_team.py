@@ -26,7 +26,7 @@ from scanl.ops._cpu._team import openmp, threads
 from scanl.ops.products.rows_by_weight import HEIGHT, division, product, quantized_product
 
 THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last
-LARGE = 1 << 17  # numbers of a weight: with fewer, to start threads takes longer than they save
+LARGE_WEIGHT = 1 << 17  # numbers of a weight: with fewer, to start threads takes longer than they save
 _ADDRESS, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(32)
 
 
@@ -60,7 +60,7 @@ def _start(typingctx, start, function, argument, threads):
 def _run(team, kind, slots, work):
     """Run the kernel for a kind of weight. slots: from `packer` of its slots.   work: the numbers of the weight."""
     begin, count = np.int64(slots.ctypes.data), slots[1]
-    workers = min(team[THREADS], count) if work >= LARGE else 1
+    workers = min(team[THREADS], count) if work >= LARGE_WEIGHT else 1
     if workers > 1:
         _start(team[START], team[FIRST + kind], begin, workers)
     else:

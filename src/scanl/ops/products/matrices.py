@@ -13,10 +13,10 @@ from scanl.ops._cpu._vectors import emitted
 from scanl.ops.products.micro_kernel import BYTES, WIDE_REGISTERS, by_columns
 
 TERMS = 32  # terms summed in registers
-LONG = 64  # the same for whole tiles: these rows of a panel of w stay in the first-level cache
+LONG_ROWS = 64  # the same for whole tiles: these rows of a panel of w stay in the first-level cache
 ROWS, WIDE = (8, 2) if WIDE_REGISTERS else (4, 1)  # rows and vectors of a whole tile
 WHOLE, LOWER, UPPER, BELOW = range(4)  # what `add_products` may leave out
-NEXT = 1  # the stride of adjacent numbers
+ADJACENT_STRIDE = 1  # the stride of adjacent numbers
 
 
 _large, _narrow = by_columns(ROWS, WIDE), by_columns(ROWS, 1)
@@ -84,12 +84,12 @@ def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, term
     only out on and below its diagonal is computed. The others need a `keep` of 1.
     """
     lanes = BYTES // out.itemsize
-    for first in range(0, terms, LONG):
+    for first in range(0, terms, LONG_ROWS):
         factor = keep if first == 0 else out.dtype.type(1)
         for j in range(0, width, WIDE * lanes):
             for r in range(0, rows, ROWS):
                 low = max(first, r) if region == UPPER else first
-                high = min(first + LONG, terms, r + ROWS) if region == LOWER else min(first + LONG, terms)
+                high = min(first + LONG_ROWS, terms, r + ROWS) if region == LOWER else min(first + LONG_ROWS, terms)
                 if low >= high or (region == BELOW and j >= r + ROWS):
                     continue
                 o, a, b = out_at + r * out_row + j, h_at + r * h_row + low * h_term, w_at + low * w_row + j

@@ -26,7 +26,14 @@ from scanl.ops._frame.fused import supported
 GROUP = 32  # terms of a group; the number of terms is a multiple
 MIN_ROWS = 4  # rows of a weight, at least
 PIECE = 1 << 22  # numbers of a weight that are quantized at a time
-SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # steps that are tried for a group, in parts of the step that clips nothing
+SHRUNK_SCALES = (
+    1.0,
+    0.95,
+    0.9,
+    0.85,
+    0.8,
+    0.75,
+)  # steps that are tried for a group, in parts of the step that clips nothing
 _KERNEL = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of x for which the kernel computes, in float32
 
 
@@ -66,7 +73,7 @@ def _piece(weight: Tensor, bits: int) -> PackedWeight:
     scale = step.amax(1) / 127
     best = torch.full_like(step, torch.inf)
     groups, numbers = torch.ones_like(step), torch.zeros_like(terms)
-    for shrunk in SHRUNK:  # a smaller step clips the largest number, and is finer for the others
+    for shrunk in SHRUNK_SCALES:  # a smaller step clips the largest number, and is finer for the others
         tried = (shrunk * step / _divisor(scale)[:, None]).round().clamp(1, 127)
         width = tried * scale[:, None]
         rounded = (terms / _divisor(width)[..., None]).round().clamp(-8, 7)

@@ -26,7 +26,7 @@ from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import part, units
 from scanl.ops._cpu._team import scratch
-from scanl.ops.products.matrices import NEXT, transpose
+from scanl.ops.products.matrices import ADJACENT_STRIDE, transpose
 from scanl.ops.products.micro_kernel import (
     BYTES,
     GROUP,
@@ -157,7 +157,7 @@ def _sum_up(sums, at, apart, panels, panel, w, w_at, w_row, terms):
         fill(sums, at + c * apart, PANEL, 0)
     for k in range(0, terms, PANEL_TERMS):
         a, b, count = w_at + k, panel * PANEL * terms + k * PANEL, min(PANEL_TERMS, terms - k)
-        _by_panel(sums, at, apart, w, a, w_row, NEXT, panels, b, PANEL, 0, count, np.float32(1))
+        _by_panel(sums, at, apart, w, a, w_row, ADJACENT_STRIDE, panels, b, PANEL, 0, count, np.float32(1))
 
 
 @helper()
