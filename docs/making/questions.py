@@ -36,7 +36,7 @@ def section(question: type[Question], answerer: type[Answerer]) -> list[str]:
     ]
     lines = [f"## {question.__name__}", *markdown(pieces(question.__doc__, names)), table(("field", "default"), rows)]
     lines += ["Its answer: " + prose(inspect.cleandoc(answerer.__doc__ or "").splitlines()[0])]
-    if answerer.options:
-        listed = ", ".join(f"`{name} = {option.default!r}`" for name, option in answerer.options.items())
+    if own := vars(answerer.options()):
+        listed = ", ".join(f"`{name} = {default!r}`" for name, default in own.items())
         lines += [f"Its model has the options {listed}."]
     return lines

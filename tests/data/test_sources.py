@@ -183,7 +183,18 @@ def test_a_source_says_what_its_scores_mean(name):
 
 def test_a_source_is_data_and_nothing_else():
     members = {name for name in (*vars(Source), *Source.__annotations__) if not name.startswith("_")} - {*vars(Entry)}
-    assert members == {"question", "metric", "chance", "check", "batch", "unseen", "exam", "digest"}
+    assert members == {
+        "question",
+        "metric",
+        "chance",
+        "check",
+        "batch",
+        "unseen",
+        "exam",
+        "digest",
+        "is_own",
+        "elsewhere",
+    }
 
 
 def test_only_sources_know_what_kind_they_are():
