@@ -67,6 +67,12 @@ def as_restructured(_app: Sphinx, _what: str, _name: str, value: Any, _options: 
     lines[:] = restructured(lines, names)
 
 
+def without_requests(_app: Sphinx, _what: str, _name: str, value: Any, _skip: bool, _options: object) -> bool | None:
+    """Leave out the methods that scikit-learn puts into its estimators, such as `set_fit_request`."""
+    return True if str(getattr(value, "__module__", "")).startswith("sklearn.") else None
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", complete)
+    app.connect("autodoc-skip-member", without_requests)
     app.connect("autodoc-process-docstring", as_restructured)

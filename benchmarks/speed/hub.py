@@ -285,7 +285,6 @@ def main() -> None:
     made.add_argument("--decode", action="store_true")
     made.add_argument("--train", action="store_true", help="minutes for Mamba as it comes")
     options = parse(made)
-    logging.disable(logging.WARNING)
     # transformers would take flash-linear-attention's kernels, where installed, and fail for want of a GPU.
     sys.modules["fla"] = None  # pyright: ignore[reportArgumentType]
     results = Results("hub", options)
@@ -295,4 +294,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # for the whole process
     main()
