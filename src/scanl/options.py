@@ -285,7 +285,7 @@ def _constructors(cls: type) -> list[Callable[..., None]]:
 def options(owner: Callable[..., Any]) -> Mapping[str, Option]:
     """Return the options of a class, a dataclass or a function by name, in the order of its arguments.
 
-    >>> class Window(metaclass=Configured):
+    >>> class Window(metaclass=ConfiguredMeta):
     ...     def __init__(self, size: Annotated[int, at_least(1), "steps in the window"] = 4) -> None:
     ...         pass
     >>> options(Window)["size"].meaning

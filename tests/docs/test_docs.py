@@ -1,12 +1,15 @@
 """What the documents say of the code and of each other is read here; test_docs_run.py runs their examples."""
 
+import doctest
 import functools
+import importlib
 import itertools
 import re
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import torch
 from jinja2 import UndefinedError
 
 from making import filling
@@ -124,3 +127,15 @@ def test_every_op_is_explained():
     ops = {op.name for op in registry.every()} - {cell.name for cell in registry.cells()}
     assert len(ops) > 10
     assert not [op for op in ops if not re.search(rf"`{op}[`(]", _text(ROOT / "docs" / "ops.md"))]
+
+
+MODULES = [
+    path for path in sorted((ROOT / "src").rglob("*.py")) if ">>> " in _text(path) and path.parent.name != "adapters"
+]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_the_examples_of_docstrings_run(path):
+    """But those of adapters, whose libraries may not be installed."""
+    module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    assert doctest.testmod(importlib.import_module(module), extraglobs={"torch": torch}).failed == 0

@@ -333,7 +333,6 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or
     "plans": "tests/benchmarks/test_plans.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
     "sharded": "tests/benchmarks/test_sharded.py",
-    "subwords": "tests/benchmarks/test_subwords.py",
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
 }

@@ -7,7 +7,7 @@ computes by device and size. Dtypes that the original refuses are possible: `chu
 Every function returns (o, state), and None for the state unless output_final_state. `scale=None` is 1/sqrt(K).
 `cu_seqlens` has the offsets of packed sequences, (N+1,), over B = 1. `use_qk_l2norm_in_kernel`: q and k are divided by
 sqrt(‖·‖² + 1e-6). Arguments for kernels are ignored (`scanl.compat.calls.KERNEL`); those that would change what is
-computed, and that no op computes, are refused (`REFUSED`).
+computed, and that no op computes, are refused (`REFUSED_ARGUMENTS`).
 
 Source: Yang and Zhang, https://github.com/fla-org/flash-linear-attention, version 0.6.
 """

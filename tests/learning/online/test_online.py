@@ -18,15 +18,6 @@ WAVE = [math.sin(0.5 * t) + 0.1 * math.cos(3 * t) for t in range(31)]
 PAIRS = list(itertools.pairwise(WAVE))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 def made(kind=None, **options):
     return Online(Stack(4, 1, "lru", channel_mixer="none"), kind, **{"lr": 1e-2, **options})
 
@@ -71,6 +62,25 @@ def test_a_sample_is_a_number_or_a_sequence(form):
     expected = answered(made(), PAIRS[:4])
     torch.manual_seed(0)
     np.testing.assert_allclose(answered(made(), [(form(x), y) for x, y in PAIRS[:4]]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([1.0, math.inf], "a sample has inf, expected finite numbers"),
+        ("text", "a sample is 'text', expected numbers"),
+        ([[1.0]], r"a sample has shape \(1, 1\), expected a number or \(n,\)"),
+    ],
+)
+def test_a_first_sample_that_is_refused_leaves_no_loop(x, message):
+    learner = made()
+    with pytest.raises(DataError, match=message):
+        learner.learn_one(x, 0.5)
+    assert learner.loop is None
+    learner.learn_one(0.5, 0.5)
+    with pytest.raises(DataError, match=message if x != [[1.0]] else "has shape"):
+        learner.predict_one(x)
+    assert learner.loop.count == 1
 
 
 def test_a_sample_is_a_mapping_whose_features_take_places():

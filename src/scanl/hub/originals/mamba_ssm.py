@@ -48,7 +48,7 @@ class MambaLMHeadModel(Original):
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
-        """See `Layout.read`."""
+        """See `CheckpointLayout.read`."""
         options = config.get("ssm_cfg") or {}
         if not isinstance(options, dict):
             raise CheckpointError(f"{who}: ssm_cfg is {options!r}, expected an object of options")

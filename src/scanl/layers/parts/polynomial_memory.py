@@ -54,7 +54,7 @@ def transition(measure: str, size: int) -> tuple[Tensor, Tensor]:
     Raises ConfigError for an unknown measure, for a size below 1, and for an odd size of "fourier".
 
     >>> transition("legs", 2)[0].tolist()  # -1; -sqrt(3) -2
-    [[-1.0, 0.0], [-1.7320508075688772, -2.0]]
+    [[-1.0, -0.0], [-1.7320508075688772, -2.0]]
     """
     if measure not in MEASURES:
         raise ConfigError(f"transition: {unknown('measure', measure, MEASURES)}")

@@ -17,7 +17,7 @@ from scanl.learning.algorithms import algorithms
 from scanl.learning.online.answers import Answer, Answering, AnswerNumbers, Truth, likeliest
 from scanl.learning.online.bank import Bank
 from scanl.learning.online.learner import Learner
-from scanl.learning.online.prequential import Prequential, Scorer
+from scanl.learning.online.prequential import Prequential, Scorer, as_numbers
 from scanl.learning.online.scaling import SPAN
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import answerer
@@ -147,14 +147,19 @@ class Online(metaclass=ConfiguredMeta):
 
     def _numbers(self, x: Any, loop: Prequential) -> Any:
         if not isinstance(x, Mapping):
-            return np.atleast_1d(np.asarray(x))
+            return np.atleast_1d(as_numbers(x))
         known = [_number(x.get(name)) for name in self._names]
         return known + [math.nan] * (loop.inputs - len(known))
 
     def _met(self, x: Any) -> Prequential:
         """Return the loop, made for the first sample, with a place for each feature that has its first number."""
         if not isinstance(x, Mapping):
-            return self.loop or self.begin(np.asarray(x).size)
+            if self.loop is not None:
+                return self.loop
+            numbers = as_numbers(x)
+            if numbers.ndim > 1:
+                raise DataError(f"a sample has shape {numbers.shape}, expected a number or (n,)")
+            return self.begin(numbers.size)
         for name, value in x.items():
             if math.isinf(_number(value)):
                 raise DataError(f"Online: feature {name!r} is {value}, expected a finite number")
@@ -168,8 +173,8 @@ class Online(metaclass=ConfiguredMeta):
         if len(new) > free and not self._full:
             self._full = True
             warnings.warn(
-                f"Online: feature {new[free]!r} is not read because all {loop.inputs} places are taken, and so are "
-                "none that come later; begin with more",
+                f"Online: feature {new[free]!r} is not read because all {loop.inputs} places are taken, nor "
+                "is any that comes later; begin with more",
                 stacklevel=3,
             )
         return loop

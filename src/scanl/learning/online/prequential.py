@@ -76,11 +76,9 @@ class Prequential:
 
     def _read(self, inputs: Inputs) -> tuple[Values, Tensor, Frame]:
         """Return the numbers of a sample, how the model reads them, and what is known before its answer."""
-        numbers = np.asarray(inputs, np.float64)
+        numbers = as_numbers(inputs)
         if numbers.shape != self.scaling.mean.shape:
             raise DataError(f"a sample has shape {numbers.shape}, expected {self.scaling.mean.shape}")
-        if np.isinf(numbers).any():
-            raise DataError(f"a sample has {numbers[np.isinf(numbers)][0]}, expected finite numbers")
         scaled = self.scaling.scaled(numbers)
         if self.kind.width:
             scaled = np.concatenate([scaled, self.kind.truths.as_input()])
@@ -155,3 +153,14 @@ class Prequential:
             for index, x, answers, best, frame, target in state["queue"]
         )
         torch.set_rng_state(state["random"])
+
+
+def as_numbers(inputs: Inputs) -> Values:
+    """Return a sample as numbers, NaN where one is missing. Raises DataError for text and for infinity."""
+    try:
+        numbers = np.asarray(inputs, np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a sample is {inputs!r}, expected numbers") from error
+    if np.isinf(numbers).any():
+        raise DataError(f"a sample has {numbers[np.isinf(numbers)][0]}, expected finite numbers")
+    return numbers
