@@ -7,9 +7,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from scanl.errors import ConfigError
 
-READS_ATTRIBUTE = (
-    "_scanl_reads"  # attribute of a module that reads weights and is no layer: the classes of its modules, by path
-)
+# Attribute of a module that reads weights and is no layer: the classes of its modules, by path.
+READS_ATTRIBUTE = "_scanl_reads"
 WEIGHT_HOOKS = (prune.BasePruningMethod, WeightNorm, SpectralNorm)  # before a call they set the weight, and no more
 
 

@@ -73,9 +73,8 @@ class Layer(Module, metaclass=ConfiguredMeta):
     own_path: ClassVar[bool] = False  # for a preset: its options run other code, so all layer tests run on it
     residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
-    takes: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # further arguments of `run`, among `TAKEN_ARGUMENTS`; set for each subclass
+    # Further arguments of `run`, among `TAKEN_ARGUMENTS`. They are set for each subclass.
+    takes: ClassVar[frozenset[str]] = frozenset()
     # Parameters that act on the state through several channels, where channels have recurrences of their own otherwise:
     # see `channelwise`. None: the channels have none.
     left_out: ClassVar[Sequence[str] | None] = None

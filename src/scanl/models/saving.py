@@ -22,9 +22,8 @@ from scanl.layers.parts.quantized import prepare, quantized_paths
 from scanl.options import ConfiguredMeta, who
 
 M = TypeVar("M", bound=nn.Module)
-QUANTIZED_KEY = (
-    "quantized"  # in the header: the bits of the weights that are whole numbers, by the paths of their modules
-)
+# In the header: the bits of the weights that are whole numbers, by the paths of their modules.
+QUANTIZED_KEY = "quantized"
 WEIGHTS = "model.safetensors"
 
 

@@ -179,7 +179,7 @@ class Cell(Op[..., Any]):
     def _kernels(
         self, backend: str, sizes: Mapping[str, Any], options: Mapping[str, Any], present: frozenset[str]
     ) -> Any:
-        """Return the kernels for these options and operands, traced at the first call. Raises Unsupported."""
+        """Return the kernels for these options and operands, traced at the first call. Raises UnsupportedOperation."""
         from scanl.ops._compiler.cells.compiled import generate
 
         # the hint of a symbolic size is its size in the call that is traced

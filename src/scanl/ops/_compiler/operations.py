@@ -19,7 +19,6 @@ OTHER_RULES: dict[str, Rule] = {  # rules that cells do not have
     **dict.fromkeys(("lift_fresh_copy", "conj_physical", "real"), same),
     "log2": lambda x: Operation("log", x) * 1.4426950408889634,
     "exp2": lambda x: Operation("exp", x * 0.6931471805599453),
-    "hardshrink": lambda x, least: where(Operation("abs", x) <= least, 0.0, x),
 }
 GELU: dict[str, Rule] = {
     "none": lambda x: 0.5 * x * (1.0 + Operation("erf", x * 0.7071067811865476)),
@@ -56,7 +55,7 @@ def _square(x: ComplexPair) -> Expression:
 
 
 def add(schedule: Schedule, target: Any, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Add the loops of an operation. Raises Unsupported for one that has none."""
+    """Add the loops of an operation. Raises UnsupportedOperation for one that has none."""
     name = target._schema.name.split("::")[1]
     name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     value = rules.constant(name, args)

@@ -110,7 +110,7 @@ class RecordedFunction:
     more rows than the examples: the kernel runs for as many as they have at a time, on several threads.
 
     Results are within rounding of the function's: sums have another order. They are new tensors in every call.
-    Raises Unsupported, before anything is computed, for a function that no kernel can run.
+    Raises UnsupportedOperation, before anything is computed, for a function that no kernel can run.
     """
 
     def __init__(self, function: Callable[..., Any], *examples: Tensor, by_rows: bool = False) -> None:

@@ -190,7 +190,7 @@ class Op(Declaration, Generic[P, S]):
         options: Mapping[str, Any],
         cu_seqlens: Tensor | None,
         names: tuple[str, ...],
-    ) -> "CallPlan":
+    ) -> CallPlan:
         """Check a call and plan it."""
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self.kinds(operands)
@@ -217,7 +217,7 @@ class Op(Declaration, Generic[P, S]):
         forward_mode: bool,
         options: tuple[tuple[str, Any], ...],
         kinds: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...],
-    ) -> "CallPlan | None":
+    ) -> CallPlan | None:
         """Plan a call while torch.compile traces it, from the shape, dtype and device of each operand and cu_seqlens.
 
         The compiler runs it and takes the result as a constant. To trace the plan would take most of the time of a

@@ -28,9 +28,8 @@ from scanl.ops._triton._tuned import HAS_SMALL_TILES
 CHUNK = 16 if HAS_SMALL_TILES else 64  # short chunks, so that small tests have several
 C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
 MAX_UNITS = 64 if CHUNK == 16 else 1  # units of a program
-LOWEST_EXPONENT: tl.constexpr = tl.constexpr(
-    -128.0
-)  # replaces -inf: its exponential is 0 in float32 too, but times 0 it is 0
+# It replaces -inf: its exponential is 0 in float32 too, but times 0 it is 0.
+LOWEST_EXPONENT: tl.constexpr = tl.constexpr(-128.0)
 LOWEST_IN_DOUBLE: tl.constexpr = tl.constexpr(-1e4)  # the same for float64
 DECAY_SCALE: tl.constexpr = tl.constexpr(256.0)  # scales decays for float16: few become subnormal, and LOWEST fits
 

@@ -24,9 +24,8 @@ from torch import Tensor
 from scanl.ops._triton._rows import rows
 from scanl.ops._triton._tuned import HAS_SMALL_TILES
 
-LANES, ROWS = (
-    (16, 4) if HAS_SMALL_TILES else (32, 8)
-)  # lanes of a program; steps of a backward tile (forward tiles: twice that)
+# Lanes of a program; steps of a backward tile (forward tiles: twice that).
+LANES, ROWS = (16, 4) if HAS_SMALL_TILES else (32, 8)
 LOWEST_LOG = tl.constexpr(-1e308)  # replaces -inf, so that no difference is NaN
 
 

@@ -343,8 +343,9 @@ def generate(
     *,
     frugal: bool,
 ) -> Made:
-    """Return the most general kernels of a cell. Raises Unsupported if its step uses what such kernels cannot run.
+    """Return the most general kernels of a cell.
 
+    Raises UnsupportedOperation if its step uses what such kernels cannot run.
     They are for every dtype: the two traces that must agree differ in that, too.
     """
     failure: Exception | None = None

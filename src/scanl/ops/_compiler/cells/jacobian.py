@@ -39,8 +39,8 @@ class Jacobian:
     """The derivative of the next state by the state, of a step for operands of one size and dtype.
 
     shapes: for every operand its axes without time, None if it is not given; the state comes last.   places: where in
-    the flat state the K variables of each of C channels are, (K, C). Raises Unsupported if the step uses what cannot
-    be traced.
+    the flat state the K variables of each of C channels are, (K, C). Raises UnsupportedOperation if the step uses what
+    cannot be traced.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ class Tiles:
         return math.prod(size for kind, size, _ in self.split(shape, (0,) * len(shape)) if kind == "each")
 
     def counts(self, shape: Sequence[int], outer: int) -> tuple[int, int]:
-        """Return how many tiles the first `outer` axes of a shape have, and the others. Raises Unsupported.
+        """Return how many tiles the first `outer` axes of a shape have, and the others. Raises UnsupportedOperation.
 
         A fixed number of channels is looked for on the last axis alone. So the first axes of a value may be single
         numbers, and the same axes without the others be channels.

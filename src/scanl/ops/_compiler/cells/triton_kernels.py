@@ -19,9 +19,8 @@ BLOCK_CHANNELS = 64  # of a block, where channels are divided over programs
 MAX_CHANNELS = 4096  # most channels of a program that sums over them
 MAX_MATRIX_WIDTH = 128  # most rows or columns of a tile of a matrix
 MAX_HELD_NUMBERS = 16384  # most numbers of the matrices that a program holds in registers
-MAX_ROWS = (
-    16  # most sequences of a program in the interpreter, which is faster with few programs; a GPU has one in each
-)
+# Most sequences of a program in the interpreter, which is faster with few programs; a GPU has one in each.
+MAX_ROWS = 16
 
 
 class OnGpu(CompiledCell):
