@@ -1,4 +1,4 @@
-"""The columns of `scanl list`: what kind of recurrence a layer is, and how its cost grows with the steps."""
+"""The columns of `scanl list --long`: what kind of recurrence a layer is, and how its cost grows with the steps."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_a_state_that_grows_with_the_steps_grows_with_the_option_that_bounds_the
 
 
 def test_list_prints_the_columns(capsys):
-    assert main(["list", "gla", "attention", "lru", "elman", "log_linear_mamba2"]) == 0
+    assert main(["list", "--long", "gla", "attention", "lru", "elman", "log_linear_mamba2"]) == 0
     shown = capsys.readouterr().out
     for line in (
         "linear, elementwise, gated; time O(T), state O(1)",
@@ -89,3 +89,11 @@ def test_list_prints_the_columns(capsys):
     ):
         assert f" {line}\n" in shown
     assert "time, state: how the work over a sequence of T steps" in shown
+
+
+def test_list_prints_a_line_a_layer_and_measures_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("scanl.cli.layers.row", None)
+    assert main(["list", "gla", "gated_deltanet_negative_eigenvalues"]) == 0
+    title, *lines, blank, end = capsys.readouterr().out.splitlines()
+    assert (title[:15], blank, end[:5]) == ("Matrix memories", "", "`scan")
+    assert [line.split(maxsplit=1)[0] for line in lines] == ["gla", "gated_deltanet_negative_eigenvalues"]

@@ -19,7 +19,7 @@ GATE = re.compile(r"[a-z]'?_t\)? \* [a-z]+_\{t-1\}|sigmoid\([^()]*(?:x|_t|h_\{t-
 
 
 class SurveyColumns(NamedTuple):
-    """The columns of `scanl list` and of the gallery, which are those of the survey.
+    """The columns of `scanl list --long` and of the gallery, which are those of the survey.
 
     linear: the next state is an affine function of the state.   elementwise: a number of the state acts on itself
     alone, or on one more.   gated: what is kept of the state depends on the input; where the recurrence is not linear,

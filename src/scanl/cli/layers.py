@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import shutil
 import sys
 import textwrap
 import time
@@ -41,6 +42,7 @@ linear: its equation has a gate. online: each channel has a recurrence of its ow
 cheap. time, state: how the work over a sequence of T steps, and the state, grow with T; W is the size of a window, a
 segment or a chunk, and a state of O(T) ends at `max_length`."""
 FIXED_POINT = "fixed_point"  # the op of layers that iterate
+NAME_WIDTH = 22  # letters of most names
 WIDTH = 256  # model width for which sizes are printed
 Entry = tuple[str, type[Any]]
 HANGING_INDENT: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
@@ -52,32 +54,46 @@ def options_of(name: str) -> list[Option]:
 
 
 def list_layers(argv: Sequence[str]) -> int:
-    """Print a line for each registered layer, whole model and learning algorithm, or for the names that are asked."""
-    parser = Parser("list", "The layers, the whole models and the learning algorithms.")
+    """Print a line for each registered layer, whole model and learning algorithm, or for the names that are asked.
+
+    With --long: what kind of recurrence a layer is, which is measured, what it costs, and its equation too.
+    """
+    parser = Parser("list", "The layers by family, the whole models and the learning algorithms, a line each.")
     parser.add_argument("names", type=str, nargs="*", help="only these, by any name of the literature")
+    parser.add_argument("--long", action="store_true", help="the kind, the cost and the equation of each layer too")
     args = parser.parse(argv)
     groups: dict[str, list[Entry]] = {}
     asked = dict.fromkeys(pair for name in args.names for pair in _found(name))
     for registry, name in asked or _all():
         cls = registry.get(name)
         groups.setdefault(_family(cls) if registry is layers_by_name else TITLES[registry.kind], []).append((name, cls))
-    width = max(len(name) for group in groups.values() for name, _ in group) + 2
     for title, group in groups.items():
         print(f"{title}:")
         for name, cls in group:
             origin = f" A preset of {cls.preset_of.name}." if issubclass(cls, Layer) and cls.preset_of else ""
-            print(f"{name:<{width}}{summary(cls)}{origin}")
-            if title not in TITLES.values():
-                print(f"{'':<{width}}{row(cls)}")
-            equation = getattr(_made(cls), "equation", "") or f"scanl.models.{cls.__name__}"
-            print(f"{'':<{width}}{equation}")
+            print(_cut(f"{name:<{NAME_WIDTH}}  {summary(cls)}{origin}"))
+            for line in _facts(cls) if args.long else ():
+                print(f"{'':<{NAME_WIDTH}}  {line}")
         print()
-    print(f"{LEGEND}\n\n`scanl show NAME` has the rest.")
+    rest = "" if args.long else "; `scanl list --long` has the kinds, costs and equations"
+    print(f"{LEGEND}\n\n" * args.long + f"`scanl show NAME` says all of one{rest}.")
     return 0
 
 
+def _facts(cls: type[Any]) -> list[str]:
+    """Return the lines of `scanl list --long` below the first: the kind and the cost of a layer, and the equation."""
+    recurrence = [row(cls)] if issubclass(cls, Layer) else []
+    return [*recurrence, getattr(_made(cls), "equation", "") or f"scanl.models.{cls.__name__}"]
+
+
+def _cut(line: str) -> str:
+    """Return a line as it fits the terminal; for a file or a pipe, the whole line."""
+    width = shutil.get_terminal_size().columns
+    return line if len(line) <= width or not sys.stdout.isatty() else f"{line[: width - 4]} ..."
+
+
 def _all() -> list[tuple[Registry[Any], str]]:
-    """Return the text of `scanl list` without a name."""
+    """Return every entry of `scanl list`."""
     return [(kind, name) for kind in (layers_by_name, presets, wholes, algorithms) for name in kind.names()]
 
 

@@ -82,7 +82,8 @@ class Layer(Module, metaclass=ConfiguredMeta):
     state: ClassVar[Form | None] = None  # what the layer carries from step to step; None: `init_state` is overridden
     # How the work over T steps and the state grow with T. W is the size of a window, a segment or a chunk.
     cost: ClassVar[tuple[str, str]] = ("T", "1")
-    kind: ClassVar[Mapping[str, bool]] = {}  # facts of `scanl list` that its measurement does not see: "gated", ...
+    # Facts of `scanl list --long` that its measurement does not see: "gated", ...
+    kind: ClassVar[Mapping[str, bool]] = {}
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
     # Modules inside whose weights the layer reads instead of calling them: path -> class. A path to a container stands
     # for the modules in it. A subclass adds to them.
