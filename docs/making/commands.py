@@ -9,6 +9,7 @@ from unittest import mock
 
 from making.models import table
 from scanl.cli import COMMANDS, main
+from scanl.cli.help import EVERYTHING
 
 WIDTH = "96"  # letters in a line of a help
 
@@ -27,11 +28,11 @@ def page(name: str) -> str:
 
 
 def help_of(name: str) -> str:
-    """Return what a subcommand prints with `--help`."""
+    """Return what a subcommand prints with `--help all`."""
     out = io.StringIO()
     plain = {"COLUMNS": WIDTH, "NO_COLOR": "1"}
     with mock.patch.dict(os.environ, plain), contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        main([name, "--help"])
+        main([name, "--help", EVERYTHING])
     return out.getvalue()
 
 

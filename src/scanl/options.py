@@ -106,6 +106,15 @@ def one_of(known: Collection[str]) -> Range:
     return Range("", lambda value, _: value in known, known)
 
 
+@dataclass(frozen=True)
+class Placeholder:
+    """The word that stands for an option's value in a help, where its type is not word enough: COLUMN."""
+
+    word: str
+
+
+COLUMN, NAME, PATH = map(Placeholder, ("COLUMN", "NAME", "PATH"))
+
 above_zero = Range("above 0", lambda value, _: value > 0)
 Natural = Annotated[int, at_least(0)]
 Positive = Annotated[int, at_least(1)]
@@ -122,6 +131,7 @@ class Option:
 
     type: of its values, ranges aside.   ranges: conditions on a value that is not None.
     meaning: in words, "" if no annotation says it.   default: `inspect.Parameter.empty` for none.
+    placeholder: what stands for its value in a help.
     """
 
     name: str
@@ -129,12 +139,16 @@ class Option:
     ranges: tuple[Range, ...] = ()
     meaning: str = ""
     default: Any = inspect.Parameter.empty
+    placeholder: str = "VALUE"
 
     @classmethod
     def of(cls, name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> "Option":
         """Return the option that an annotation declares."""
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        return cls(name, kind, tuple(note for note in notes if isinstance(note, Range)), meaning(annotation), default)
+        ranges = tuple(note for note in notes if isinstance(note, Range))
+        words = [note.word for note in notes if isinstance(note, Placeholder)]
+        words += [NAME.word for bound in ranges if bound.known is not None]
+        return cls(name, kind, ranges, meaning(annotation), default, words[0] if words else placeholder(kind))
 
     def mistake(self, value: object, values: Mapping[str, Any], relation: bool) -> str:
         """Return why a value is refused, or "". values: of all options.   relation: which of the ranges are checked."""
@@ -462,3 +476,19 @@ def described(annotation: Any) -> str:
     kind = origin or annotation
     words = WORDS.get(kind)
     return words or (f"a {kind.__name__}" if isinstance(kind, type) else str(annotation))
+
+
+def placeholder(annotation: Any) -> str:
+    """Return the word that stands for a value of a type in a help: INTEGER, or NAME|NAME for a few names."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return placeholder(args[0])
+    if origin in (Union, UnionType):
+        return "|".join(dict.fromkeys(placeholder(arm) for arm in args if arm is not NoneType))
+    if origin is Literal:
+        return "|".join(map(str, args))
+    if origin is list:
+        return f"[{placeholder(args[0])}, ...]"
+    if origin is dict:
+        return ".NAME VALUE"
+    return described(annotation).rpartition(" ")[2].upper()

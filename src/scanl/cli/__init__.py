@@ -8,29 +8,38 @@ from collections.abc import Sequence
 
 from scanl.errors import ScanlError, nearest
 
-COMMANDS = {  # name: (module and function, what it does)
-    "train": ("train:run", "train a model on your own files, a data set or a synthetic task"),
-    "learn": ("learn:run", "learn from a stream, sample by sample: predict, score, then learn"),
-    "lr": ("lr:run", "search for a learning rate"),
-    "forecast": ("forecast:run", "write what follows each series of a run's table, with intervals and a picture"),
-    "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
-    "serve": ("serve:run", "serve a language model over HTTP: the usual completions interface, with sessions"),
-    "bench-decode": ("bench_decode:run", "measure tokens a second of a language model by the number of texts at once"),
-    "predict": ("predict:run", "write a run's classes, labels or numbers for a table or for files"),
-    "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
-    "export": ("export:run", "write a run's model as an ONNX file, as C, or as a package of torch"),
-    "quantize": ("quantize:run", "write a model with weights of 8 or 4 bits, which it reads faster"),
-    "inspect": ("inspect:run", "tables and pictures of what a layer, or each layer of a run, remembers"),
-    "list": ("layers:list_layers", "print every layer, whole model and learning algorithm"),
-    "show": ("layers:show_layer", "print what a name of the literature is: equation, source, options, size, backends"),
-    "tasks": ("tasks:list_tasks", "print the synthetic tasks, and what guessing and solving them scores"),
-    "algorithms": ("algorithms:list_algorithms", "print the learning algorithms, what they compute and cost"),
-    "data": ("data:run", "print the sources of real data and whether they are there; get and check their files"),
-    "ops": ("ops:list_ops", "print the ops and what each of their backends can do"),
-    "warmup": ("warmup:run", "compile and tune the GPU kernels of a layer or of ops"),
-    "accelerate": ("accelerate:run", "run a transformers model's recurrent modules on scanl's ops"),
-    "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
+GROUPS = {  # title: name: (module and function, what it does)
+    "learn from data": {
+        "train": ("train:run", "train a model on a text, a table (forecast, classify), files or a task"),
+        "learn": ("learn:run", "learn from a stream, sample by sample: predict, score, then learn"),
+        "lr": ("lr:run", "search for a learning rate"),
+        "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
+    },
+    "use what was trained": {
+        "forecast": ("forecast:run", "write what follows each series of a table, with intervals"),
+        "predict": ("predict:run", "write classes, labels or numbers for a table or for files"),
+        "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
+        "eval": ("evaluate:run", "measure a run on data that it was not trained on"),
+        "inspect": ("inspect:run", "tables and pictures of what a layer, or a run, remembers"),
+        "serve": ("serve:run", "serve a language model over HTTP: the usual completions interface"),
+        "export": ("export:run", "write a run's model as an ONNX file, as C, or as a package of torch"),
+        "quantize": ("quantize:run", "write a model with weights of 8 or 4 bits, which it reads faster"),
+    },
+    "make models faster": {
+        "accelerate": ("accelerate:run", "speed up a pretrained transformers model that is recurrent"),
+        "bench-decode": ("bench_decode:run", "tokens a second of a language model, by texts at once"),
+        "warmup": ("warmup:run", "compile and tune the GPU kernels of a layer or of ops"),
+    },
+    "look up": {
+        "list": ("layers:list_layers", "every layer, whole model and learning algorithm"),
+        "show": ("layers:show_layer", "equation, source, options and size of a layer by any name"),
+        "tasks": ("tasks:list_tasks", "the synthetic tasks, and what guessing and solving them scores"),
+        "algorithms": ("algorithms:list_algorithms", "the learning algorithms, what they compute and cost"),
+        "data": ("data:run", "the sources of real data; get and check their files"),
+        "ops": ("ops:list_ops", "the ops and what each of their backends can do"),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Lightning imports Matplotlib, which warns where it cannot write to the home directory; then it writes elsewhere.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     if args[:1] == ["help"]:
-        args = [*args[1:2], "--help"]
+        args = [*args[1:2], "--help", *args[2:]]
     try:
         if not args or args[0] in ("-h", "--help"):
             print(_usage())
@@ -68,13 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: scanl COMMAND ...",
-            "",
-            *lines,
-            "",
-            "`scanl COMMAND --help`, or `scanl help COMMAND`, lists its options.",
-        ]
-    )
+    from scanl.cli.help import filled, table
+
+    groups = [
+        table(f"{title}:", ((name, about) for name, (_, about) in group.items())) for title, group in GROUPS.items()
+    ]
+    about = "Recurrent sequence models: a state that is updated by each step of a text, a series, a stream."
+    more = "`scanl COMMAND --help` has examples and options of a command. `scanl --version` prints the version."
+    return "\n\n".join(["usage: scanl COMMAND ...", filled(about), *groups, filled(more)])

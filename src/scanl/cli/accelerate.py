@@ -20,7 +20,14 @@ ROUNDS = 5
 
 def run(argv: Sequence[str]) -> int:
     """Load a model and print the report. With --bench, print a table of its speed before and after."""
-    parser = Parser("accelerate", "Run the recurrent modules of a transformers model on scanl's ops.")
+    examples = {
+        "scanl accelerate state-spaces/mamba-130m-hf --bench": "which modules become faster, and by how much here",
+    }
+    description = (
+        "Run the recurrent modules of a pretrained transformers model on scanl's ops, and print which these are. In a "
+        "program: `scanl.hub.accelerate(model)`."
+    )
+    parser = Parser("accelerate", description, examples=examples)
     parser.add_argument("model", type=str, help="the model's folder, or its name on the Hugging Face hub")
     parser.add_argument(
         "--bench", action="store_true", help="measure the model's speed on this machine, before and after"

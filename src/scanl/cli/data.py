@@ -12,16 +12,18 @@ from scanl.errors import ConfigError, DataError, ScanlError, nearest
 from scanl.learning import TrainConfig
 
 ACTIONS = ("list", "get", "check")
-HELP = """what to do:
-  list         every source, the files that it needs, and whether they are there
-  get NAME     download the files of a data set by the package manager that has them, and verify them
-  check PATH   say what a folder or file is, and what is wrong with it
-"""
+NOTES = {
+    "what to do": {
+        "list": "every source, the files that it needs, and whether they are there",
+        "get NAME": "download the files of a data set by the package manager that has them, and verify them",
+        "check PATH": "say what a folder or file is, and what is wrong with it",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """List the sources, get the files of one, or check a folder."""
-    parser = Parser("data", "Real data: what there is, and how to get it.", epilog=HELP)
+    parser = Parser("data", "Real data: what there is, and how to get it.", notes=NOTES)
     parser.add("action", str, ", ".join(ACTIONS), "list", nargs="?")
     parser.add("what", str | None, "name of a data set, or path", nargs="?")
     parser.add("--archive", str, "get: packages that are already downloaded", [], nargs="*", metavar="PATH")

@@ -9,16 +9,18 @@ from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
 from scanl.learning import RunFolder
 
-HELP = """what is written, by the ending of FILE:
-  .onnx   a file for onnxruntime; the state is among its inputs and outputs
-  .c      one file in C99: a struct for the state, a function that starts it, and one for a step
-  .pt2    a package that torch has compiled (needs a C++ compiler)
-"""
+NOTES = {
+    "what is written, by the ending of FILE": {
+        ".onnx": "a file for onnxruntime; the state is among its inputs and outputs",
+        ".c": "one file in C99: a struct for the state, a function that starts it, and one for a step",
+        ".pt2": "a package that torch has compiled (needs a C++ compiler)",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the file and print its path."""
-    parser = Parser("export", "Write a run's model as a file that runs without scanl.", epilog=HELP)
+    parser = Parser("export", "Write a run's model as a file that runs without scanl.", notes=NOTES)
     parser.add_argument("run", type=str, help="run folder")
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")

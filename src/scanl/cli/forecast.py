@@ -18,11 +18,18 @@ from scanl.learning.forecasting.forecasts import Forecasts
 
 PIECE_BYTES = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
-HELP = """what is written, by series and step:
-  the columns of --series and --time of the run, or `step`, which counts the steps, where it has no times
-  y            the median of the target y
-  y-lo-80      the bounds of the interval that has the number in 80 % of cases, and y-hi-80; a pair for each of --levels
-"""
+EXAMPLES = {
+    "scanl forecast runs/sales-1 --out next.csv --picture next.png": "the steps after the run's table",
+    "scanl forecast runs/sales-1 --data sales.csv --levels 50 90": "after newer rows, with intervals of 50 and 90 %",
+}
+NOTES = {
+    "what is written, by series and step": {
+        "the run's --series and --time": "or the column step, which counts the steps, where it has no times",
+        "y": "the median of the target y",
+        "y-lo-80, y-hi-80": "the bounds of the interval that has the number in 80 % of cases; a pair for each of "
+        "--levels",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -115,7 +122,8 @@ def add_output(parser: Parser) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("forecast", "Forecast the steps after a run's table, with intervals.", epilog=HELP)
+    description = "Forecast the steps after a run's table, with intervals."
+    parser = Parser("forecast", description, examples=EXAMPLES, notes=NOTES)
     parser.add_argument("run", type=str, help="run folder")
     parser.add(
         "--data",

@@ -20,12 +20,18 @@ from scanl.models import Forecaster, LanguageModel, PromptLookup
 from scanl.options import NaturalOrNone
 from scanl.serve.texts import Characters
 
-HELP = """what is written:
-  a text       bytes to the standard output, behind the prompt; with --hub, characters
-  a signal     a file: .wav of a recording and .png of a picture, with what was read of the prompt before it
-  a table      a file, .csv or .npy: the steps that follow each series; with --prompt-steps, those after its first rows,
-               and without --prompt-file those of the table that the run was trained on
-"""
+EXAMPLES = {
+    "scanl generate runs/book-1 --prompt 'It was'": "continue a text",
+    "scanl generate --hub OWNER/NAME --prompt 'It was'": "with a pretrained model of the Hugging Face hub",
+}
+NOTES = {
+    "what is written": {
+        "a text": "bytes to the standard output, behind the prompt; with --hub, characters",
+        "a signal": "a file: .wav of a recording and .png of a picture, with what was read of the prompt before it",
+        "a table": "a file, .csv or .npy: the steps that follow each series of --prompt-file, or of the run's table; "
+        "with --prompt-steps, those after its first rows",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -72,18 +78,19 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("generate", "Continue a text, a recording, a picture or the series of a table.", epilog=HELP)
+    description = "Continue a text, a recording, a picture or the series of a table."
+    parser = Parser("generate", description, examples=EXAMPLES, notes=NOTES)
     parser.add("run", str | None, "run folder", nargs="?")
     parser.add("--hub", str | None, "instead of a run: a checkpoint folder, or OWNER/NAME", metavar="PATH")
     parser.add("--prompt", str, "text to continue; none: the start of a file", "")
     parser.add(
         "--prompt-file",
         str | None,
-        "file with the prompt: a text (- is the standard input), recording, picture or table, as the run read",
+        "file to continue, as the run reads it; -: standard input",
         metavar="PATH",
     )
-    parser.add("--prompt-steps", NaturalOrNone, "signals only: steps of the prompt to read (default: all)")
-    parser.add("--bytes", NaturalOrNone, "text only: bytes to generate (default: 500); 0: until interrupted")
+    parser.add("--prompt-steps", NaturalOrNone, "signals only: steps of it to read (default: all)")
+    parser.add("--bytes", NaturalOrNone, "text only: bytes to generate; 0: no end (default: 500)")
     parser.add("--tokens", NaturalOrNone, "--hub only: tokens to generate (default: 200); 0: until the text ends")
     parser.add(
         "--steps",
@@ -100,13 +107,13 @@ def _parser() -> Parser:
     )
     parser.add("--temperature", float | None, "0 takes the likeliest token (default: 0.8; 1 for signals and tables)")
     parser.add("--top-k", int | None, "sample from the k likeliest tokens")
-    parser.add("--top-p", float | None, "sample from the likeliest tokens of total probability p")
+    parser.add("--top-p", float | None, "sample from the likeliest of total probability p")
     parser.add("--seed", int | None, "seed of the sampling")
     parser.add(
         "--draft",
         str | None,
-        "text only: what proposes tokens, which are read together: the text before (lookup), or a smaller run or, "
-        "with --hub, checkpoint; faster, and the same text",
+        "text only: what proposes tokens that are read together, for speed: the text before (lookup), or a smaller "
+        "run or checkpoint",
         metavar="lookup|MODEL",
     )
     return parser

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from tqdm import tqdm
 
 from scanl.cli.parser import Parser
-from scanl.cli.train import layer_help
 from scanl.learning.online.config import LearnConfig
 from scanl.learning.online.folder import OnlineFolder
 from scanl.learning.online.run import OnlineRun, stderr
@@ -62,10 +61,24 @@ def parse(argv: Sequence[str]) -> tuple[LearnConfig, OnlineFolder | None]:
     return changed, folder
 
 
+EXAMPLES = {
+    "scanl learn readings.csv --target load": "a file of rows: predict a column of each from the other columns",
+    "scanl learn readings.csv --target load --follow --out runs/load": "the same, of a file that grows",
+    "scanl learn clicks.jsonl --target bought --question class --key id": "a class, whose truth comes in a later line",
+    "scanl learn mackey_glass_regimes --layer gru --algorithm uoro --samples 5000": "a generated stream",
+    "scanl learn --resume runs/load": "go on where a run ended",
+}
+
+
 def _parser(defaults: LearnConfig) -> Parser:
-    parser = Parser("learn", "Learn from a stream: answer each sample, score the answer, then learn.", below=layer_help)
-    parser.add("source", str | None, "see --data", nargs="?", metavar="SOURCE")
-    add_options(parser, defaults)
+    parser = Parser(
+        "learn",
+        "Learn from a stream: answer each sample, score the answer, then learn.",
+        examples=EXAMPLES,
+        topics=LearnConfig.topics,
+    )
+    parser.add("source", str | None, "the stream, as --data has it", nargs="?", metavar="SOURCE")
+    parser.topics |= {"source": "stream", **add_options(parser, defaults)}
     parser.add("--resume", str | None, "go on with a run, exactly", metavar="FOLDER")
     return parser
 

@@ -41,9 +41,15 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+EXAMPLES = {
+    "scanl lr --data book.txt --layer lru --picture rates.png": "for a text, with a picture of the losses",
+    "scanl lr --data moves.csv --question classify --target kind --trials 50": "for a table, at 50 rates",
+}
+
+
 def _parser() -> Parser:
     description = "Search for a learning rate: steps at higher and higher rates. Takes the options of `scanl train`."
-    parser = options_parser("lr", description, TrainConfig())
+    parser = options_parser("lr", description, TrainConfig(), examples=EXAMPLES)
     parser.add("--trials", int, "rates to try, a step at each", 100)
     parser.add("--picture", str | None, "PNG to draw the losses into", metavar="PATH")
     return parser

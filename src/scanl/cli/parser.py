@@ -1,35 +1,30 @@
 """Option parsing that raises a ConfigError with a one-line message for every mistake."""
 
-import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jsonargparse
 
+from scanl.cli.help import Manual
 from scanl.errors import ConfigError, nearest
 from scanl.options import Option, check
 from scanl.parsing import in_a_line
 
 
-class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
-    """Keep the line breaks of the text below the options."""
-
-
 class Parser(jsonargparse.ArgumentParser):
     """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage.
 
-    below: returns the text below the options; called only when the help is printed.
+    manual: examples, topics and notes of the help, as `Manual` has them.
     words: the option that the message names when an argument has no option.
+    topics: of options by `dest`, where they are not in the last one.
     """
 
-    def __init__(
-        self, command: str, description: str, *, below: Callable[[], str] | None = None, words: str = "", **kwargs: Any
-    ) -> None:
-        super().__init__(
-            prog=f"scanl {command}", description=description, exit_on_error=False, formatter_class=_Help, **kwargs
-        )
-        self.command, self._below, self._words = command, below, words
+    def __init__(self, command: str, description: str, *, words: str = "", **manual: Any) -> None:
+        super().__init__(prog=f"scanl {command}", description=description, exit_on_error=False)
+        self.command, self._words = command, words
+        self.manual = Manual(command, description, **manual)
+        self.topics: dict[str, str] = {}
         self._ranged: dict[str, Option] = {}
 
     def add(self, name: str, kind: Any, meaning: str, default: Any = None, **settings: Any) -> None:
@@ -37,18 +32,33 @@ class Parser(jsonargparse.ArgumentParser):
         option = Option.of(name.lstrip("-").replace("-", "_"), kind)
         if option.ranges:
             self._ranged[option.name] = option
+        if name.startswith("--"):
+            settings = {"metavar": option.placeholder, **settings}
         self.add_argument(name, type=option.type, default=default, help=meaning, **settings)
 
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        if self._below is not None:
-            self.epilog = self._below()
-        return super().format_help(*args, **kwargs)
+    def add_config_file(self, meaning: str) -> None:
+        """Add `--config` and `--print_config`."""
+        self.add_argument("--config", action="config", metavar="FILE", help=meaning)
+        (printed,) = (action for action in self._actions if "--print_config" in action.option_strings)
+        printed.metavar, printed.help = "", "print the options as such a file, and do no more"
+
+    def page(self, *words: str) -> str:
+        """Return the first screen of the help, or the page of the topic that the first word names."""
+        topic = next((word for word in words[:1] if self.manual.topics and not word.startswith("-")), None)
+        options = [action for action in self._actions if "--help" not in action.option_strings]
+        return self.manual.page(options, self.topics, topic)
 
     def parse(self, argv: Sequence[str], *, defaults: bool = True) -> jsonargparse.Namespace:
         """Parse the options. `--batch_size` is read as `--batch-size`. Raises ConfigError for a mistake.
 
+        `--help`, with the name of a topic behind it or not, is printed, and ends the process.
+
         defaults: whether the result has the defaults of options that `argv` does not have.
         """
+        for place, argument in enumerate(argv):
+            if argument in ("-h", "--help"):
+                print(self.page(*argv[place + 1 :]), end="")
+                raise SystemExit(0)
         known = [option for action in self._actions for option in action.option_strings]
         argv = [_dashed(argument, known) for argument in argv]
         for argument in argv:

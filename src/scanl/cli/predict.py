@@ -8,16 +8,23 @@ from scanl.cli.parser import Parser
 from scanl.data.series.columns import WRITTEN_ENDINGS
 from scanl.learning.predictions import predict
 
-HELP = """what is written:
-  classify     a row for each series, or each file: the class, and the probability of each class, as kind-p-a
-  label        a row for each row of the table: the label, and the probability of each
-  regress      a row for each series: the number, and the bounds of intervals, as y-lo-80 and y-hi-80
-"""
+EXAMPLES = {
+    "scanl predict runs/moves-1 --data new.csv --out kinds.csv": "the class of each series of a table",
+    "scanl predict runs/sounds --data inbox": "the class of each file of a folder",
+}
+NOTES = {
+    "what is written": {
+        "classify": "a row for each series, or each file: the class, and the probability of each class, as kind-p-a",
+        "label": "a row for each row of the table: the label, and the probability of each",
+        "regress": "a row for each series: the number, and the bounds of intervals, as y-lo-80 and y-hi-80",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the answers to a file or to standard output."""
-    parser = Parser("predict", "Classes, labels or numbers for a table, or for files of your own.", epilog=HELP)
+    description = "Classes, labels or numbers for a table, or for files of your own."
+    parser = Parser("predict", description, examples=EXAMPLES, notes=NOTES)
     parser.add_argument("run", type=str, help="run folder")
     parser.add(
         "--data",

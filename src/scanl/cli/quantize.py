@@ -9,16 +9,17 @@ from scanl.layers.parts.quantized import BITS
 from scanl.learning import RunFolder
 from scanl.models import Saved, quantize
 
-HELP = """what is read and written:
-  a run         OUT is a run too, for generate, eval, serve and bench-decode; it cannot be trained
-  a folder of `save`, or a checkpoint of transformers
-                OUT is another, which `load` reads, and `scanl serve`
-"""
+NOTES = {
+    "what is read, and what OUT is": {
+        "a run": "a run too, for generate, eval, serve and bench-decode; it cannot be trained",
+        "a folder of `save`, or a checkpoint of transformers": "another, which `load` reads, and `scanl serve`",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the folder, and print what became of the weights."""
-    parser = Parser("quantize", "Write a model with weights of whole numbers, which it reads faster.", epilog=HELP)
+    parser = Parser("quantize", "Write a model with weights of whole numbers, which it reads faster.", notes=NOTES)
     parser.add_argument("path", type=str, metavar="RUN|FOLDER", help="run, or folder of a model")
     parser.add_argument("out", type=str, metavar="OUT", help="folder to write")
     parser.add("--weights", str, f"whole numbers: {', '.join(BITS)}", "int8")

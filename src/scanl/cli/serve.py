@@ -20,14 +20,16 @@ from scanl.options import Range, options
 from scanl.serve import Engine, Limits
 from scanl.serve.texts import ByteText, NumberText, TokenizerText, VocabularyText
 
-HELP = """what is served:
-  POST /v1/completions   continue a prompt; "stream": true sends server-sent events, "session": ID goes on where the
-                         last request of the session ended
-  GET /v1/models         the model
-  GET /health            whether the server runs, and how many answers it writes
-
-SIGTERM ends the server when the answers that have begun are written.
-"""
+EXAMPLES = {"scanl serve runs/book-1 --port 8000": "a run on a text, at http://127.0.0.1:8000/v1"}
+NOTES = {
+    "what is served": {
+        "POST /v1/completions": 'continue a prompt; "stream": true sends server-sent events, "session": ID goes on '
+        "where the last request of the session ended",
+        "GET /v1/models": "the model",
+        "GET /health": "whether the server runs, and how many answers it writes",
+        "SIGTERM": "ends the server when the answers that have begun are written",
+    }
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -76,7 +78,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def _parser() -> Parser:
-    parser = Parser("serve", "Serve a language model: the usual completions interface, over HTTP.", epilog=HELP)
+    description = "Serve a language model: the usual completions interface, over HTTP."
+    parser = Parser("serve", description, examples=EXAMPLES, notes=NOTES)
     add_model(parser)
     parser.add("--host", str, "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     port = Annotated[int, Range("0 to 65535; 0 takes a free one", lambda number, _: 0 <= number < 2**16)]

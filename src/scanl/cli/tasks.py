@@ -20,11 +20,5 @@ def list_tasks(argv: Sequence[str]) -> int:
     return 0
 
 
-def task_help() -> str:
-    """Return all tasks with their options, for the help of `scanl train`."""
-    lines = ["tasks and their options (--data-options.NAME VALUE):"]
-    return "\n".join([*lines, *(f"  {name}: {_options(name)}" for name in names())])
-
-
 def _options(name: str) -> str:
     return "  ".join(f"{option.name}={option.default}" for option in options(get(name)).values())

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from scanl.cli.evaluate import examined
-from scanl.cli.layers import options_of
 from scanl.cli.parser import Parser
-from scanl.cli.tasks import task_help
 from scanl.data import sources
 from scanl.data.series.source import SeriesSource
 from scanl.data.shards.listing import absolute
 from scanl.errors import ConfigError, DivergenceError, ScanlError
-from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run import torchrun
@@ -29,7 +26,6 @@ from scanl.learning.run.config import (
 )
 from scanl.learning.run.configuration import add_options, names_of
 from scanl.learning.run.run import Run
-from scanl.models import presets
 from scanl.models.saving import QUANTIZED_KEY
 from scanl.options import options
 
@@ -303,28 +299,29 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
+EXAMPLES = {
+    "scanl train --data book.txt --minutes 10": "a text, which `scanl generate RUN` continues",
+    "scanl train --data sales.csv --question forecast --target sold --time day --horizon 7": (
+        "a table, for `scanl forecast RUN`"
+    ),
+    "scanl train --data moves.csv --question classify --target kind --series id": "series, for `scanl predict RUN`",
+    "scanl train --data sounds --question classify --out runs/sounds": "recordings or pictures, in a folder a class",
+    "scanl train --data parity --layer deltanet --dim 64 --depth 2 --steps 500": "a task that a layer can solve or not",
+}
+
+
 def _parser(defaults: TrainConfig) -> Parser:
-    parser = options_parser("train", "Train a model on your own files, a data set, or a synthetic task.", defaults)
+    from scanl.learning.forecasting.choose import DEFAULTS
+
+    description = "Train a model on your files, a data set or a task; it is kept in a run folder."
+    parser = options_parser("train", description, defaults, examples=EXAMPLES, elsewhere={"to forecast": DEFAULTS})
     parser.add("--resume", str | None, "go on with a run, exactly", metavar="RUN")
     return parser
 
 
-def options_parser(command: str, description: str, defaults: TrainConfig) -> Parser:
-    """Return a parser of the options of training."""
-    parser = Parser(command, description, below=lambda: f"{layer_help()}\n\n{task_help()}", words="--data")
-    parser.add_argument("--config", action="config", help="YAML file of these options, in parts like config.yaml")
-    add_options(parser, defaults)
+def options_parser(command: str, description: str, defaults: TrainConfig, **manual: Any) -> Parser:
+    """Return a parser of the options of training. manual: examples and other defaults, as `Manual` has them."""
+    parser = Parser(command, description, words="--data", topics=TrainConfig.topics, **manual)
+    parser.topics |= add_options(parser, defaults)
+    parser.add_config_file("YAML file of these options, in parts like config.yaml")
     return parser
-
-
-def layer_help() -> str:
-    """Return all layers with their options, for the help of commands that make a stack."""
-    lines = ["layers and their options (--layer-options.NAME VALUE):"]
-    for name in names():
-        if not get(name).bidirectional:
-            options = "  ".join(f"{option.name}={option.default}" for option in options_of(name))
-            lines.append(f"  {name}: {options}")
-            lines += [f"      {option.name}: {option.meaning}." for option in options_of(name)]
-    lines.append("whole models, with options by layer (--layer-options '{LAYER: {NAME: VALUE}}'):")
-    lines += [f"  {name}: {', '.join(presets.get(name).layers)}" for name in presets.names()]
-    return "\n".join(lines)

@@ -442,7 +442,9 @@ def test_config_round_trip(tmp_path):
 
 def test_options_are_given_by_name():
     config = TrainConfig.of(layer="lru", steps=5, data=["a"])
-    parts = TrainConfig(StackConfig(layer="lru"), source=SourceConfig(data=["a"]), training=TrainingConfig(steps=5))
+    parts = TrainConfig(
+        stack=StackConfig(layer="lru"), source=SourceConfig(data=["a"]), training=TrainingConfig(steps=5)
+    )
     assert config == parts
     assert config.options() == {**TrainConfig().options(), "layer": "lru", "data": ["a"], "steps": 5}
     with pytest.raises(ConfigError, match="unknown option of train 'lyaer'; did you mean 'layer'"):

@@ -45,6 +45,15 @@ MEASURED_FORECASTS = 192  # forecasts in one of them
 GAIN = 0.98  # ratio of the errors after and before training from which a stack is worth it
 FACTORS = (0.3, 4.0)  # bounds of the calibration
 
+BY_BACKTESTS = "chosen by backtests"
+DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests choose
+    "minutes": MINUTES,
+    "distribution": "quantiles",
+    **STACK,
+    **dict.fromkeys(("steps", "sequence_length", "lags", "span", "log", "start", "rounded", "least"), BY_BACKTESTS),
+    "calibrated": BY_BACKTESTS,
+}
+
 Report = Callable[[str], None]
 
 

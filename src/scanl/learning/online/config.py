@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from scanl.errors import ConfigError
 from scanl.learning.algorithms import algorithms
@@ -11,7 +11,7 @@ from scanl.learning.online.online import FADE, WAITING, Fade, Online, Waiting
 from scanl.learning.run.config import StackConfig
 from scanl.learning.run.configuration import Configuration
 from scanl.models import Stack
-from scanl.options import above, at_least, check_options, one_of, options
+from scanl.options import COLUMN, NAME, PATH, Placeholder, above, at_least, check_options, one_of, options
 
 QUESTIONS = ("number", "class")
 DETECTORS = ("adwin", "kswin")
@@ -21,13 +21,16 @@ DETECTORS = ("adwin", "kswin")
 class StreamConfig:
     """The stream, and how it is read."""
 
+    topic = "stream"
+
     data: Annotated[
         str | None,
+        Placeholder("-|FILE|NAME"),
         "-: lines of standard input; a file of CSV, JSON lines or numbers; the name of a stream; or river:NAME, a data "
         "set of river",
     ] = None
     data_options: Annotated[dict[str, Any], "options of the named stream"] = field(default_factory=dict)
-    target: Annotated[str | None, "column of the truths; none: the only column of numbers"] = None
+    target: Annotated[str | None, COLUMN, "column of the truths; none: the only column of numbers"] = None
     question: Annotated[
         str | None, one_of(QUESTIONS), "number or class; none: a class if the first truth is text or a truth value"
     ] = None
@@ -36,9 +39,9 @@ class StreamConfig:
         int | None, at_least(1), "predict the target this many samples ahead; none: that of the same line, if there "
         "are other columns, else the next"
     ] = None  # fmt: skip
-    leave_out: Annotated[list[str], "columns that are not read"] = field(default_factory=list)
+    leave_out: Annotated[list[str], COLUMN, "columns that are not read"] = field(default_factory=list)
     key: Annotated[
-        str | None, "column that names a sample: a later line of the same key may bring its truth"
+        str | None, COLUMN, "column that names a sample: a later line of the same key may bring its truth"
     ] = None  # fmt: skip
     delay: Annotated[int, at_least(0), "samples after which the truth of a line becomes known"] = 0
     waiting: Waiting = WAITING
@@ -61,12 +64,13 @@ def _learning_fields() -> Iterator[tuple[str, Any, Any]]:
     """Yield a field for each option of `LEARNING`: its name, its type with its meaning and ranges, and its default."""
     known = options(Online)
     for name in LEARNING:
-        kind, as_in_file = IN_A_FILE.get(name, (known[name].type, lambda value: value))
+        word = Placeholder(known[name].placeholder)
+        kind, as_in_file = IN_A_FILE.get(name, (Annotated[known[name].type, word], lambda value: value))
         default = field(default_factory=partial(as_in_file, known[name].default))
         yield name, Annotated[(kind, *known[name].ranges, known[name].meaning)], default
 
 
-LearningConfig = make_dataclass("LearningConfig", _learning_fields())
+LearningConfig = make_dataclass("LearningConfig", _learning_fields(), namespace={"topic": "learning"})
 LearningConfig.__module__ = __name__
 LearningConfig.__doc__ = "How the model learns: options of `Online`, as values that a file can hold."
 
@@ -75,7 +79,9 @@ LearningConfig.__doc__ = "How the model learns: options of `Online`, as values t
 class ScoringConfig:
     """How the answers are scored."""
 
-    metrics: Annotated[list[str], "metrics of river; none: MAE and RMSE, or Accuracy and MacroF1"] = field(
+    topic = "scoring"
+
+    metrics: Annotated[list[str], NAME, "metrics of river; none: MAE and RMSE, or Accuracy and MacroF1"] = field(
         default_factory=list
     )
     window: Annotated[int, at_least(1), "answers in the sliding window"] = 1000
@@ -88,7 +94,9 @@ class ScoringConfig:
 class OnlineRunConfig:
     """The folder of the run, and the process."""
 
-    out: Annotated[str | None, "folder for predictions, scores and the checkpoint; none: no files"] = None
+    topic = "run"
+
+    out: Annotated[str | None, PATH, "folder for predictions, scores and the checkpoint; none: no files"] = None
     save_seconds: Annotated[float, at_least(0), "seconds between two checkpoints"] = 30.0
     replayed: Annotated[
         bool, "when resumed, the stream begins again, and what was read is passed over; false: it goes on"
@@ -108,6 +116,13 @@ class LearnConfig(Configuration):
 
     command = "learn"
     noun = "run of scanl learn"
+    topics: ClassVar = {
+        "stream": "what is read, which column is the truth, and when it is known",
+        "model": "the layers (`scanl list`; options of one: `scanl show LAYER`)",
+        "learning": "how fast and by which algorithm it learns",
+        "scoring": "how the answers are scored",
+        "run": "the run folder and the process",
+    }
 
     stack: Any = field(default_factory=_small)
     stream: StreamConfig = field(default_factory=StreamConfig)

@@ -23,7 +23,7 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import answerer
 from scanl.learning.run.checkpoint import read_whole, write_checkpoint
 from scanl.models import Backbone
-from scanl.options import ConfiguredMeta, Range, above, at_least, between, one_of
+from scanl.options import NAME, ConfiguredMeta, Range, above, at_least, between, one_of
 
 MIN_PLACES = 16  # for the features of a mapping
 COMPILE_SAMPLES = 2000  # samples, which take about as long as compiling
@@ -62,7 +62,7 @@ class Online(metaclass=ConfiguredMeta):
         kind: Annotated[Answering | None, "`AnswerNumbers` or `AnswerClass`; None: one number"] = None,
         *,
         lr: Annotated[float | Sequence[float], RATES, "learning rate; of several, the best so far answers"] = 1e-3,
-        algorithm: Annotated[str, "how the gradient is computed: a registered algorithm, such as bptt"] = "bptt",
+        algorithm: Annotated[str, NAME, "how the gradient is computed: a registered algorithm, such as bptt"] = "bptt",
         algorithm_options: Annotated[Mapping[str, Any] | None, "options of the algorithm"] = None,
         optimizer: Annotated[str, one_of(OPTIMIZERS), f"how the weights change: {', '.join(OPTIMIZERS)}"] = "adamw",
         weight_decay: Annotated[float, at_least(0), "weight decay, only on the weights of linear maps"] = 0.0,

@@ -14,28 +14,29 @@ from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers, listed
 from scanl.models import Backbone, Channels, Forecaster, Normalization
+from scanl.options import NAME
 
 
 @dataclass
 class ForecastOptions:
     """Options of a forecaster, except what its question determines."""
 
+    topic: ClassVar[str] = "forecast"  # of the help
     unless: ClassVar[str] = "the question of the data is not a forecast"
 
-    recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
-    lags: Annotated[int | None, "of a forecast: how many last values a linear map adds to it; none: a season"] = None
-    span: Annotated[
-        float | None, "of a forecast: numbers after which the past fades in its normalisation; none: never"
-    ] = None
-    log: Annotated[bool, "of a forecast: normalise the logarithm of the targets"] = False
+    recursive: Annotated[bool, "one step at a time, from the kept state; else all steps at once"] = False
+    lags: Annotated[int | None, "how many last values a linear map adds to the forecast; none: a season"] = None
+    span: Annotated[float | None, "numbers after which the past fades in its normalisation; none: never"] = None
+    log: Annotated[bool, "normalise the logarithm of the targets"] = False
     start: Annotated[  # read by `scanl.learning.forecasting.choose`
         list[str],
-        "of a forecast: simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
+        NAME,
+        "simple forecasts, such as seasonal or drift(12), with whose mean the map of the last values "
         "starts and stays; `scanl.learning.forecasting.lag_maps` lists them",
     ] = field(default_factory=list)
-    rounded: Annotated[bool, "of a forecast: round it to whole numbers"] = False
-    least: Annotated[float | None, "of a forecast: no number is below this one; none: no limit"] = None
-    calibrated: Annotated[bool, "of a forecast: intervals have factors from backtests"] = False
+    rounded: Annotated[bool, "round the forecast to whole numbers"] = False
+    least: Annotated[float | None, "no number is below this one; none: no limit"] = None
+    calibrated: Annotated[bool, "intervals have factors from backtests"] = False
 
 
 @answers(ForecastQuestion)

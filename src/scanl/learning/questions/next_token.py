@@ -28,6 +28,7 @@ SAMPLE_BYTES = 600
 class TokenOptions:
     """Options of a model whose answers are tokens of the input."""
 
+    topic: ClassVar[str] = "model"  # of the help
     unless: ClassVar[str] = "the answers are not tokens of the input"
 
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False

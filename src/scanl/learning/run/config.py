@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 import torch
 
@@ -24,7 +24,18 @@ from scanl.learning.questions.next_token import TokenOptions
 from scanl.learning.run.configuration import Configuration, options_of
 from scanl.models import Stack
 from scanl.models.heads.distributions import HEADS
-from scanl.options import above, at_least, below, check_options, one_of, options
+from scanl.options import (
+    COLUMN,
+    NAME,
+    PATH,
+    Placeholder,
+    above,
+    at_least,
+    below,
+    check_options,
+    one_of,
+    options,
+)
 
 OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
 OWN_SOURCES = (
@@ -50,10 +61,11 @@ def _stack_fields() -> Iterator[tuple[str, Any, Any]]:
             yield option.name, Annotated[dict[str, Any], option.meaning], field(default_factory=dict)
         else:
             default = DEFAULTS.get(option.name, option.default)
-            yield option.name, Annotated[str if str in arms else option.type, option.meaning], field(default=default)
+            kind = Annotated[str, NAME] if str in arms else option.type
+            yield option.name, Annotated[kind, option.meaning], field(default=default)
 
 
-StackConfig = make_dataclass("StackConfig", _stack_fields())
+StackConfig = make_dataclass("StackConfig", _stack_fields(), namespace={"topic": "model"})
 StackConfig.__module__ = __name__
 StackConfig.__doc__ = "The arguments of `Stack`, as values that a file can hold. `layer` may be names with commas."
 
@@ -64,37 +76,56 @@ class HeadConfig(ForecastOptions, TokenOptions):
 
 
 @dataclass
-class SourceConfig:
+class SeriesForecastOptions:
+    """Options of reading a table that is forecast."""
+
+    topic = "forecast"
+
+    horizon: Annotated[int, "steps to forecast; 1 to generate"] = 12
+    season: Annotated[int | None, "steps of a season; none: what the calendar says"] = None
+    freq: Annotated[
+        str | None, "how far a step is from the next, as pandas says it: h, D, B, ME; none: as inferred"
+    ] = None
+    past: Annotated[list[str], COLUMN, "columns that are known up to the present"] = field(default_factory=list)
+    future: Annotated[list[str], COLUMN, "columns that are known ahead"] = field(default_factory=list)
+    holidays: Annotated[
+        str | None, Placeholder("COUNTRY"), "country whose holidays are known ahead: US, DE-BE, ..."
+    ] = None
+    origins: Annotated[
+        int | None, "learn only the forecasts after this many last steps of a window; none: after all steps"
+    ] = None
+    distribution: Annotated[str, NAME, f"distribution of the answers: {', '.join(HEADS)}"] = "gaussian"
+
+
+@dataclass
+class SourceConfig(SeriesForecastOptions):
     """The training data, and the options of reading it."""
+
+    topic = "data"
 
     data: Annotated[
         list[str],
-        "name of a task or a data set (`scanl tasks` and `scanl data` list them), or files and folders, read as bytes; "
-        "files, folders, globs and URLs of Parquet, JSON lines or tar, read as documents; with --question a table, or "
-        "a folder of files; none: Python's library",
+        Placeholder("NAME_OR_PATH"),
+        "files, folders, or the name of a task or a data set; of a text, read as bytes, or as documents if they are "
+        "Parquet, JSON lines or tar, also by globs and URLs; with --question a table, or a folder of files; none: "
+        "Python's library",
     ] = field(default_factory=list)
     data_options: Annotated[dict[str, Any], "options of the task or data set"] = field(default_factory=dict)
-    question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: {', '.join(OF_FOLDERS)}"] = None
-    target: Annotated[str | None, "of a table: column of the answers; to forecast, several with commas"] = None
-    time: Annotated[str | None, "of a table: column of the times"] = None
-    series: Annotated[str | None, "of a table: column of the series' names; none: one series"] = None
-    static: Annotated[list[str], "of a table: columns that are constant over a series"] = field(default_factory=list)
-    past: Annotated[list[str], "of a table: columns that are known up to the present"] = field(default_factory=list)
-    future: Annotated[list[str], "of a table: columns that are known ahead"] = field(default_factory=list)
-    horizon: Annotated[int, "of a table: steps to forecast; 1 to generate"] = 12
-    season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
-    freq: Annotated[
-        str | None, "of a table: how far a step is from the next, as pandas says it: h, D, B, ME; none: as inferred"
+    question: Annotated[
+        str | None, NAME, f"about a table: {', '.join(ASKS)}; about a folder of files: {', '.join(OF_FOLDERS)}"
     ] = None
-    distribution: Annotated[str, f"of a table: distribution of the answers: {', '.join(HEADS)}"] = "gaussian"
-    origins: Annotated[
-        int | None, "of a forecast: learn it only after this many last steps of a window; none: after all steps"
-    ] = None
+    target: Annotated[str | None, COLUMN, "of a table: column of the answers; to forecast, several with commas"] = None
+    time: Annotated[str | None, COLUMN, "of a table: column of the times"] = None
+    series: Annotated[str | None, COLUMN, "of a table: column of the series' names; none: one series"] = None
+    static: Annotated[list[str], COLUMN, "of a table: columns that are constant over a series"] = field(
+        default_factory=list
+    )
     gaps: Annotated[
-        str | None, "of a table: steps absent from regular times: fill or durations; none: fill if they are few"
+        str | None,
+        Placeholder("fill|durations"),
+        "of a table: steps absent from regular times: fill or durations; none: fill if they are few",
     ] = None
-    holidays: Annotated[str | None, "of a forecast: country whose holidays are known ahead: US, DE-BE, ..."] = None
-    split: Annotated[str | None, "of a table: split by time or by series"] = None
+    split: Annotated[str | None, Placeholder("time|series"), "of a table: split by time or by series"] = None
     validation: Annotated[float, "with --question: fraction that is measured while training"] = 0.1
     test: Annotated[float, "with --question: fraction that is measured at the end"] = 0.2
     held_out: Annotated[float, above(0), below(1), "fraction of the text, by file, that is never trained on"] = 0.05
@@ -114,13 +145,13 @@ class SourceConfig:
 class TrainingConfig:
     """The optimizer, the length of training and the learning rate."""
 
-    steps: Annotated[
-        int | None, at_least(0), "optimizer steps; none: from minutes, or 1000; of a forecast: chosen by backtests"
-    ] = None
+    topic = "training"
+
+    steps: Annotated[int | None, at_least(0), "optimizer steps; none: from minutes, or 1000"] = None
     minutes: Annotated[
         float | None,
         above(0),
-        "instead of steps: as many steps as fit, revised during the run; of a forecast: for backtests and model",
+        "minutes of training, instead of steps; as many steps as fit, revised during the run",
     ] = None
     pretrain: Annotated[
         int | None,
@@ -135,7 +166,9 @@ class TrainingConfig:
         False
     )
     algorithm: Annotated[
-        str, "how the gradient is computed: a registered algorithm, such as bptt; docs/algorithms.md lists them"
+        str,
+        NAME,
+        "how the gradient is computed: a registered algorithm, such as bptt; docs/algorithms.md lists them",
     ] = "bptt"
     algorithm_options: Annotated[dict[str, Any], "options of the algorithm"] = field(default_factory=dict)
     block: Annotated[
@@ -153,12 +186,11 @@ class TrainingConfig:
 
 
 @dataclass
-class RunConfig:
-    """Devices, early stopping, and output files."""
+class StoppingOptions:
+    """Measurements while training, and early stopping."""
 
-    out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/DATA-LAYER-N"] = None
-    init: Annotated[str | None, "run folder: start from its weights, for example those of a shorter task"] = None
-    seed: Annotated[int, at_least(0), "of the weights, the data order and any dropout"] = 0
+    topic = "training"
+
     eval_every: Annotated[int | None, above(0), "steps between two held-out measurements; none: a tenth of the run"] = (
         None
     )
@@ -166,16 +198,39 @@ class RunConfig:
     patience: Annotated[
         int | None, above(0), "stop after this many measurements without a better one, and keep the best weights"
     ] = None
+
+
+@dataclass
+class DeviceOptions:
+    """Processors, GPUs and processes."""
+
+    topic = "devices"
+
+    accelerator: Annotated[str, NAME, "lightning's: auto, cpu, gpu, ..."] = "auto"
+    devices: Annotated[int, at_least(1), "number of processes or devices; under torchrun, all that it has started"] = 1
+    strategy: Annotated[
+        str, NAME, "of several: ddp, each has the model; fsdp, each has a shard of it; or another of lightning's"
+    ] = "auto"
+    sequence_parallel: Annotated[int, at_least(1), "number of processes that divide each sequence"] = 1
+    precision: Annotated[str, NAME, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = (
+        "32-true"
+    )
+
+
+@dataclass
+class RunConfig(DeviceOptions, StoppingOptions):
+    """Devices, early stopping, and output files."""
+
+    topic = "run"
+
+    out: Annotated[str | None, PATH, "run folder; none: runs/LAYER-N, or runs/DATA-LAYER-N"] = None
+    init: Annotated[
+        str | None, Placeholder("RUN"), "run folder: start from its weights, for example those of a shorter task"
+    ] = None
+    seed: Annotated[int, at_least(0), "of the weights, the data order and any dropout"] = 0
     log_every: Annotated[int, at_least(1), "steps between two rows of metrics.csv"] = 10
     save_seconds: Annotated[float, at_least(0), "seconds between two checkpoints"] = 30.0
     tensorboard: Annotated[bool, "write the metrics for TensorBoard too, into the run folder"] = False
-    accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
-    devices: Annotated[int, at_least(1), "number of processes or devices; under torchrun, all that it has started"] = 1
-    strategy: Annotated[
-        str, "of several: ddp, each has the model; fsdp, each has a shard of it; or another of lightning's"
-    ] = "auto"
-    sequence_parallel: Annotated[int, at_least(1), "number of processes that divide each sequence"] = 1
-    precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = "32-true"
 
 
 @dataclass
@@ -184,10 +239,18 @@ class TrainConfig(Configuration):
 
     command = "train"
     noun = "training run"
+    topics: ClassVar = {
+        "data": "what is learned from (names: `scanl tasks`, `scanl data`)",
+        "forecast": "how a table is forecast",
+        "model": "the layers (`scanl list`; options of one: `scanl show LAYER`)",
+        "training": "how long, how fast and by which algorithm it learns",
+        "devices": "processors, GPUs, several processes",
+        "run": "the run folder, and files of options",
+    }
 
+    source: SourceConfig = field(default_factory=SourceConfig)
     stack: Any = field(default_factory=StackConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
-    source: SourceConfig = field(default_factory=SourceConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -1,10 +1,11 @@
 """Configurations of commands: nested dataclasses, from which the options of the command line are made."""
 
 import functools
+import inspect
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args, get_origin
 
@@ -24,10 +25,13 @@ class Configuration:
 
     No two parts have an option of the same name, so the command line and `of` need no name of a part. The options are
     annotated with their types, ranges and meanings.   command: name of the command, in messages.
+    topics: groups of options in the help, in order, and what each is about. The dataclass that declares an option says
+    its `topic`.
     """
 
     command: ClassVar[str]
     noun: ClassVar[str]  # what a file with a configuration describes
+    topics: ClassVar[Mapping[str, str]]
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -134,16 +138,33 @@ def options_of(cls: type[Configuration]) -> Mapping[str, Option]:
     return {option.name: replace(option, ranges=(finite_number, short_integer, *option.ranges)) for option in known}
 
 
-def add_options(parser: jsonargparse.ArgumentParser, defaults: Configuration) -> None:
-    """Add the options of a command to a parser: short on the command line, in parts in a file and in the result."""
+@functools.cache
+def topics_of(cls: type[Configuration]) -> Mapping[str, str]:
+    """Return the topic of each option of a configuration, by the name of the option."""
+    owners = [owner for make in parts_of(cls).values() for owner in type(make()).__mro__ if is_dataclass(owner)]
+    return {
+        name: vars(owner)["topic"]
+        for owner in owners
+        for name in inspect.get_annotations(owner)
+        if name in names_of(cls)
+    }
+
+
+def add_options(parser: jsonargparse.ArgumentParser, defaults: Configuration) -> Mapping[str, str]:
+    """Add the options of a command to a parser: short on the command line, in parts in a file and in the result.
+
+    Return the topic of each by its `dest`.
+    """
+    topics: dict[str, str] = {}
     parts, values = names_of(type(defaults)), defaults.options()
     for name, option in options_of(type(defaults)).items():
-        how: dict[str, Any] = {"type": option.type}
+        how: dict[str, Any] = {"type": option.type, "metavar": option.placeholder}
         if option.type is bool:
-            how |= {"nargs": "?", "const": True, "metavar": "false"}  # the name alone says true
+            how |= {"nargs": "?", "const": True, "metavar": "false" if values[name] else ""}  # the name alone says true
         elif get_origin(option.type) is list:
             (kind,) = get_args(option.type)
-            metavar = {"data": "NAME_OR_PATH"}.get(name, "COLUMN" if kind is str else "NUMBER")
-            how = {"type": kind, "nargs": "*", "metavar": metavar}
+            how |= {"type": kind, "nargs": "*"}
         flag, key = f"--{name.replace('_', '-')}", f"{parts[name]}.{name}"
         parser.add_argument(flag, dest=key, default=values[name], help=option.meaning, **how)
+        topics[key] = topics_of(type(defaults))[name]
+    return topics
