@@ -42,7 +42,6 @@ EQUATIONS = {
 
 REFUSED = [
     (lambda: LTC(8, 7), "ltc: width is 7, expected at least dim=8"),
-    (lambda: LTC(8, wiring="nc"), "ltc: unknown wiring 'nc'; did you mean 'ncp'"),
     (lambda: NCP(8, 10), "ncp: width is 10, expected at least 3 more than dim=8"),
     (lambda: LTC(8, substeps=0), "ltc: substeps is 0, expected at least 1"),
 ]

@@ -13,13 +13,14 @@ from numpy.random import RandomState
 from scanl.layers import options
 from scanl.options import Range, at_least, below, between
 
-# Not checked for a layer whose option `wiring` is "full".
 enough_neurons = Range(
-    "at least 3 more than dim={dim}",
-    lambda value, options: options.get("wiring") == "full" or value >= options["dim"] + 3,
-    relation=True,
+    "at least 3 more than dim={dim}", lambda value, options: value >= options["dim"] + 3, relation=True
 )
-WiredWidth = Annotated[options.Width, enough_neurons]
+AllNeurons = Annotated[
+    Annotated[options.Width, enough_neurons] | None,
+    "N, all neurons, at least D + 3; by default 3/2 D. Of those that are not motor neurons, 4 in 10 are command "
+    "neurons",
+]
 Sparsity = Annotated[float, at_least(0), below(1), "share of the synapses between layers that are absent"]
 WiringSeed = Annotated[options.Seed, between(0, 2**32 - 1), "seed of the wiring"]
 

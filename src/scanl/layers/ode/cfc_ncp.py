@@ -11,7 +11,7 @@ from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.ode._closed_form import ClosedFormMaps, Memory, MixedMemory, Variant, closed_form, remember
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
+from scanl.layers.ode._wiring import AllNeurons, Sparsity, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 
@@ -119,11 +119,7 @@ class CfCNCP(TimedCell):
     def __init__(
         self,
         dim: Annotated[options.Dim, "D, model width and motor neurons"],
-        width: Annotated[
-            WiredWidth | None,
-            "N, all neurons, at least D + 3; by default 3/2 D. Of those that are not motor neurons, 4 in 10 are "
-            "command neurons",
-        ] = None,
+        width: AllNeurons = None,
         sparsity_level: Sparsity = 0.5,
         seed: WiringSeed = 22222,
         variant: Variant = "default",

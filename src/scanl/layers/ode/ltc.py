@@ -1,6 +1,7 @@
 """Liquid time-constant network: neurons that leak and are driven through synapses, solved by semi-implicit steps."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from scanl.layers.base import widen
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
+from scanl.layers.ode._wiring import AllNeurons, Sparsity, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.layers.parts.cell_cases import cases
 from scanl.ops.cell import cell
 from scanl.options import at_least_option
@@ -20,38 +21,78 @@ EQUATION = (
     "c dv/dt = g (v_leak - v) + sum_j a_j (E_j - v),  a_j = w_j sigmoid(sigma_j (v_j - mu_j)) over neurons and inputs"
 )
 EPSILON = 1e-8
+Substeps = Annotated[options.Substeps, "semi-implicit steps for each input"]
+ImplicitConstraints = Annotated[bool, "softplus makes w, sensory_w, cm and gleak positive; if False, max(., 0)"]
 
 
 @cell(
-    "x: B T 2 N, dt: B T 1, synapse: 4 N N, leak: 3 N, state: B N -> B T N",
+    "x: B T D, dt: B T 1, sensory: 4 D N, synapse: 4 N N, leak: 3 N, state: B N -> B T N",
     equation="v <- (c v + dt (g v_leak + sum_j a_j E_j)) / (c + dt (g + sum_j a_j)), several times a step",
     source='Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; neurons as in PyPI\'s ncps',
 )
 def ltc_cell(
-    x: Tensor, dt: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, substeps: int = 6
+    x: Tensor, dt: Tensor, sensory: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, substeps: int = 6
 ) -> tuple[Tensor, Tensor]:
-    """Take `substeps` semi-implicit steps of length dt. x: Σ a_j E_j and Σ a_j over the inputs, held meanwhile.
+    """Take `substeps` semi-implicit steps of length dt, during which the input x is held.
 
-    synapse: σ, μ, w and w E, from rows to columns.   leak: c, g and g v_leak.
+    sensory, synapse: σ, μ, w and w E, from rows to columns.   leak: c, g and g v_leak.
     """
-    sharpness, middle, w, driven = synapse.unbind(0)
     c, g, resting = leak.unbind(0)
-    drive, conductance = x[:, 0] + resting, x[:, 1] + g + EPSILON
+    driven, opened = received(x, sensory.unbind(0))
+    synapses = synapse.unbind(0)
     for _ in range(substeps):
-        open_ = torch.sigmoid(sharpness * (state[:, :, None] - middle))
-        above, below = drive + (open_ * driven).sum(1), conductance + (open_ * w).sum(1)
+        drive, conductance = received(state, synapses)
+        above, below = drive + driven + resting, conductance + opened + g + EPSILON
         state = (c * state + dt * above) / (c + dt * below)
     return state, state
 
 
+@cell(
+    "x: B T D, dt: B T 1, sensory: 4 D I, synapse: 4 P R, leak: 3 N, state: B N -> B T N",
+    equation="v <- (c v + dt (g v_leak + sum_j a_j E_j)) / (c + dt (g + sum_j a_j)), several times a step",
+    source='Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; wiring: Lechner et al., '
+    '"Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020',
+)
+def ncp_cell(
+    x: Tensor, dt: Tensor, sensory: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, substeps: int = 6
+) -> tuple[Tensor, Tensor]:
+    """Take the steps of `ltc_cell` where the last I of N neurons read the inputs, and the first R read the last P."""
+    c, g, resting = leak.unbind(0)
+    synapses = synapse.unbind(0)
+    driven, opened = received(x, sensory.unbind(0))
+    for _ in range(substeps):
+        drive, conductance = received(state[:, -len(synapse[0]) :], synapses)
+        above, below = torch.cat([drive, driven], 1) + resting, torch.cat([conductance, opened], 1) + g + EPSILON
+        state = (c * state + dt * above) / (c + dt * below)
+    return state, state
+
+
+def received(v: Tensor, synapse: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return Σ a_j E_j and Σ a_j of the neurons v_j (B, N), for each that they reach. synapse: σ, μ, w and w E."""
+    sharpness, middle, w, driven = synapse
+    open_ = torch.sigmoid(sharpness * (v[:, :, None] - middle))
+    return (open_ * driven).sum(1), (open_ * w).sum(1)
+
+
 cases(
     ltc_cell,
-    "N=3",
-    "leak has shape (2, 3), expected (3, N) with N=3 from x",
+    "D=2 N=3",
+    "leak has shape (2, 3), expected (3, N) with N=3 from sensory",
     "leak is missing, expected a tensor (3, N)",
     options=[{"substeps": 2}],
-    x=Tensor.abs,
     dt=Tensor.abs,
+    sensory=Tensor.abs,
+    synapse=Tensor.abs,
+    leak=Tensor.abs,
+)
+cases(
+    ncp_cell,
+    "D=2 I=2 P=3 R=4 N=6",
+    "state has shape (2, 5), expected (B, N) with",
+    "leak is missing, expected a tensor (3, N)",
+    options=[{"substeps": 2}],
+    dt=Tensor.abs,
+    sensory=Tensor.abs,
     synapse=Tensor.abs,
     leak=Tensor.abs,
 )
@@ -89,23 +130,37 @@ class Neurons(Module):
         self.input_w, self.input_b = nn.Parameter(torch.ones(inputs)), nn.Parameter(torch.zeros(inputs))
         self.output_w, self.output_b = nn.Parameter(torch.ones(outputs)), nn.Parameter(torch.zeros(outputs))
 
+    def sensed(self, x: Tensor) -> Tensor:
+        """Return the inputs of the synapses from x."""
+        return widen(x * self.input_w + self.input_b)
+
+    def positive(self, implicit: bool) -> list[Tensor]:
+        """Return `sensory`, `synapse` and `leak` of `ltc_cell`, w, c and g made positive by softplus or max(., 0)."""
+        positive = F.softplus if implicit else torch.relu
+        sensory_w, w = positive(self.sensory_w) * self.sensory_sparsity_mask, positive(self.w) * self.sparsity_mask
+        g = positive(self.gleak)
+        return [
+            torch.stack([self.sensory_sigma, self.sensory_mu, sensory_w, sensory_w * self.sensory_erev]),
+            torch.stack([self.sigma, self.mu, w, w * self.erev]),
+            torch.stack([positive(self.cm), g, g * self.vleak]),
+        ]
+
 
 @registry.register("ltc")
 class LTC(TimedCell):
     """Liquid time-constant network: a neuron's time constant depends on what it receives.
 
     A step of one sequence takes `substeps` N² + D N logistic functions forwards, and as many backwards. With N = D =
-    256 these are 918,000 exponentials, where an LSTM of this width takes 1,280 forwards. No kernel can avoid them. The
-    absent synapses of "ncp" are computed too, so with 3/2 D neurons it takes 2.1 times as many as "full".
+    256 these are 918,000 exponentials, where an LSTM of this width takes 1,280 forwards. No kernel can avoid them.
 
     Parameters as in PyPI's ncps, in rnn_cell: gleak, vleak, cm (N); sigma, mu, w, erev (N, N), from rows to columns;
     sensory_sigma, sensory_mu, sensory_w, sensory_erev (D, N); input_w, input_b, output_w, output_b (D); the masks
     sparsity_mask and sensory_sparsity_mask.
     Initialisation as in that code: gleak and w U(0.001, 1), vleak U(-0.2, 0.2), cm U(0.4, 0.6), sigma U(3, 8), mu
-    U(0.3, 0.8); erev ±1, in "full" +1 with probability 2/3, in "ncp" as the wiring has it; the affine maps are 1 and 0.
+    U(0.3, 0.8); erev ±1, +1 with probability 2/3; the affine maps are 1 and 0.
     Differs: ncps sets negative parameters to 0 after each step of the optimiser, and they can rise again. Here they
-    count as 0 and stay negative, without a gradient. ncps draws the signs of "full" from one fixed seed. Its class LTC
-    has implicit_param_constraints=True by default, and multiplies the time spans of a batch along the neurons.
+    count as 0 and stay negative, without a gradient. ncps draws the signs from one fixed seed. Its class LTC has
+    implicit_param_constraints=True by default, and multiplies the time spans of a batch along the neurons.
     """
 
     id = "S-ltc"
@@ -119,52 +174,38 @@ class LTC(TimedCell):
         self,
         dim: options.Dim,
         width: Annotated[
-            WiredWidth | None,
-            at_least_option("dim"),
-            'N, neurons, of which the first D are read out; by default D, or 3/2 D for the wiring "ncp"',
+            options.Width | None, at_least_option("dim"), "N, neurons, of which the first D are read out; by default D"
         ] = None,
-        substeps: Annotated[options.Substeps, "semi-implicit steps for each input"] = 6,
-        implicit_param_constraints: Annotated[
-            bool, "softplus makes w, sensory_w, cm and gleak positive; if False, max(., 0)"
-        ] = False,
-        wiring: Annotated[
-            Literal["full", "ncp"],
-            '"full", or "ncp", a neural circuit policy: sparse, from inputs over inter and command neurons to D motor '
-            "neurons",
-        ] = "full",
-        sparsity_level: Annotated[Sparsity, 'share of the synapses of "ncp" that are absent'] = 0.5,
-        seed: Annotated[WiringSeed, 'seed of the wiring "ncp"'] = 22222,
+        substeps: Substeps = 6,
+        implicit_param_constraints: ImplicitConstraints = False,
     ) -> None:
         super().__init__()
-        if width is None:
-            width = dim if wiring == "full" else default_neurons(dim)
-        self.dim, self.width, self.substeps = dim, width, substeps
+        self.dim, self.width, self.substeps = dim, dim if width is None else width, substeps
         self.implicit_param_constraints = implicit_param_constraints
-        if wiring == "full":
-            sensory, synapses = (torch.where(torch.rand(rows, width) < 2 / 3, 1.0, -1.0) for rows in (dim, width))
-        else:
-            drawn = neural_circuit_policy(dim, width, dim, sparsity_level, seed)
-            sensory, synapses = (torch.tensor(signs, dtype=torch.get_default_dtype()) for signs in drawn[:2])
-        self.rnn_cell = Neurons(sensory, synapses, dim)
+        signs = (torch.where(torch.rand(rows, self.width) < 2 / 3, 1.0, -1.0) for rows in (dim, self.width))
+        self.rnn_cell = Neurons(next(signs), next(signs), dim)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        neurons = self.rnn_cell
-        positive = F.softplus if self.implicit_param_constraints else torch.relu
-        x = widen(x * neurons.input_w + neurons.input_b)[..., None]
-        w = positive(neurons.sensory_w) * neurons.sensory_sparsity_mask
-        open_ = torch.sigmoid(neurons.sensory_sigma * (x - neurons.sensory_mu))
-        sensed = torch.stack([(open_ * (w * neurons.sensory_erev)).sum(2), (open_ * w).sum(2)], 2)
-        w, g = positive(neurons.w) * neurons.sparsity_mask, positive(neurons.gleak)
-        synapse = torch.stack([neurons.sigma, neurons.mu, w, w * neurons.erev])
-        return [sensed, spans / self.substeps, synapse, torch.stack([positive(neurons.cm), g, g * neurons.vleak])]
+        sensory, synapses, leak = self.rnn_cell.positive(self.implicit_param_constraints)
+        return [self.rnn_cell.sensed(x), spans / self.substeps, sensory, synapses, leak]
 
     def output(self, h: Tensor) -> Tensor:
         return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b
 
 
-@registry.preset("ncp", wiring="ncp")
+@registry.register("ncp")
 class NCP(LTC):
-    """Neural circuit policy: a liquid time-constant network of sparse layers of inter, command and motor neurons."""
+    """Neural circuit policy: a liquid time-constant network of sparse layers of inter, command and motor neurons.
+
+    Inputs reach inter neurons, these command neurons, which also reach each other, and these the D motor neurons.
+    Computed are those from inputs to inter neurons, and from inter and command neurons to command and motor neurons,
+    absent ones among them: with N = 3/2 D = 384, 19,700 for an input and 39,300 in each of the `substeps`, where the
+    full network of as many neurons has 98,000 and 147,000.
+
+    Parameters: as in `ltc`. The numbers of synapses that the wiring has not are there too, and are not read.
+    Initialisation: as in `ltc`, with ±1 and 0 in erev and the masks as the wiring has them. The same seed gives the
+    same wiring as in ncps.
+    """
 
     id = "S-ltc"
     aliases = ("neural_circuit_policy",)
@@ -173,3 +214,24 @@ class NCP(LTC):
         'Lechner et al., "Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020, '
         "with the numbers of neurons of AutoNCP in PyPI's ncps"
     )
+    cell = ncp_cell
+
+    def __init__(
+        self,
+        dim: Annotated[options.Dim, "D, model width and motor neurons"],
+        width: AllNeurons = None,
+        substeps: Substeps = 6,
+        implicit_param_constraints: ImplicitConstraints = False,
+        sparsity_level: Sparsity = 0.5,
+        seed: WiringSeed = 22222,
+    ) -> None:
+        super().__init__(dim, default_neurons(dim) if width is None else width, substeps, implicit_param_constraints)
+        self.wiring = neural_circuit_policy(dim, self.width, dim, sparsity_level, seed)
+        signs = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in self.wiring[:2])
+        self.rnn_cell = Neurons(next(signs), next(signs), dim)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        sensory, synapses, leak = self.rnn_cell.positive(self.implicit_param_constraints)
+        motor, command = self.wiring.motor, self.wiring.motor + self.wiring.command
+        sensory, synapses = sensory[:, :, command:], synapses[:, motor:, :command]
+        return [self.rnn_cell.sensed(x), spans / self.substeps, sensory, synapses, leak]

@@ -24,7 +24,7 @@ from scanl.ops._compiler.cells.sizes import TracedAxes
 from scanl.ops._compiler.rules import UnsupportedOperation
 
 _PAIR = pytree.tree_flatten(((0, 0), {}))[1]  # the form of two arguments
-MAX_OPERATIONS = 400  # operations; a step that loops over an axis would loop over its size in the trace
+MAX_OPERATIONS = 1000  # operations; a step that loops over an axis would loop over its size in the trace
 
 
 @dataclass(eq=False)
