@@ -14,6 +14,7 @@ from scanl.data.series.source import SeriesSource
 from scanl.data.shards.listing import absolute
 from scanl.errors import ConfigError, DivergenceError, ScanlError
 from scanl.learning import RunFolder, TrainConfig
+from scanl.learning.progress import PrintedProgress
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run import torchrun
 from scanl.learning.run.config import (
@@ -34,6 +35,7 @@ BACKTEST_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but re
 LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - BACKTEST_OPTIONS
 LOOP_OPTIONS |= {"recursive", "carry_state", "split"}
 
+CHOOSING = 0.85  # share of the choosing in a run with backtests, as its progress shows it; the last fit follows
 PRETRAINING = "pretraining"  # folder in a run's, of its self-pretraining
 RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
 
@@ -104,14 +106,15 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     source = cast(SeriesSource, config.open_source())
     source.check()
     print(f"choosing on the rows before the test part: {source}", file=sys.stderr, flush=True)
-    minutes = config.training.minutes or MINUTES
-    choice = choose(source, fixed, minutes, lambda line: print(line, file=sys.stderr, flush=True))
+    minutes, progress = config.training.minutes or MINUTES, PrintedProgress()
+    choice = choose(source, fixed, minutes, progress.part(0.0, CHOOSING))
     config = config.changed({**choice.options, "minutes": None})
     config.check()
     config.source.data = [str(Path(path).resolve()) for path in config.source.data]
     collection, source = source.collection, cast(SeriesSource, config.open_source())
     source.collection = collection
-    model = fitted(source, choice, config.run.seed)
+    model = fitted(source, choice, config.run.seed, progress.part(CHOOSING, 1.0))
+    progress.end()
     words = ", ".join(f"{name} {value}" for name, value in choice.options.items() if name not in fixed)
     print(f"run folder {folder.path}: chosen: {words}", file=sys.stderr, flush=True)
     folder.create(config)

@@ -19,8 +19,22 @@ from scanl.learning.evaluation import baselines, measures
 from scanl.learning.forecasting import choose as choosing
 from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets
 from scanl.learning.forecasting.choose import MIN_ERRORS, ForecasterChoice, _factors, _Mark, _quantiles, choose, fitted
+from scanl.learning.progress import Progress
 
 ROWS = 96
+
+
+class Heard(Progress):
+    """A listener that keeps what it takes."""
+
+    def __init__(self):
+        self.lines, self.shares = [], []
+
+    def note(self, line):
+        self.lines.append(line)
+
+    def at(self, share, count):
+        self.shares.append(share)
 
 
 def airline(path, rows=ROWS, series=1, **options):
@@ -42,12 +56,15 @@ def airline(path, rows=ROWS, series=1, **options):
 
 
 def test_the_choice_is_better_than_the_seasonal_naive_and_covers(tmp_path):
-    source, lines = airline(tmp_path), []
-    choice = choose(source, {}, 60, lines.append)
+    source, heard = airline(tmp_path), Heard()
+    choice = choose(source, {}, 60, heard)
     assert choice.options["log"]
     assert choice.options["steps"] == 0
     assert choice.options["span"] == 24
-    assert any("simple forecasts of the logarithm" in line for line in lines)
+    assert any("simple forecasts of the logarithm" in line for line in heard.lines)
+    assert heard.shares == sorted(heard.shares)
+    assert 0 < heard.shares[0] < 0.1
+    assert 0.8 < heard.shares[-1] <= 1
     source = airline(tmp_path, distribution="quantiles", sequence_length=choice.options["sequence_length"])
     model, exam = fitted(source, choice, 0), source.exam()
     scores, naive = measures(model, source, exam.examples), baselines(source, exam)["seasonal naive"]
@@ -69,13 +86,13 @@ def test_fixed_options_are_kept(tmp_path):
 
 
 def test_nothing_better_than_the_naive_is_said(tmp_path, monkeypatch):
-    source, lines = airline(tmp_path, rows=60), []
+    source, heard = airline(tmp_path, rows=60), Heard()
     monkeypatch.setattr(
         "scanl.learning.forecasting.choose.combined", lambda windows, trials: [max(trials, key=lambda t: t.error)]
     )
-    choice = choose(source, {"log": False}, 60, lines.append)
+    choice = choose(source, {"log": False}, 60, heard)
     assert choice.options["start"] == ["seasonal"]
-    assert lines[-1].startswith("nothing is better than the seasonal naive in the backtests")
+    assert heard.lines[-1].startswith("nothing is better than the seasonal naive in the backtests")
 
 
 def test_a_stack_learns_where_it_helps_and_the_quantiles_are_calibrated(tmp_path, monkeypatch):
@@ -259,9 +276,9 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
 
 
 def test_without_time_some_simple_forecasts_are_left_out(tmp_path):
-    source, lines = airline(tmp_path), []
-    choice = choose(source, {"log": False}, 1e-9, lines.append)
-    assert lines[0] == "no time is left for simple forecasts from 9 last values; give more --minutes"
+    source, heard = airline(tmp_path), Heard()
+    choice = choose(source, {"log": False}, 1e-9, heard)
+    assert heard.lines[0] == "no time is left for simple forecasts from 9 last values; give more --minutes"
     assert choice.options["lags"] <= 17
     assert choice.options["steps"] == 0
 

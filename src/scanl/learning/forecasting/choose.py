@@ -9,7 +9,7 @@
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from scanl.learning.descent import descend
 from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets, Trial, combined, mean, trial
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
 from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, make_stack
@@ -54,8 +55,6 @@ DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests 
     "calibrated": BY_BACKTESTS,
 }
 
-Report = Callable[[str], None]
-
 
 @dataclass
 class ForecasterChoice:
@@ -78,12 +77,12 @@ class ForecasterChoice:
 
 
 def choose(
-    source: SeriesSource, fixed: Mapping[str, Any], minutes: float, report: Report = lambda _: None
+    source: SeriesSource, fixed: Mapping[str, Any], minutes: float, progress: Progress = SILENCE
 ) -> ForecasterChoice:
     """Choose the options of `TrainConfig` for a forecast that are not fixed, by backtests within the minutes.
 
-    source: its question is a forecast; it is not changed.   fixed: options and their values.   report: is called with a
-    line on each comparison. Raises ConfigError as a `Forecaster` does.
+    source: its question is a forecast; it is not changed.   fixed: options and their values.   progress: is told how
+    far the choice is, and what each comparison says. Raises ConfigError as a `Forecaster` does.
     """
     if fixed.get("distribution", "quantiles") != "quantiles":
         raise ConfigError(
@@ -93,7 +92,9 @@ def choose(
     began = time.monotonic()
     until = began + 60 * minutes
     past = PastTargets.of(source)
-    windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, report)
+    learns = bool(fixed.get("steps", sum(past.ends) >= LEAST_ROWS))
+    border = SIMPLE if learns else 1.0
+    windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, progress.part(0.0, border))
     lags = max(one.weights.shape[1] for one in chosen)
     forecasts = mean(chosen)
     options: dict[str, Any] = {
@@ -112,19 +113,20 @@ def choose(
     options |= {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
     weights = np.mean([widened(one.weights, lags) for one in chosen], 0)
     choice = ForecasterChoice(options, errors, weights, _quantiles(windows, forecasts, len(source.targets)))
-    if fixed.get("steps", sum(past.ends) >= LEAST_ROWS):
+    if learns:
         folds = [np.mean([widened(one.folds[k], lags) for one in chosen], 0) for k in range(len(windows.folds))]
-        _learn(source, past, choice, folds, fixed, until, report)
+        _learn(source, past, choice, folds, fixed, until, progress.part(border, 1.0))
     return choice
 
 
-def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int) -> Forecaster:
+def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int, progress: Progress = SILENCE) -> Forecaster:
     """Return the forecaster of a choice, trained on all rows before the test part."""
     model = begun(source, choice, choice.weights, seed)
     steps = choice.options["steps"]
     if steps:
         past = PastTargets.of(source)
-        _Training(_part(source, past, 1.0, 1.0, choice.options), model, choice.options, steps, seed).go(steps)
+        rows = _part(source, past, 1.0, 1.0, choice.options)
+        _Training(rows, model, choice.options, steps, seed, progress).go(steps)
     if choice.calibration is not None:
         assert model.calibration is not None
         model.calibration.copy_(torch.from_numpy(choice.calibration))
@@ -148,7 +150,7 @@ def begun(source: SeriesSource, choice: ForecasterChoice, weights: Numbers, seed
 
 
 def _simple(
-    past: PastTargets, fixed: Mapping[str, Any], until: float, report: Report
+    past: PastTargets, fixed: Mapping[str, Any], until: float, progress: Progress
 ) -> tuple[BacktestWindows, list[Trial], dict[str, float]]:
     """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name.
 
@@ -160,7 +162,7 @@ def _simple(
     logs = [fixed["log"]] if "log" in fixed else [False, True] if past.positive else [False]
     sizes = [max(one.lags(season) for one in names)] if names else _sizes(past, fixed)
     results = []
-    for log in logs:
+    for k, log in enumerate(logs):
         windows = BacktestWindows(past, max(*sizes, season), log, span)
         if names:
             some = [trial(windows, one) for one in names]
@@ -170,13 +172,14 @@ def _simple(
             results.append((windows.error(mean(chosen)), windows, chosen, {}))
             continue
         now = time.monotonic()
-        trials = _trials(windows, sizes, now + (until - now) / (len(logs) - len(results)), report)
+        part = progress.part(k / len(logs), (k + 1) / len(logs))
+        trials = _trials(windows, sizes, now + (until - now) / (len(logs) - len(results)), part)
         naive = trial(windows, LagMap("seasonal" if season > 1 else "naive", ()))
         assert naive is not None
         chosen = combined(windows, trials)
         error = windows.error(mean(chosen))
         top = min(trials, key=lambda one: one.error)
-        report(
+        progress.note(
             f"{len(trials)} simple forecasts{' of the logarithm' if log else ''}: {top.map} has {top.error:.3f} of the "
             f"seasonal naive's error, a mean of {len(chosen)} has {error:.3f}"
         )
@@ -185,7 +188,9 @@ def _simple(
         results.append((error, windows, chosen, {"the seasonal naive": naive.error, str(top.map): top.error}))
     error, windows, chosen, errors = min(results, key=lambda result: result[0])
     if not names and [one.map.family for one in chosen] in (["seasonal"], ["naive"]):
-        report("nothing is better than the seasonal naive in the backtests, so the forecast is the seasonal naive")
+        progress.note(
+            "nothing is better than the seasonal naive in the backtests, so the seasonal naive is the forecast"
+        )
     return windows, chosen, {**errors, "simple forecasts": error}
 
 
@@ -200,23 +205,32 @@ def _sizes(past: PastTargets, fixed: Mapping[str, Any]) -> list[int]:
     return sorted({min(size, largest) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
 
 
-def _trials(windows: BacktestWindows, sizes: list[int], until: float, report: Report) -> list[Trial]:
+def _trials(windows: BacktestWindows, sizes: list[int], until: float, progress: Progress) -> list[Trial]:
     """Measure all simple forecasts, and ridges about the best of them, the last value and zero."""
     season = windows.past.season
     trials: dict[LagMap, Trial] = {}
+    ridges = 3 * len(PENALTIES) * len(sizes)
+    expected = len({one for size in sizes for one in candidates(size, season)}) + ridges
+    kind = "simple forecasts of the logarithm" if windows.log else "simple forecasts"
+
+    def measure(one: LagMap) -> None:
+        if (measured := trial(windows, one)) is not None:
+            trials[one] = measured
+        progress.at(min(1.0, len(trials) / expected), f"{kind}: {len(trials)} of about {expected}")
+
     for size in sizes:
         if trials and time.monotonic() > until:
-            report(f"no time is left for simple forecasts from {size} last values; give more --minutes")
+            progress.note(f"no time is left for simple forecasts from {size} last values; give more --minutes")
             break
         for one in candidates(size, season):
-            if one not in trials and (measured := trial(windows, one)) is not None:
-                trials[one] = measured
+            if one not in trials:
+                measure(one)
         best = min((one for one in trials.values() if one.map.prior is None), key=lambda one: one.error)
         for prior in dict.fromkeys([best.map, LagMap("naive", ()), LagMap("zero", ())]):
             for penalty in PENALTIES:
                 one = LagMap("ridge", (size, penalty), prior)
-                if one.lags(season) <= windows.lags and (measured := trial(windows, one)) is not None:
-                    trials[one] = measured
+                if one.lags(season) <= windows.lags:
+                    measure(one)
     return list(trials.values())
 
 
@@ -264,9 +278,16 @@ class _Training:
     """The training of a forecaster in memory. `go(step)` goes on until a step. The map of the last values stays."""
 
     def __init__(
-        self, source: SeriesSource, model: Forecaster, options: Mapping[str, Any], steps: int, seed: int
+        self,
+        source: SeriesSource,
+        model: Forecaster,
+        options: Mapping[str, Any],
+        steps: int,
+        seed: int,
+        progress: Progress = SILENCE,
     ) -> None:
-        self.source, self.model, self.done, self.seed = source, model, 0, seed
+        self.source, self.model, self.done, self.seed, self.steps = source, model, 0, seed, steps
+        self.progress = progress
         self.size, self.method = options["batch_size"], answerer(source.question)
         self.optimizer = OPTIMIZERS["adamw"](model, options["lr"], options["weight_decay"])
         plan = RunLength(steps)
@@ -278,6 +299,7 @@ class _Training:
         first = self.done
 
         def loss(k: int) -> Tensor:
+            self.progress.at((first + k) / self.steps, f"training: {first + k} of {self.steps} steps")
             torch.manual_seed(self.seed * 1_000_003 + first + k)
             return self.method.objective(self.model, self.source.batch(first + k, self.size).tensors())[0]
 
@@ -315,7 +337,7 @@ def _learn(
     folds: Sequence[Numbers],
     fixed: Mapping[str, Any],
     until: float,
-    report: Report,
+    progress: Progress,
 ) -> None:
     """Let a stack learn before each backtest, and set steps and calibration of the choice."""
     options, marks = choice.options, []
@@ -337,9 +359,9 @@ def _learn(
             a_step = (time.monotonic() - began) / 4
             steps = min(STEPS, int(0.8 * seconds / (3 * a_step)))
             if steps < 5 * MARKS:
-                report(f"a step of training takes {a_step:.2g} seconds, so there is no time to train a stack")
+                progress.note(f"a step of training takes {a_step:.2g} seconds, so there is no time to train a stack")
                 return
-        training = _Training(fold, model, options, steps, seed)
+        training = _Training(fold, model, options, steps, seed, progress.part(k / 2, (k + 1) / 2))
         row = [_Mark.of(model, fold, batches)]
         for mark in range(1, MARKS + 1):
             training.go(steps * mark // MARKS)
@@ -354,7 +376,7 @@ def _learn(
     simple, learnt = (float(np.mean([row[k].scores["MASE"] for row in marks])) for k in (0, best))
     choice.errors["simple forecasts, last backtests"] = simple
     choice.errors[f"after {options['steps']} steps, last backtests"] = learnt
-    report(
+    progress.note(
         f"{options['layer']} of width {options['dim']} on what that leaves: MASE {simple:.3f} before, "
         f"{learnt:.3f} after {options['steps']} steps"
         + ("" if best else f"; {steps} steps do not help, so the simple forecast stands alone")
