@@ -26,8 +26,8 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_ten_seconds(clock, caps
     second.note("the stack helps")
     assert capsys.readouterr().err.splitlines() == [
         " 10%  maps: 1 of 10",
-        " 62%  training: 10 of 40 steps, about 6 s left",
-        " 75%  training: 20 of 40 steps, about 7 s left",
+        " 62%  training: 10 of 40 steps, about 7 s left",
+        " 75%  training: 20 of 40 steps, about 8 s left",
         "the stack helps",
     ]
 

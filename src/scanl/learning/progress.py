@@ -44,11 +44,12 @@ class PrintedProgress(Progress):
     Behind the count stands the time that is left, if the rest goes on as fast as the work so far.
     """
 
-    EVERY = (0.2, 10.0)  # seconds between two lines: on a terminal, elsewhere
-    UNCERTAIN = 1.0  # seconds before which nothing is said about the time left
+    INTERVALS = (0.2, 10.0)  # seconds between two lines: on a terminal, elsewhere
+    UNCERTAIN_SECONDS = 1.0  # seconds before which nothing is said about the time left
 
     def __init__(self) -> None:
-        self._began, self._printed = time.monotonic(), -math.inf
+        self._began: tuple[float, float] | None = None  # time and share of the first call: no work is known before it
+        self._printed = -math.inf
         self._terminal = sys.stderr.isatty()
         self._width = 0  # of the line on the terminal that is not ended
 
@@ -58,10 +59,11 @@ class PrintedProgress(Progress):
 
     def at(self, share: float, count: str) -> None:
         now = time.monotonic()
-        if now - self._printed < self.EVERY[not self._terminal]:
+        began, first = self._began = self._began or (now, share)
+        if now - self._printed < self.INTERVALS[not self._terminal]:
             return
-        self._printed, gone = now, now - self._began
-        left = gone * (1 - share) / share if share > 0 and gone >= self.UNCERTAIN else None
+        self._printed, gone, done = now, now - began, share - first
+        left = gone * (1 - share) / done if done > 0 and gone >= self.UNCERTAIN_SECONDS else None
         line = f"{share:4.0%}  {count}" + ("" if left is None else f", about {_spoken(left)} left")
         if self._terminal:
             line = line[: shutil.get_terminal_size().columns - 1]  # a line that is broken into two would stay

@@ -21,7 +21,7 @@ from scanl.learning.questions import Model
 from scanl.learning.report import ScoreReport
 from scanl.learning.run.checkpoint import write_checkpoint
 from scanl.learning.run.folder import RunFolder
-from scanl.learning.run.metrics import MetricsLength, Progress, as_csv
+from scanl.learning.run.metrics import MetricsLength, ProgressBar, as_csv
 from scanl.learning.run.module import Learning
 from scanl.learning.run.shards import read_shards
 from scanl.learning.run.sharing import own
@@ -180,7 +180,7 @@ class Recorder(pl.Callback):
         self.ended: Literal["until", "patience"] | None = None  # the option that has ended the run
         self.best = BestWeights()
         self._written: MetricsLength | None = None  # metrics.csv at the checkpoint that is resumed
-        self._bar: Progress | None = None
+        self._bar: ProgressBar | None = None
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -201,7 +201,7 @@ class Recorder(pl.Callback):
         # Steps after the checkpoint run again and write their rows again, so those rows are dropped.
         rows = b"" if self._written is None else self._written.read(self.folder)
         self.folder.write_text(self.folder.metrics, rows or ",".join(self.report.columns) + "\n")
-        self._bar = Progress(trainer.global_step)
+        self._bar = ProgressBar(trainer.global_step)
         self._since = time.monotonic()
 
     def on_train_batch_end(

@@ -73,7 +73,7 @@ class MetricsLength:
         return text
 
 
-class Progress:
+class ProgressBar:
     """Progress of a run: a bar on a terminal, elsewhere a line every ten seconds."""
 
     def __init__(self, done: int) -> None:
