@@ -4,13 +4,16 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scanl.errors import CheckpointError
+from scanl.errors import CheckpointError, ConfigError
+
+CONFIG = "config.yaml"  # the file of a run folder with its configuration
 
 
 @contextmanager
@@ -65,6 +68,64 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def check_run(path: str | Path) -> None:
+    """Raise CheckpointError unless the folder of a run is at `path`."""
+    if not Path(path).is_dir():
+        raise CheckpointError(f"run: {path} is not a folder; name one that `scanl train` has written")
+    if not Path(path, CONFIG).is_file():
+        raise CheckpointError(
+            f"run: {path} is not a run folder: it has no {CONFIG}; name one that `scanl train` has written"
+        )
+
+
+def check_folder(who: str, path: str | Path) -> None:
+    """Raise CheckpointError unless the folder of a run, or of another model, is at `path`."""
+    if not Path(path).is_dir():
+        raise CheckpointError(f"{who}: {path} is not a folder, expected a run or the folder of a model")
+
+
+def check_new_folder(who: str, name: str, path: Path) -> None:
+    """Raise ConfigError unless a folder can be made at `path`, with those above it, or is there and can be written.
+
+    who, name: the command or function, and its argument, in the message.
+    """
+    above = path
+    while not _is_there(who, name, above):
+        above = above.parent
+    if not above.is_dir():
+        what = "which is a file" if above == path else f"but {above} is a file"
+        raise ConfigError(f"{who}: {name} is {path}, {what}, expected a new folder; choose another --{name}")
+    _try_to_write(who, name, path, above)
+
+
+def check_new_file(who: str, name: str, path: Path) -> None:
+    """Raise ConfigError unless a file can be written at `path`. who, name: as in `check_new_folder`."""
+    if _is_there(who, name, path) and path.is_dir():
+        raise ConfigError(f"{who}: {name} is {path}, which is a folder, expected the path of a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{who}: {name} is {path}, whose folder does not exist; make it first")
+    _try_to_write(who, name, path, path.parent)
+
+
+def _is_there(who: str, name: str, path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigError(f"{who}: {name} is {path}, which cannot be written: {error.strerror}") from error
+    return True
+
+
+def _try_to_write(who: str, name: str, path: Path, folder: Path) -> None:
+    """Make a file without a name in a folder: permissions alone do not say what a file system allows."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{who}: {name} is {path}, which cannot be written: {error.strerror}") from error
 
 
 @contextmanager

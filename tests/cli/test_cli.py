@@ -78,8 +78,8 @@ def refused(capfd, *argv: str) -> str:
         ("train --dim wide", "train: dim is wide, expected int"),
         ("train --steps few", "train: steps is few, expected int or none"),
         ("train --dim 0", "stack: dim is 0, expected at least 1"),
-        ("train --config nothing.yaml", "File does not exist"),
-        ("train --data nothing.txt", "corpus: nothing.txt does not exist; name a file or a folder"),
+        ("train --config nothing.yaml", "train: config is nothing.yaml, which is not a file"),
+        ("train --data nothing.txt", "train: data is nothing.txt, which does not exist"),
         ("train --strategy dpp", "invalid strategy name: `strategy='dpp'`"),
         ("train --accelerator gup", "invalid accelerator name"),
         ("train --resume nothing", "run: nothing is not a folder; name one that `scanl train` has written"),
@@ -103,8 +103,8 @@ def test_mistakes_are_one_line_and_leave_nothing(command, message, tmp_path, mon
         ("--top-k 0", "top_k is 0, expected at least 1"),
         ("--top-p 2", "top_p is 2.0, expected in (0, 1]"),
         ("--bytes -1", "bytes is -1, expected at least 0"),
-        ("--prompt-file nothing.txt", "prompt_file is nothing.txt, which cannot be read: No such file"),
-        ("--prompt a --prompt-file nothing.txt", "prompt and prompt_file are both given, expected one of them"),
+        ("--prompt-file nothing.txt", "prompt_file is nothing.txt, which does not exist"),
+        ("--prompt a --prompt-file -", "prompt and prompt_file are both given, expected one of them"),
     ],
 )
 def test_generate_refuses(run, capfd, option, message):

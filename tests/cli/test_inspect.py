@@ -83,4 +83,4 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
         str(tmp_path / "file"),
     ]
     assert main(words) == 2
-    assert "file cannot be written: File exists" in capsys.readouterr().err
+    assert "file, which is a file, expected a new folder" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_files_are_classified(tmp_path, capfd):
     for data, message in (
         (tmp_path / "new", "are pictures and texts, expected files of one kind"),
         (tmp_path / "new" / "c.png", "c.png is one of pictures, expected texts as in training"),
-        (tmp_path / "none", "none, which does not exist; name files or folders"),
+        (tmp_path / "none", "none, which does not exist"),
     ):
         assert main(["predict", str(path), "--data", str(data)]) == 2
         assert message in capfd.readouterr().err
@@ -206,7 +206,7 @@ def test_mistakes_are_one_line(tmp_path, capfd):
         (["predict", named], "predict: the answer would have two columns called 'kind-p-a'; rename one in the table"),
         (["predict", classify, "--out", "a.txt"], "predict: out is a.txt, expected a file of .csv or .parquet"),
         (["predict", classify, "--data", tmp_path / "few.csv"], "unknown column for a covariate of the past 'v'"),
-        (["predict", classify, "--data", tmp_path / "none.csv"], "none.csv does not exist"),
+        (["predict", classify, "--data", tmp_path / "none.csv"], "none.csv, which does not exist"),
         (["eval", classify, "--data", tmp_path / "kinds.csv"], "column 'kind' has 'c', expected one of 'a', 'b', the"),
     ):
         assert main([*map(str, argv)]) == 2

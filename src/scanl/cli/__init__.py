@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from scanl.cli.paths import check_paths
 from scanl.errors import ScanlError, nearest
 
 GROUPS = {  # title: name: (module and function, what it does)
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args[0] not in COMMANDS:
             raise nearest("command", args[0], list(COMMANDS))
+        check_paths(args[0], args[1:])
         module, function = COMMANDS[args[0]][0].split(":")
         code = getattr(importlib.import_module(f"scanl.cli.{module}"), function)(args[1:])
         sys.stdout.flush()

@@ -14,6 +14,7 @@ import torch
 from scanl.cli.parser import Parser
 from scanl.data.series.columns import WRITTEN_ENDINGS, write_table
 from scanl.errors import ConfigError, DataError
+from scanl.files import check_new_file
 from scanl.learning.forecasting.forecasts import Forecasts
 
 PIECE_BYTES = 2**20  # bytes of a stream at once, at most
@@ -36,8 +37,8 @@ def run(argv: Sequence[str]) -> int:
     """Write the forecast to a file or to standard output, and draw it if a picture is named."""
     args = _parser().parse(argv)
     out, picture = (None if name is None else Path(name) for name in (args.out, args.picture))
-    refuse_suffix("forecast", "out", out, WRITTEN_ENDINGS)
-    refuse_suffix("forecast", "picture", picture, (".png",))
+    check_output("forecast", "out", out, WRITTEN_ENDINGS)
+    check_output("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
     if args.follow:
         for name in ("future_data", "out", "picture", "freq"):
@@ -109,10 +110,13 @@ def write(frame: Any, out: Path | None) -> None:
         print(out)
 
 
-def refuse_suffix(who: str, name: str, path: Path | None, endings: Sequence[str]) -> None:
-    """Raise ConfigError for a file of another format."""
-    if path is not None and path.suffix.lower() not in endings:
+def check_output(who: str, name: str, path: Path | None, endings: Sequence[str]) -> None:
+    """Raise ConfigError for a file of another format, and for one that cannot be written."""
+    if path is None:
+        return
+    if path.suffix.lower() not in endings:
         raise ConfigError(f"{who}: {name} is {path}, expected a file of {' or '.join(endings)}")
+    check_new_file(who, name, path)
 
 
 def add_output(parser: Parser) -> None:

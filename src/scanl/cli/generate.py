@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scanl.cli.forecast import check_output
 from scanl.cli.parser import Parser
 from scanl.data import Table
 from scanl.data.base import Signal, SignalSource
@@ -210,8 +211,7 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
 
 def _out(folder: RunFolder, file: str | None, endings: Sequence[str]) -> Path:
     path = folder.path / f"sample{endings[0]}" if file is None else Path(file)
-    if path.suffix.lower() not in endings:
-        raise ConfigError(f"generate: out is {path}, expected a file of {' or '.join(endings)}")
+    check_output("generate", "out", path, endings)
     return path
 
 

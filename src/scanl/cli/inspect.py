@@ -9,7 +9,8 @@ from torch import Tensor
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Source
-from scanl.errors import CheckpointError, ConfigError, ScanlError
+from scanl.errors import ConfigError, ScanlError
+from scanl.files import check_new_folder
 from scanl.inspect import Inspection, Inspector, inspectors, readings, save_columns, save_picture
 from scanl.inspect.base import noise
 from scanl.layers import Layer, build
@@ -50,16 +51,14 @@ def run(argv: Sequence[str]) -> int:
     else:
         layers, out = layers_by_name(args.of, args.dim, args.layer_options, args.steps)
     out = out if args.out is None else Path(args.out)
+    check_new_folder("inspect", "out", out)
     for one in chosen:
         inspections, refusals = inspected(one, layers)
         if not inspections and args.what:
             raise ConfigError("; ".join(dict.fromkeys(refusals.values())))
         print(table(one, inspections, refusals), flush=True)
         if inspections:
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CheckpointError(f"inspect: {out} cannot be written: {error.strerror}") from error
+            out.mkdir(parents=True, exist_ok=True)
             picture = save_picture(out / f"{one.name}.png", inspections, one.title)
             print(f"  {picture}, {save_columns(out / f'{one.name}.csv', inspections).name}\n", flush=True)
     return 0

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from scanl.cli.forecast import check_output
 from scanl.cli.parser import Parser
 from scanl.cli.train import options_parser, refuse_unused, start_from
-from scanl.errors import ConfigError
 from scanl.learning import TrainConfig
 from scanl.learning.run.run import Run
 
@@ -16,8 +16,8 @@ def run(argv: Sequence[str]) -> int:
     """Print a table of losses by learning rate, and the suggested rate. Leave no run folder."""
     args = _parser().parse(argv)
     config = TrainConfig.parsed(args)
-    if args.picture is not None and Path(args.picture).suffix.lower() != ".png":
-        raise ConfigError(f"lr: picture is {args.picture}, expected a file of .png")
+    picture = None if args.picture is None else Path(args.picture)
+    check_output("lr", "picture", picture, (".png",))
     config.check()
     refuse_unused(config)
     ready = Run(config)
@@ -36,8 +36,8 @@ def run(argv: Sequence[str]) -> int:
         print(
             f"the loss is lowest at {result.lowest:.2g}; a tenth of that is a good start: --lr {result.suggestion:.2g}"
         )
-    if args.picture is not None:
-        save_search(result, Path(args.picture), f"{config.entry.name}: {config.stack.layer}")
+    if picture is not None:
+        save_search(result, picture, f"{config.entry.name}: {config.stack.layer}")
     return 0
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scanl.cli.forecast import add_output, noting, refuse_suffix, write
+from scanl.cli.forecast import add_output, check_output, noting, write
 from scanl.cli.parser import Parser
 from scanl.data.series.columns import WRITTEN_ENDINGS
 from scanl.learning.predictions import predict
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     add_output(parser)
     args = parser.parse(argv)
     out = None if args.out is None else Path(args.out)
-    refuse_suffix("predict", "out", out, WRITTEN_ENDINGS)
+    check_output("predict", "out", out, WRITTEN_ENDINGS)
     with noting():
         answers = predict(args.run, args.data or None, levels=args.levels or None)
     write(answers, out)

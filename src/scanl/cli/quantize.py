@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanl.cli.parser import Parser
-from scanl.errors import CheckpointError, ConfigError
+from scanl.errors import ConfigError
+from scanl.files import check_folder, check_new_folder
 from scanl.layers.parts.quantized import BITS
 from scanl.learning import RunFolder
 from scanl.models import Saved, quantize
@@ -25,9 +26,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add("--weights", str, f"whole numbers: {', '.join(BITS)}", "int8")
     args = parser.parse(argv)
     path, out = Path(args.path), Path(args.out)
-    if not path.is_dir():
-        raise CheckpointError(f"quantize: {path} is not a folder, expected a run or the folder of a model")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    check_folder("quantize", path)
+    check_new_folder("quantize", "out", out)
+    if out.exists() and any(out.iterdir()):
         raise ConfigError(f"quantize: out is {out}, which is not empty, expected a new folder")
     if (path / "config.json").is_file():
         from scanl.hub.checkpoints import load, save

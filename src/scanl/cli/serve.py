@@ -12,7 +12,8 @@ from typing import Annotated
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.errors import CheckpointError, ConfigError
+from scanl.errors import ConfigError
+from scanl.files import check_folder
 from scanl.learning import RunFolder
 from scanl.learning.report import BYTES
 from scanl.models import LanguageModel
@@ -102,8 +103,7 @@ def load(path: str, who: str) -> tuple[LanguageModel, VocabularyText]:
     """Return the model in a folder, and its texts. It is a run on text, a model of `save`, or a checkpoint of
     transformers with a tokenizer."""
     folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(f"{who}: {path} is not a folder, expected a run or the folder of a language model")
+    check_folder(who, folder)
     if (folder / "config.json").is_file():
         from scanl.hub.checkpoints import load as load_checkpoint
         from scanl.hub.folders import read_tokenizer

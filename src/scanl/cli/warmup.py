@@ -56,9 +56,10 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     if args.dtype not in DTYPES:
         raise nearest("dtype", args.dtype, DTYPES)
+    layer = None if args.layer is None else build(args.layer, args.dim, **args.layer_options)
     device, dtype = _device(), DTYPES[args.dtype]
-    if args.layer is not None:
-        layer = build(args.layer, args.dim, **args.layer_options).to(device, torch.float32 if args.autocast else dtype)
+    if layer is not None:
+        layer = layer.to(device, torch.float32 if args.autocast else dtype)
         mixed = torch.autocast(device, dtype) if args.autocast else contextlib.nullcontext()
         with _timed(f"{args.layer} of width {args.dim}"), mixed:
             _warm_layer(layer, torch.zeros(args.batch, args.steps, args.dim).to(next(layer.parameters())), args.packed)

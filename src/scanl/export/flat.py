@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from scanl.errors import ConfigError
+from scanl.files import check_new_file
 from scanl.layers import state as states
 from scanl.layers.base import Layer
 from scanl.models import Forecaster, LanguageModel
@@ -115,5 +116,4 @@ def check_path(path: Path, endings: Sequence[str]) -> None:
     """Raise ConfigError unless a file can have this name."""
     if path.suffix not in endings:
         raise ConfigError(f"export: path is {path}, expected a file of {' or '.join(endings)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"export: path is {path}, whose folder does not exist; make it first")
+    check_new_file("export", "path", path)

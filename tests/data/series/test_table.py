@@ -526,7 +526,7 @@ LABEL = ["--question", "label", "--target", "up", "--past", "u"]
 KINDS = ["--question", "classify", "--series", "id", "--past", "u", "--target"]
 LATE = labelled(rows=60, series=1).assign(up=["no", "yes"] * 29 + ["maybe"] * 2)
 BAD = {
-    "no file": (lambda folder: folder / "none.csv", [], "none.csv does not exist; name a file of .csv"),
+    "no file": (lambda folder: folder / "none.csv", [], "none.csv, which does not exist"),
     "a folder": (own_folder, [], "tables.csv is a folder, expected one file"),
     "another format": (write(text="a", name="t.xls"), [], "has the format '.xls', expected one of .csv, .tsv, "),
     "empty": (write(text=""), [], "t.csv is empty, expected a line of names"),
@@ -620,7 +620,7 @@ BAD = {
     ),
 }  # fmt: skip
 MISUSED = {
-    "two files": (["--data", "a.csv", "b.csv"], "a.csv does not exist; name a file of"),
+    "two files": (["--data", "a.csv", "b.csv"], "data is a.csv, which does not exist"),
     "no file of a pattern": (["--data", "none-*.csv"], r"none-\*.csv stands for no file, expected one or more"),
     "holidays of nothing": (
         ["--question", "label", "--holidays", "US"],

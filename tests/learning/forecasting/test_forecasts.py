@@ -277,7 +277,7 @@ WRONG = {
         "few.csv has no row at 2024-03-01 00:00:00 of series 'a', expected",
     ),
     "other names": (["--future-data", "other.csv"], "unknown column for a future covariate 'f'"),
-    "no file": (["--future-data", "none.csv"], "none.csv does not exist; name a file"),
+    "no file": (["--future-data", "none.csv"], "future_data is none.csv, which does not exist"),
     "no newer file": (["--data", "none.csv"], "future_data is none"),
     "numbers for dates": (
         ["--data", "numbers.csv", "--future-data", "all.csv"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scanl.errors import CheckpointError, ConfigError
-from scanl.files import locked, writing, written_whole
+from scanl.files import check_new_folder, locked, writing, written_whole
 from scanl.learning.online.config import LearnConfig
 from scanl.learning.run.checkpoint import read_whole, write_checkpoint
 
@@ -78,17 +78,13 @@ class OnlineFolder:
         """Make the folder of a new run. Raises ConfigError when the path is in use."""
         assert config.run.out is not None
         folder = cls(config.run.out)
-        if folder.path.exists() and (
-            not folder.path.is_dir() or any(each.name != ".lock" for each in folder.path.iterdir())
-        ):
+        check_new_folder("learn", "out", folder.path)
+        if folder.path.exists() and any(each.name != ".lock" for each in folder.path.iterdir()):
             raise ConfigError(
                 f"learn: out is {folder.path}, which is in use; choose another --out, or go on with it: "
                 f"scanl learn --resume {folder.path}"
             )
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"learn: {folder.path} cannot be written: {error.strerror}") from error
+        folder.path.mkdir(parents=True, exist_ok=True)
         with written_whole(folder.config_file) as temporary:
             temporary.write_text(config.to_yaml(), encoding="utf-8")
         return folder

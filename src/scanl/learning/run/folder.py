@@ -17,7 +17,7 @@ from torch import Tensor
 from scanl.data import Question, Source
 from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
-from scanl.files import locked, written_whole
+from scanl.files import CONFIG, check_new_folder, check_run, locked, written_whole
 from scanl.layers.designation import label
 from scanl.layers.parts.quantized import prepare
 from scanl.learning.questions import Model
@@ -30,7 +30,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config_file = self.path / "config.yaml"
+        self.config_file = self.path / CONFIG
         self.metrics = self.path / "metrics.csv"
         self.picture = self.path / "loss.png"
         self.weights = self.path / "model.safetensors"
@@ -43,6 +43,7 @@ class RunFolder:
         data = config.source.question if config.entry.name in OWN_SOURCES else config.entry.name
         stem = "-".join(filter(None, [data, *map(label, layer_names(config.stack.layer))]))
         folder = cls(config.run.out or free_name(stem))
+        check_new_folder("train", "out", folder.path)
         folder.refuse_if_used()
         return folder
 
@@ -61,11 +62,7 @@ class RunFolder:
         return locked(self.path)
 
     def refuse_if_used(self) -> None:
-        """Raise ConfigError when the path is a file or a folder that is not empty."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(
-                f"train: out is {self.path}, which is a file, expected a new folder; choose another --out"
-            )
+        """Raise ConfigError when the folder is not empty."""
         if self.path.exists() and any(path.name != ".lock" for path in self.path.iterdir()):
             raise ConfigError(
                 f"train: {self.path} exists and is not empty; choose another --out, "
@@ -75,14 +72,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
         """Open an existing run. Raises CheckpointError when there is none."""
-        folder = cls(path)
-        if not folder.path.is_dir():
-            raise CheckpointError(f"run: {path} is not a folder; name one that `scanl train` has written")
-        if not folder.config_file.is_file():
-            raise CheckpointError(
-                f"run: {path} is not a run folder: it has no config.yaml; name one that `scanl train` has written"
-            )
-        return folder
+        check_run(path)
+        return cls(path)
 
     def config(self) -> TrainConfig:
         return TrainConfig.from_yaml(self.config_file)

@@ -1,0 +1,77 @@
+"""The files and folders that a command line names, looked for before the command is imported.
+
+To import torch takes seconds, and a misspelt path should not wait for it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from scanl.errors import ConfigError
+from scanl.files import check_folder, check_run
+
+FIRST_WORD = "the first argument"
+OTHER_FORM = re.compile(r"[*?\[]|://|^-$")  # in words that stand for files, but are no paths: patterns, URLs, -
+
+
+def check_paths(command: str, argv: Sequence[str]) -> None:
+    """Raise an error for a path that a command reads, where nothing is at it."""
+    if "--help" in argv or "-h" in argv:
+        return
+    for name, check in PATHS.get(command, {}).items():
+        for word in _words(argv, name):
+            check(command, name, word)
+
+
+def _words(argv: Sequence[str], name: str) -> Iterator[str]:
+    """Yield the values of an option: the words behind it, up to the next option."""
+    if name == FIRST_WORD:
+        yield from (word for word in argv[:1] if not word.startswith("-"))
+        return
+    inside = False
+    for word in argv:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            inside = option.replace("_", "-") == name
+            if inside and equals:
+                yield value
+        elif inside:
+            yield word
+
+
+def _path(command: str, name: str, word: str) -> None:
+    """Refuse a path. A word without a slash and an ending may be a name of data."""
+    path = Path(word)
+    if (path.name != word or path.suffix) and not OTHER_FORM.search(word) and not path.exists():
+        argument = "data" if name == FIRST_WORD else name.lstrip("-").replace("-", "_")
+        raise ConfigError(f"{command}: {argument} is {word}, which does not exist")
+
+
+def _file(command: str, name: str, word: str) -> None:
+    if not Path(word).is_file():
+        raise ConfigError(f"{command}: {name.lstrip('-')} is {word}, which is not a file")
+
+
+def _run(command: str, name: str, word: str) -> None:
+    check_run(word)
+
+
+def _folder(command: str, name: str, word: str) -> None:
+    check_folder(command, word)
+
+
+TRAINING_PATHS = {"--config": _file, "--resume": _run, "--init": _run, "--data": _path}
+PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
+    "train": TRAINING_PATHS,
+    "lr": TRAINING_PATHS,
+    "learn": {FIRST_WORD: _path, "--data": _path},
+    "forecast": {FIRST_WORD: _run, "--data": _path, "--future-data": _path},
+    "predict": {FIRST_WORD: _run, "--data": _path},
+    "generate": {FIRST_WORD: _run, "--prompt-file": _path},
+    "eval": {FIRST_WORD: _run, "--data": _path},
+    "export": {FIRST_WORD: _run},
+    "serve": {FIRST_WORD: _folder},
+    "bench-decode": {FIRST_WORD: _folder},
+    "quantize": {FIRST_WORD: _folder},
+    "demo": {"--data": _path},
+}
