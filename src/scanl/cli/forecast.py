@@ -60,7 +60,8 @@ def run(argv: Sequence[str]) -> int:
     if picture is not None:
         from scanl.learning.forecasting.picture import save_forecasts
 
-        save_forecasts(picture, forecasts.rows(args.data)[0], frame, forecasts.table)
+        rows = forecasts.dated(forecasts.rows(args.data)[0])
+        save_forecasts(picture, rows, forecasts.dated(frame), forecasts.table)
         print(picture, file=sys.stderr)
     write(frame, out)
     return 0

@@ -171,13 +171,25 @@ def test_missing_numbers_and_irregular_times(tmp_path):
 
 @pytest.mark.parametrize(
     ("step", "season", "regular"),
-    [("h", 24, True), ("D", 7, True), ("7D", 52, True), ("MS", 12, True), ("YS", 1, True), ("B", 5, True)],
+    [("h", 24, True), ("D", 7, True), ("7D", 52, True), ("MS", 12, True), ("YS", 7, True), ("B", 5, True)],
 )
 def test_the_calendar_says_the_season(tmp_path, step, season, regular):
+    """Or else the numbers do, as of years."""
     source = table(tmp_path, waves(rows=120, step=step))
     assert source.asking.season == season
     assert timed(source) == (not regular)
     assert table(tmp_path, waves(rows=120, step=step), season=3).question.season == 3
+
+
+def test_the_numbers_before_the_test_part_say_the_season(tmp_path):
+    """Of rows without times, in several series; what comes in the test part is not read."""
+    frame = waves(rows=120, series=2).drop(columns="ds")
+    assert table(tmp_path, frame, series="id", time=None).question.season == 7
+    later = frame.groupby("id").cumcount() >= 96
+    frame.loc[~later, "y"] = np.random.default_rng(0).normal(size=192)
+    frame.loc[later, "y"] *= 1000
+    assert table(tmp_path, frame, series="id", time=None).question.season == 1
+    assert table(tmp_path, frame, series="id", time=None, test=0.01).question.season == 7
 
 
 @pytest.mark.parametrize("kind", ["h", "MS", "numbers", "digits"])

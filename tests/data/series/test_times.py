@@ -20,7 +20,7 @@ AHEAD = 9
 
 def forecast(ds, ahead=AHEAD, **options):
     """Return the dates of a forecast, and the season by which it was made."""
-    frame = pd.DataFrame({"unique_id": "a", "ds": ds, "y": np.sin(np.arange(len(ds)))})
+    frame = pd.DataFrame({"unique_id": "a", "ds": ds, "y": np.random.default_rng(0).normal(size=len(ds))})
     model = Frames(ahead, layer="lru", dim=4, steps=1, batch_size=1, sequence_length=8, **options).fit(frame)
     found = model.predict()["ds"]
     assert frame["ds"].dtype.kind != "M" or found.dtype == frame["ds"].dtype
@@ -95,11 +95,15 @@ BY_HAND = {  # times, the two that follow
     "years as text": (["2022", "2023", "2024"], ["2025", "2026"]),
     "quarters": (["2023Q2", "2023Q3", "2023Q4"], ["2024Q1", "2024Q2"]),
     "quarters with a space": (["1970 Q1", "1970 Q2", "1970 Q3"], ["1970 Q4", "1971 Q1"]),
-    "quarters with a dash": (["1970-q1", "1970-q2", "1970-q3"], ["1970-Q4", "1971-Q1"]),
+    "quarters with a dash": (["1970-q1", "1970-q2", "1970-q3"], ["1970-q4", "1971-q1"]),
     "quarters first": (["Q2 2023", "Q3 2023", "Q4 2023"], ["Q1 2024", "Q2 2024"]),
     "months with an M": (["2023M11", "2023M12", "2024M01"], ["2024M02", "2024M03"]),
+    "months with a name": (["2005 Feb", "2005 Mar", "2005 Apr"], ["2005 May", "2005 Jun"]),
+    "months with a whole name": (["November 2005", "December 2005", "January 2006"], ["February 2006", "March 2006"]),
+    "months first": (["11/2005", "12/2005", "01/2006"], ["02/2006", "03/2006"]),
     "weeks": (["2024-W51", "2024-W52", "2025-W01"], ["2025-W02", "2025-W03"]),
     "weeks without a dash": (["2024W51", "2024W52", "2025W01"], ["2025W02", "2025W03"]),
+    "weeks with a space": (["1991 W51", "1991 W52", "1992 W01"], ["1992 W02", "1992 W03"]),
     "days of weeks": (["2024-W52-6", "2024-W52-7", "2025-W01-1"], ["2025-W01-2", "2025-W01-3"]),
     "periods": (pd.period_range("2024-01", periods=9, freq="M"), pd.period_range("2024-10", periods=2, freq="M")),
     "periods of weeks": (
@@ -107,15 +111,26 @@ BY_HAND = {  # times, the two that follow
     ),
     "days with offsets that change": (
         [date.isoformat() for date in pd.date_range("2024-03-29", periods=5, tz="Europe/Berlin")],
-        pd.date_range("2024-04-03", periods=2, tz="Etc/GMT-2"),
+        ["2024-04-03T00:00:00+02:00", "2024-04-04T00:00:00+02:00"],
     ),
     "hours with offsets that change": (
-        [date.isoformat() for date in pd.date_range("2024-10-26 20:00", periods=9, freq="h", tz="Europe/Berlin")],
-        pd.date_range("2024-10-27 04:00", periods=2, freq="h", tz="Etc/GMT-1"),
+        [date.isoformat(" ") for date in pd.date_range("2024-10-26 20:00", periods=9, freq="h", tz="Europe/Berlin")],
+        ["2024-10-27 04:00:00+01:00", "2024-10-27 05:00:00+01:00"],
+    ),
+    "hours in UTC": (
+        ["2024-10-27T21:00:00.000Z", "2024-10-27T22:00:00.000Z", "2024-10-27T23:00:00.000Z"],
+        ["2024-10-28T00:00:00.000Z", "2024-10-28T01:00:00.000Z"],
+    ),
+    "an offset without a colon": (
+        ["2024-10-27 22:00+0300", "2024-10-27 22:30+0300", "2024-10-27 23:00+0300"],
+        ["2024-10-27 23:30+0300", "2024-10-28 00:00+0300"],
     ),
     "any order": (days("2024-01-03", "2024-01-01", "2024-01-04", "2024-01-02"), days("2024-01-05", "2024-01-06")),
-    "days first, seen by the 13th": (["12/02/2024", "13/02/2024", "14/02/2024"], days("2024-02-15", "2024-02-16")),
-    "months first, seen by the 13th": (["02/12/2024", "02/13/2024", "02/14/2024"], days("2024-02-15", "2024-02-16")),
+    "days first, seen by the 13th": (["12/02/2024", "13/02/2024", "14/02/2024"], ["15/02/2024", "16/02/2024"]),
+    "months first, seen by the 13th": (["02/12/2024", "02/13/2024", "02/14/2024"], ["02/15/2024", "02/16/2024"]),
+    "as a spreadsheet has them": (
+        ["1/30/2024 8:05", "1/31/2024 8:05", "2/1/2024 8:05"], ["2/2/2024 8:05", "2/3/2024 8:05"],
+    ),
 }  # fmt: skip
 
 
@@ -135,6 +150,35 @@ def test_days_of_business():
         assert forecast(dates[:60]) == (list(dates[60:]), len(week.split()))
 
 
+def days_of_steps(days, begin, rows, step):
+    """Return dates of `rows` steps from a time of each day."""
+    return pd.DatetimeIndex([day + pd.Timedelta(begin) + k * pd.Timedelta(step) for day in days for k in range(rows)])
+
+
+DAILY = pd.date_range("2024-01-01", periods=30)
+MARKET = pd.date_range("2024-01-02", periods=30, freq="B").delete([9, 17])
+NIGHTS = {  # times, steps of a day
+    "a market": (days_of_steps(MARKET, "9h30min", 13, "30min"), 13),
+    "in its time zone": (days_of_steps(MARKET, "9h30min", 13, "30min").tz_localize("America/New_York"), 13),
+    "with a pause at noon": (
+        days_of_steps(MARKET, "9h", 5, "30min").union(days_of_steps(MARKET, "13h", 6, "30min")), 11,
+    ),
+    "a shop, every day": (days_of_steps(pd.date_range("2024-01-02", periods=30), "8h", 12, "1h"), 12),
+    "three times a day": (
+        days_of_steps(DAILY, "7h", 2, "5h").union(days_of_steps(DAILY, "19h30min", 1, "1h")), 3,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NIGHTS)
+def test_nights_are_absent(kind):
+    """From evening to morning is a step, and so is a weekend; holidays and other rows that lack are missing numbers."""
+    dates, season = NIGHTS[kind]
+    rows = len(dates) - 40
+    assert forecast(dates[:rows], 40) == (list(dates[rows:]), season)
+    assert forecast(dates[:rows].delete([20, 21, 41]), 40)[0] == list(dates[rows:])
+
+
 SAID = ["SME", "SMS", "2B", "h", "W-WED", "ME", pd.DateOffset(months=2), pd.offsets.Hour(5), "LWOM-MON"]
 
 
@@ -149,7 +193,6 @@ def test_a_user_says_the_frequency(freq):
     assert forecast(irregular, 5, freq=freq)[0] == list(dates[18:23])
 
 
-DAILY = pd.date_range("2024-01-01", periods=30)
 RANDOM = pd.Timestamp("2024-01-01") + pd.to_timedelta([0, 1, 5, 6, 9, 14, 15, 17, 22], unit="h")
 UNKNOWN = "of series 'a' have no frequency that can be inferred"
 HOURS = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin")

@@ -346,7 +346,8 @@ ODD = {  # times of a table, and of its forecast
     "quarters": (quarters(0, 40), quarters(40, 4)),
     "weeks": (texts("%G-W%V", "W-MON"), texts("%G-W%V", "W-MON", "2015-10-12", 4)),
     "offsets that change": (SPRING[:40], SPRING[40:]),
-    "two readings after the end": (texts("%m/%d/%Y", "D"), texts("%Y-%m-%d", "D", "2015-02-14", 4)),
+    "two readings after the end": (texts("%m/%d/%Y", "D"), texts("%m/%d/%Y", "D", "2015-02-14", 4)),
+    "minutes": (texts("%Y-%m-%d %H:%M", "h"), texts("%Y-%m-%d %H:%M", "h", "2015-01-06 16:00", 4)),
     "numbers below 0": (range(-40, 0), [0, 1, 2, 3]),
     "numbers of 64 bits": (range(2**62, 2**62 + 40), range(2**62 + 40, 2**62 + 44)),
     "the end of 64 bits": (
@@ -374,6 +375,22 @@ def test_times_of_a_forecast_are_as_the_table_writes_them(kind, tmp_path, capfd)
     else:
         assert (code, err) == (0, "")
         assert pd.read_csv(tmp_path / "f.csv", dtype=str).ds.tolist() == [str(time) for time in expected]
+
+
+def test_newer_rows_are_read_in_the_form_of_the_table(tmp_path, monkeypatch, capfd):
+    """A day after the table that alone might be another month's: as a file with a picture, and as a stream."""
+    (tmp_path / "t.csv").write_text(table(texts("%d/%m/%Y", "D", "2015-01-20", 42)))
+    path, _ = made(tmp_path / "run", tmp_path / "t.csv")
+    (tmp_path / "n.csv").write_text("ds,y\n03/03/2015,5\n04/03/2015,6\n")
+    words = ["forecast", str(path), "--data", str(tmp_path / "n.csv")]
+    assert main([*words, "--picture", str(tmp_path / "p.png")]) == 0
+    assert [line[:10] for line in capfd.readouterr().out.splitlines()[1:]] == texts("%d/%m/%Y", "D", "2015-03-05", 4)
+    with (tmp_path / "n.csv").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["forecast", str(path), "--follow", "--horizon", "1"]) == 0
+    assert [line[:21] for line in capfd.readouterr().out.splitlines()[1:]] == [
+        "04/03/2015,03/03/2015", "05/03/2015,04/03/2015",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

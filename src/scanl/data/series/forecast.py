@@ -38,7 +38,7 @@ class SeriesForecast(SeriesQuestion):
 
     @property
     def season(self) -> int:
-        """Steps of a season: the user's, or else the calendar's."""
+        """Steps of a season: the user's, or else the calendar's, or else what the numbers show."""
         return self.windows.season or self.windows.collection.season
 
     @cached_property

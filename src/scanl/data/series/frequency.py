@@ -19,6 +19,7 @@ MONTH = YEAR / 12
 CYCLES = (DAY, WEEK, YEAR)  # of the calendar
 MAX_ABSENT_SHARE = 0.1  # of all steps are absent at most from times whose frequency is inferred
 SLACK = 1e-3  # of a step, by which a time may be beside it
+MIN_DAYS = 3  # with the same times, from which nights are absent
 ROUGH = 0.1  # the same for months that begin by no rule
 
 Counts = NDArray[np.int64]
@@ -29,13 +30,15 @@ class Frequency:
     """The distance of one step from the next.
 
     seconds: mean length of a step; for times that are numbers, in their unit.   offset: offset of pandas, on the clock
-    on the wall; None for steps that all last `seconds`.   wall: whether steps of `seconds` go by the clock on the
+    on the wall; None for steps that all last `seconds`.   moments: microseconds after midnight of the steps of a day,
+    where nights are absent; the offset is that of the days.   wall: whether steps of `seconds` go by the clock on the
     wall, so that a day has 23 or 25 hours where the clock changes.   slack: fraction of a step by which a time may
     differ from a step of the calendar.
     """
 
     seconds: float
     offset: Any = None
+    moments: tuple[int, ...] = ()
     wall: bool = False
     slack: float = SLACK
 
@@ -60,13 +63,38 @@ class Frequency:
         wall = times.wall
         if (wall[-1] - wall[0]).total_seconds() > 20 * len(wall) * self.seconds + YEAR:
             return None  # nearly all steps would be absent
-        counts = _grid(wall[0], self.offset, end=wall[-1]).get_indexer(wall)
+        counts = self._grid(wall[0], end=wall[-1]).get_indexer(wall)
         return None if (counts < 0).any() or counts[0] else counts.astype(np.int64)
+
+    def season(self, steps: int) -> int:
+        """Return the steps of a season of the calendar in a series of `steps`; 1 if there is no season.
+
+        It is the first of day, week and year that has two steps or more, if there are two of it. Days and weeks that
+        are no whole number of steps are passed over; years that are nearly none are too.
+        """
+        counts = [cycle / self.seconds for cycle in CYCLES] if not self.moments else [len(self.moments)]
+        for cycle, count in zip(CYCLES, counts, strict=False):
+            beside = abs(count - round(count)) / count
+            if count > 2 - SLACK and beside <= (0.02 if cycle == YEAR else SLACK):
+                return round(count) if 2 * round(count) <= steps else 1
+        return 1
+
+    def _grid(self, start: Any, **until: Any) -> Any:
+        """Return the steps of the calendar from `start`: up to `end`, or at least so many `periods`."""
+        import pandas as pd
+
+        if not self.moments:
+            return _dated(start, self.offset, **until)
+        if "periods" in until:
+            until = {"periods": until["periods"] // len(self.moments) + 2}
+        days = _dated(start.normalize(), self.offset, **until).to_numpy()
+        grid = pd.DatetimeIndex((days[:, None] + np.array(self.moments, "m8[us]")).reshape(-1)).as_unit(start.unit)
+        return grid[(grid >= start) & (grid <= until.get("end", grid[-1]))]
 
     def between(self, times: Times, counts: Counts, absent: Counts) -> Any:
         """Return the times of absent steps, which are counted as `counts` counts the times that are there."""
         if self.offset is not None:
-            return times.at_walls(_grid(times.wall[0], self.offset, end=times.wall[-1])[absent])
+            return times.at_walls(self._grid(times.wall[0], end=times.wall[-1])[absent])
         marks = times.walls if self.wall else times.marks
         inner = np.interp(absent, counts, marks - marks[0])
         inner = marks[0] + (_whole(inner) if np.issubdtype(marks.dtype, np.integer) else inner)
@@ -83,7 +111,7 @@ class Frequency:
         if self.offset is not None:
             last = times.wall[-1]
             try:
-                dates = _grid(last, self.offset, periods=steps + 1)
+                dates = self._grid(last, periods=steps + 1)
             except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
                 raise beyond from error
             return times.at_walls(dates[dates > last][:steps])
@@ -112,7 +140,7 @@ def _dates(walls: NDArray[np.int64], times: Times) -> Any:
     return Times(walls, walls, times.unit).wall
 
 
-def _grid(start: Any, offset: Any, **until: Any) -> Any:
+def _dated(start: Any, offset: Any, **until: Any) -> Any:
     import pandas as pd
 
     return pd.date_range(start, freq=offset, unit=start.unit, **until)
@@ -155,7 +183,7 @@ def _mean(offset: Any) -> float:
     import pandas as pd
 
     # 420 steps are whole weeks for each number of days of business, and 35 years of months.
-    dates = _grid(pd.Timestamp("2000-01-01").as_unit("us"), offset, periods=421)
+    dates = _dated(pd.Timestamp("2000-01-01").as_unit("us"), offset, periods=421)
     return (dates[-1] - dates[0]).total_seconds() / 420
 
 
@@ -179,7 +207,7 @@ def frequencies(
     result: list[Frequency | None] = [None] * len(series_times)
     candidates = list(known)
     for i in sorted(range(len(series_times)), key=lambda i: -len(series_times[i])):
-        complete = (candidate for candidate in candidates if _absent(candidate, series_times[i]) == 0)
+        complete = (candidate for candidate in candidates if _has(candidate, series_times[i], max_absent))
         frequency = result[i] = next(complete, None) or inferred(series_times[i], max_absent)
         if frequency is not None and frequency not in candidates:
             candidates.append(frequency)
@@ -217,9 +245,13 @@ def inferred(times: Times, max_absent: float = MAX_ABSENT_SHARE) -> Frequency | 
     return None
 
 
-def _absent(frequency: Frequency, times: Times) -> int | None:
+def _has(frequency: Frequency, times: Times, max_absent: float) -> bool:
+    """Whether times have every step of another series' frequency; if nights are absent, nearly every one."""
     counts = frequency.counts(times)
-    return None if counts is None else int(counts[-1]) + 1 - len(counts)
+    if counts is None:
+        return False
+    total = int(counts[-1]) + 1
+    return total - len(counts) <= (max_absent * total if frequency.moments else 0)
 
 
 def _candidates(times: Times) -> Iterator[Frequency]:
@@ -235,6 +267,7 @@ def _candidates(times: Times) -> Iterator[Frequency]:
         yield Frequency(days * DAY, wall=True)
     yield Frequency(step)
     yield Frequency(wall_step, wall=True)
+    yield from _without_nights(times.wall)
     if wall_step > 0.9 * MONTH:
         yield Frequency(round(wall_step / MONTH) * MONTH, wall=True, slack=ROUGH)
 
@@ -260,27 +293,34 @@ def _by_calendar(wall: Any) -> Iterator[Frequency]:
         yield Frequency(months * MONTH, pd.DateOffset(months=months, day=day))
         yield Frequency(months * MONTH, pd.offsets.BMonthBegin(months))
         yield Frequency(months * MONTH, pd.offsets.BMonthEnd(months))
+    if (days := _days_of(wall)) is not None:
+        yield Frequency(_mean(days), days)
+
+
+def _days_of(wall: Any) -> Any:
+    """Return the offset of the days of the week that dates have; None if they have every one, or by chance not."""
+    import pandas as pd
+
     days = set(wall.day_of_week)
-    if 1 < len(days) < 7:
-        first, last = wall[0].normalize(), wall[-1].normalize()
-        passed = np.bincount(pd.date_range(first, last).day_of_week.to_numpy(), minlength=7)
-        skipped = min(int(passed[day]) for day in range(7) if day not in days)
-        if days == set(range(5)) and skipped:
-            yield Frequency(WEEK / 5, pd.offsets.BDay())
-        elif skipped > 1:  # once may be by chance
-            mask = "".join(str(int(day in days)) for day in range(7))
-            yield Frequency(WEEK / len(days), pd.offsets.CustomBusinessDay(weekmask=mask))
+    if not 1 < len(days) < 7:
+        return None
+    first, last = wall[0].normalize(), wall[-1].normalize()
+    passed = np.bincount(pd.date_range(first, last).day_of_week.to_numpy(), minlength=7)
+    skipped = min(int(passed[day]) for day in range(7) if day not in days)
+    if days == set(range(5)) and skipped:
+        return pd.offsets.BDay()
+    mask = "".join(str(int(day in days)) for day in range(7))
+    return pd.offsets.CustomBusinessDay(weekmask=mask) if skipped > 1 else None  # once may be by chance
 
 
-def season(seconds: float, steps: int) -> int:
-    """Return the steps of a season of the calendar, with `seconds` a step; 1 if there is no season.
+def _without_nights(wall: Any) -> Iterator[Frequency]:
+    """Yield the frequency of days that have the same times, and nights without any."""
+    import pandas as pd
 
-    It is the first of day, week and year that has two steps or more, if `steps` has two of it. Days and weeks that are
-    no whole number of steps are passed over; years that are nearly none are too.
-    """
-    for cycle in CYCLES:
-        count = cycle / seconds
-        beside = abs(count - round(count)) / count
-        if count > 2 - SLACK and beside <= (0.02 if cycle == YEAR else SLACK):
-            return round(count) if 2 * round(count) <= steps else 1
-    return 1
+    after_midnight = (wall - wall.normalize()).as_unit("us").asi8
+    moments, dates = np.unique(after_midnight), wall.normalize().nunique()
+    gaps = np.diff([*moments, moments[0] + DAY * 1e6])
+    if dates < MIN_DAYS or not 1 < len(moments) * dates < 2 * len(wall) or np.ptp(gaps) < SLACK * gaps.max():
+        return
+    days = _days_of(wall) or pd.offsets.Day()
+    yield Frequency(_mean(days) / len(moments), days, tuple(moments.tolist()))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.series.columns import Numbers, column, grouped, indicators, is_text, labels, numbers, refuse_overlap
-from scanl.data.series.frequency import CYCLES, DAY, MAX_ABSENT_SHARE, SLACK, Counts, Frequency, frequencies, season
+from scanl.data.series.frequency import CYCLES, DAY, MAX_ABSENT_SHARE, SLACK, Counts, Frequency, frequencies
 from scanl.data.series.times import Times, times
 from scanl.errors import ConfigError, DataError
 
@@ -40,7 +40,8 @@ class Collection:
     """All series of a table.
 
     path: the file, for messages.   classes: names of the classes, in the order of their numbers; empty for numbers.
-    season: steps of a season, as the calendar says; 1 where it says nothing.   summary: one line for the user.
+    season: steps of a season, by the calendar, or else by the numbers; 1 where there is none.   summary: one line for
+    the user.
     cycles: number of cycles of the calendar that are covariates.   step: length of the usual step; of dates in seconds.
     known: the frequencies of the times.   categories: the texts of each column of covariates that has texts.   unseen:
     texts that training does not have, by column.
@@ -133,8 +134,8 @@ class _Steps(NamedTuple):
         else:
             spans = [np.diff(steps) * (length / step) for steps in counts]
         regular = all((abs(span - 1) <= SLACK).all() for span in spans)
-        of_calendar = season(length, max(map(len, clocks))) if counts is not None and clocks[0].dates else 1
         known = list(dict.fromkeys(frequency for frequency in freqs if frequency is not None))
+        of_calendar = known[0].season(max(map(len, clocks))) if counts is not None and clocks[0].dates else 1
         return cls(spans, regular, like.season if like else of_calendar, step, known)
 
     def check(self, path: Path, time: str | None, like: Collection | None) -> None:

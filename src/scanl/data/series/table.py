@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 
 from scanl.data.base import check_shares, own_options, register
 from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_tables, unread
+from scanl.data.series.cycles import season_of
 from scanl.data.series.forecast import SeriesForecast, SeriesGeneration
 from scanl.data.series.frequency import MAX_ABSENT_SHARE
 from scanl.data.series.label import SeriesLabel
-from scanl.data.series.series import Collection, Roles, filled, series_of
+from scanl.data.series.series import Collection, Roles, Series, filled, series_of
 from scanl.data.series.source import SeriesSource
 from scanl.data.series.whole import SeriesClass, SeriesNumber
 from scanl.data.series.windows import SeriesQuestion
-from scanl.data.splits import TRAINING, Piece, by_series, by_time
+from scanl.data.splits import TRAINING, VALIDATION, Piece, by_series, by_time
 from scanl.errors import ConfigError, nearest
 from scanl.options import Portion
 
@@ -46,7 +47,8 @@ class Table(SeriesSource):
             column of text becomes a column of 0 and 1 for each text.
             Without `past`, and if the question is not "forecast", all columns without a role are read as `past`, except
             columns without a name, columns that number the rows, and columns of more than 64 texts.
-        horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
+        horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says, or else
+            what the numbers show.
         freq: how far a step is from the next: an alias of pandas, such as "D", "B" or "ME", or a number if the times
             are numbers. None: what pandas infers.
         distribution: of the answers, by name.
@@ -165,7 +167,15 @@ class Table(SeriesSource):
         if self.left_out:
             collection.summary += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
         self.check_answers(collection)
+        self.find_season(collection)
         return collection
+
+    def find_season(self, collection: Collection) -> None:
+        """Set the season of series that have none by the calendar, if the numbers before the test part have one."""
+        if self.asked.ahead and self.season is None and collection.season == 1:
+            parts = self.divide(collection.series)
+            ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in parts[split]}
+            collection.season = season_of([y for i, end in ends.items() for y in collection.series[i].target[:end].T])
 
     def check_answers(self, collection: Collection) -> None:
         """Raise DataError unless the answers of series fit the question and the distribution."""
@@ -225,7 +235,10 @@ class Table(SeriesSource):
 
     @cached_property
     def parts(self) -> list[list[Piece]]:
-        series = self.collection.series
+        return self.divide(self.collection.series)
+
+    def divide(self, series: Sequence[Series]) -> list[list[Piece]]:
+        """Return the pieces of the parts."""
         if self.split == "series" or (self.split is None and self.asked.by_series(series)):
             return by_series(series, self.validation, self.test, self.path, self.asked.groups(series))
         return by_time(series, self.validation, self.test)

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
@@ -16,10 +17,17 @@ from scanl.errors import DataError
 PER_SECOND = {"us": 1_000_000, "ns": 1_000_000_000}
 YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)|^\d{8}")  # without one, a parser takes parts of the date from today
 YEAR_FIRST = re.compile(r"\s*\d{4}")
-QUARTER = r"\d{4}([- ]?)[Qq][1-4]"
-QUARTER_FIRST = r"[Qq][1-4]([- /]?)\d{4}"
+QUARTER = r"\d{4}([- ]?)([Qq])[1-4]"
+QUARTER_FIRST = r"([Qq])[1-4]([- /]?)\d{4}"
 MONTH = r"\d{4}M\d{2}"
-WEEK = r"\d{4}(-?)W\d{2}(?:-?([1-7]))?"  # of ISO 8601
+WEEK = r"\d{4}([- ]?)W\d{2}(?:(-?)([1-7]))?"  # of ISO 8601, or with a space
+ISO = r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d(:\d\d)?([.]\d+)?(Z|[+-]\d\d(:?)\d\d)?"
+TEXTS = (  # forms of dates that pandas does not guess
+    *("%Y", "%YM%m", "%Y-%m", "%Y/%m", "%m/%Y"),
+    *("%Y %b", "%Y %B", "%b %Y", "%B %Y", "%Y-%b", "%b-%Y"),
+)
+COMPARED_ROWS = 200  # times of a column that are compared with how a form writes them
+ZERO_PATTERN = r"(?<![\d:.])0(?=\d)"  # the zero before a day, a month or an hour that many programs leave out
 OFFSET = r"(?:Z|[+-]\d\d:?\d\d)$"
 WRITE = "write times as 2024-12-31 23:59"
 DIGITS = {"%Y%m%d": (18000101, 22000101), "%Y%m": (180001, 220001)}  # whole numbers that are dates, by their format
@@ -94,9 +102,9 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
 
     Whole numbers of eight digits are dates, YYYYMMDD, and of six digits months, YYYYMM. Seconds, milliseconds,
     microseconds and nanoseconds since 1970 are dates if all are whole numbers from 1990 to 2100. Quarters (2024Q1
-    or Q1 2024), weeks of ISO 8601 (2024-W05) and periods of pandas are the dates with which they begin. Times
-    with offsets that change, as in summer, are compared in UTC, and their days go by the clock on the wall; later
-    times have the last offset.
+    or Q1 2024), weeks of ISO 8601 (2024-W05 or 2024 W05) and periods of pandas are the dates with which they begin.
+    Times with offsets that change, as in summer, are compared in UTC, and their days go by the clock on the wall;
+    later times have the last offset.
     Raises DataError for what is neither a number nor a time, for a missing time, and for dates that may be read in two
     ways, such as 01/02/2020.
     """
@@ -165,7 +173,6 @@ def _since_1970(values: Any) -> str | None:
 def form_of(values: Any) -> str | None:
     """Return how a column writes its dates, in words that `written` reads; None if it is as pandas writes them."""
     import pandas as pd
-    from pandas.tseries.api import guess_datetime_format
 
     if isinstance(values.dtype, pd.PeriodDtype):
         return f"period {str(values.dtype)[len('period[') : -1]}"
@@ -176,40 +183,78 @@ def form_of(values: Any) -> str | None:
                 return f"number {form}"
         unit = _since_1970(values)
         return None if unit is None else f"since {unit}"
-    if len(values) and values.map(type).eq(str).all():
-        if (match := re.fullmatch(QUARTER, values.iloc[0])) is not None:
-            return f"quarter {match[1]}"
-        if (match := re.fullmatch(QUARTER_FIRST, values.iloc[0])) is not None:
-            return f"first {match[1]}"
-        if (match := re.fullmatch(WEEK, values.iloc[0])) is not None:
-            return f"text %G{match[1]}W%V{match[1] + '%u' if match[2] else ''}"
-        for form, pattern in (("%Y-%m", r"\d{4}-\d{2}"), ("%Y", r"\d{4}"), ("%YM%m", MONTH)):
-            if values.str.fullmatch(pattern).all():
-                return f"text {form}"
-        if re.search("[A-Za-z]{3}", values.iloc[0]) is None:  # without a month's name many can be read in two ways
-            return None
-        for form in filter(None, ("%B %Y", "%b %Y", guess_datetime_format(values.iloc[0]))):
-            dates = pd.to_datetime(values, format=form, errors="coerce")
-            if dates.notna().all() and (dates.dt.strftime(form) == values).all():
-                return f"text {form}"
+    if not len(values) or not values.map(type).eq(str).all():
+        return None
+    dates = _of_text(values, "")
+    rows = np.unique(np.linspace(0, len(values) - 1, COMPARED_ROWS).round().astype(np.int64))
+    values, dates = values.iloc[rows], dates.iloc[rows]
+    for form in _forms(values.iloc[0]):
+        texts = written(dates, form)
+        if texts is not dates and (texts.to_numpy() == values.to_numpy()).all():
+            return None if form == "text %Y-%m-%d" else form
     return None
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Yield forms in which a date may be written, as `form_of` returns them."""
+    from pandas.tseries.api import guess_datetime_format
+
+    if (match := re.fullmatch(QUARTER, text)) is not None:
+        yield f"text %Y{match[1]}{match[2]}%q"
+    if (match := re.fullmatch(QUARTER_FIRST, text)) is not None:
+        yield f"text {match[1]}%q{match[2]}%Y"
+    if (match := re.fullmatch(WEEK, text)) is not None:
+        yield f"text %G{match[1]}W%V{match[2] + '%u' if match[3] else ''}"
+    if (match := re.fullmatch(ISO, text)) is not None:
+        mark, seconds, fraction, zone, colon = match.groups()
+        digits = 0 if fraction is None else 3 if len(fraction) <= 4 else 6
+        parts = "minutes" if seconds is None else {0: "seconds", 3: "milliseconds", 6: "microseconds"}[digits]
+        yield f"iso {mark}{parts} {zone if zone in (None, 'Z') else f'+{colon}'}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a day that is no month
+        guessed = [guess_datetime_format(text, dayfirst=day_first) for day_first in (False, True)]
+    for form in (*TEXTS, *filter(None, guessed)):
+        yield f"text {form}"
+        yield f"bare {form}"
 
 
 def written(dates: Any, form: str | None) -> Any:
     """Return a Series of dates in the form of a column, as `form_of` says it."""
-    if form is None or not hasattr(dates, "dt"):
+    if form is None:
         return dates
     style, _, how = form.partition(" ")
+    if style == "iso":
+        return dates.map(lambda date: _iso(date, how))
+    if not hasattr(dates, "dt"):
+        return dates
     if style == "period":
         return dates.dt.to_period(how)
     if style == "since":
         return dates.dt.as_unit("ns").astype("int64") // (10**9 // SINCE_1970[how])
-    if style == "quarter":
-        return dates.dt.year.astype(str) + how + "Q" + dates.dt.quarter.astype(str)
-    if style == "first":
-        return "Q" + dates.dt.quarter.astype(str) + how + dates.dt.year.astype(str)
-    texts = dates.dt.strftime(how)
+    texts = (dates.dt.to_period("Q") if "%q" in how else dates).dt.strftime(how)
+    if style == "bare":
+        return texts.str.replace(ZERO_PATTERN, "", regex=True)
     return texts.astype("int64") if style == "number" else texts
+
+
+def as_dates(values: Any, form: str | None) -> Any:
+    """Return times as dates if all are text of this form, in which a day may be no month; else return them as given."""
+    import pandas as pd
+
+    style, _, how = (form or "").partition(" ")
+    if style not in ("text", "bare") or "%d" not in how or not values.map(type).eq(str).all():
+        return values
+    dates = pd.Series(pd.to_datetime(values, format=how, errors="coerce"))
+    return values if dates.isna().any() else dates
+
+
+def _iso(date: datetime, how: str) -> str:
+    """Return a date as ISO 8601 has it. how: the mark before the hours, the smallest part, and that of a zone."""
+    parts, _, zone = how[1:].partition(" ")
+    text = date.isoformat(how[0], parts)
+    if zone == "Z":
+        return text.removesuffix("+00:00") + "Z"
+    return text[:-3] + text[-2:] if zone == "+" else text
 
 
 def _of_text(values: Any, who: str) -> Any:
@@ -225,7 +270,7 @@ def _of_text(values: Any, who: str) -> Any:
     if text and values.str.fullmatch(MONTH).all():
         values = values.str.replace("M", "-")
     if text and values.str.fullmatch(WEEK).all():
-        days = values.str.replace("-", "") + np.where(values.str.fullmatch(r"\d{4}-?W\d{2}"), "1", "")
+        days = values.str.replace("[- ]", "", regex=True) + np.where(values.str.contains(r"W\d{2}$"), "1", "")
         dates = pd.to_datetime(days, format="%GW%V%u", errors="coerce")
         if dates.isna().any():
             row = int(dates.isna().argmax())

@@ -23,7 +23,7 @@ class SeriesWindows:
 
     parts: the pieces of training, validation and test.   length: T, steps of a window of training.   horizon: H, steps
     ahead; 0 if nothing is forecast.   origins: learn only the forecasts after this many last steps; None: after each.
-    season: steps of a season; None: what the calendar says.
+    season: steps of a season; None: that of the collection.
     """
 
     collection: Collection

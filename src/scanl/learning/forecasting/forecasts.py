@@ -14,7 +14,7 @@ from scanl.data.series.columns import as_table, files_of, grouped, rows_of_lines
 from scanl.data.series.outlook import NEWER, LastRow, Outlook, joined, refuse_known, seconds
 from scanl.data.series.series import check_order
 from scanl.data.series.table import Table
-from scanl.data.series.times import form_of, times, written
+from scanl.data.series.times import as_dates, form_of, times, written
 from scanl.errors import ConfigError, DataError
 from scanl.learning.evaluation import trained
 from scanl.learning.run.folder import RunFolder
@@ -73,13 +73,20 @@ class Forecasts:
         if data is None:
             return self.table.read(self.table.path), self.table.path
         newer, path = self.read(data)
-        return joined(self.table, newer, path), path
+        return joined(self.table, newer, path, self.dated(self.table.read(self.table.path))), path
 
     def read(self, data: Any) -> tuple[Any, Path]:
         """Return a table as a frame, and its path."""
         if isinstance(data, str | Path):
-            return self.table.read(Path(data), least=1), Path(data)
-        return as_table(data, "forecast: data"), FRAME
+            return self.dated(self.table.read(Path(data), least=1)), Path(data)
+        return self.dated(as_table(data, "forecast: data")), FRAME
+
+    def dated(self, frame: Any) -> Any:
+        """Return rows, whose times are dates where they are written as in the table."""
+        time = self.table.time
+        if time is None or time not in frame.columns:
+            return frame
+        return frame.assign(**{time: as_dates(frame[time], self.form)})
 
     def after(
         self,
@@ -120,14 +127,14 @@ class Forecasts:
                 f"forecast: follow is given, expected a run without --future because a stream has no "
                 f"{', '.join(table.future)} of later steps"
             )
-        rows = table.read(table.path)
+        rows = self.dated(table.read(table.path))
         past = {name: rows.iloc[at[-table.length :]] for name, at in grouped(rows, table.path, table.series)}
         # Of a stream with durations, the step that has come would tell more than is known ahead.
         size = 1 if table.collection.timed else ROWS_AT_A_TIME
         for batch in batches:
             header, lines = (header, batch) if header else (batch[0].removeprefix("\ufeff"), batch[1:])
             for begin in range(0, len(lines), size):
-                newer = rows_of_lines([header, *lines[begin : begin + size]], table.names)
+                newer = self.dated(rows_of_lines([header, *lines[begin : begin + size]], table.names))
                 in_order = self._in_order(newer, past, read)
                 for some in [newer] if in_order else [newer.iloc[[row]] for row in range(len(newer))]:
                     names = [name for name, _ in grouped(some, STREAM, table.series)]

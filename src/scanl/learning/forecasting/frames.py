@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -22,7 +21,7 @@ from scanl.data.series.columns import as_table, grouped
 from scanl.data.series.outlook import NEWER, Outlook, in_zone, joined
 from scanl.data.series.series import Collection, Series, check_order, continued
 from scanl.data.series.table import Table
-from scanl.data.series.times import form_of, times
+from scanl.data.series.times import as_dates, form_of, times
 from scanl.data.splits import Piece
 from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 from scanl.files import written_whole
@@ -54,9 +53,8 @@ class FrameTable(Table):
     def read(self, path: Path, least: int = 2) -> Any:
         return self.frame
 
-    @cached_property
-    def parts(self) -> list[list[Piece]]:
-        ends = [len(member) - self.horizon for member in self.collection.series]  # the last rows are ahead
+    def divide(self, series: Sequence[Series]) -> list[list[Piece]]:
+        ends = [len(member) - self.horizon for member in series]  # the last rows are ahead
         return [[(i, 0, end) for i, end in enumerate(ends)], [], []]
 
     def take(self, frame: Any, like: Collection | None = None) -> None:
@@ -66,6 +64,8 @@ class FrameTable(Table):
         training = self.collect(filled, PATH, like)
         ahead = continued(filled, PATH, self.roles, self.horizon, freq=self.freq)
         self.collection = self.collect(ahead, PATH, training)
+        if like is None:
+            self.find_season(self.collection)
         self.check_answers(self.collection)
 
 
@@ -178,7 +178,7 @@ class Frames:
         table = self._fitted("predict")
         with _messages():
             levels = self._levels(levels)
-            rows = table.frame if df is None else in_zone(self._rows(df), PATH, table.frame, PATH, "ds")[0]
+            rows = table.frame if df is None else in_zone(self._rows(df, self._form), PATH, table.frame, PATH, "ds")[0]
             outlook = self._outlook(table, rows, X)
             return self._named(self._forecasts.frame(outlook, outlook.last, self.horizon, levels))
 
@@ -191,7 +191,7 @@ class Frames:
         table = self._fitted("update")
         with _messages():
             frame = table.frame.assign(ds=times(table.frame, PATH, "ds")[0])
-            newer = self._rows(df)
+            newer = self._rows(df, self._form)
             newer = newer.assign(unique_id=_like(newer["unique_id"], frame["unique_id"]))
             more = joined(table, newer, PATH, frame).drop(columns=NEWER)
             Outlook(table, more, PATH)  # raises for rows that cannot be forecast
@@ -355,15 +355,22 @@ class Frames:
             raise ConfigError(f"frames: X is none, expected a frame with {names} at the {self.horizon} steps ahead")
         if known is not None and not self.future:
             raise ConfigError("frames: X is given, expected none because future is ()")
-        return Outlook(table, rows, PATH, None if known is None else (as_table(known, "frames: X"), Path("X")))
+        if known is None:
+            return Outlook(table, rows, PATH)
+        known = as_table(known, "frames: X")
+        known = known.assign(ds=as_dates(known["ds"], self._form)) if "ds" in known.columns else known
+        return Outlook(table, rows, PATH, (known, Path("X")))
 
-    def _rows(self, df: Any) -> Any:
-        """Return a frame in the order of series and times. Raises DataError for what is no such frame."""
+    def _rows(self, df: Any, form: str | None = None) -> Any:
+        """Return a frame in the order of series and times. Raises DataError for what is no such frame.
+
+        form: in which times are read first, as `form_of` returns it.
+        """
         frame = as_table(df, "frames: df")
         for name in COLUMNS:
             if name not in frame.columns:
                 raise DataError(f"frames: df has no column {name!r}, expected unique_id, ds and y")
-        frame = frame.reset_index(drop=True)
+        frame = frame.assign(ds=as_dates(frame["ds"], form)).reset_index(drop=True)
         codes, clock = pd.factorize(frame["unique_id"].astype(str))[0], times(frame, PATH, "ds")[1]
         order = np.lexsort((clock.marks, codes))
         frame, clock = frame.iloc[order].reset_index(drop=True), clock[order]

@@ -82,7 +82,7 @@ class SeriesForecastOptions:
     topic = "forecast"
 
     horizon: Annotated[int, "steps to forecast; 1 to generate"] = 12
-    season: Annotated[int | None, "steps of a season; none: what the calendar says"] = None
+    season: Annotated[int | None, "steps of a season; none: of the calendar, or else of the numbers"] = None
     freq: Annotated[
         str | None, "how far a step is from the next, as pandas says it: h, D, B, ME; none: as inferred"
     ] = None
