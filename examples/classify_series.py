@@ -3,7 +3,7 @@
     python classify_series.py
     python classify_series.py --layer lru
 
-Needs `pip install 'scanl[sklearn]'`. The 1,797 digits come with scikit-learn. Without a layer, random linear
+Needs `pip install -e '.[sklearn]'`. The 1,797 digits come with scikit-learn. Without a layer, random linear
 recurrences read the series, and a readout of them is fitted in closed form, in seconds. With a layer, a stack of it is
 trained.
 """

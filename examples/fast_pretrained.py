@@ -2,7 +2,7 @@
 
     python fast_pretrained.py state-spaces/mamba-130m-hf --text notes.txt
 
-Needs `pip install 'scanl[hub]'`. Without a name it takes a small Mamba with random weights and downloads nothing.
+Needs `pip install -e '.[hub]'`. Without a name it takes a small Mamba with random weights and downloads nothing.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python forecast_table.py sales.csv --time month --target sales --horizon 12
 
-Needs `pip install 'scanl[series,sklearn]'`. Without a file it reads the weekly carbon dioxide at Mauna Loa, which the
+Needs `pip install -e '.[series,sklearn]'`. Without a file it reads the weekly carbon dioxide at Mauna Loa, which the
 package statsmodels has.
 """
 

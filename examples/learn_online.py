@@ -3,7 +3,7 @@
     python learn_online.py                      a sensor that is simulated; its rhythm changes half way
     tail -f readings.txt | python learn_online.py -     a number a line
 
-Needs `pip install 'scanl[online]'`, for river's detector of drift. No sample is kept, so memory does not grow.
+Needs `pip install -e '.[online]'`, for river's detector of drift. No sample is kept, so memory does not grow.
 """
 
 import argparse

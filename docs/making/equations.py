@@ -104,8 +104,8 @@ def parse(text: str, script: bool = False) -> list[Atom]:
             opening, close = ("√", "") if inner.isalnum() else ("√(", ")")
             atoms.append(Atom(rf"\sqrt{{{latex(inner)}}}", opening, parse(inner), close))
         elif match["quoted"] or match["snake"]:
-            name = token.strip("`").replace("_", r"\_")
-            atoms.append(Atom(rf"\text{{{name}}}", token.strip("`"), word=not after.startswith("(")))
+            name = token.strip("`")  # in \text an underscore is a letter
+            atoms.append(Atom(rf"\text{{{name}}}", name, word=not after.startswith("(")))
         elif match["word"]:
             atoms.append(_word(token, after, script, bool(atoms) and atoms[-1].word))
         elif token == "<" and before in " (" and after[:1].isalpha():

@@ -247,8 +247,17 @@ def _costs(cls: type[Layer], layer: Layer) -> str:
         ]
     text = f"At a width of {WIDTH}, with the default options:\n\n" + table(("", ""), rows)
     if cls.state is not None and not layer.bidirectional:
-        text += "\n\nThe state:\n\n" + "\n".join(f"- {prose(row)}" for row in state_rows(cls.state))
+        rows = dict.fromkeys(state_rows(cls.state, layer=layer))
+        text += "\n\nThe state:\n\n" + "\n".join(f"- {_state_row(row)}" for row in rows)
     return text
+
+
+def _state_row(row: str) -> str:
+    """Return a line of a state whose name and axes are code."""
+    declared, mark, meaning = row.partition(": ")
+    shape = re.match(r"\w+(?: \((?:[^()]|\([^()]*\))*\))?", declared)
+    assert shape is not None, row
+    return f"`{shape[0]}`{prose(declared[shape.end() :])}{mark}{prose(meaning)}"
 
 
 def _recurrence(measured: SurveyColumns | None, layer: Layer) -> str:

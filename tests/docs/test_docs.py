@@ -16,6 +16,7 @@ from making import filling
 from scanl.ops import registry
 
 ROOT = Path(__file__).parents[2]
+CELL = re.compile(r"(?<!\\)\|")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *filling.pages()]
 
 
@@ -100,6 +101,26 @@ def test_every_page_is_in_the_contents():
 def test_no_page_is_long(page):
     """A page has one subject. Those that are made from the code have what the code has."""
     assert len(_text(page).encode()) <= 8192
+
+
+@pytest.mark.parametrize("page", filling.pages(), ids=_name)
+def test_tables_end_before_the_text(page):
+    """A line of text below a row would be a row. Its cells are as many as those above it."""
+    text = re.sub(r"^```.*?^```", "", _text(page), flags=re.DOTALL | re.MULTILINE)
+    for row, below in itertools.pairwise(text.splitlines()):
+        assert not row.startswith("| ") or below.startswith("|") or not below, below
+        if row.startswith("|") and below.startswith("|"):
+            assert len(CELL.findall(row)) == len(CELL.findall(below)), below
+
+
+def test_an_extra_is_installed_in_one_way():
+    """From a clone, quoted; by its name in a message, whose reader has scanl."""
+    files = [*PAGES, *(ROOT / "examples").glob("*.*"), *(ROOT / "src").rglob("*.py")]
+    for path in files:
+        for line in re.findall(r"pip install (?:-e )?\S*(?:scanl|\.\[)\S*", _text(path)):
+            own = r"'scanl\[[\w,{}-]+\]'" if path.is_relative_to(ROOT / "src") else r"-e '\.\[[\w,-]+\]'"
+            wheel = r"'scanl-[\d.]+-py3-none-any\.whl\[[\w,]+\]'"
+            assert re.match(rf"pip install (?:{own}|{wheel})", line), (path, line)
 
 
 def test_changes_are_written_down():

@@ -81,6 +81,7 @@ def test_equations_keep_what_they_say():
         ("h_t = a_t * h_{t-1}", r"h_{t}=a_{t}\odot h_{t -1}", "h_t = a_t ⊙ h_t_−_1"),
         ("S_t = S_{t-1} + k_t v_t^T", r"S_{t}=S_{t -1}+k_{t}v_{t}^{\top }", "S_t = S_t_−_1 + k_t v_t^T"),
         ("q_t . k_j / sqrt(K)", r"q_{t}\cdot k_{j}/\sqrt{K}", "q_t·k_j/√K"),
+        ("r < `max_length`", r"r <\text{max_length}", "r < max_length"),
         ("i_t = exp(i'_t) where c", r"i_{t}=\operatorname{exp}({i'}_{t})\ \text{where}\ c", "i_t = exp(i′_t) where c"),
     ],
 )  # fmt: skip
@@ -178,6 +179,7 @@ def test_a_page_has_its_parts(gla):
         "8,192 floats",
         "`copy` 1.00",
         "`num_heads = 4`: H, number",
+        "- `recurrent (B, *memory)`: S",
     ):
         assert part in gla
     assert get("gla").id not in gla  # a reader cannot look it up

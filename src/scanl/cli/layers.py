@@ -162,7 +162,7 @@ def describe_layer(name: str, dim: int) -> str:
     parameters = sum(p.numel() for p in layer.parameters())
     state = step = "none: it reads the whole sequence"
     if not layer.bidirectional:
-        carried = "" if cls.state is None else "; ".join(["", *state_rows(cls.state)])
+        carried = "" if cls.state is None else "; ".join(["", *dict.fromkeys(state_rows(cls.state, layer=layer))])
         state = f"{state_size(layer):,} floats a sequence at dim {dim}{carried}"
         counted = " for each evaluation of its map" if layer.op == FIXED_POINT else ""
         step = f"{step_cost(layer):,} multiplications by matrices at dim {dim}{counted}"

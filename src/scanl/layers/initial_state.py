@@ -150,8 +150,11 @@ def fields(form: StateFields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
     return list(form.parts.items()) if isinstance(form, StateFields) else DECLARED_FORMS[form]
 
 
-def rows(form: Form, name: str = "state") -> Iterator[str]:
-    """Yield a line for each tensor of a state: its name, its axes, its meaning."""
+def rows(form: Form, name: str = "state", layer: StatefulLayer | None = None) -> Iterator[str]:
+    """Yield a line for each tensor of a state: its name, its axes, its meaning.
+
+    layer: with it, the tensors of a layer inside take the place of the layer's name.
+    """
     if isinstance(form, StateAxes):
         kind = {torch.float32: "", torch.complex64: ", complex"}.get(
             form.dtype, f", {form.dtype}".replace("torch.", "")
@@ -164,10 +167,15 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
     elif isinstance(form, TensorTuple):
         yield f"{name}: {form.meaning}, a tensor for each of {form.shapes}"
     elif isinstance(form, InnerState):
-        yield f"{name}: the state of {form.attribute}" + (f", {form.meaning}" if form.meaning else "")
+        inner: Any = None if layer is None else getattr(layer, form.attribute)
+        if not form.meaning and getattr(inner, "state", None) is not None:
+            yield from rows(inner.state, name, inner)
+            return
+        owned = "its own state" if name == form.attribute else f"the state of {form.attribute}"
+        yield f"{name}: {owned}" + (f", {form.meaning}" if form.meaning else "")
     else:
-        for component, inner in fields(form):
-            yield from rows(inner, component)
+        for component, inside in fields(form):
+            yield from rows(inside, component, layer)
 
 
 class _OfLayer(ast.NodeTransformer):

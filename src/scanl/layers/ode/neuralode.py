@@ -134,7 +134,7 @@ class NeuralODE(TimedCell):
         except ImportError as error:
             raise ConfigError(
                 f"{self._who()}: method is {self.method!r}, expected one of {', '.join(METHODS)} because torchdiffeq "
-                "is not installed; pip install scanl[ode]"
+                "is not installed; pip install 'scanl[ode]'"
             ) from error
 
         def flow(_: Tensor, h: Tensor) -> Tensor:
