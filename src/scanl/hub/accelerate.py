@@ -24,6 +24,7 @@ class AcceleratedModule(NamedTuple):
 
     module: its name in the model.   kind: its class.   original, now: what computes it without and with the patch.
     note: what the patch corrects. If the module was not patched, `now` is empty and `note` gives the reason.
+    calls: what computes calls of which lengths, and why.
     """
 
     module: str
@@ -31,6 +32,7 @@ class AcceleratedModule(NamedTuple):
     original: str
     now: str
     note: str
+    calls: tuple[str, ...] = ()
 
 
 class Report(tuple[AcceleratedModule, ...]):
@@ -44,18 +46,32 @@ class Report(tuple[AcceleratedModule, ...]):
     def __str__(self) -> str:
         if not self:
             return "this model has no recurrent module of transformers or torch: nothing was changed"
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for row in self:
-            groups.setdefault(row[1:], []).append(row.module)
         lines = [("modules", "class", "before", "now", "note")]
-        for (kind, original, now, note), names in groups.items():
-            shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-            lines.append((shown, kind, original, now or "left alone", note))
+        for names, row in self._groups():
+            lines.append((names, row.kind, row.original, row.now or "left alone", row.note))
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
         return "\n".join(
             "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[4]]).rstrip()
             for line in lines
         )
+
+    def explain(self) -> str:
+        """Return what computes which calls of each module, and why: torch's own forward where it takes less time."""
+        return "\n".join(
+            line
+            for names, row in self._groups()
+            for line in (f"{names} ({row.kind}):", *(f"  {text}" for text in row.calls or (f"left alone: {row.note}",)))
+        )
+
+    def _groups(self) -> list[tuple[str, AcceleratedModule]]:
+        """Return one of all equal modules, with the name of the first and how many more there are."""
+        groups: dict[Any, list[AcceleratedModule]] = {}
+        for row in self:
+            groups.setdefault(row[1:], []).append(row)
+        return [
+            (rows[0].module if len(rows) == 1 else f"{rows[0].module} and {len(rows) - 1} more", rows[0])
+            for rows in groups.values()
+        ]
 
 
 def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
@@ -96,9 +112,8 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
                 forwards.replace(module, _run(functools.partial(_forward, patch), exact))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
-            rows.append(
-                AcceleratedModule(name, type(module).__name__, patch.original, "" if reason else patch.runs, note)
-            )
+            runs, calls = ("", ()) if reason else (patch.runs, patch.calls())
+            rows.append(AcceleratedModule(name, type(module).__name__, patch.original, runs, note, calls))
     if any(row.now for row in rows):
         for module in model.modules():
             if _is_model(module):

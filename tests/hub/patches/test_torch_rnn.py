@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from scanl import hub
+from scanl import hub, ops
 from scanl.hub import patches
 
 WIDTH, HIDDEN, BATCH, STEPS = 5, 6, 3, 7
@@ -21,9 +21,10 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(autouse=True)
-def _lstm_of_batches(monkeypatch):
-    """Test the LSTM for the calls too that its patch leaves to torch because torch is as fast."""
-    monkeypatch.setattr(patches.torch_rnn.LSTMPatch, "takes", patches.torch_rnn.TorchPatch.takes)
+def _every_call(monkeypatch):
+    """Test the calls too that a patch leaves to torch because torch is as fast."""
+    for patch in (patches.torch_rnn.TorchPatch, patches.torch_rnn.LSTMPatch):
+        monkeypatch.setattr(patch, "pays", classmethod(lambda *args, **kwargs: True))
 
 
 def draw(*shape):
@@ -234,6 +235,28 @@ def test_lstm_only_where_torch_is_slower(monkeypatch):
     assert not called
     module(input=pack_sequence([draw(STEPS, WIDTH)] * 2))
     assert called == ["lstm"]
+
+
+@pytest.mark.parametrize(("kind", "op"), [("gru", "gru"), ("tanh", "elman"), ("lstm", "lstm")])
+def test_short_calls_are_torchs_but_under_exact(monkeypatch, kind, op):
+    monkeypatch.undo()
+    module, own, called = build(kind, batch_first=True), build(kind, batch_first=True), ops_called(monkeypatch)
+    report = hub.accelerate(module)
+    short, long = draw(BATCH, 31, WIDTH), draw(BATCH, 40, WIDTH)
+    for x in (short, short[0], pack_sequence([short[0]])):
+        assert all(map(torch.equal, tensors(module(x)), tensors(own(x))))
+    assert not called
+    if kind != "lstm":
+        module(long)
+        module(long[0])
+        module(pack_sequence([long[0], short[0]]))
+        assert called == 3 * [op]
+        assert " steps on, and under exact" in report.explain()
+    called.clear()
+    with ops.exact(), torch.no_grad():
+        module.float()(short.float())
+    assert called == [op]
+    assert "under exact" in report.explain()
 
 
 def test_models_without_transformers_need_no_transformers(monkeypatch):

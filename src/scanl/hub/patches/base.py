@@ -43,6 +43,11 @@ class Patch(ABC):
         """Whether `forward` computes this call. If not, the module's own forward does."""
         return True
 
+    @classmethod
+    def calls(cls) -> tuple[str, ...]:
+        """Return what computes which calls, and why: a line for each."""
+        return (f"calls of any length: {cls.runs}",)
+
 
 CACHES = ("cache", "past_key_values", "cache_params")  # names of the argument for a `Cache`: the last two before 5.24
 
