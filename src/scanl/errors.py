@@ -46,3 +46,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 def nearest(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """Return the error for an unknown name, with the message of `unknown`."""
     return ConfigError(unknown(kind, name, known))
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 row", "1,200 rows".
+
+    >>> counted(1, "row"), counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -97,11 +97,11 @@ def examined(model: Model, source: Source, exam: Exam) -> str:
     rows = {"this model": scores}
     rows |= {name: {source.metric: value} for name, value in exam.beside.items()}
     rows |= baselines(source, exam)
-    lines = [exam.title]
+    lines, width = [exam.title], 2 + max(map(len, rows))
     if len(scores) > 1:
-        lines.append("  " + " " * 16 + "".join(f"{name:>16}" for name in scores))
+        lines.append("  " + " " * width + "".join(f"{name:>16}" for name in scores))
         for name, row in rows.items():
             cells = (f"{row[score]:{exam.digits}}" if score in row else "" for score in scores)
-            lines.append(f"  {name:<16}" + "".join(f"{cell:>16}" for cell in cells))
+            lines.append(f"  {name:<{width}}" + "".join(f"{cell:>16}" for cell in cells))
         return "\n".join(lines)
-    return "\n".join([*lines, *(f"  {name:<12}{row[source.metric]:{exam.digits}}" for name, row in rows.items())])
+    return "\n".join([*lines, *(f"  {name:<{width}}{row[source.metric]:{exam.digits}}" for name, row in rows.items())])

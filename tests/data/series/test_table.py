@@ -543,7 +543,7 @@ BAD = {
     "another format": (write(text="a", name="t.xls"), [], "has the format '.xls', expected one of .csv, .tsv, "),
     "empty": (write(text=""), [], "t.csv is empty, expected a line of names"),
     "names alone": (write(text="ds,y\n"), [], "t.csv has 0 rows, expected at least 2"),
-    "one row": (write(text="ds,y\n2024-01-01,1\n"), [], "t.csv has 1 rows, expected at least 2"),
+    "one row": (write(text="ds,y\n2024-01-01,1\n"), [], "t.csv has 1 row, expected at least 2"),
     "wrong encoding": (write(text="ds,y,näme\n".encode("latin-1")), [], "t.csv is not UTF-8: it has the invalid byte"),
     "ragged rows": (write(text="ds,y\n1,2\n1,2,3\n"), [], "cannot be read: Error tokenizing data"),
     "longer rows": (write(text="ds,y\n1,2,3\n1,2,3\n"), [], "cannot be read: Length of header"),
@@ -560,7 +560,8 @@ BAD = {
     "infinite": (write(at(7, "y", math.inf)), [], "column 'y' is inf in row 8, expected a finite number"),
     "beyond float32": (write(at(7, "y", 1e300)), [], r"column 'y' is 1e\+300 in row 8, expected a finite number"),
     "unsorted": (write(waves(rows=60).iloc[::-1]), [], "the times 'ds' go back in its row 2; sort the table by time"),
-    "the same time twice": (write(TWO.sort_values("ds")), [], "two rows have the same time 'ds'; name the series"),
+    "the same time twice": (write(TWO.sort_values("ds")), [], "same time 'ds'; name the series: --series id;"),
+    "two series": (write(TWO), [], "go back in its row .*; name the series: --series id$"),
     "time zones": (
         write(at(9, "ds", "2024-01-10T00:00:00+02:00")), [],
         "column 'ds' has times of several time zones or formats; write all alike",

@@ -273,7 +273,7 @@ def test_mistakes_are_one_message(tmp_path):
         ),
         (lambda: model.cross_validation(frame(12), 0), ConfigError, "n_windows is 0, expected a whole number of at"),
         (lambda: Frames.load(tmp_path), CheckpointError, "has no frames.json and rows.parquet, expected a folder of"),
-        (lambda: Frames(3, season=0).fit(frame()), ConfigError, "frames: horizon is 3 and season is 0, expected at"),
+        (lambda: Frames(3, season=0).fit(frame()), ConfigError, "frames: season is 0, expected at least 1"),
         (lambda: Frames(3, freq="h").fit(frame()), ConfigError, "frames: freq is 'h', expected none because the times"),
     ):
         with pytest.raises(error, match=re.escape(message)) as raised:

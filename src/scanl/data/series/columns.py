@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.errors import ConfigError, DataError, unknown
+from scanl.errors import ConfigError, DataError, counted, unknown
 from scanl.files import written_whole
 
 KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".feather", ".xlsx", ".npz")
@@ -76,7 +76,7 @@ def read_tables(paths: Sequence[Path], names: Sequence[str] = (), least: int = 2
     result = pd.concat(named, ignore_index=True)
     if len(result) < least:
         raise DataError(
-            f"table: {paths[0]} and {len(paths) - 1} more have {len(result)} rows, expected {least} or more"
+            f"table: {paths[0]} and {len(paths) - 1} more have {counted(len(result), 'row')}, expected {least} or more"
         )
     return result
 
@@ -105,7 +105,7 @@ def read_table(path: Path, names: Sequence[str] = (), least: int = 2) -> Any:
         raise DataError(f"table: {path} is empty, expected a line of names and rows below it")
     frame = _read(path, tuple(names), about.st_mtime_ns, about.st_size)
     if len(frame) < least:
-        raise DataError(f"table: {path} has {len(frame)} rows, expected at least {least}")
+        raise DataError(f"table: {path} has {counted(len(frame), 'row')}, expected at least {least}")
     return frame
 
 

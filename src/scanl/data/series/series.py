@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scanl.data.series.columns import Numbers, column, grouped, indicators, is_text, labels, numbers, refuse_overlap
 from scanl.data.series.frequency import CYCLES, DAY, MAX_ABSENT_SHARE, SLACK, Counts, Frequency, frequencies
 from scanl.data.series.times import Times, times
-from scanl.errors import ConfigError, DataError
+from scanl.errors import ConfigError, DataError, counted
 
 
 @dataclass
@@ -178,8 +178,10 @@ def series_of(
     constant = texts.columns(frame, path, roles.static, "a static covariate")
     clock = _rows(len(frame)) if roles.time is None else times(frame, path, roles.time)[1]
     groups = grouped(frame, path, roles.series)
+    alone = roles.time is not None and roles.series is None
+    named = _column_of_series(frame, roles, clock) if alone and (np.diff(clock.marks) <= 0).any() else None
     for name, rows in groups:
-        _check(path, name, roles, clock[rows], constant[rows], answers[rows] if answered else None)
+        _check(path, name, roles, clock[rows], constant[rows], answers[rows] if answered else None, named)
     clocks = [_rows(len(rows)) if roles.time is None else clock[rows] for _, rows in groups]
     steps = _Steps.of(clocks, freq, like)
     steps.check(path, roles.time, like)
@@ -375,24 +377,43 @@ def _holidays(country: str | None, clock: Times, step: float) -> list[Numbers]:
     return [np.array([day in calendar for day in days.date], np.float64)]
 
 
-def check_order(path: Path, name: str, time: str, when: Times) -> None:
-    """Raise DataError for a series in which two times are equal or times go back. time: their column."""
+def check_order(path: Path, name: str, time: str, when: Times, column: str | None = None) -> None:
+    """Raise DataError for a series in which two times are equal or times go back. time: their column.
+
+    column: one that may name the series, if the table is taken as one series.
+    """
     of = f" of series {name!r}" if name else ""
-    steps = np.diff(when.marks)
+    steps, hint = np.diff(when.marks), "" if name else f"; name the series: --series {column or 'COLUMN'}"
     if (steps == 0).any():
         at = when.at(when.marks[[(steps == 0).argmax()]])[0]
-        hint = "" if name else "; name the series: --series COLUMN"
         hint += "; if the clock goes back there, write times in UTC" if when.dates and when.zone is None else ""
         raise DataError(f"table: {path}: two rows{of} have the same time {time!r}{hint}; it is {at}")
     if (steps < 0).any():
         row = int((steps < 0).argmax()) + 2
-        raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}; sort the table by time")
+        hint = hint if column else "; sort the table by time"
+        raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}{hint}")
 
 
-def _check(path: Path, name: str, roles: Roles, when: Times, constant: Numbers, answers: Any) -> None:
+def _column_of_series(frame: Any, roles: Roles, when: Times) -> str | None:
+    """Return a column without a role that tells series apart: in each of its groups the times go forward."""
+    import pandas as pd
+
+    used = {name for _, names in roles.titles for name in names}
+    for name in frame.columns:
+        if name in used or pd.api.types.is_float_dtype(frame[name]) or not 1 < frame[name].nunique() <= len(frame) / 2:
+            continue
+        groups = pd.Series(when.marks).groupby(frame[name].to_numpy())
+        if all(group.is_monotonic_increasing and group.is_unique for _, group in groups):
+            return str(name)
+    return None
+
+
+def _check(
+    path: Path, name: str, roles: Roles, when: Times, constant: Numbers, answers: Any, column: str | None
+) -> None:
     of = f" of series {name!r}" if name else ""
     if roles.time is not None:
-        check_order(path, name, roles.time, when)
+        check_order(path, name, roles.time, when, column)
     if len(constant) and not ((constant == constant[0]) | np.isnan(constant)).all():
         raise DataError(
             f"table: {path}: a static covariate changes{of}, expected one value because it is among "
@@ -413,8 +434,10 @@ def _usual_step(clocks: Sequence[Times]) -> float:
 
 def _summary(all_series: list[Series], answers: Any, cycles: int, regular: bool) -> str:
     missing = float((answers < 0).mean() if answers.ndim == 1 else np.isnan(answers).mean())
-    parts = [f"{len(all_series)} series of {min(map(len, all_series)):,} to {max(map(len, all_series)):,} steps"]
+    shortest, longest = min(map(len, all_series)), max(map(len, all_series))
+    steps = counted(longest, "step") if shortest == longest else f"{shortest:,} to {counted(longest, 'step')}"
+    parts = [f"{len(all_series):,} series of {steps}"]
     parts += [f"{missing:.1%} of the target is missing"] if missing else []
     parts += ["times are irregular: durations are an input"] if not regular else []
-    parts += [f"{cycles} cycles of the calendar"] if cycles else []
+    parts += [f"{counted(cycles, 'cycle')} of the calendar"] if cycles else []
     return ", ".join(parts)

@@ -69,8 +69,9 @@ class SeriesSource(Source):
 
     def ask_for(self, asked: type[SeriesQuestion]) -> None:
         """Set the question and the metric. Raises ConfigError for options that do not fit the question."""
-        if self.horizon < 1 or (self.season is not None and self.season < 1):
-            raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
+        for name in ("horizon", "season"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"table: {name} is {value}, expected at least 1")
         if self.origins is not None and (self.origins < 1 or not asked.ahead):
             expected = "at least 1" if asked.ahead else "none because nothing is forecast"
             raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
@@ -120,5 +121,10 @@ class SeriesSource(Source):
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
+    @property
+    def described(self) -> str:
+        """The file, its series, and what the question adds, in a line."""
+        return f"{self.path.name}: {self.collection.summary}{self.asking.describe()}"
+
     def __str__(self) -> str:
-        return f"x {self.length} steps of {self.path.name}: {self.collection.summary}{self.asking.describe()}"
+        return f"x {self.length} steps of {self.described}"
