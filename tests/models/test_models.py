@@ -34,6 +34,7 @@ from scanl.models import (
 from scanl.models.block import make_norm
 from scanl.models.decoding.sampling import distribution, sample
 from scanl.models.saving import recorded
+from scanl.options import options as options_of
 
 COVERS = [
     "models/block", "models/heads/classifier", "models/embedding", "models/decoding/generation", "models/inputs",
@@ -781,3 +782,15 @@ def test_every_layer_fits_each_model(name):
         assert outputs.shape == shape
         assert outputs.isfinite().all()
         assert not torch.equal(outputs[0], outputs[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in layers.names() if "max_length" in options_of(layers.get(name))])
+def test_a_stack_knows_the_longest_sequence_that_it_reads(name):
+    stack = Stack(DIM, 1, layers.build(name, DIM, **layers.get(name).sample))
+    for steps in (80, 81):  # what the samples have as `max_length`
+        if steps <= (stack.longest or steps):
+            stack(torch.randn(1, steps, DIM))
+        else:
+            with pytest.raises(ShapeError, match=f"{steps}, expected at most max_length|{steps} steps, expected"):
+                stack(torch.randn(1, steps, DIM))

@@ -93,6 +93,7 @@ class Layer(Module, metaclass=ConfiguredMeta):
 
     dim: int
     config: dict[str, Any]  # the options by name, as the constructor got them, defaults filled in
+    longest: int | None = None  # steps of the longest sequence that it reads; None: any
     bidirectional: bool = False  # True: reads future steps, so it is not causal and cannot stream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

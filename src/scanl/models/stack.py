@@ -62,6 +62,12 @@ class Backbone(ModelPart, Module, metaclass=ConfiguredMeta):
         return any(mixer.bidirectional for mixer in self.mixers())
 
     @property
+    def longest(self) -> int | None:
+        """Steps of the longest sequence that all layers read; None: any."""
+        limits = [layer.longest for layer in self.modules() if isinstance(layer, Layer)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
     def timed(self) -> bool:
         """Whether every layer takes the durations of steps, `timespans`."""
         return all("timespans" in mixer.takes for mixer in self.mixers())

@@ -45,7 +45,8 @@ class Attention(SoftmaxAttention):
     ) -> None:
         heads = num_heads if num_kv_heads is None else num_kv_heads
         super().__init__(dim, num_heads, heads, head_dim, max_length, rope_base, rope_fraction, bias, bias)
+        self.longest = max_length
 
     def run(self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> tuple[Tensor, SegmentMemory]:
-        check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.reach)
+        check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.longest)
         return self._attend(x, state, cu_seqlens)

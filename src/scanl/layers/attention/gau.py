@@ -138,10 +138,11 @@ class GAU(GatedAttentionUnit):
         causal: options.Causal = True,
     ) -> None:
         super().__init__(dim, z_dim, expand, max_length, position_bias, rope_fraction, rope_base, causal, 2)
+        self.longest = max_length
 
     def run(self, x: Tensor, state: GAUState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, GAUState]:
         keys, values, past = state or (None, None, None)
-        check_length(self._who(), x, past, cu_seqlens, self.reach)
+        check_length(self._who(), x, past, cu_seqlens, self.longest)
         blocks = Blocks(x, past, self.reach, cu_seqlens, self.causal)
         u, v, heads = self._operands(x, past, cu_seqlens)
         q, k = heads.unbind(2)

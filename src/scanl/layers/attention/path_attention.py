@@ -154,7 +154,8 @@ class PaTHAttention(Layer):
         super().__init__()
         shared = num_kv_heads or num_heads
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, shared, dim // num_heads
-        self.reach, self.conv_size, width = max_length, conv_size, shared * (dim // num_heads)
+        self.reach = self.longest = max_length
+        self.conv_size, width = conv_size, shared * (dim // num_heads)
         self.q_proj = nn.Linear(dim, dim, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for _ in range(2))
         if rank is None:
@@ -173,7 +174,7 @@ class PaTHAttention(Layer):
         nn.init.zeros_(self.bt_proj.bias)
 
     def run(self, x: Tensor, state: PaTHState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, PaTHState]:
-        check_length(self._who(), x, None if state is None else state.memory.position, cu_seqlens, self.reach)
+        check_length(self._who(), x, None if state is None else state.memory.position, cu_seqlens, self.longest)
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
         fresh = state is None or unread(state.memory)

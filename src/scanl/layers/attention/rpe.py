@@ -76,7 +76,8 @@ class RPE(Layer):
         width = unit if width is None else width
         if width % unit or width >= dim:
             self._refuse("width", width, f"a multiple of {unit} below dim={dim}")
-        self.dim, self.num_heads, self.reach, self.variant = dim, num_heads, max_length, variant
+        self.dim, self.num_heads, self.variant = dim, num_heads, variant
+        self.reach = self.longest = max_length
         self.widths = dim - width, width
         self.rnn = Elman(width)
         self.q_proj, self.k_proj, self.v_proj = (
@@ -89,7 +90,7 @@ class RPE(Layer):
 
     def run(self, x: Tensor, state: RPEState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RPEState]:
         keys, recurrent = state or (None, None)
-        check_length(self._who(), x, None if keys is None else keys.position, cu_seqlens, self.reach)
+        check_length(self._who(), x, None if keys is None else keys.position, cu_seqlens, self.longest)
         placed, entering = x.split(self.widths, -1)
         placed = placed + sinusoids(places(x, keys, cu_seqlens), self.widths[0]).to(x.dtype)
         r, recurrent = self.rnn(entering, recurrent, cu_seqlens=cu_seqlens)

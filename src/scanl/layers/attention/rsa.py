@@ -71,7 +71,7 @@ class RSA(SoftmaxAttention):
         causal: options.Causal = True,
     ) -> None:
         super().__init__(dim, num_heads, num_heads, head_dim, max_length, rope_base, rope_fraction, bias, bias)
-        self.causal, self.bidirectional = causal, not causal
+        self.longest, self.causal, self.bidirectional = max_length, causal, not causal
         kinds = {"mixed": KINDS, "regular": KINDS[:1], "cyclical": KINDS[1:]}[variant]
         self.kinds = [kinds[head % len(kinds)] for head in range(num_heads)]
         self.mu = nn.Parameter(torch.empty(num_heads).uniform_(-3, 3))
@@ -86,7 +86,7 @@ class RSA(SoftmaxAttention):
         self, x: Tensor, state: RSAState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, RSAState]:
         keys, recurrent = state or (None, None)
-        check_length(self._who(), x, None if keys is None else keys.position, cu_seqlens, self.reach)
+        check_length(self._who(), x, None if keys is None else keys.position, cu_seqlens, self.longest)
         q, k, v = self._projected(x, keys, cu_seqlens)
         attended, keys = (self._over if self.causal else self._over_all)(q, k, v, keys, cu_seqlens)
         with as_widened(x):

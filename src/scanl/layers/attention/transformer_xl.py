@@ -143,12 +143,11 @@ class TransformerXL(RelativeAttention):
         max_length: Annotated[options.MaxLength, 'length of the longest sequence with "growing"'] = 2048,
     ) -> None:
         super().__init__(dim, num_heads, head_dim, window, chunk_size, clamp)
-        self.variant, self.max_length = variant, max_length
+        self.variant, self.longest = variant, max_length if variant == "growing" else None
         self.reach = {"bounded": window + chunk_size, "same_length": window, "growing": max_length}[variant] - 1
 
     def over(self, x: Tensor, state: TransformerXLState, segments: CallSegments) -> tuple[Tensor, TransformerXLState]:
-        if self.variant == "growing":
-            check_length(self._who(), x, state.steps, None, self.max_length)
+        check_length(self._who(), x, state.steps, None, self.longest)
         inputs, steps = state.inputs.to(x.dtype), state.steps
         contexts = list(self._contexts(inputs, segments))
         codes = self.codes(max(past + piece.width for piece, past in contexts), x)

@@ -65,7 +65,7 @@ class LogLinearGatedDeltaNet(DeltaMemory):
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
-        self.max_length, self.levels = max_length, count_levels(max_length)
+        self.longest, self.levels = max_length, count_levels(max_length)
         self.memory = (self.num_v_heads, self.levels - 1, self.head_dim, self.head_v_dim)
         self.l_proj = nn.Linear(dim, self.num_v_heads * self.levels, bias=False)
         nn.init.normal_(self.l_proj.weight, std=0.02)
@@ -80,7 +80,7 @@ class LogLinearGatedDeltaNet(DeltaMemory):
             if readable(x):  # no step reads a level above these; all above hold the same, for which the last one stands
                 count = min(count, max(0, x.shape[1] - 1).bit_length() + 2)
         qkv, (memories, past), conv = self._read(x, state, cu_seqlens)
-        check_length(self._who(), x, past, cu_seqlens, self.max_length)
+        check_length(self._who(), x, past, cu_seqlens, self.longest)
         q, k = (unit(widen(tensor).unflatten(-1, (self.num_heads, -1)), 1e-6) for tensor in qkv[:2])
         v = widen(qkv[2]).unflatten(-1, (self.num_v_heads, -1))
         beta, g = widen(self.b_proj(x)).sigmoid(), self._log_decay(x)

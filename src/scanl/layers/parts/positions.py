@@ -23,12 +23,14 @@ def positions(count: Tensor, length: int, cu_seqlens: Tensor | None = None) -> t
     return (count[owner, 0] + steps - cu_seqlens[owner])[None], count + cu_seqlens.diff()[:, None]
 
 
-def check_length(who: str, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, max_length: int) -> None:
-    """Raise ShapeError if x makes a sequence longer than `max_length`; not where the length is not known.
+def check_length(who: str, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, longest: int | None) -> None:
+    """Raise ShapeError if x makes a sequence of more steps than `longest`; not where the length is not known.
 
-    past: the steps read before, one number for each sequence; None for 0.
+    past: the steps read before, one number for each sequence; None for 0.   longest: as in `Layer`.
     """
     length = x.shape[1]
+    if longest is None:
+        return
     unknown = torch.compiler.is_compiling() or x.device.type == "meta"
     if not unknown and (past is not None or cu_seqlens is not None):
         reached = x.new_zeros(1, dtype=torch.int64) if past is None else past.flatten()
@@ -36,8 +38,8 @@ def check_length(who: str, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | 
         length = int(reached.max()) if reached.numel() else 0
     elif past is not None or cu_seqlens is not None:
         return
-    if length > max_length:
+    if length > longest:
         raise ShapeError(
-            f"{who}: x makes a sequence of {length} steps, expected at most max_length={max_length}; build "
+            f"{who}: x makes a sequence of {length} steps, expected at most max_length={longest}; build "
             "the layer with a larger one"
         )

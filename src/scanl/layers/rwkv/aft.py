@@ -184,7 +184,7 @@ class AFT(Layer):
         if rank is not None and variant not in ("full", "local"):
             self._refuse("rank", rank, f"None because of variant={variant!r}")
         self.dim, self.variant, self.width, self.rank = dim, variant, size, rank
-        self.max_length = max_length
+        self.longest = max_length if variant in ("full", "local") else None
         self.window = max_length if variant == "full" else window
         self.to_q = nn.Linear(dim, size)
         self.to_k = nn.Linear(dim, num_heads if variant == "conv" else size)
@@ -248,11 +248,10 @@ class AFT(Layer):
         return o, AFTState(sums[0] if sums else (), keys, values, after)
 
     def _check_length(self, steps: Tensor) -> None:
-        if self.variant == "conv" or torch.compiler.is_compiling() or steps.device.type != "cpu" or not steps.shape[0]:
-            return
-        if steps.max() > self.max_length:
+        unknown = torch.compiler.is_compiling() or steps.device.type != "cpu" or not steps.shape[0]
+        if self.longest is not None and not unknown and steps.max() > self.longest:
             raise ShapeError(
-                f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.max_length}; "
+                f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.longest}; "
                 "build the layer with a larger one"
             )
 

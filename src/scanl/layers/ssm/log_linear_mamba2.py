@@ -56,7 +56,7 @@ class LogLinearMamba2(Mamba2):
         **mamba2: Any,
     ) -> None:
         super().__init__(dim, **mamba2)
-        self.max_length, self.levels = max_length, count_levels(max_length)
+        self.longest, self.levels = max_length, count_levels(max_length)
         rows = self.in_proj.out_features + self.num_heads * self.levels
         self.in_proj = nn.Linear(dim, rows, bias=self.in_proj.bias is not None)
         self.A_log = nn.Parameter(torch.arange(1.0, self.num_heads + 1).log())
@@ -65,7 +65,7 @@ class LogLinearMamba2(Mamba2):
     def run(  # pyright: ignore[reportIncompatibleMethodOverride]: its state is another
         self, x: Tensor, state: LogLinearMamba2State | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LogLinearMamba2State]:
-        check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.max_length)
+        check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.longest)
         begins = state is None and cu_seqlens is None
         state = self._begin(x, state, cu_seqlens)
         sizes = [self.width, sum(self.widths), self.num_heads, self.num_heads * self.levels]

@@ -93,7 +93,8 @@ class Mega(Layer):
         if position_bias == "rotary" and z_dim % 2:
             self._refuse("z_dim", z_dim, "an even number because position_bias is 'rotary'")
         self.dim, self.z_dim, self.hidden_dim = dim, z_dim, hidden_dim
-        self.chunk_size, self.max_length, self.activation = chunk_size, max_length, activation
+        self.chunk_size, self.activation = chunk_size, activation
+        self.longest = max_length if chunk_size is None else None
         self.reach = max_length if chunk_size is None else chunk_size
         self.move = MegaEMA(dim, state_dim)
         self.v_proj = nn.Linear(dim, hidden_dim)
@@ -115,8 +116,7 @@ class Mega(Layer):
                 f"{self._who()}: residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} from x"
             )
         average, keys, values, past = state or (None, None, None, None)
-        if self.chunk_size is None:
-            check_length(self._who(), x, past, cu_seqlens, self.max_length)
+        check_length(self._who(), x, past, cu_seqlens, self.longest)
         blocks = Blocks(x, past, self.reach, cu_seqlens)
         averaged, average = self.move(x, average, cu_seqlens=cu_seqlens)
         sizes = [self.dim, self.z_dim, self.hidden_dim, self.dim]

@@ -77,8 +77,9 @@ class NextTokenAnswerer(Answerer[NextToken]):
 def show_bytes(model: LanguageModel, source: Source, folder: Path, seed: int) -> None:
     """Write a sample of a model of bytes into the folder of a run."""
     if source.metric == BYTES:
+        longest = model.stack.longest or SAMPLE_BYTES + 1
         with written_whole(folder / "sample.txt") as temporary:
-            temporary.write_bytes(sample(model, SAMPLE_BYTES, seed))
+            temporary.write_bytes(sample(model, min(SAMPLE_BYTES, longest - 1), seed))
 
 
 def sample(model: LanguageModel, count: int, seed: int) -> bytes:

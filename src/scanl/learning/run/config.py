@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
@@ -346,6 +347,14 @@ def named(word: str) -> str | None:
     return None if name in OWN_SOURCES else name
 
 
+def check_accelerator(name: str) -> None:
+    """Raise ConfigError for an accelerator that torch does not find on this machine. Lightning checks other names."""
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there = {**gpus, "gpu": any(gpus.values()), "tpu": find_spec("torch_xla") is not None}
+    if not there.get(name, True):
+        raise ConfigError(f"train: accelerator is {name}, expected auto or cpu because this machine has none")
+
+
 def fitting_precision(accelerator: str) -> str:
     """Choose bfloat16 matrix products if the processor or the GPU has instructions for them, else float32."""
     if accelerator != "cpu" and torch.cuda.is_available():
@@ -371,6 +380,15 @@ def make_stack(config: Any) -> Stack:
         # A layer's constructor got a value of a wrong type, such as "width": "wide".
         options = {**config.layer_options, **config.channel_options}
         raise ConfigError(f"train: options {options} do not fit {config.layer}: {error}") from error
+
+
+def check_reach(who: str, layer: str, longest: int | None, steps: int, why: str) -> None:
+    """Raise ConfigError for layers that read `longest` steps at most, where more are to be read."""
+    if longest is not None and steps > longest:
+        raise ConfigError(
+            f"{who}: max_length of {layer} is {longest}, expected at least {steps} because {why}; give "
+            f"--layer-options.max_length {steps}"
+        )
 
 
 def build_model(config: TrainConfig, question: Question) -> Model:

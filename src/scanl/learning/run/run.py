@@ -1,13 +1,22 @@
 """A training run before its first step."""
 
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from scanl.data.base import PackedDocuments
 from scanl.errors import ConfigError
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
-from scanl.learning.run.config import TrainConfig, fitting_precision, make_algorithm, seeded_model, update_steps
+from scanl.learning.run.config import (
+    TrainConfig,
+    check_accelerator,
+    check_reach,
+    fitting_precision,
+    make_algorithm,
+    seeded_model,
+    update_steps,
+)
 from scanl.learning.run.folder import RunFolder
 
 if TYPE_CHECKING:  # importing Lightning takes seconds
@@ -25,6 +34,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, folder: RunFolder | None = None) -> None:
         config.check()
+        check_accelerator(config.run.accelerator)
         if config.training.steps is None and config.training.minutes is None:
             config.training.steps = 1000
         if config.run.precision == "auto":
@@ -34,6 +44,7 @@ class Run:
         self.model = seeded_model(config, self.source.question)
         self._check_fit()
         self.source.check()
+        self._check_length()
         self.algorithm = make_algorithm(config, self.source)
         if not config.in_one_segment:
             self._check_algorithm()
@@ -54,6 +65,15 @@ class Run:
                 f"train: algorithm is {config.training.algorithm}, expected bptt, in one segment, because the rows of "
                 f"{config.entry.name} are packed from several documents"
             )
+
+    def _check_length(self) -> None:
+        """Raise ConfigError for layers that cannot read the longest sequence of the measurements."""
+        longest = self.model.stack.longest
+        if longest is None:
+            return
+        measured = (self.source.unseen(0), self.source.exam(sample=True).examples)
+        steps = max(batch.length for batch in chain([self.source.batch(0, 1)], *measured))
+        check_reach("train", self.config.stack.layer, longest, steps, f"{self.config.entry.name} has such sequences")
 
     def _check_algorithm(self) -> None:
         """Raise ConfigError, before anything is written, for a model or sequences that the algorithm cannot learn."""

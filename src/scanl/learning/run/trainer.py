@@ -30,9 +30,13 @@ def make_trainer(
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # silence its start messages
+    logger = False
+    if config.run.tensorboard:
+        try:
+            logger = TensorBoardLogger("" if folder is None else folder.path, name="tensorboard", version="")
+        except ModuleNotFoundError as error:
+            raise ConfigError("train: tensorboard is not installed: pip install 'scanl[tensorboard]'") from error
     try:
-        at = "" if folder is None else folder.path
-        logger = TensorBoardLogger(at, name="tensorboard", version="") if config.run.tensorboard else False
         sharded, nodes = config.run.strategy == FSDP, machines()
         return pl.Trainer(
             accelerator=config.run.accelerator,
@@ -52,7 +56,5 @@ def make_trainer(
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
-    except ModuleNotFoundError as error:
-        raise ConfigError("train: tensorboard is not installed: pip install 'scanl[tensorboard]'") from error
     except (ValueError, RuntimeError, MisconfigurationException) as error:
         raise ConfigError(f"train: {str(error).splitlines()[0]}") from error
