@@ -6,7 +6,7 @@ import re
 def in_a_line(text: str) -> str:
     """Shorten jsonargparse's message to one line. Rewrite its message about a value of a wrong type."""
     text = " ".join(text.split())
-    wrong = re.match(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)$', text)
+    wrong = re.match(r'Parser key "([\w.]+)"(?: element \d+)?:.*(?:Got|Given) value: (.*)$', text)
     if wrong is None:
         return text
     kinds = [kind.replace("NoneType", "none") for kind in re.findall(r"Expected a <class '(\w+)'>", text)]

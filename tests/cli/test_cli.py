@@ -299,7 +299,8 @@ HEAVY = {"lightning", "matplotlib", "transformers", "numba", "triton", "torch._d
 # One after the other, in one process: what may not be imported yet becomes less.
 WAITING = [
     (
-        "import scanl; from scanl.cli import main; main(['--help']); main(['--version']); main(['trian'])",
+        "import scanl; from scanl.cli import main; main(['--help']); main(['--version']); main(['trian']); "
+        "main(['forecast', 'none']); main(['train', '--data', 'none.csv', '--question', 'forecast', '--target', 'y'])",
         HEAVY | {"torch", "numpy", "jsonargparse", "yaml"},
     ),
     ("scanl.ops, scanl.layers, scanl.models, scanl.tasks", HEAVY | {"jsonargparse"}),

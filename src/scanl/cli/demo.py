@@ -5,7 +5,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from scanl.learning.run.folder import free_name
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.picture import draw_loss, save_figure
 from scanl.models import LanguageModel
+from scanl.options import Range
 
 MARKS = (1_000, 10_000, 100_000)
 PROMPT = b"def "
@@ -48,7 +51,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add("--out", str | None, "run folder; none: runs/demo-N")
     parser.add("--data", str, "text to train on; none: Python's standard library", [], nargs="*", metavar="PATH")
     parser.add("--dim", int, "model width", 192)
-    parser.add("--marks", list[int], "context lengths to measure at", list(MARKS))
+    marks = Annotated[list[int], Range("numbers of at least 1 that grow", lambda marks, _: _grow(marks))]
+    parser.add("--marks", marks, "context lengths to measure at", list(MARKS))
     args = parser.parse(argv)
     out = args.out or str(free_name("demo"))
     # Three minutes of training cover so few bytes that a model smaller than the default gets a better score.
@@ -79,6 +83,10 @@ def run(argv: Sequence[str]) -> int:
     picture = draw(folder, ready.report, measured, dict(exam.beside))
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
+
+
+def _grow(marks: Sequence[int]) -> bool:
+    return all(last < mark for last, mark in pairwise([0, *marks])) and len(marks) > 0
 
 
 def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[ContextMeasurement]:

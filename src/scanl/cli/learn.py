@@ -8,9 +8,11 @@ from contextlib import nullcontext
 from tqdm import tqdm
 
 from scanl.cli.parser import Parser
+from scanl.learning.descent import seeded
 from scanl.learning.online.config import LearnConfig
 from scanl.learning.online.folder import OnlineFolder
 from scanl.learning.online.run import OnlineRun, stderr
+from scanl.learning.run.config import make_stack
 from scanl.learning.run.configuration import add_options
 
 PROGRESS_SAMPLES = 100  # samples between two looks at the clock for the progress line
@@ -20,6 +22,7 @@ def run(argv: Sequence[str]) -> int:
     """Learn from a stream, or go on with `--resume FOLDER`. Return exit code 130 when a signal ended the run."""
     config, folder = parse(argv)
     config.check()
+    check_names(config)
     if folder is None and config.run.out is not None:
         folder = OnlineFolder.fresh(config)
     with nullcontext() if folder is None else folder.locked():
@@ -42,6 +45,17 @@ def run(argv: Sequence[str]) -> int:
             else f"interrupted; saved. Go on with:\n  scanl learn --resume {folder.path}"
         )
     return 130 if interrupted else 0
+
+
+def check_names(config: LearnConfig) -> None:
+    """Raise ConfigError for an unknown layer, option of a layer or metric, before a sample is read."""
+    with seeded(0):
+        make_stack(config.stack)
+    if config.scoring.metrics:
+        from scanl.learning.online.scores import metric_class
+
+        for name in config.scoring.metrics:
+            metric_class(name)
 
 
 def parse(argv: Sequence[str]) -> tuple[LearnConfig, OnlineFolder | None]:

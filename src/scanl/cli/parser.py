@@ -11,6 +11,8 @@ from scanl.errors import ConfigError, nearest
 from scanl.options import Option, check
 from scanl.parsing import in_a_line
 
+UNREAD_CONFIG = re.compile("Unexpected config|Problems parsing config")  # how messages about a file begin
+
 
 class Parser(jsonargparse.ArgumentParser):
     """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage.
@@ -69,6 +71,10 @@ class Parser(jsonargparse.ArgumentParser):
             args = self.parse_args(argv, defaults=defaults)
         except jsonargparse.ArgumentError as error:
             text, advice = in_a_line(str(error)), f"see scanl {self.command} --help"
+            if UNREAD_CONFIG.match(text):
+                file = argv[argv.index("--config") + 1]
+                text = f"config is {file}, expected a YAML file of options in parts"
+                advice = "the config.yaml of a run is one"
             stray = re.match("unrecognized arguments: (.*)", text, re.IGNORECASE)
             if stray and self._words:
                 advice = f"give {self._words} {stray[1]}"

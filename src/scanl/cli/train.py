@@ -9,13 +9,15 @@ from typing import Any, cast
 
 from scanl.cli.evaluate import examined
 from scanl.cli.parser import Parser
-from scanl.data import sources
+from scanl.data import Source, Table, sources
 from scanl.data.series.source import SeriesSource
+from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import absolute
 from scanl.errors import ConfigError, DivergenceError, ScanlError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.progress import PrintedProgress
 from scanl.learning.questions import Model, answerer
+from scanl.learning.report import BYTES
 from scanl.learning.run import torchrun
 from scanl.learning.run.config import (
     OWN_SOURCES,
@@ -35,7 +37,13 @@ BACKTEST_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but re
 LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - BACKTEST_OPTIONS
 LOOP_OPTIONS |= {"recursive", "carry_state", "split"}
 
-CHOOSING = 0.85  # share of the choosing in a run with backtests, as its progress shows it; the last fit follows
+CHOOSING_SHARE = 0.85  # share of the choosing in a run with backtests, as its progress shows it; the last fit follows
+USE_COMMANDS: Mapping[str | None, str] = {  # by question
+    BYTES: "generate {} --prompt 'It was'",
+    "forecast": "forecast {} --out next.csv --picture next.png",
+    "generate": "generate {}",
+    **dict.fromkeys(("classify", "label", "regress"), "predict {} --data NEW"),
+}
 PRETRAINING = "pretraining"  # folder in a run's, of its self-pretraining
 RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
 
@@ -77,6 +85,8 @@ def _begin(argv: Sequence[str]) -> int:
     if not pretrained(ready) or not start(ready):
         return 130
     print(examined(ready.model, ready.source, ready.source.exam(sample=True)))
+    assert ready.folder is not None
+    say_next(ready.folder, config, ready.source)
     return 0
 
 
@@ -105,25 +115,31 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     folder = RunFolder.fresh(config)
     source = cast(SeriesSource, config.open_source())
     source.check()
-    print(f"choosing on the rows before the test part: {source}", file=sys.stderr, flush=True)
     minutes, progress = config.training.minutes or MINUTES, PrintedProgress()
-    choice = choose(source, fixed, minutes, progress.part(0.0, CHOOSING))
+    choice = choose(source, fixed, minutes, progress.part(0.0, CHOOSING_SHARE))
     config = config.changed({**choice.options, "minutes": None})
     config.check()
     config.source.data = [str(Path(path).resolve()) for path in config.source.data]
     collection, source = source.collection, cast(SeriesSource, config.open_source())
     source.collection = collection
-    model = fitted(source, choice, config.run.seed, progress.part(CHOOSING, 1.0))
+    model = fitted(source, choice, config.run.seed, progress.part(CHOOSING_SHARE, 1.0))
     progress.end()
-    words = ", ".join(f"{name} {value}" for name, value in choice.options.items() if name not in fixed)
-    print(f"run folder {folder.path}: chosen: {words}", file=sys.stderr, flush=True)
     folder.create(config)
+    print(f"{choice.sentence}\nrun folder {folder.path}: config.yaml has the options", file=sys.stderr, flush=True)
     with folder.locked():
         folder.save_model(model, source.digest())
         folder.write_text(folder.backtests, choice.table())
         answerer(source.question).show(model, source, folder.path, config.run.seed)
     print(examined(model, source, source.exam(sample=True)))
+    say_next(folder, config, source)
     return 0
+
+
+def say_next(folder: RunFolder, config: TrainConfig, source: Source) -> None:
+    """Say by which command a run is used."""
+    question = BYTES if source.metric == BYTES else config.source.question
+    use = USE_COMMANDS.get(question, "inspect {}").format(folder.path)
+    print(f"next: scanl {use}", file=sys.stderr)
 
 
 def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:
@@ -161,6 +177,8 @@ def refuse_unused(config: TrainConfig) -> None:
         similar = [other for other in SIMILAR_OPTIONS.get(name, ()) if other in names]
         flags = [f"--{_flag(other)}" if other in defaults else f"--data-options.{other}" for other in similar]
         hint = f"give {' and '.join(flags)}" if flags else f"leave out --{_flag(name)}"
+        if config.source.question is None and entry.name in OWN_SOURCES and name in Table.option_names():
+            hint = f"to read a table, give --question too: {', '.join(ASKS)}"
         raise ConfigError(f"train: {name} is {value}, but {entry.name} does not use it; {hint}")
 
 

@@ -256,8 +256,9 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
     assert train([*line, "--series", "id", "--dim", "8", "--out", str(tmp_path / "run")]) == 0
     out, err = capfd.readouterr()
     assert "seasonal naive" in out
-    assert "chosen: log True" in err
-    assert "dim" not in err.split("chosen:")[1]
+    assert "\nchosen: " in err
+    assert "of the logarithm; in the backtests it has 0." in err
+    assert err.endswith(f"next: scanl forecast {tmp_path / 'run'} --out next.csv --picture next.png\n")
     folder = RunFolder.open(tmp_path / "run")
     for path in (folder.weights, folder.backtests, folder.path / "forecast.png"):
         assert path.exists()
@@ -278,7 +279,7 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
 def test_without_time_some_simple_forecasts_are_left_out(tmp_path):
     source, heard = airline(tmp_path), Heard()
     choice = choose(source, {"log": False}, 1e-9, heard)
-    assert heard.lines[0] == "no time is left for simple forecasts from 9 last values; give more --minutes"
+    assert heard.lines[1] == "no time is left for simple forecasts from 9 last values; give more --minutes"
     assert choice.options["lags"] <= 17
     assert choice.options["steps"] == 0
 

@@ -350,7 +350,7 @@ def test_a_sample_is_called_one(text, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("scanl.data.text.text.MAX_HELD_BYTES", 64)
     assert train(text, tmp_path / "run") == 0
     out, err = capfd.readouterr()
-    assert "  held-out sample " in err.splitlines()[-1]
+    assert "  held-out sample " in err.splitlines()[-2]
     assert out.startswith("bits per byte on 64 bytes, a sample of 150 held out:")
 
 

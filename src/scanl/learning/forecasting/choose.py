@@ -22,20 +22,21 @@ from scanl.data.batch import Batch
 from scanl.data.series.forecast import SeriesForecast
 from scanl.data.series.source import SeriesSource
 from scanl.data.splits import VALIDATION, Piece
-from scanl.errors import ConfigError
-from scanl.learning.descent import descend
+from scanl.errors import ConfigError, counted
+from scanl.learning.descent import descend, seeded
 from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets, Trial, combined, mean, trial
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
-from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, make_stack
+from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, check_reach, make_stack
 from scanl.learning.run.plan import RunLength, rate
 from scanl.models import Forecaster
 
 MINUTES = 2.0  # of a run, if nothing else is said
 SIMPLE = 0.6  # share of the minutes for simple forecasts
+SIMPLE_SHARE = 0.4  # share of the simple forecasts in the work, for its progress, if a stack is tried
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 MIN_ERRORS = 200  # errors at a step ahead from which its own quantiles are taken
 LEAST_ROWS = 500  # of a table from which a stack can learn
@@ -71,6 +72,21 @@ class ForecasterChoice:
     quantiles: Numbers
     calibration: Numbers | None = None
 
+    @property
+    def sentence(self) -> str:
+        """What was chosen, and the error that it had in the backtests."""
+        options, errors = self.options, self.errors
+        maps, values = options["start"], counted(options["lags"], "value")
+        about = maps[0] if len(maps) == 1 else f"the mean of {len(maps)} linear maps of the last {values}"
+        about += " of the logarithm" * options["log"]
+        error = errors.get("simple forecasts", 1.0)
+        if options["steps"]:
+            about += f", and {options['layer']} of width {options['dim']}, which learns in {options['steps']} steps "
+            about += "what that leaves"
+            before, after = list(errors.values())[-2:]
+            error *= after / before
+        return f"chosen: {about}; in the backtests it has {error:.2f} of the seasonal naive's error"
+
     def table(self) -> str:
         """Return the errors as lines of CSV."""
         return "\n".join(["forecast,MASE", *(f"{name},{error:.6g}" for name, error in self.errors.items()), ""])
@@ -92,8 +108,10 @@ def choose(
     began = time.monotonic()
     until = began + 60 * minutes
     past = PastTargets.of(source)
+    check_fixed(past, fixed)
+    progress.note(f"choosing on the rows before the test part of {source.described}")
     learns = bool(fixed.get("steps", sum(past.ends) >= LEAST_ROWS))
-    border = SIMPLE if learns else 1.0
+    border = SIMPLE_SHARE if learns else 1.0
     windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, progress.part(0.0, border))
     lags = max(one.weights.shape[1] for one in chosen)
     forecasts = mean(chosen)
@@ -105,7 +123,7 @@ def choose(
         "lags": lags,
         "start": [str(one.map) for one in chosen],
         "distribution": "quantiles",
-        "sequence_length": max(2 * lags, 64),
+        "sequence_length": _length(lags),
         "calibrated": False,
         "steps": 0,
         **STACK,
@@ -117,6 +135,22 @@ def choose(
         folds = [np.mean([widened(one.folds[k], lags) for one in chosen], 0) for k in range(len(windows.folds))]
         _learn(source, past, choice, folds, fixed, until, progress.part(border, 1.0))
     return choice
+
+
+def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of which no forecaster can be made that reads all values of a forecast."""
+    for name in fixed.get("start", ()):
+        LagMap.of(name)
+    options = {**STACK, **fixed}
+    with seeded(0):
+        stack = make_stack(StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options}))
+    steps = fixed.get("sequence_length", _length(max(_sizes(past, fixed))))
+    check_reach("choose", options["layer"], stack.longest, steps, "a forecast may read so many values")
+
+
+def _length(lags: int) -> int:
+    """Return how many steps a forecast reads."""
+    return max(2 * lags, 64)
 
 
 def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int, progress: Progress = SILENCE) -> Forecaster:

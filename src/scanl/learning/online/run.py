@@ -38,7 +38,8 @@ class OnlineRun:
     def __init__(self, config: LearnConfig, folder: OnlineFolder | None, report: Report) -> None:
         config.check()
         self.config, self.folder, self.report = config, folder, report
-        self.stream = Stream(config, report)
+        self._notes: list[str] = []  # about the stream, until it is known that it can be learnt from
+        self.stream = Stream(config, self._note)
         self.skipped = self.scored = self.too_late = 0
         self.drifts: list[int] = []
         self.tables: list[RowFile] = []
@@ -47,6 +48,16 @@ class OnlineRun:
         stored = None if folder is None else folder.stored()
         if stored is not None:
             self._restore(stored)
+
+    def _note(self, line: str) -> None:
+        self._notes.append(line)
+        if self.loop is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        for line in self._notes:
+            self.report(line)
+        self._notes.clear()
 
     def _begin(self) -> Prequential:
         """Make the loop, by what the stream says of its samples."""
@@ -61,6 +72,7 @@ class OnlineRun:
             stack, learning = make_stack(self.config.stack), vars(self.config.learning)
             learner = Online(stack, kind, **learning, fade=scoring.fade, waiting=stream.waiting, scores=self.scores)
         self.loop = learner.begin(self.stream.inputs)
+        self._tell()
         return self.loop
 
     def _open_tables(self, sizes: list[int] | None) -> None:
@@ -85,6 +97,7 @@ class OnlineRun:
         try:
             with self._signals():
                 self._each(progress)
+            self._tell()
             self._save()
             if not self.stopped and self.tables and self.loop is not None:
                 self._write_scores(self.loop.count - 1)

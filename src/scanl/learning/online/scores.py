@@ -59,7 +59,7 @@ class Scores:
         self, kind: Answering, names: Sequence[str], window: int, fade: float, detector: str | None = None
     ) -> None:
         self.kind = kind
-        makes = [_metric(name) for name in names]
+        makes = [metric_class(name) for name in names]
         self.all = [make() for make in makes]
         self.windows: list[Any] = [Rolling(make, window) for make in makes]  # they have the methods of the metrics
         self.fading, self.naive = Fading(makes[0], fade), makes[0]()
@@ -138,7 +138,8 @@ def _unreadable(error: BaseException) -> CheckpointError:
     return CheckpointError(f"the scores of the checkpoint cannot be read: {' '.join(str(error).split())}")
 
 
-def _metric(name: str) -> type[Any]:
+def metric_class(name: str) -> type[Any]:
+    """Return the class of river's metric of this name. Raises ConfigError for an unknown one."""
     known = {metric.casefold(): metric for metric in metrics.__all__ if metric not in ("base", "multioutput")}
     if name.casefold() not in known:
         raise nearest("metric of river", name, sorted(known.values()))
