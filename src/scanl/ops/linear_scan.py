@@ -156,9 +156,9 @@ def _second(forward, inputs, results, cotangents, reverse, cu_seqlens):
     return lam, last, to_a, to_y, _at_start(to_before, reverse, cu_seqlens)
 
 
-_saved = {"saves": ("a", "y", "state"), "second": _second}
+_saved = {"saves": ("a", "y", "state"), "second": _second, "dtypes": HALF_DTYPES + FLOATING + COMPLEX}
 compiled(linear_scan, "cpu", devices=("cpu",), package="numba", **_saved)
-compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF_DTYPES + FLOATING + COMPLEX, **_saved)
+compiled(linear_scan, "triton", devices=("cuda",), package="triton", **_saved)
 
 
 @linear_scan.samples

@@ -96,7 +96,7 @@ def of_step(operand, row, steps, dtype):
     """Return the pointer to a row of an operand (B, T, E), by the row's index among all B·T."""
     b = row // steps
     place = b * operand.batch + (row - b * steps) * operand.time
-    return pointer(operand.at + itemsize(dtype) * place, dtype)  # pyright: ignore[reportCallIssue]
+    return pointer(operand.at + itemsize(dtype) * place, dtype)
 
 
 @helper(forceinline=True, error_model="numpy")
@@ -113,8 +113,8 @@ def state_before(ranges, n, i, row, reverse, state, numbers, history, pitch):
     state: the states (N, whole) that enter.   history: the state after each row, `pitch` elements apart.
     """
     if i == length(ranges, n) - 1:
-        return at(state, n * numbers)  # pyright: ignore[reportCallIssue]
-    return at(history, (row - 1 + 2 * reverse) * pitch)  # pyright: ignore[reportCallIssue]
+        return at(state, n * numbers)
+    return at(history, (row - 1 + 2 * reverse) * pitch)
 
 
 @helper(forceinline=True)
@@ -130,7 +130,7 @@ def apart(width, dtype):
 @helper()
 def copy(source, target, count):
     """Copy `count` elements between pointers. The loop compiles to one memory move."""
-    separate()  # pyright: ignore[reportCallIssue]
+    separate()
     for i in range(count):
         target[i] = source[i]
 
@@ -145,7 +145,7 @@ def clear(target, count):
 @helper()
 def add_up(total, recent, count):
     """Add partial sums to sums, and set them to zero."""
-    separate()  # pyright: ignore[reportCallIssue]
+    separate()
     for i in range(count):
         total[i] += recent[i]
         recent[i] = 0

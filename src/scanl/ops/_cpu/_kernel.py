@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from numba import types  # pyright: ignore[reportPrivateImportUsage]
+from numba import from_dtype, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 
 from scanl.ops._cpu._cache import MachineCode, source_digest
+from scanl.ops._cpu._half import HALF_TYPES
 from scanl.ops._cpu._helper import compiling
 from scanl.ops._cpu._slots import Slots, SlotsType
 from scanl.ops._cpu._team import SingleUnit, run
@@ -57,7 +58,7 @@ class Kernel:
         self._calls: dict[torch.dtype, tuple[Any, int]] = {}
 
     def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:
-        element = torch.empty(0, dtype=dtype).numpy().dtype
+        element = HALF_TYPES.get(dtype) or from_dtype(torch.empty(0, dtype=dtype).numpy().dtype)
         compiled = _CompiledFunction(self._function, self._source, SlotsType(self.slots, element))
         compiled.compile()
         address = compiled.address

@@ -1,8 +1,13 @@
 """Pointers as arguments of functions inside a kernel, which the compiler may take as not overlapping."""
 
+from typing import Any
+
+import numba.extending
 from llvmlite import ir
 from numba import types  # pyright: ignore[reportPrivateImportUsage]
-from numba.extending import intrinsic
+from numba.core import cgutils
+
+intrinsic: Any = numba.extending.intrinsic  # kernels call its functions without their first parameter
 
 
 @intrinsic
@@ -46,3 +51,17 @@ def separate(typingctx):
         return context.get_dummy_value()
 
     return types.void(), codegen
+
+
+@intrinsic
+def prefetch(typingctx, pointer):
+    """Ask for the line of the cache at a pointer, which may reach outside of all arrays."""
+
+    def codegen(context, builder, signature, args):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.bitcast(args[0], byte), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(pointer), codegen

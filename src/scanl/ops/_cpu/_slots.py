@@ -1,7 +1,8 @@
 """Named arguments of a kernel.
 
 A kernel gets one int64 array. `Slots` declares the order of the numbers in it. Python packs the array by name and the
-kernel reads it by name, so the two always agree. `slots.dtype` is the type of the elements.
+kernel reads it by name, so the two always agree. `slots.dtype` is the type of the elements, and `slots.sum_dtype`
+that of sums of them: float32 for half precision, else the same.
 """
 
 import hashlib
@@ -11,14 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import from_dtype, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import lower_getattr_generic, models, overload, register_model
 from numba.np.numpy_support import as_dtype
 
+from scanl.ops._cpu._half import HalfType
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._team import array, take
 
+_DTYPES = ("dtype", "sum_dtype")  # what a kernel reads like a slot, but is a type
 _FILLED_FIELDS = ("counter", "units")  # the first two slots, which `Kernel.run` fills
 
 
@@ -45,7 +48,7 @@ class Slots:
         for number, name in enumerate(self.rows):
             self.places[name] = OperandSlots(*(len(names) + 3 * number + n for n in range(3)))
         for name in (*names, *self.rows):
-            if [*names, *self.rows].count(name) > 1 or name == "dtype":
+            if [*names, *self.rows].count(name) > 1 or name in _DTYPES:
                 raise ValueError(f"Slots: {name!r} stands twice")
         self.pack = _packer(self.numbers, self.rows)
 
@@ -97,9 +100,10 @@ def packer(slots: Slots) -> Any:
 class SlotsType(types.Type):
     """numba's type of the slots of a kernel for one element type."""
 
-    def __init__(self, slots: Slots, element: np.dtype):
+    def __init__(self, slots: Slots, element: types.Type):
         self.places = slots.places
-        self.element = from_dtype(element)
+        self.element = element
+        self.sum = types.float32 if isinstance(element, HalfType) else element
         digest = hashlib.sha256(repr(self.places).encode()).hexdigest()[:16]
         super().__init__(f"slots_{digest}({self.element})")
 
@@ -115,8 +119,8 @@ class _Attributes(AttributeTemplate):
     key = SlotsType
 
     def generic_resolve(self, slots, name):
-        if name == "dtype":
-            return types.DType(slots.element)
+        if name in _DTYPES:
+            return types.DType(slots.element if name == "dtype" else slots.sum)
         place = slots.places.get(name)
         if isinstance(place, tuple):
             return types.NamedUniTuple(types.int64, len(place), OperandSlots)
@@ -126,7 +130,7 @@ class _Attributes(AttributeTemplate):
 @lower_getattr_generic(SlotsType)
 def _read(context, builder, slots, pointer, name):
     """Load a slot where the kernel uses its name. Nothing changes it, so a loop need not load it again."""
-    if name == "dtype":
+    if name in _DTYPES:
         return context.get_dummy_value()
 
     def load(place):
@@ -159,7 +163,8 @@ def constant_of(compute: Callable[[np.dtype], Any]) -> Callable[[Any], Any]:
 
     @overload(function, inline="always")
     def _(dtype):
-        constant = compute(as_dtype(dtype.dtype))
+        bits = np.dtype(np.uint16) if isinstance(dtype.dtype, HalfType) else as_dtype(dtype.dtype)
+        constant = compute(bits)
         return lambda dtype: constant
 
     return function

@@ -2,9 +2,11 @@
 
 Features are `outer` groups of `inner` channels. In a group, `a` is one per channel or one for all channels, so a
 broadcast `a` is never copied. The carry is the row that was just written. A separate carry would double the stores in
-the store buffer, and with that the time of a large scan. A sequence is a range of rows of the flattened (B T); packed
-sequences are several ranges. A long narrow scan is cut in time into several ranges; `_repair` then adds the
-contribution of the carry from one range to the next. The backward pass is the scan in reverse time: each step computes
+the store buffer, and with that the time of a large scan. In half precision the carry is a row of float32 of its own,
+since the row that was written is rounded. Only what is one number for each step and channel has half precision; sums
+over steps or channels are float32. A sequence is a range of rows of the flattened (B T); packed sequences are several
+ranges. A long narrow scan is cut in time into several ranges; `_repair` then adds the contribution of the carry from
+one range to the next. The backward pass is the scan in reverse time: each step computes
 dx = dy + conj(a after) (dx after), da = dx conj(h before).
 """
 
@@ -15,9 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from scanl.ops._cpu._half import HALF_TYPES, keep, put, unrounded, widened
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._pointers import at, pointer, prefetch, separate
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import constant_of, itemsize, units
 from scanl.ops._cpu._team import CORES, array
@@ -32,48 +36,98 @@ MIN_BLOCK_CHANNELS = 32  # least channels of a block: in narrower blocks, severa
 MIN_CUT_STEPS = 4096  # least steps of a sequence that is cut in time
 SPLIT = 1024  # from this many channels on, cutting channels is as fast as cutting time and needs no repair
 PIECES = 4  # pieces of time, or blocks of channels with one da; a constant, since rounding depends on it
+STRIP = 64  # channels that the compiler makes vectors of
+LINE = 64  # bytes of a line of the cache
+PREFETCH_ROWS = 2  # how many rows ahead the lines are that a block of a row asks for
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
 @helper(forceinline=True)
-def _forward_row(x, a, h, y):
-    if a.size == y.size:
-        for i in range(y.size):
-            y[i] = x[i] + a[i] * h[i]
+def _fetch(row, first, dtype):
+    """Ask for the strip of a row from its element `first` on."""
+    lanes = LINE // itemsize(dtype)
+    for channel in range(first, first + STRIP, lanes):
+        prefetch(at(row, channel))
+
+
+@helper(forceinline=True)
+def _forward_strip(x, a, h, y, own, first, count):
+    if own:
+        for i in range(first, first + count):
+            value = widened(x[i]) + widened(a[i]) * h[i]
+            put(y, i, value)
+            keep(h, i, value, y)
     else:
-        decay = a[0]
-        for i in range(y.size):
-            y[i] = x[i] + decay * h[i]
+        decay = widened(a[0])
+        for i in range(first, first + count):
+            value = widened(x[i]) + decay * h[i]
+            put(y, i, value)
+            keep(h, i, value, y)
+
+
+@helper()
+def _forward_row(x, a, h, y, own, timed, size, later, down, dtype):
+    """Take one step. own, timed, later, down: as in `_backward_row`."""
+    separate()
+    strips = size // STRIP
+    for s in range(strips):
+        first = (strips - 1 - s if down else s) * STRIP
+        if later:
+            _fetch(x, first + later, dtype)
+            _fetch(y, first + later, dtype)
+        if later and own and timed:
+            _fetch(a, first + later, dtype)
+        _forward_strip(x, a, h, y, own, first, STRIP)
+    _forward_strip(x, a, h, y, own, strips * STRIP, size - strips * STRIP)
 
 
 @helper(forceinline=True)
-def _backward_row(dy, a, after, previous, dx, da):
-    """Take one step backwards, with one da per channel."""
-    for i in range(dx.size):
-        d = dy[i] + np.conj(a[i]) * after[i]
-        dx[i] = d
-        da[i] = d * np.conj(previous[i])
+def _backward_strip(dy, a, after, previous, dx, da, sums, own, timed, first, count):
+    if not own:
+        decay = np.conj(widened(a[0]))
+        total = decay * 0
+        for i in range(first, first + count):
+            d = widened(dy[i]) + decay * after[i]
+            put(dx, i, d)
+            total += d * np.conj(widened(previous[i]))
+            keep(after, i, d, dx)
+        sums[0] += total
+    elif timed:
+        for i in range(first, first + count):
+            d = widened(dy[i]) + np.conj(widened(a[i])) * after[i]
+            put(dx, i, d)
+            put(da, i, d * np.conj(widened(previous[i])))
+            keep(after, i, d, dx)
+    else:
+        for i in range(first, first + count):
+            d = widened(dy[i]) + np.conj(widened(a[i])) * after[i]
+            put(dx, i, d)
+            sums[i] += d * np.conj(widened(previous[i]))
+            keep(after, i, d, dx)
 
 
-@helper(forceinline=True)
-def _backward_row_summed(dy, a, after, previous, dx, total):
-    """Like `_backward_row`, but add da to a sum over time."""
-    for i in range(dx.size):
-        d = dy[i] + np.conj(a[i]) * after[i]
-        dx[i] = d
-        total[i] += d * np.conj(previous[i])
+@helper()
+def _backward_row(dy, a, after, previous, dx, da, sums, own, timed, size, later, down, dtype):
+    """Take one step backwards.
 
-
-@helper(forceinline=True)
-def _backward_row_shared(dy, a, after, previous, dx):
-    """Like `_backward_row`, for one a for all channels; return its da."""
-    decay = np.conj(a[0])
-    total = dy[0] * 0
-    for i in range(dx.size):
-        d = dy[i] + decay * after[i]
-        dx[i] = d
-        total += d * np.conj(previous[i])
-    return total
+    own: whether each channel has its a.   timed: whether each step has. If both, da is written, else added to `sums`.
+    later: elements to a row that is read later, of which lines are asked for.   down: whether rows are read from the
+    last to the first; then channels are too, because memory comes fastest in its own order.
+    """
+    separate()
+    strips = size // STRIP
+    for s in range(strips):
+        first = (strips - 1 - s if down else s) * STRIP
+        if later:
+            _fetch(dy, first + later, dtype)
+            _fetch(previous, first + later, dtype)
+            _fetch(dx, first + later, dtype)
+        if later and own and timed:
+            _fetch(a, first + later, dtype)
+            _fetch(da, first + later, dtype)
+        _backward_strip(dy, a, after, previous, dx, da, sums, own, timed, first, STRIP)
+    rest = strips * STRIP
+    _backward_strip(dy, a, after, previous, dx, da, sums, own, timed, rest, size - rest)
 
 
 @helper(forceinline=True)
@@ -123,79 +177,83 @@ def _channels(slots, group, block):
 
 @kernel(_FORWARD)
 def _forward(slots):
-    dtype, reverse, x, a, y = slots.dtype, slots.reverse, slots.x, slots.a, slots.y
-    a_time, a_outer, a_inner, item = slots.a_time, slots.a_outer, slots.a_inner, itemsize(dtype)
+    dtype, wide, reverse, a_time = slots.dtype, slots.sum_dtype, slots.reverse, slots.a_time
+    x, a, y = pointer(slots.x, dtype), pointer(slots.a, dtype), pointer(slots.y, dtype)
     ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
     width = slots.outer * slots.inner
+    later = PREFETCH_ROWS * (-width if reverse else width) if slots.blocks > 1 else 0
     for unit in units(slots):
         n, o = unit // (slots.outer * slots.blocks), unit // slots.blocks % slots.outer
         first, channel, size, a_size = _channels(slots, o, unit % slots.blocks)
         begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-        start = slots.carry + item * (n * width + channel)
+        a_begin += o * slots.a_outer + first * slots.a_inner
+        start = at(pointer(slots.carry, wide), n * width + channel)
         h = start
         for i in range(steps):
             t = steps - 1 - i if reverse else i
-            k = item * ((begin + t) * width + channel)
-            j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-            hs, ys = array(h, size, dtype), array(y + k, size, dtype)
-            _forward_row(array(x + k, size, dtype), array(a + j, a_size, dtype), hs, ys)
-            h = y + k
+            k, j = (begin + t) * width + channel, a_begin + t * a_time
+            _forward_row(at(x, k), at(a, j), h, at(y, k), a_size == size, a_time, size, later, reverse, dtype)
+            h = unrounded(at(y, k), h)
         if steps:
-            last, ends = array(start, size, dtype), array(h, size, dtype)
             for m in range(size):
-                last[m] = ends[m]
+                start[m] = h[m]
 
 
 @kernel(_BACKWARD)
 def _backward(slots):
-    dtype = slots.dtype
-    item = itemsize(dtype)
-    blocks, block, outer = slots.blocks, slots.block, slots.outer
-    a_time, a_inner = slots.a_time, slots.a_inner
+    dtype, wide = slots.dtype, slots.sum_dtype
+    reverse, a_time, a_inner = slots.reverse, slots.a_time, slots.a_inner
+    blocks, outer = slots.blocks, slots.outer
+    dy, a, y, dx = (
+        pointer(slots.dy, dtype), pointer(slots.a, dtype), pointer(slots.y, dtype), pointer(slots.dx, dtype)
+    )  # fmt: skip
+    da, da_sums = pointer(slots.da, dtype), pointer(slots.da, wide)
     ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
     width = outer * slots.inner
     da_width = width if a_inner else outer * blocks
-    recent, total, ones = np.zeros(block, dtype), np.zeros(block, dtype), np.ones(block, dtype)
+    row = width if reverse else -width
+    later = PREFETCH_ROWS * row if blocks > 1 else 0
+    recent, total, ones = np.zeros(slots.block, wide), np.zeros(slots.block, wide), np.empty(slots.block, dtype)
+    sums = pointer(recent.ctypes.data, wide)
+    for m in range(slots.block):
+        put(ones, m, total[m] + 1)
     for unit in units(slots):
         n, o = unit // (outer * blocks), unit // blocks % outer
         first, channel, size, a_size = _channels(slots, o, unit % blocks)
         begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+        a_begin += o * slots.a_outer + first * a_inner
         da_channel = channel if a_inner else o * blocks + unit % blocks
-        c = array(slots.carry + item * (n * width + channel), size, dtype)
-        start = slots.state + item * (n * width + channel)
-        decays, after = ones[:a_size], c
+        carry, state = pointer(slots.carry, wide), pointer(slots.state, wide)
+        carry, state = at(carry, n * width + channel), at(state, n * width + channel)
+        decays, after = pointer(ones.ctypes.data, dtype), carry
         fill(recent, 0, recent.size, 0)
         fill(total, 0, total.size, 0)
         for i in range(steps):
-            t = i if slots.reverse else steps - 1 - i
-            k = item * ((begin + t) * width + channel)
-            j = item * (a_begin + t * a_time + o * slots.a_outer + first * a_inner)
-            previous = slots.y + k + (item * width if slots.reverse else -item * width)
-            dys, dxs = array(slots.dy + k, size, dtype), array(slots.dx + k, size, dtype)
-            hs = array(start if i == steps - 1 else previous, size, dtype)
-            at = ((begin + t if a_time else n) * da_width + da_channel) * item
-            if a_inner == 0:
-                d = _backward_row_shared(dys, decays, after, hs, dxs)
-                if a_time:
-                    array(slots.da + at, 1, dtype)[0] = d
-                else:
-                    recent[0] += d
-            elif a_time:
-                _backward_row(dys, decays, after, hs, dxs, array(slots.da + at, size, dtype))
+            t = i if reverse else steps - 1 - i
+            k, to = (begin + t) * width + channel, (begin + t) * da_width + da_channel
+            if i < steps - 1:
+                _backward_row(
+                    at(dy, k), decays, after, at(y, k + row), at(dx, k), at(da, to), sums,
+                    a_inner, a_time, size, later, not reverse, dtype,
+                )  # fmt: skip
             else:
-                _backward_row_summed(dys, decays, after, hs, dxs, recent)
-            decays, after = array(slots.a + j, a_size, dtype), dxs
-            if a_time == 0 and i % FLUSH == FLUSH - 1:
+                _backward_row(
+                    at(dy, k), decays, after, state, at(dx, k), at(da, to), sums,
+                    a_inner, a_time, size, later, not reverse, dtype,
+                )  # fmt: skip
+            decays, after = at(a, a_begin + t * a_time), unrounded(at(dx, k), after)
+            if a_time and not a_inner:
+                da_sums[to], recent[0] = recent[0], 0
+            elif a_time == 0 and i % FLUSH == FLUSH - 1:
                 for m in range(a_size):
                     total[m] += recent[m]
                     recent[m] = 0
         if steps:
             for m in range(size):
-                c[m] = np.conj(decays[m if a_inner else 0]) * after[m]
+                carry[m] = np.conj(widened(decays[m if a_inner else 0])) * after[m]
         if a_time == 0:
-            sums = array(slots.da + (n * da_width + da_channel) * item, a_size, dtype)
             for m in range(a_size):
-                sums[m] = total[m] + recent[m]
+                da_sums[n * da_width + da_channel + m] = total[m] + recent[m]
 
 
 @kernel(_FORWARD)
@@ -275,6 +333,7 @@ class _Layout(NamedTuple):
     da_shape: tuple[int, ...]  # shape of da from the kernel: rows or sequences, groups, channels or blocks
     da_view: tuple[int, ...]  # da in x's axes, after summing the blocks
     shared: bool  # one a for all inner channels
+    sums: bool  # da from the kernel are sums over time or channels
     slots: list[dict[str, int]]  # a kernel's slots for this layout: for a forward scan, for a reverse scan
     repair_slots: list[dict[str, int]]  # the same for a repair
     ranges: np.ndarray  # for each range: first row, end row, first row of its a
@@ -329,6 +388,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         da_shape,
         da_view,
         shared,
+        shared or not a_time,
         [dict(zip(_LAYOUT, (blocks, block, *sizes[0], r, *sizes[1]), strict=True)) for r in (0, 1)],
         [dict(zip(_LAYOUT, (repair_blocks, repair_block, *sizes[0], r, *sizes[1]), strict=True)) for r in (0, 1)],
         ranges,
@@ -347,7 +407,9 @@ def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
 
 def _operands(x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, _Layout]:
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, x.shape[1], "linear_scan")
-    layout = _layout(tuple(x.shape), tuple(a.shape), bounds, not exactly())
+    # A repair would round what is in half precision once more.
+    layout = _layout(tuple(x.shape), tuple(a.shape), bounds, not exactly() and x.dtype not in HALF_TYPES)
+    a = a.to(x.dtype)  # a second derivative scans a in half precision beside an x in float32
     return (a if a.shape == layout.a_shape else a.expand(layout.a_shape)).contiguous(), layout
 
 
@@ -370,7 +432,8 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     dy, y, state = dy.contiguous(), y.contiguous(), state.contiguous()
     shape = a.shape
     a, layout = _operands(y, a, cu_seqlens)
-    dx, da = empty(dy.shape, dy.dtype), empty(layout.da_shape, dy.dtype)
+    dx = empty(dy.shape, dy.dtype)
+    da = empty(layout.da_shape, state.dtype if layout.sums else dy.dtype)
     carry = dlast.clone(memory_format=torch.contiguous_format)
     if layout.cut:
         carry = _of_pieces(carry, len(layout.ranges), last=not reverse)
@@ -384,7 +447,7 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     if layout.shared:
         da = da.sum(-1)
     da = da.view(layout.da_view)
-    return [dx, da.sum_to_size((1,) * (da.ndim - len(shape)) + shape).view(shape), carry]
+    return [dx, da.sum_to_size((1,) * (da.ndim - len(shape)) + shape).view(shape).to(dy.dtype), carry]
 
 
 def _of_pieces(carry: torch.Tensor, pieces: int, *, last: bool) -> torch.Tensor:
