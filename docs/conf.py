@@ -15,7 +15,7 @@ from making.filling import RESULTS, filled
 
 project = "scanl"
 html_title = "scanl"
-extensions = ["myst_parser", "mathml", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
+extensions = ["myst_parser", "mathml", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -25,7 +25,12 @@ autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
 autosummary_generate = False
 html_math_renderer = "mathml"
+# not what a program prints
+copybutton_selector = "div.highlight-python pre, div.highlight-pycon pre, div.highlight-console pre"
+copybutton_prompt_text = ">>> "
+copybutton_line_continuation_character = "\\"
 html_theme = "furo"
+pygments_dark_style = "a11y-high-contrast-dark"  # that of the theme underlines the names of modules
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
@@ -34,6 +39,7 @@ html_show_copyright = False
 
 MADE = {  # of a file or a folder beside docs/, the page in the site
     r"CONTRIBUTING\.md": "contributing.md",
+    r"examples/(\w+)\.ipynb": r"notebooks/\1.md",
     r"src/scanl": "api.md",
     r"src/scanl/cli": "commands.md",
     r"src/scanl/data/published/catalogue": "sources.md",

@@ -12,7 +12,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a solver may iterate once more
 
 from making import algorithms as algorithm_pages
-from making import api, commands, inspectors, models, questions, stages
+from making import api, commands, inspectors, models, notebooks, questions, stages
 from making import data as data_pages
 from making import ops as op_pages
 from making.filling import DOCS, rows
@@ -23,7 +23,7 @@ from scanl.learning.algorithms import algorithms as learning
 
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
-REFERENCE = (op_pages, algorithm_pages, data_pages, questions, inspectors, commands, api)  # each has `pages`
+REFERENCE = (op_pages, algorithm_pages, data_pages, questions, inspectors, commands, api, notebooks)  # each has `pages`
 
 
 def stubs() -> dict[Path, str]:

@@ -34,7 +34,7 @@ class Roles:
 def roles(cls: type[Layer], keeps: bool = False) -> Roles:
     """Return which equations of a layer are the transition and which the readout. keeps: whether it keeps inputs."""
     lines = split(cls.equation)
-    states = {name for line in lines for name in _defined(line) if _carried(name, cls.equation)}
+    states = {name for line in lines for name in _defined(line) if name != "x" and _carried(name, cls.equation)}
     transition = [line for line in lines if states & _defined(line)]
     others = [line for line in lines if line not in transition and "=" in line]
     if not transition and cls.preset_of is not None:  # S_t of the layer that it is a preset of
@@ -48,6 +48,12 @@ def roles(cls: type[Layer], keeps: bool = False) -> Roles:
     if transition:
         return Roles(transition, readout)
     return Roles([KEPT] if keeps else _of_op(cls) or [GENERIC], readout or others)
+
+
+def main_equation(cls: type[Layer]) -> str:
+    """Return the first equation of a layer's state; that of its output where its equations have no state."""
+    found, lines = roles(cls), split(cls.equation)
+    return next(line for line in (*found.transition, *filter(_is_output, lines), *lines) if line in lines)
 
 
 def _of_op(cls: type[Layer]) -> list[str]:

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from making import compat
+from making import compat, home
 from scanl.cli import accelerate, algorithms
 from scanl.layers import classes
 
@@ -42,7 +42,7 @@ def filled(text: str) -> str:
 
 @functools.cache
 def environment() -> Environment:
-    """Return what a template knows: `table`, `rows`, `source`, and filters of rows, groups of rows and numbers."""
+    """Return what a template knows: tables, rows, sources, the picture of home; filters of rows and of numbers."""
     made = Environment(
         loader=FileSystemLoader(DOCS),
         undefined=StrictUndefined,
@@ -50,6 +50,7 @@ def environment() -> Environment:
         trim_blocks=True,
     )
     made.globals |= {"rows": rows, "source": source, "signatures": signatures, "table": lambda name: TABLES[name]()}
+    made.globals |= {"layers": lambda: len(classes()), "picture": lambda: home.picture(rows)}
     made.filters |= {each.__name__: each for each in FILTERS}
     return made
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from making.docstrings import prose
-from making.drawing import drawing
+from making.drawing import drawing, main_equation
 from making.equations import latex, split
+from making.glyph import glyph, mixer, pattern, signs
 from making.sources import bibtex
 from scanl.cli.columns import WIDTH as SMALL
 from scanl.cli.columns import SurveyColumns, columns
@@ -23,7 +24,7 @@ from scanl.options import ConfiguredMeta, Option, Range, described, options
 Rows = Callable[..., Sequence[dict[str, str]]]  # the rows of a file of results that have some values
 RELATED = 12  # other models that a page names
 FAMILIES = ("memory", "rwkv", "ssm", "rnn", "ode", "attention", "bodies")
-BODIES = "Bodies and wrappers"
+BODIES, WHOLE = "Bodies and wrappers", "Whole models"
 EXAMPLE = """\
 import torch
 from {package} import {cls}
@@ -59,6 +60,7 @@ def example(cls: type[Layer], bidirectional: bool, dim: int = 64) -> str:
 def pages(folder: Path, rows: Rows) -> Iterator[tuple[Path, str]]:
     """Yield the text of each page below a folder. rows: reads results."""
     measured = {cls.name: columns(cls, SMALL) for cls in classes()}
+    drawn = {cls.name: glyph(build(cls.name, WIDTH), measured[cls.name]) for cls in classes()}
     for cls in classes():
         yield folder / "layers" / f"{cls.name}.md", page(cls, measured[cls.name], rows)
     for name in presets.names():
@@ -66,7 +68,7 @@ def pages(folder: Path, rows: Rows) -> Iterator[tuple[Path, str]]:
     for name in FAMILIES:
         yield folder / "families" / f"{name}.md", family_page(name, measured)
     yield folder / "families" / "channel.md", channel_page()
-    yield folder / "gallery.md", gallery()
+    yield folder / "gallery.md", gallery(drawn)
 
 
 def page(cls: type[Layer], measured: SurveyColumns | None, rows: Rows = lambda *_, **__: ()) -> str:
@@ -147,23 +149,49 @@ def channel_page() -> str:
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
-def gallery() -> str:
-    """Return the page that leads to the families."""
+def gallery(drawn: dict[str, str]) -> str:
+    """Return the page with a card for each model, by family. drawn: the small drawings of the layers."""
+    titles = [(name, family_title(name)) for name in (*FAMILIES, "channel")]
+    headings = [title for _, title in titles[:-1]] + [WHOLE, titles[-1][1]]
     lines = [
-        "# Gallery",
-        f"{len(classes())} layers and {len(presets.names())} whole models. A family's page has a card for each.",
+        "---\nhide-toc: true\n---\n\n# Gallery",
+        f"{len(classes())} layers, {len(presets.names())} whole models, {len(channel_mixers.names())} channel mixers. "
+        "A card leads to the model's page.",
+        " · ".join(f"[{heading}](#{_anchor(heading)})" for heading in headings),
+        "Each drawing has the state of the step before, and that of this step:",
+        _grid([f"{sign} {meaning}" for sign, meaning in signs()], "signs"),
     ]
-    for name in FAMILIES:
-        links = ", ".join(f"[{cls.__name__}](layers/{cls.name}.md)" for cls in classes() if family(cls) == name)
-        lines += [f"## [{family_title(name)}](families/{name}.md)", links + "."]
-    links = ", ".join(f"[{presets.get(name).__name__}](layers/{name}.md)" for name in presets.names())
-    lines += ["## Whole models", f"Patterns of layers: {links}."]
-    lines += [
-        "## [Channel mixers](families/channel.md)",
-        ", ".join(f"`{name}`" for name in channel_mixers.names()) + ".",
+    for name, title in titles[:-1]:
+        members = [cls for cls in classes() if family(cls) == name]
+        cards = [_small_card(f"layers/{cls.name}.md", cls, drawn[cls.name], main_equation(cls)) for cls in members]
+        lines += [f"## [{title}](families/{name}.md)", _grid(cards)]
+    wholes = [presets.get(name) for name in presets.names()]
+    lines += [f"## {WHOLE}", "Patterns of layers."]
+    lines += [_grid([_small_card(f"layers/{cls.name}.md", cls, pattern(cls.layers), "") for cls in wholes])]
+    cards = [
+        _small_card(f"families/channel.md#{name}", cls, mixer(), split(cls.equation)[0])
+        for name in channel_mixers.names()
+        for cls in [channel_mixers.get(name)]
     ]
-    families = [f"families/{name}" for name in (*FAMILIES, "channel")] + [f"layers/{name}" for name in presets.names()]
+    lines += [f"## {titles[-1][1]}", "Layers that mix the features of a step.", _grid(cards)]
+    families = [f"families/{name}" for name, _ in titles] + [f"layers/{name}" for name in presets.names()]
     return "\n\n".join([*lines, "\n".join([":::{toctree}", ":hidden:", *families, ":::"])]) + "\n"
+
+
+def _grid(cards: Sequence[str], name: str = "cards") -> str:
+    return "\n\n".join([f":::::{{container}} {name}", *cards, ":::::"])
+
+
+def _small_card(link: str, cls: Any, svg: str, equation: str) -> str:
+    """Return a card with a drawing, a name, an equation and a sentence."""
+    shown = ":::{math}\n" + latex(equation) + "\n:::" if equation else ""
+    lines = [svg, f"[**{cls.__name__}**]({link})", shown, prose(summary(cls))]
+    return "\n\n".join(["::::{container} card", *filter(None, lines), "::::"])
+
+
+def _anchor(title: str) -> str:
+    """Return the name by which a page links to one of its headings."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def family_title(name: str) -> str:

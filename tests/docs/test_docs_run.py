@@ -256,6 +256,8 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         ]
         assert namespace["logits"].shape == (1, 35, 256)
         assert "Once " in out
+    if page == "docs/index.md":
+        assert [out] == [text for language, text in FENCE.findall(PAGES[page]) if language == "text"]
     if page == "docs/start.md":
         assert "cpu: can run" in out
         assert (tmp_path / "future.png").is_file()

@@ -186,7 +186,11 @@ def test_a_page_has_its_parts(gla):
 
 
 def test_the_gallery_leads_to_every_model():
-    links = re.findall(r"\]\(layers/(\w+)\.md\)", models.gallery())
+    page = models.gallery({cls.name: f"<svg>{cls.name}</svg>" for cls in classes()})
+    links = re.findall(r"\]\(layers/(\w+)\.md\)", page)
+    for cls in classes():  # a drawing, a name, an equation, a sentence
+        card = rf"<svg>{cls.name}</svg>\n\n\[\*\*{cls.__name__}\*\*\]\(.*?\)\n\n:::\{{math\}}\n.+\n:::\n\n.+\n\n::::\n"
+        assert re.search(card, page), cls.name
     assert sorted(links) == sorted([*(cls.name for cls in classes()), *presets.names()])
     assert all(cls.__module__.count(".") == 2 for cls in classes() if models.family(cls) == "bodies")
     page = models.channel_page()
