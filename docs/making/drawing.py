@@ -102,14 +102,14 @@ def _is_output(line: str) -> bool:
     return re.match(r"\(?(?:y|o|out)(?:_[ti]|\^\w_t)?(?: =|,)|\[[^\]]*\by\w*", line) is not None
 
 
-def drawing(cls: type[Layer], bidirectional: bool, keeps: bool = False) -> str:
+def drawing(cls: type[Layer], bidirectional: bool, keeps: bool = False, layer: Layer | None = None) -> str:
     """Return the drawing of a layer as SVG. keeps: whether it keeps inputs in place of a recurrence."""
     found = roles(cls, keeps)
     if bidirectional:
         whole = [line for line in split(cls.equation) if _is_output(line)] or split(cls.equation)[:1]
         boxes = [("sequence", [piece for line in whole for piece in _wrapped(spans(line))])]
         return _svg(cls, boxes, "x", "y", loop=False)
-    state = [] if cls.state is None else list(rows(cls.state))
+    state = [] if cls.state is None else list(rows(cls.state, layer=layer))
     names = [_tensor(row) for row in state if "int64" not in row]
     boxes = [
         ("transition", [piece for line in found.transition for piece in _wrapped(spans(line))]),

@@ -81,7 +81,7 @@ def page(cls: type[Layer], measured: SurveyColumns | None, rows: Rows = lambda *
         f"# {cls.__name__}",
         prose(summary(cls)),
         f"Its name is `{cls.name}`." + _aliases(cls) + _preset(cls),
-        drawing(cls, layer.bidirectional, measured is None),
+        drawing(cls, layer.bidirectional, measured is None, layer),
         "## Equation",
         mathematics(cls.equation),
         _legend(cls.equation),

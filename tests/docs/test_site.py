@@ -179,7 +179,7 @@ def test_a_page_has_its_parts(gla):
         "8,192 floats",
         "`copy` 1.00",
         "`num_heads = 4`: H, number",
-        "- `recurrent (B, *memory)`: S",
+        "- `recurrent (B, 4, 32, 64)`: S",
     ):
         assert part in gla
     assert get("gla").id not in gla  # a reader cannot look it up

@@ -7,6 +7,7 @@ a layer inside, or a NamedTuple whose fields are annotated with one of them: `An
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, cast, get_args, get_origin, get_type_hints
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers.state import Device, DType, State, loadable
+
+UNPACKED = re.compile(r"(?:^|, )\*")  # axes that are named by a tuple
 
 
 class StatefulLayer(Protocol):
@@ -153,7 +156,8 @@ def fields(form: StateFields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
 def rows(form: Form, name: str = "state", layer: StatefulLayer | None = None) -> Iterator[str]:
     """Yield a line for each tensor of a state: its name, its axes, its meaning.
 
-    layer: with it, the tensors of a layer inside take the place of the layer's name.
+    layer: with it, the tensors of a layer inside take the place of the layer's name, and numbers that of axes which the
+    declaration names as a tuple.
     """
     if isinstance(form, StateAxes):
         kind = {torch.float32: "", torch.complex64: ", complex"}.get(
@@ -161,7 +165,10 @@ def rows(form: Form, name: str = "state", layer: StatefulLayer | None = None) ->
         )
         start = "" if form.fill == 0 else f", {form.fill} at the start"
         absent = f", or () without {form.when}" if form.when else ""
-        yield f"{name} ({', '.join(filter(None, ('B', form.axes)))}){kind}{start}{absent}" + (
+        axes = (
+            form.axes if layer is None or UNPACKED.search(form.axes) is None else ", ".join(map(str, form.sizes(layer)))
+        )
+        yield f"{name} ({', '.join(filter(None, ('B', axes)))}){kind}{start}{absent}" + (
             f": {form.meaning}" if form.meaning else ""
         )
     elif isinstance(form, TensorTuple):
