@@ -128,6 +128,13 @@ def test_an_extra_is_installed_in_one_way():
             assert re.match(f"pip install (?:{ways})", line), (path, line)
 
 
+def test_forecasts_take_what_the_page_of_choices_says():
+    """The layer that `scanl train` adds to the linear maps is the one that the page names."""
+    choose = pytest.importorskip("scanl.learning.forecasting.choose")
+    section = re.findall(r"^## Forecasts of tables\n(.*?)^## ", _text(ROOT / "docs" / "choose.md"), re.DOTALL | re.M)[0]
+    assert re.findall(r"one small block of\s+\[(\w+)\]", section) == [choose.STACK["layer"]]
+
+
 def test_changes_are_written_down():
     text = _text(ROOT / "CHANGELOG.md")
     assert "## [Unreleased]" in text or re.search(r"## \[\d", text)
