@@ -130,6 +130,16 @@ def test_objects_with_truths_of_their_own_lines(tmp_path, capfd):
     assert "12 samples, 10 scored" in capfd.readouterr().out
 
 
+def test_a_sample_has_its_name_in_several_columns():
+    lines = [b'{"a": "x, y", "b": 1, "u": 1}', b'{"a": "x", "b": "y, 1", "u": 2}', b'{"a": "x, y", "b": 1, "y": 3}']
+    first, *more = rows(lines, 0, Form())
+    columns = StreamColumns.of(first, StreamConfig(target="y", key="a, b", question="number"))
+    keys = [columns.item(row).key for row in (first, *more)]
+    assert (columns.names, keys) == (["u"], ["'x, y', 1", "x, 'y, 1'", "'x, y', 1"])
+    with pytest.raises(DataError, match="line 1: column 'b' is missing, expected the name of a sample"):
+        columns.item(first._replace(values={"a": "x", "u": 1}))
+
+
 def test_a_mark_of_the_byte_order_a_second_line_of_names_and_a_missing_number():
     first, second = rows([b"\xef\xbb\xbfa,y\n", b"1,2\n", b"a,y\n", b"NA,3\n"], 0, Form())
     columns = StreamColumns.of(first, StreamConfig(target="y"))

@@ -95,6 +95,19 @@ def test_answers_are_the_model_s_for_each_series_alone(question, tmp_path, capfd
         assert answers[target].tolist() == [classes[k] for k in numbers.argmax(1)]
 
 
+@pytest.mark.parametrize("question", ["classify", "label"])
+def test_names_of_series_in_several_columns(question, tmp_path):
+    frame = series().assign(site="x", name=lambda rows: rows.id)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    options = {"question": question, "time": "t", **QUESTIONS[question]}
+    two, _ = made(tmp_path / "two", tmp_path / "t.csv", series="site,name", **options)
+    one, _ = made(tmp_path / "one", tmp_path / "t.csv", series="id", **options)
+    (two / "model.safetensors").write_bytes((one / "model.safetensors").read_bytes())
+    answers, expected = predict(two), predict(one)
+    assert list(answers.columns[:2]) == ["site", "name"]
+    pd.testing.assert_frame_equal(answers.iloc[:, 2:], expected.iloc[:, 1:])
+
+
 def test_rows_keep_their_order(tmp_path):
     """Rows of two series in turn; an absent time is no answer."""
     series(9, 40).to_csv(tmp_path / "t.csv", index=False)

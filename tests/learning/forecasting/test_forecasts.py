@@ -118,6 +118,36 @@ def test_newer_rows_follow_the_table(run, tmp_path):
     )
 
 
+def test_names_of_series_in_several_columns(tmp_path, monkeypatch, capfd):
+    """The forecasts are those of the same series by one name: of the table, of newer rows and of a stream."""
+    frame = days(names=("A, B/c", "A/B, c")).drop(columns=["z", "p", "f", "size"])
+    parts = frame.id.str.split("/", expand=True)
+    several = frame.assign(state=parts[0], region=parts[1]).drop(columns="id")
+    for name, table in (("one", frame), ("two", several)):
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+        path, _ = made(tmp_path / name, tmp_path / f"{name}.csv", series="id" if name == "one" else "state, region")
+    one = tmp_path / "one"
+    (path / "model.safetensors").write_bytes((one / "model.safetensors").read_bytes())
+    answers = forecast(path)
+    assert list(answers.columns[:3]) == ["state", "region", "ds"]
+    pd.testing.assert_frame_equal(answers.iloc[:, 2:], forecast(one).iloc[:, 1:])
+    newer = several.groupby("region", sort=False).head(3).assign(ds=several.ds + pd.Timedelta(days=75))
+    newer.to_csv(tmp_path / "newer.csv", index=False)
+    assert (
+        main(["forecast", str(path), "--data", str(tmp_path / "newer.csv"), "--picture", str(tmp_path / "p.png")]) == 0
+    )
+    (tmp_path / "f.csv").write_text(capfd.readouterr().out)
+    of_newer = pd.read_csv(tmp_path / "f.csv", parse_dates=["ds"])
+    assert of_newer.groupby(["state", "region"], sort=False).ngroups == 2
+    with (tmp_path / "newer.csv").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["forecast", str(path), "--follow"]) == 0
+    (tmp_path / "f.csv").write_text(capfd.readouterr().out)
+    followed = pd.read_csv(tmp_path / "f.csv", parse_dates=["ds"]).drop(columns="cutoff")
+    last = followed.groupby(["state", "region"], sort=False).tail(HORIZON).reset_index(drop=True)
+    pd.testing.assert_frame_equal(last, of_newer, rtol=1e-4)
+
+
 def test_a_table_without_times(tmp_path):
     """Newer rows are those after the table."""
     frame = days(names="a").drop(columns=["ds", "id"])

@@ -89,6 +89,23 @@ def test_an_update_equals_all_rows_at_once(tmp_path):
     pd.testing.assert_frame_equal(more[:6], expected)
 
 
+def test_names_of_series_in_several_columns(tmp_path):
+    """The answers are those of one name: of `fit`, `update`, `cross_validation`, and after a round trip."""
+    table = frame(60)
+    day = table.groupby("unique_id").cumcount()
+    several = table.assign(state="S", region=table.unique_id).drop(columns="unique_id")
+    one, two = Frames(3, **SMALL).fit(table[day < 50]), Frames(3, series="state,region", **SMALL).fit(several[day < 50])
+    two.save(tmp_path / "saved")
+    for model in (two, Frames.load(tmp_path / "saved")):
+        expected, answers = (m.update(t[day >= 50]).predict() for m, t in ((one, table), (model, several)))
+        assert list(answers.columns[:4]) == ["state", "region", "ds", "scanl"]
+        pd.testing.assert_frame_equal(answers.iloc[:, 2:], expected.iloc[:, 1:])
+    windows = [m.cross_validation(t, 2) for m, t in ((one, table), (two, several))]
+    pd.testing.assert_frame_equal(windows[0].iloc[:, 1:], windows[1].iloc[:, 2:])
+    with pytest.raises(DataError, match="df has no column 'state', expected state, region, ds and y"):
+        two.predict(table)
+
+
 @pytest.mark.parametrize("days", [[49], [45, 47], [3], [0, 20, 48, 50, 51], [47, 48, 49, 50]])
 def test_a_corrected_row_replaces_the_earlier_one(days):
     """The forecast begins after the last row, and reads what follows the correction."""

@@ -47,7 +47,7 @@ def of_table(table: Table, frame: Any, path: Path) -> UnansweredExamples:
     collection = table.collect(frame, path, training, answered=False)
     for note in collection.notes:
         warnings.warn(note, stacklevel=2)
-    places = [rows for _, rows in grouped(frame, path, table.series)]
+    places = [rows for _, rows in grouped(frame, path, table.series_columns)]
     flat = SeriesRows(collection.series, max([table.length, *map(len, collection.series)]))
     if table.asked.per_series:
         by_length: dict[int, list[int]] = {}
@@ -58,7 +58,7 @@ def of_table(table: Table, frame: Any, path: Path) -> UnansweredExamples:
             for some in in_batches(numbers):
                 rows, nothing = flat.aligned(some, length), np.zeros(len(some), np.int64)
                 batches.append((np.array(some), Batch(flat.features[rows], nothing, timespans=flat.durations(rows))))
-        keys = frame.iloc[[rows[0] for rows in places]][[table.series]].reset_index(drop=True)
+        keys = frame.iloc[[rows[0] for rows in places]][table.series_columns].reset_index(drop=True)
         return UnansweredExamples(keys, batches, training.classes, target)
     numbers, batches = frame[_ROW].to_numpy(np.float64), []
     for i, own_rows in enumerate(places):

@@ -7,7 +7,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from scanl.files import written_whole
 KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".feather", ".xlsx", ".npz")
 MOST_CATEGORIES = 1000  # texts in a column of covariates
 MAX_TEXTS = 64  # texts in a column that is read without a role
+BETWEEN_NAMES = ", "  # the parts of a name in several columns
 FILE = "file"  # the column with the name of the file, where a table is several
 WRITTEN_ENDINGS = (".csv", ".parquet")  # the formats in which answers are written
 MISSING = (  # texts that stand for a missing number, as pandas has them
@@ -403,18 +404,36 @@ def labels(
     return names, np.array([order[label] if is_ else -1 for label, is_ in zip(text, known, strict=True)], np.int64)
 
 
-def grouped(frame: Any, path: Path, name: str | None) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return each series' name and its rows in the order of the table. name: column of the series; None: one series."""
-    if name is None:
+def grouped(frame: Any, path: Path, names: Sequence[str]) -> list[tuple[str, NDArray[np.int64]]]:
+    """Return each series' name and its rows in the order of the table.
+
+    names: columns whose values together are the name of a series, with commas between them; none: one series.
+    """
+    import pandas as pd
+
+    if not names:
         return [("", np.arange(len(frame)))]
-    entries = column(frame, path, name, "the series")
-    if entries.isna().any():
-        raise DataError(f"table: {path}: column {name!r} is missing in row {int(entries.isna().argmax()) + 1}")
-    text = _names(entries, path, name)
-    rows: dict[str, list[int]] = {}
-    for row, label in enumerate(text):
-        rows.setdefault(label, []).append(row)
-    return [(label, np.array(indices)) for label, indices in rows.items()]
+    parts = []
+    for name in names:
+        entries = column(frame, path, name, "the series")
+        if entries.isna().any():
+            raise DataError(f"table: {path}: column {name!r} is missing in row {int(entries.isna().argmax()) + 1}")
+        parts.append(_names(entries, path, name))
+    if len(parts) > 1:
+        parts = [pd.Series(part, dtype=object).map({text: quoted(text) for text in set(part)}) for part in parts]
+    codes, labels = pd.factorize(reduce(lambda text, part: text + BETWEEN_NAMES + part, parts))
+    rows = np.split(np.argsort(codes, kind="stable"), np.bincount(codes, minlength=1).cumsum()[:-1])
+    return list(zip(labels, rows, strict=False))  # without rows there is no label
+
+
+def quoted(text: str) -> str:
+    """Return a part of a name of several parts, in quotes if it has the mark between parts."""
+    return repr(text) if BETWEEN_NAMES in text else text
+
+
+def split_names(names: str) -> list[str]:
+    """Return the names of columns that have commas between them."""
+    return [name.strip() for name in names.split(",")]
 
 
 def _names(values: Any, path: Path, name: str) -> NDArray[np.object_]:

@@ -46,7 +46,7 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
     longer = continued(frame, path, table.roles, steps, after=prompt, freq=freq, known=training.known)
     collection = table.collect(longer, path, training)
     result = []
-    for member, (_, places) in zip(collection.series, grouped(longer, path, table.series), strict=True):
+    for member, (_, places) in zip(collection.series, grouped(longer, path, table.series_columns), strict=True):
         rows = len(member) - steps
         now = rows if prompt is None else min(prompt, rows)
         begin = max(0, now - table.length)

@@ -45,7 +45,7 @@ class Outlook:
         for note in self.collection.notes:
             warnings.warn(note, stacklevel=2)
         table.check_answers(self.collection)
-        self.places = [rows for _, rows in grouped(self.frame, path, table.series)]
+        self.places = [rows for _, rows in grouped(self.frame, path, table.series_columns)]
         self._rows = SeriesRows(self.collection.series, table.horizon)
 
     @property
@@ -96,8 +96,8 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
         if name not in table.collection.categories:
             numbers(newer, path, name, "a number in training")
     past, time = table.read(table.path) if past is None else past, table.time
-    rows_of = dict(grouped(past, table.path, table.series))
-    groups = grouped(newer, path, table.series)
+    rows_of = dict(grouped(past, table.path, table.series_columns))
+    groups = grouped(newer, path, table.series_columns)
     begin = -table.length if time is None else 0
     old = np.concatenate([np.zeros(0, np.int64), *(rows_of[name][begin:] for name, _ in groups if name in rows_of)])
     past, reference = past.iloc[old].reset_index(drop=True), past if len(past) else table.read(table.path)
@@ -115,7 +115,7 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
         check_order(path, name, time, clock[rows])
         at[name] = now[rows]
     keep = np.zeros(len(past), bool)
-    for name, rows in grouped(past, table.path, table.series):
+    for name, rows in grouped(past, table.path, table.series_columns):
         first = at[name].min()
         earlier = rows[then[rows] < first][-table.length :]
         keep[earlier] = len(earlier) > 0 and first - then[earlier].max() <= reach
@@ -125,7 +125,7 @@ def joined(table: Table, newer: Any, path: Path, past: Any = None) -> Any:
         return newer.reset_index(drop=True)
     both = pd.concat([past[keep], newer], ignore_index=True)
     series = np.zeros(len(both), np.int64)
-    for number, (_, rows) in enumerate(grouped(both, path, table.series)):
+    for number, (_, rows) in enumerate(grouped(both, path, table.series_columns)):
         series[rows] = number
     return both.iloc[np.lexsort((np.concatenate([then[keep], now]), series))].reset_index(drop=True)
 
@@ -163,7 +163,7 @@ def with_known(table: Table, frame: Any, known: Any, path: Path) -> Any:
     steps = table.horizon
     for name in table.future:
         column(known, path, name, "a future covariate")
-    groups = dict(grouped(known, path, table.series))
+    groups = dict(grouped(known, path, table.series_columns))
     now = then = np.zeros(0)
     clock = past_clock = None
     if table.time is not None:
@@ -171,7 +171,7 @@ def with_known(table: Table, frame: Any, known: Any, path: Path) -> Any:
         refuse_other_times(past_clock, table.path, clock, path, table.time)
         now, then = seconds(past_clock), seconds(clock)
     targets, sources = [], []
-    for name, rows in grouped(frame, table.path, table.series):
+    for name, rows in grouped(frame, table.path, table.series_columns):
         there, ahead = groups.get(name, np.zeros(0, np.int64)), rows[-steps:]
         if clock is None or past_clock is None:
             lacking = "" if len(there) >= steps else f"step {len(there) + 1}"

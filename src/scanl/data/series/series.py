@@ -77,13 +77,13 @@ class Collection:
 class Roles:
     """The columns of a table, by what they are to a question.
 
-    static, past, future: covariates that are constant over a series, known up to the present, known ahead.   classes:
-    whether the target is one of a few classes.
+    series: columns whose values together name a series; none: one series.   static, past, future: covariates that are
+    constant over a series, known up to the present, known ahead.   classes: whether the target is one of a few classes.
     """
 
     target: Sequence[str]
     time: str | None = None
-    series: str | None = None
+    series: Sequence[str] = ()
     static: Sequence[str] = ()
     past: Sequence[str] = ()
     future: Sequence[str] = ()
@@ -92,7 +92,7 @@ class Roles:
     @property
     def keys(self) -> list[str]:
         """The columns that name a row: the series and the time."""
-        return [name for name in (self.series, self.time) if name is not None]
+        return [*self.series, *([] if self.time is None else [self.time])]
 
     @property
     def titles(self) -> list[tuple[str, Sequence[str]]]:
@@ -100,7 +100,7 @@ class Roles:
         return [
             ("the target", self.target),
             ("the time", [] if self.time is None else [self.time]),
-            ("the series", [] if self.series is None else [self.series]),
+            ("the series", self.series),
             ("a static covariate", self.static),
             ("a covariate of the past", self.past),
             ("a future covariate", self.future),
@@ -109,7 +109,7 @@ class Roles:
     @property
     def constant(self) -> list[str]:
         """The columns that have one value in a series."""
-        return [name for name in (*self.static, self.series) if name is not None]
+        return [*self.static, *self.series]
 
 
 class _Steps(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from scanl.data.base import check_shares, own_options, register
-from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_tables, unread
+from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_tables, split_names, unread
 from scanl.data.series.cycles import season_of
 from scanl.data.series.forecast import SeriesForecast, SeriesGeneration
 from scanl.data.series.frequency import MAX_ABSENT_SHARE
@@ -42,7 +42,8 @@ class Table(SeriesSource):
         ask: "forecast", "generate", "classify", "label" or "regress"; the option `--question`. To generate, a forecast
             of one step is learnt.
         target: column of the answers; to forecast, several with commas between them.
-        time, series: columns of the times and of the series' names. Without them rows are steps of one series.
+        time, series: columns of the times and of the series' names; of names in several columns, with commas between
+            them: "region,state". Without them rows are steps of one series.
         static, past, future: columns of covariates: constant over a series; known up to the present; known ahead. A
             column of text becomes a column of 0 and 1 for each text.
             Without `past`, and if the question is not "forecast", all columns without a role are read as `past`, except
@@ -156,7 +157,7 @@ class Table(SeriesSource):
     @property
     def targets(self) -> list[str]:
         assert self.target is not None
-        return [name.strip() for name in self.target.split(",")] if self.asked.ahead else [self.target]
+        return split_names(self.target) if self.asked.ahead else [self.target]
 
     @cached_property
     def collection(self) -> Collection:
@@ -189,7 +190,12 @@ class Table(SeriesSource):
     @property
     def names(self) -> list[str]:
         """The columns whose values are names, of series or classes."""
-        return [name for name in (self.series, self.target if self.asked.classes else None) if name is not None]
+        return [*self.series_columns, *(self.targets if self.asked.classes else [])]
+
+    @property
+    def series_columns(self) -> list[str]:
+        """The columns whose values name a series."""
+        return [] if self.series is None else split_names(self.series)
 
     @cached_property
     def covariates(self) -> list[str]:
@@ -208,14 +214,14 @@ class Table(SeriesSource):
         """Columns without a role that may be covariates."""
         if self.past or self.asked.ahead:
             return []
-        roles = {*self.targets, self.time, self.series, *self.static, "step", FILE}
+        roles = {*self.targets, self.time, *self.series_columns, *self.static, "step", FILE}
         return [name for name in self.read(self.path).columns if name not in roles]
 
     @cached_property
     def roles(self) -> Roles:
         """The columns that are read, by what they are."""
         return Roles(
-            self.targets, self.time, self.series, self.static, self.covariates, self.future, self.asked.classes
+            self.targets, self.time, self.series_columns, self.static, self.covariates, self.future, self.asked.classes
         )
 
     def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:

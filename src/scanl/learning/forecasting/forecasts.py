@@ -128,7 +128,7 @@ class Forecasts:
                 f"{', '.join(table.future)} of later steps"
             )
         rows = self.dated(table.read(table.path))
-        past = {name: rows.iloc[at[-table.length :]] for name, at in grouped(rows, table.path, table.series)}
+        past = {name: rows.iloc[at[-table.length :]] for name, at in grouped(rows, table.path, table.series_columns)}
         # Of a stream with durations, the step that has come would tell more than is known ahead.
         size = 1 if table.collection.timed else ROWS_AT_A_TIME
         for batch in batches:
@@ -137,7 +137,7 @@ class Forecasts:
                 newer = self.dated(rows_of_lines([header, *lines[begin : begin + size]], table.names))
                 in_order = self._in_order(newer, past, read)
                 for some in [newer] if in_order else [newer.iloc[[row]] for row in range(len(newer))]:
-                    names = [name for name, _ in grouped(some, STREAM, table.series)]
+                    names = [name for name, _ in grouped(some, STREAM, table.series_columns)]
                     before = pd.concat([past[n] for n in names if n in past] or [rows[:0]])
                     both = joined(table, some, STREAM, before)
                     outlook = Outlook(table, both, STREAM)
@@ -148,7 +148,8 @@ class Forecasts:
                     yield answers
                     count += len(some)
                     both = both.drop(columns=NEWER)
-                    past |= {name: both.iloc[at[-table.length :]] for name, at in grouped(both, STREAM, table.series)}
+                    groups = grouped(both, STREAM, table.series_columns)
+                    past |= {name: both.iloc[at[-table.length :]] for name, at in groups}
 
     def _in_order(self, newer: Any, past: dict[str, Any], read: dict[str, float]) -> bool:
         """Return whether newer rows of a stream come after all earlier ones. Others correct rows of the table.
@@ -160,7 +161,7 @@ class Forecasts:
             return True
         clock, after = times(newer, STREAM, table.time)[1], True
         marks = seconds(clock)
-        for name, at in grouped(newer, STREAM, table.series):
+        for name, at in grouped(newer, STREAM, table.series_columns):
             check_order(STREAM, name, table.time, clock[at])
             if marks[at[0]] <= read.get(name, -np.inf):
                 of, when = f" of series {name!r}" if name else "", clock.at(clock.marks[at[:1]])[0]

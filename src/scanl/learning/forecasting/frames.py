@@ -34,7 +34,7 @@ from scanl.models import Forecaster
 from scanl.models.saving import shortened
 from scanl.whole import check_sizes, whole_number
 
-COLUMNS = ("unique_id", "ds", "y")
+SERIES = "unique_id"  # the column with the names of the series, if nothing else is said
 ANSWER = "scanl"  # the column of the median
 STACK = [field.name for field in fields(StackConfig)]
 HEAD = list(vars(ForecastOptions()))
@@ -74,6 +74,7 @@ class Frames:
 
     Args:
         horizon: steps to forecast.
+        series: columns of the names of the series, with commas between them, as in `Table`.
         past, static, future: further columns, as in `Table`.   season, holidays, distribution, sequence_length: too.
         freq: how far a step is from the next: an offset of pandas or its alias, such as "D", "B" or "ME"; a number if
             the times are numbers. None: what pandas infers for each series. As in `Table`, steps that are absent are
@@ -93,6 +94,7 @@ class Frames:
         self,
         horizon: int,
         *,
+        series: str = SERIES,
         past: Sequence[str] = (),
         static: Sequence[str] = (),
         future: Sequence[str] = (),
@@ -113,7 +115,8 @@ class Frames:
         for name in options:
             if name not in (*STACK, *HEAD):
                 raise nearest("option of Frames", name, [*STACK, *HEAD])
-        self.horizon, self.past, self.static, self.future = horizon, tuple(past), tuple(static), tuple(future)
+        self.horizon, self.series = horizon, series
+        self.past, self.static, self.future = tuple(past), tuple(static), tuple(future)
         self.season, self.freq, self.holidays = season, freq, holidays
         self.distribution, self.sequence_length = distribution, sequence_length
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
@@ -192,15 +195,12 @@ class Frames:
         with _messages():
             frame = table.frame.assign(ds=times(table.frame, PATH, "ds")[0])
             newer = self._rows(df, self._form)
-            newer = newer.assign(unique_id=_like(newer["unique_id"], frame["unique_id"]))
+            newer = newer.assign(**{name: _like(newer[name], frame[name]) for name in table.series_columns})
             more = joined(table, newer, PATH, frame).drop(columns=NEWER)
             Outlook(table, more, PATH)  # raises for rows that cannot be forecast
-            names = set(newer["unique_id"].astype(str))
-            others = frame[~frame["unique_id"].astype(str).isin(names)]
-            rows = pd.concat([others, more], ignore_index=True) if len(others) else more
-            order = pd.Index(dict.fromkeys([*frame["unique_id"].astype(str), *newer["unique_id"].astype(str)]))
-            places = np.argsort(order.get_indexer(pd.Index(rows["unique_id"].astype(str))), kind="stable")
-            table.frame = rows.iloc[places].reset_index(drop=True)
+            old, new = (dict(grouped(rows, PATH, table.series_columns)) for rows in (frame, more))
+            pieces = [more.iloc[new[name]] if name in new else frame.iloc[old[name]] for name in {**old, **new}]
+            table.frame = pd.concat(pieces, ignore_index=True)
         return self
 
     def cross_validation(
@@ -221,8 +221,9 @@ class Frames:
             levels, rows = self._levels(levels), self._rows(df)
             if form_of(rows["ds"]) is None:
                 rows = rows.assign(ds=times(rows, PATH, "ds")[0])
-            behind = rows.groupby("unique_id", sort=False).cumcount(ascending=False)
-            shortest = int(behind.groupby(rows["unique_id"]).max().min()) + 1
+            names = self._source().series_columns
+            behind = rows.groupby(names, sort=False).cumcount(ascending=False)
+            shortest = int(rows.groupby(names, sort=False).size().min())
             possible = (shortest - 1 - self.horizon) // step + 1
             if n_windows > max(0, possible):
                 raise DataError(
@@ -234,14 +235,14 @@ class Frames:
                 past = rows[behind >= self.horizon + window * step]
                 later = rows[(behind < self.horizon + window * step) & (behind >= window * step)]
                 model = Frames(**self._arguments).fit(past)
-                known = later[["unique_id", "ds", *self.future]] if self.future else None
+                known = later[[*names, "ds", *self.future]] if self.future else None
                 answers = model.predict(X=known, levels=levels)
-                cutoff = past.groupby("unique_id", sort=False)["ds"].last().rename("cutoff").reset_index()
-                answers = answers.merge(cutoff, on="unique_id", how="left")
-                pieces.append(answers.merge(later[list(COLUMNS)], on=["unique_id", "ds"], how="left"))
+                cutoff = past.groupby(names, sort=False)["ds"].last().rename("cutoff").reset_index()
+                answers = answers.merge(cutoff, on=names, how="left")
+                pieces.append(answers.merge(later[[*names, "ds", "y"]], on=[*names, "ds"], how="left"))
             result = pd.concat(pieces, ignore_index=True)
             forecasts = [name for name in result.columns if name.startswith(ANSWER)]
-            return cast(pd.DataFrame, result[["unique_id", "ds", "cutoff", "y", *forecasts]])
+            return cast(pd.DataFrame, result[[*names, "ds", "cutoff", "y", *forecasts]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a folder with the model, the options and the last rows of each series. `load` reads it."""
@@ -258,7 +259,8 @@ class Frames:
             "form": self._form,
             "chosen": self.chosen,
         }
-        rows = table.frame.groupby("unique_id", sort=False).tail(table.length + 1)
+        weeks = 14 * max(len(one.moments) for one in training.known) if training.known else 0  # nights are seen in them
+        rows = table.frame.groupby(table.series_columns, sort=False).tail(max(table.length, weeks) + 1)
         with written_whole(folder / ABOUT) as temporary:
             temporary.write_text(json.dumps(about), "utf-8")
         with written_whole(folder / ROWS) as temporary:
@@ -301,14 +303,14 @@ class Frames:
     def _arguments(self) -> dict[str, Any]:
         """The arguments of the constructor, by name."""
         names = (
-            "horizon", "past", "static", "future", "season", "freq", "holidays", "distribution", "sequence_length",
-            "steps", "batch_size", "lr", "random_state", "minutes",
+            "horizon", "series", "past", "static", "future", "season", "freq", "holidays", "distribution",
+            "sequence_length", "steps", "batch_size", "lr", "random_state", "minutes",
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, **self.options}
 
     def _source(self) -> FrameTable:
         return FrameTable(
-            [PATH], "forecast", "y", time="ds", series="unique_id", static=self.static, past=self.past,
+            [PATH], "forecast", "y", time="ds", series=self.series, static=self.static, past=self.past,
             future=self.future, horizon=self.horizon, season=self.season, freq=self.freq, holidays=self.holidays,
             distribution=self._option("distribution"), sequence_length=self._option("sequence_length"),
             seed=self.random_state,
@@ -367,14 +369,17 @@ class Frames:
         form: in which times are read first, as `form_of` returns it.
         """
         frame = as_table(df, "frames: df")
-        for name in COLUMNS:
+        names = self._source().series_columns
+        for name in [*names, "ds", "y"]:
             if name not in frame.columns:
-                raise DataError(f"frames: df has no column {name!r}, expected unique_id, ds and y")
+                raise DataError(f"frames: df has no column {name!r}, expected {', '.join(names)}, ds and y")
         frame = frame.assign(ds=as_dates(frame["ds"], form)).reset_index(drop=True)
-        codes, clock = pd.factorize(frame["unique_id"].astype(str))[0], times(frame, PATH, "ds")[1]
+        codes, clock = np.zeros(len(frame), np.int64), times(frame, PATH, "ds")[1]
+        for code, (_, rows) in enumerate(grouped(frame, PATH, names)):
+            codes[rows] = code
         order = np.lexsort((clock.marks, codes))
         frame, clock = frame.iloc[order].reset_index(drop=True), clock[order]
-        for name, rows in grouped(frame, PATH, "unique_id"):
+        for name, rows in grouped(frame, PATH, names):
             check_order(PATH, name, "ds", clock[rows])
         return frame
 
@@ -401,7 +406,7 @@ def _like(ids: Any, known: Any) -> Any:
     if len(new):
         kinds = ["numbers" if kind else "text" for kind in (number, known_number)]
         raise DataError(
-            f"frames: df has the unique_id {new.tolist()[0]!r} among {kinds[0]}, expected {kinds[1]} as in fit"
+            f"frames: df has the {ids.name} {new.tolist()[0]!r} among {kinds[0]}, expected {kinds[1]} as in fit"
         )
     return ids.astype(str).map(by_text)
 

@@ -27,9 +27,9 @@ def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
-    groups = grouped(forecast, path, table.series)
+    groups = grouped(forecast, path, table.series_columns)
     panels = [(name, places, target) for name, places in groups for target in table.targets]
-    past = dict(grouped(rows, table.path, table.series))
+    past = dict(grouped(rows, table.path, table.series_columns))
     columns = min(len(panels[:MAX_PANELS]), 1 if len(panels) < 3 else 2 if len(panels) < 7 else 3)
     height = math.ceil(len(panels[:MAX_PANELS]) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 5.2 * columns, 0.9 + 2.9 * height), layout="constrained")

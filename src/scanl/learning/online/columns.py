@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from scanl.data.series.columns import MISSING
+from scanl.data.series.columns import BETWEEN_NAMES, MISSING, quoted, split_names
 from scanl.errors import ConfigError, DataError, unknown
 from scanl.learning.online.config import StreamConfig
 from scanl.learning.online.reading import SHOWN_LETTERS, Row, number_of
@@ -24,12 +24,13 @@ class Item(NamedTuple):
 class StreamColumns:
     """The roles of the columns.
 
-    names: of the inputs.   text: columns that are not read, because they are text.   question: number or class.
+    key: columns that together name a sample.   names: of the inputs.   text: columns that are not read, because they
+    are text.   question: number or class.
     """
 
     target: str
     horizon: int | None
-    key: str | None
+    key: list[str]
     names: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     question: str = "number"
@@ -37,19 +38,20 @@ class StreamColumns:
     @classmethod
     def of(cls, row: Row, options: StreamConfig) -> "StreamColumns":
         """Read the first row. Raises ConfigError for a column that it lacks."""
-        target, key, horizon, without = options.target, options.key, options.horizon, options.leave_out
+        target, horizon, without = options.target, options.horizon, options.leave_out
+        key = [] if options.key is None else split_names(options.key)
         values = row.values
         if target is None and len(values) == 1:
             (target,) = values
         if target is None:
             raise ConfigError(f"learn: target is none, expected one of the columns {', '.join(values)}")
-        for name in filter(None, [target if key is None else None, key, *without]):
+        for name in [*key, *without] if key else [target, *without]:
             if name not in values:
                 raise ConfigError(f"learn: {unknown('column', name, list(values))}")
-        rest = [name for name in values if name not in (target, key, *without)]
+        rest = [name for name in values if name not in (target, *key, *without)]
         numbers = [name for name in rest if _number(values[name]) is not None]
         text = [name for name in rest if name not in numbers]
-        if horizon is None and not numbers and key is None:
+        if horizon is None and not numbers and not key:
             horizon = 1
         first = values.get(target)
         guess = "class" if isinstance(first, bool) or _number(first) is None else "number"
@@ -64,16 +66,18 @@ class StreamColumns:
 
     def item(self, row: Row) -> Item:
         """Return the sample of a row. Raises DataError for a value of another kind, or a column that has vanished."""
-        values, key = row.values, None
-        if self.key is not None:
-            key = values.get(self.key)
-            if isinstance(key, list | dict):
-                raise _wrong(row, self.key, "a name or a number")
-            if key == "" or key is None or key != key:
-                raise _missing(row, self.key, "the name of a sample")
+        values, parts = row.values, []
+        for name in self.key:
+            part = values.get(name)
+            if isinstance(part, list | dict):
+                raise _wrong(row, name, "a name or a number")
+            if part == "" or part is None or part != part:
+                raise _missing(row, name, "the name of a sample")
+            parts.append(part)
+        key = parts[0] if len(parts) == 1 else BETWEEN_NAMES.join(quoted(str(part)) for part in parts) or None
         truth = self._truth(row)
         lacking = [name for name in self.names if name not in values]
-        if lacking and self.key is not None and len(lacking) == len(self.names) and truth is not None:
+        if lacking and self.key and len(lacking) == len(self.names) and truth is not None:
             return Item(row.number, None, truth, key)
         if lacking:
             raise _missing(row, lacking[0], "it as in the first line")
@@ -82,7 +86,7 @@ class StreamColumns:
     def _truth(self, row: Row) -> Any:
         """Return the truth in a row, None where it is missing."""
         if self.target not in row.values:
-            if self.key is None:
+            if not self.key:
                 raise _missing(row, self.target, "the target")
             return None
         value = row.values[self.target]

@@ -41,7 +41,7 @@ class StreamConfig:
     ] = None  # fmt: skip
     leave_out: Annotated[list[str], COLUMN, "columns that are not read"] = field(default_factory=list)
     key: Annotated[
-        str | None, COLUMN, "column that names a sample: a later line of the same key may bring its truth"
+        str | None, COLUMN, "columns that name a sample, with commas: a later line of the same key may bring its truth"
     ] = None  # fmt: skip
     delay: Annotated[int, at_least(0), "samples after which the truth of a line becomes known"] = 0
     waiting: Waiting = WAITING

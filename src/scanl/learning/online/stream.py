@@ -106,7 +106,7 @@ class Stream:
 
     def _note(self, row: Row, columns: StreamColumns) -> None:
         """Say which columns of a row the first one had not."""
-        self._known |= {columns.target, columns.key, *columns.names, *columns.text, *self.options.leave_out}
+        self._known |= {columns.target, *columns.key, *columns.names, *columns.text, *self.options.leave_out}
         for name in row.values.keys() - self._known:
             self._known.add(name)
             self._unread += 1

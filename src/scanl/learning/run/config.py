@@ -117,7 +117,7 @@ class SourceConfig(SeriesForecastOptions):
     ] = None
     target: Annotated[str | None, COLUMN, "of a table: column of the answers; to forecast, several with commas"] = None
     time: Annotated[str | None, COLUMN, "of a table: column of the times"] = None
-    series: Annotated[str | None, COLUMN, "of a table: column of the series' names; none: one series"] = None
+    series: Annotated[str | None, COLUMN, "of a table: columns of the series' names, with commas; none: one"] = None
     static: Annotated[list[str], COLUMN, "of a table: columns that are constant over a series"] = field(
         default_factory=list
     )
