@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from scanl.ops._compiler import recorded
 from scanl.ops._compiler.cells import compiled
 from scanl.ops._cpu import _cells
 from scanl.ops._cpu._slots import OperandSlots, Slots
@@ -82,36 +80,13 @@ def multiply(
         row += array(at(h, r * h_row).address, n, h.dtype) @ matrix
 
 
-def times(
-    team: Pointer, out: Pointer, out_row: int, x: Pointer, x_row: int, w: Pointer, w_row: int, *sizes: int
-) -> None:
-    rows, columns, terms = sizes
-    for row in range(rows):
-        left = array(at(x, row * x_row).address, terms, x.dtype)
-        for column in range(columns):
-            right = array(at(w, column * w_row).address, terms, w.dtype)
-            out[row * out_row + column] = left @ right.astype(x.dtype)
-
-
-def times_quantized(
-    team: Pointer, y: Pointer, y_row: int, x: Pointer, x_row: int, w: Pointer, scale: Pointer, *sizes: int
-) -> None:
-    groups, bias, rows, columns, terms = sizes
-    assert not groups
-    assert not bias
-    times(team, y, y_row, x, x_row, w, terms, rows, columns, terms)
-    for row in range(rows):
-        for column in range(columns):
-            y[row * y_row + column] *= scale[column]
-
-
 def load(name: str, text: str) -> types.ModuleType:
     """Return the module with this source of numba kernels."""
     module = types.ModuleType(name)
     scope = module.__dict__
     scope |= {
         "np": np, "kernel": kernel, "pointer": Pointer, "at": at, "array": array, "units": units,
-        "multiply": multiply, "times": times, "times_quantized": times_quantized, "separate": lambda: None,
+        "multiply": multiply, "separate": lambda: None,
         "helper": lambda **_: lambda function: function, "scratch": np.zeros, "itemsize": lambda dtype: dtype.itemsize,
         "erf": lambda x: type(x)(math.erf(x)), "log_sigmoid": lambda x: -np.logaddexp(type(x)(0), -x),
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "atan2": np.arctan2,
@@ -125,10 +100,5 @@ def load(name: str, text: str) -> types.ModuleType:
 
 
 def use(patch: pytest.MonkeyPatch) -> None:
-    """Let Python run the kernels of cells and of recorded functions."""
-    for module in (compiled, recorded):
-        patch.setattr(module, "load", load)
-    patch.setattr(recorded.RecordedFunction, "team", lambda kernel, units: 0)
-    memory = recorded.RecordedFunction.memory
-    patch.setattr(recorded.RecordedFunction, "memory", lambda *args: [tensor.fill_(np.nan) for tensor in memory(*args)])
-    patch.setattr(recorded, "empty", lambda shape, dtype: torch.full(shape, np.nan, dtype=dtype))
+    """Let Python run the kernels of cells."""
+    patch.setattr(compiled, "load", load)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import kernels_in_python
 import scanl
 from scanl import ops
 from scanl.errors import ConfigError, ShapeError
@@ -25,11 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "retnet": {"num_heads": 2},
     "rwkv7": {"head_dim": 4},
 }
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels_in_python.use(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +48,6 @@ def check_equal(model: LanguageModel, step: CompiledStep, batch: int, tokens: in
             torch.testing.assert_close(leaf, other, rtol=1e-4, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
 
 
-@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(
     "layer", [layer if layer in SOME else pytest.param(layer, marks=pytest.mark.long) for layer in LAYERS]
 )
@@ -65,7 +58,6 @@ def test_a_compiled_step_equals_the_step(layer: str) -> None:
     check_equal(model, step, 1)
 
 
-@pytest.mark.usefixtures("plain")
 def test_batches_run_in_parts_of_equal_sizes() -> None:
     model = model_of("gru", channel_mixer="none")
     step = model.compile_step(2)
@@ -73,7 +65,6 @@ def test_batches_run_in_parts_of_equal_sizes() -> None:
         check_equal(model, step, batch, tokens=2)
 
 
-@pytest.mark.usefixtures("plain")
 def test_parameters_are_read_anew() -> None:
     model = model_of("gru", channel_mixer="none")
     step = model.compile_step()
@@ -137,7 +128,6 @@ def enlarged(model: LanguageModel) -> None:
 CHANGES = {change.__name__: change for change in (adapted, capped, parametrized, replaced_by_method, enlarged)}
 
 
-@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_a_model_changes_its_compiled_step(change: str) -> None:
     model = model_of("gru", channel_mixer="none")
@@ -152,7 +142,6 @@ def test_what_changes_a_model_changes_its_compiled_step(change: str) -> None:
         assert step.reason is None
 
 
-@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "global"])
 def test_a_hook_runs_at_each_step(kind: str) -> None:
     model = model_of("gru", channel_mixer="none")
@@ -176,7 +165,6 @@ def test_a_hook_runs_at_each_step(kind: str) -> None:
     assert (len(calls), step.reason) == (count, None)
 
 
-@pytest.mark.usefixtures("plain")
 def test_autocast_is_that_of_the_step() -> None:
     model, token = model_of("gru", channel_mixer="none"), torch.tensor([3])
     step = model.compile_step()
@@ -186,7 +174,6 @@ def test_autocast_is_that_of_the_step() -> None:
     assert step._kernel(step._enter(token)) is not None
 
 
-@pytest.mark.usefixtures("plain")
 def test_a_state_stays_as_it_is() -> None:
     model = model_of("gru", channel_mixer="none")
     step = model.compile_step()
@@ -197,7 +184,6 @@ def test_a_state_stays_as_it_is() -> None:
         assert torch.equal(leaf, other)
 
 
-@pytest.mark.usefixtures("plain")
 def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = model_of("gru", channel_mixer="none"), torch.tensor([[1, 2, 3]])
     expected = list(model.generate(prompt, max_new_tokens=4, temperature=0))
@@ -219,7 +205,6 @@ def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fresh._compiled is not None
 
 
-@pytest.mark.usefixtures("plain")
 def test_few_kernels_serve_batches_of_any_size() -> None:
     model, sizes = model_of("gru", channel_mixer="none"), (1, 3, 5, 7, 16, 19)
     step = model.compile_step()
@@ -231,7 +216,6 @@ def test_few_kernels_serve_batches_of_any_size() -> None:
     assert step._kernels.keys() <= {1, 2, 4, 8, 16}
 
 
-@pytest.mark.usefixtures("plain")
 def test_a_copy_has_a_step_of_its_own() -> None:
     model = model_of("gru", channel_mixer="none")
     model.compile_step()
@@ -241,7 +225,6 @@ def test_a_copy_has_a_step_of_its_own() -> None:
     check_equal(other, other.compile_step(), 1, tokens=1)
 
 
-@pytest.mark.usefixtures("plain")
 def test_the_ordinary_step_runs_where_the_compiled_one_cannot() -> None:
     model, token = model_of("gru", channel_mixer="none"), torch.tensor([3])
     step = model.compile_step()
@@ -254,7 +237,6 @@ def test_the_ordinary_step_runs_where_the_compiled_one_cannot() -> None:
     assert step(token, None)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("wanted", ["weight", "state"])
 def test_the_ordinary_step_runs_where_one_tensor_alone_has_a_gradient(wanted: str) -> None:
     model, token = model_of("gru", channel_mixer="none").requires_grad_(False), torch.tensor([3])
@@ -267,7 +249,6 @@ def test_the_ordinary_step_runs_where_one_tensor_alone_has_a_gradient(wanted: st
     assert slopes[0].any()
 
 
-@pytest.mark.usefixtures("plain")
 def test_whole_numbers_are_read_where_they_lie() -> None:
     """Also those of a model that is quantized after its step was compiled."""
     torch.manual_seed(0)
@@ -281,14 +262,12 @@ def test_whole_numbers_are_read_where_they_lie() -> None:
     assert step.reason is None
 
 
-@pytest.mark.usefixtures("plain")
 def test_a_reason_says_which_operation_has_no_loop() -> None:
     model = model_of("gru", channel_mixer="none", dropout=0.5).train()
     assert model.explain() != "compiled: can run\nordinary: can run"
     assert model.eval().explain() == "compiled: can run\nordinary: can run"
 
 
-@pytest.mark.usefixtures("plain")
 def test_another_mode_is_noticed() -> None:
     """In training mode dropout draws numbers, which no kernel does."""
     model, token = model_of("gru", channel_mixer="none", dropout=0.5), torch.tensor([3])
@@ -304,7 +283,6 @@ def test_another_mode_is_noticed() -> None:
     assert not torch.allclose(ys[0], ys[1])
 
 
-@pytest.mark.usefixtures("plain")
 def test_bad_input_is_refused() -> None:
     model = model_of("gru", channel_mixer="none")
     with pytest.raises(ConfigError, match="compile_step: batch_size is 0, expected at least 1"):

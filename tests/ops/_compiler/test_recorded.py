@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import kernels_in_python
 from scanl.errors import ShapeError
 from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._compiler.rules import UnsupportedOperation
@@ -83,9 +82,7 @@ def double(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [real, complex_, gradients, positions, of_slices])
-def test_a_kernel_equals_its_function(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    if function in (positions, of_slices):  # of which numba has nothing to decide
-        kernels_in_python.use(monkeypatch)
+def test_a_kernel_equals_its_function(function: Callable[..., Any]) -> None:
     operands = A, B, C, Z
     expected, exact = function(*operands), function(*map(double, operands))
     for at, (y, like, true) in enumerate(
@@ -131,9 +128,8 @@ def test_doubles_whole_numbers_and_truths() -> None:
         torch.testing.assert_close(y, expected)
 
 
-def test_a_number_that_becomes_float32_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_becomes_float32_is_rounded() -> None:
     """Also where a later loop alone reads it."""
-    kernels_in_python.use(monkeypatch)
     x = torch.randn(5, dtype=torch.float64)
 
     def function(x: Tensor) -> Tensor:
@@ -179,9 +175,8 @@ def test_numbers_that_are_not_finite_pass_as_in_torch() -> None:
         torch.testing.assert_close(y, expected, equal_nan=True)
 
 
-def test_parts_of_larger_memory_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_larger_memory_are_read_where_they_lie() -> None:
     """Of tensors that are no operands, and of operands."""
-    kernels_in_python.use(monkeypatch)
     memory, wide = torch.randn(9, 7), torch.randn(8, dtype=torch.float64)[3::2]
     part, turned, z = memory[4:, 2:6], memory[1:4, :3].T, torch.randn(7, dtype=torch.complex64)[2:5]
 
@@ -195,8 +190,7 @@ def test_parts_of_larger_memory_are_read_where_they_lie(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_fused_step_of_adam_is_its_equations(decoupled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels_in_python.use(monkeypatch)
+def test_a_fused_step_of_adam_is_its_equations(decoupled: bool) -> None:
     values = [A.clone(), C[0].clone(), C[1].square()]
     parameter, mean, square, count = (*(value.clone() for value in values), torch.tensor(3.0))
     options = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.2, "eps": 0.3}

@@ -1,4 +1,4 @@
-"""The order of the loops of a kernel: programs that are drawn, with the loops run by Python, against torch."""
+"""The order of the loops of a kernel: programs that are drawn, against torch."""
 
 import random
 from collections.abc import Callable
@@ -7,9 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels_in_python
 from scanl.ops._compiler import print_numba, schedule
 from scanl.ops._compiler.recorded import RecordedFunction
+
+
+@pytest.fixture(autouse=True)
+def scratch_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read before it is written shows."""
+    memory = RecordedFunction.memory
+    monkeypatch.setattr(RecordedFunction, "memory", lambda *args: [each.fill_(torch.nan) for each in memory(*args)])
 
 
 def draw(chance: random.Random) -> tuple[Callable[..., list[Tensor]], Tensor]:
@@ -75,7 +81,6 @@ def texts(recorded: RecordedFunction) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(32))
 def test_loops_that_become_one_compute_what_torch_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels_in_python.use(monkeypatch)
     monkeypatch.setattr(schedule, "MAX_WAITING_CALLS", 32 if seed % 2 else 2)
     torch.manual_seed(seed)
     dtype = torch.float64 if seed % 4 == 3 else torch.float32  # the buffer is float32
@@ -99,7 +104,6 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch
         return (query[:, None, :] @ state)[:, 0], state
 
     operands = [torch.randn(2, 16, 32), *(torch.randn(2, size) for size in (16, 32, 1, 16))]
-    kernels_in_python.use(monkeypatch)
     recorded = RecordedFunction(step, *operands)
     assert sum(recorded.scratch.values()) < operands[0].numel()
     assert sum("p0[i0 * 512 + i1 * 32 + i2] = " in text for text in texts(recorded)) == 1
@@ -123,7 +127,6 @@ def test_a_sum_is_known_after_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         read = (key[:, None, :] @ state)[:, 0]
         return read, state * read[:, None, :]
 
-    kernels_in_python.use(monkeypatch)
     operands = torch.randn(2, 3, 4), torch.randn(2, 3)
     for y, true in zip(RecordedFunction(step, *operands)(*operands), step(*operands), strict=True):
         torch.testing.assert_close(y, true)
@@ -137,7 +140,6 @@ def test_a_sum_that_joins_no_loop_leaves_the_calls_as_they_are(monkeypatch: pyte
         buffer.copy_(buffer + matrix)
         return (buffer.sum(-1)[:, None, :] @ buffer)[:, 0]
 
-    kernels_in_python.use(monkeypatch)
     monkeypatch.setattr(schedule, "MAX_WAITING_CALLS", 2)
     recorded = RecordedFunction(step, matrix)
     buffer.fill_(1)

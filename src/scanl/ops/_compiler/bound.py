@@ -32,7 +32,7 @@ class BoundKernel:
         inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(sources)
         self._at = inputs, len(first), len(first) + len(self._captured)
         last = [0] * len(outputs) + _addresses(targets)
-        self._kernel = recorded.kernel.alone(torch.float32, [*first, *self._places(), *last])
+        self._kernel = recorded.kernel.alone([*first, *self._places(), *last])
 
     def _places(self) -> list[int]:
         """Return the addresses of the tensors that are no operands."""

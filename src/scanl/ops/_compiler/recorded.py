@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -20,13 +20,15 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
-from scanl.ops._compiler.files import load
 from scanl.ops._compiler.operations import add
 from scanl.ops._compiler.rules import JOINS, UnsupportedOperation, var_mean
 from scanl.ops._compiler.schedule import Schedule
 from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
 from scanl.ops._frame.context import backend
+
+if TYPE_CHECKING:
+    from scanl.ops._compiler.machine_code import NativeKernel
 
 MAX_OPERATIONS = 4000  # operations: a kernel of more takes minutes to compile
 STORED_DTYPES = {  # as what kernels have them
@@ -147,9 +149,11 @@ class RecordedFunction:
         self._row = self._numbers_of_a_row()
 
     @functools.cached_property
-    def kernel(self) -> Any:
+    def kernel(self) -> "NativeKernel":
         """The kernel, which is compiled when it first runs."""
-        return load("recorded", self.schedule.source(self.kinds, self.rows, self._row)).run
+        from scanl.ops._compiler.machine_code import NativeKernel
+
+        return NativeKernel(self.schedule.source(self.kinds, self.rows, self._row))
 
     def team(self, units: int) -> int:
         """Return the address of what the kernel calls others by."""
@@ -346,7 +350,7 @@ class RecordedFunction:
         packed += [tensor.data_ptr() for tensor in results]
         if self.rows:
             packed += lead
-        self.kernel.run(torch.float32, packed, units, self._work * units)
+        self.kernel.run(packed, units, self._work * units)
         if self._stored:
             results = [result.to(dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
         return self._built(iter(results))

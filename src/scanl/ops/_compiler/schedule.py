@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from scanl.ops._compiler import print_numba
+from scanl.ops._compiler import print_llvm
 from scanl.ops._compiler.expressions import Constant, Expression, Load, Name, Operation, as_number, expression, place
 from scanl.ops._compiler.loops import Assign, KernelCall, LoopFunction, Statement, axes_of, nested, reduction
 from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.views import Memory, Operand, View, merged
 
-IMPORTS = """\
-from scanl.ops._cpu._logarithm import expm1, log, log1p
-from scanl.ops._cpu._pointers import address, at, pointer, separate
-from scanl.ops.products.in_team import times, times_quantized"""
 MIN_WEIGHT_NUMBERS = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
 MIN_COLUMNS = 6  # its least columns: COLUMNS of rows_by_weight.py, which imports numba
-WEIGHTS = ("float32", "int8", "int4")  # kinds of weights that have kernels, in their order in `in_team.py`
+# Kernels that a kernel calls, in their order in `in_team.py`; before them are those of the kinds of weights.
+CALLEES = ("times", "times_quantized")
+WEIGHTS = ("float32", "int8", "int4")
+FIRST_CALLEE = 2 + len(WEIGHTS)  # its place in what `team` points to
 MAX_LOOPS = 12  # elementwise loops that become one
 MAX_WAITING_CALLS = 32  # calls that a later one may still be put among
 PairRule = Callable[..., tuple[Expression, ...]]  # of pairs, to the parts of the result
@@ -33,8 +32,9 @@ class Schedule:
         self.functions: dict[LoopFunction, str] = {}  # names
         self.calls: list[tuple[Any, list[View]]] = []  # the function, and what it gets pointers to
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
-        self.called = set[str]()  # kinds of weights whose kernels it calls
-        self._team = View(Memory("team", 2 + len(WEIGHTS), "int64"), 0, (2 + len(WEIGHTS),), (1,), "real")
+        self.called = set[str]()  # kernels, and kinds of weights whose kernels they call
+        size = FIRST_CALLEE + len(CALLEES)
+        self._team = View(Memory("team", size, "int64"), 0, (size,), (1,), "real")
         self._open: list[list[_Statement | _Other]] = []  # the last calls; elementwise loops of a list become one
 
     def elementwise(self, out: View, args: Sequence[Operand], rule: Rule) -> None:
@@ -274,7 +274,7 @@ class Schedule:
         """Add a call of the kernel for a kind of weight, which several threads may run. The first view is written."""
         body = _Body([views[0]])
         body.views += [*views[1:], self._team]
-        self.called.add(weight)
+        self.called |= {name, weight}
         self._add(body, [KernelCall(name, (Name(f"p{len(views)}"), *map(expression, args)))])
 
     def _add(self, body: "_Body", statements: Sequence[Statement], *, sums: bool = False) -> None:
@@ -320,36 +320,21 @@ class Schedule:
                 free.setdefault((memory.kind, -(-memory.size // 16) * 16), []).append(memory.offset)
         return sizes
 
-    def source(self, kinds: Mapping[str, str], rows: int = 0, of_row: Mapping[str, int] | None = None) -> str:
+    def source(
+        self, kinds: Mapping[str, str], rows: int = 0, of_row: Mapping[str, int] | None = None
+    ) -> print_llvm.KernelSource:
         """Return the text of the kernel. kinds: of the memory of its pointers, by name.
 
         rows: how many a unit has, and of_row: the numbers of a row, by name. The last unit begins early if too few rows
         are left for it: some rows are then computed twice, from the same numbers. 0: there is one unit.
         """
-        functions = [print_numba.function(name, function) for function, name in self.functions.items()]
-        pointers = []
-        for name, kind in kinds.items():
-            pointer = f"pointer(slots.{name}, np.{kind})"
-            if rows and name.startswith("scratch"):
-                pointer = f"at({pointer}, unit * {self.scratch[kind]})"
-            elif rows and of_row and name in of_row:
-                pointer = f"at({pointer}, row * {of_row[name]})"
-            pointers.append(f"        {name} = {pointer}")
-        if rows:
-            pointers.insert(0, f"        row = min(unit * {rows}, slots.rows - {rows})")
-        calls = [f"        {name}({', '.join(map(_address, views))})" for name, views in self.calls]
-        return "\n\n".join([
-            print_numba.header("A kernel of a recorded function.", IMPORTS),
-            *functions,
-            "\n".join([
-                f'@kernel("{" ".join([*kinds, *(["rows"] if rows else [])])}")',
-                "def run(slots):",
-                f"    for {'unit' if rows else '_'} in units(slots):",
-                *pointers,
-                *calls,
-                "",
-            ]),
-        ])  # fmt: skip
+        places = [
+            (name, [(value.memory.name, value.offset + value.memory.offset) for value in views])
+            for name, views in self.calls
+        ]
+        callees = {name: FIRST_CALLEE + at for at, name in enumerate(CALLEES)}
+        scratch = {f"scratch{kind[-2:]}": size for kind, size in self.scratch.items()} if rows else {}
+        return print_llvm.source(self.functions, places, callees, kinds, rows, {**(of_row or {}), **scratch})
 
 
 @dataclass
@@ -501,8 +486,3 @@ class _Body:
     def number(self, *args: Any) -> Any:
         """Return a real number of a view, as `read` has it."""
         return self.read(*args)[0]
-
-
-def _address(value: View) -> str:
-    offset = value.offset + value.memory.offset
-    return f"at({value.memory.name}, {offset})" if offset else value.memory.name

@@ -55,10 +55,7 @@ class MachineCode:
     def save_overload(self, signature: Any, compiled: CompileResult) -> None:
         """Keep a compiled kernel; warn if that is impossible."""
         assert not compiled.library.has_dynamic_globals  # they are addresses of this process
-        try:
-            cache.write(self._path(compiled.library.codegen), dumps(compiled._reduce()))
-        except OSError as error:
-            _without_cache(str(error))
+        keep(lambda: self._path(compiled.library.codegen), dumps(compiled._reduce()))
 
 
 @functools.cache
@@ -73,6 +70,14 @@ def source_digest(module: str | None) -> str:
     text = "".join(linecache.getlines(getattr(loaded, "__file__", None) or "", vars(loaded) if loaded else None))
     parts = [text, *map(source_digest, dict.fromkeys(_IMPORT.findall(text)))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest() if all(parts) else ""
+
+
+def keep(path: Callable[[], Path], content: bytes) -> None:
+    """Write a file of the folder of kernels; warn if that is impossible."""
+    try:
+        cache.write(path(), content)
+    except OSError as error:
+        _without_cache(str(error))
 
 
 _warned = False

@@ -20,7 +20,8 @@ from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._pointers import address
+from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._slots import packer
 from scanl.ops._cpu._team import openmp, threads
 from scanl.ops.products.rows_by_weight import HEIGHT, division, product, quantized_product
@@ -70,45 +71,50 @@ def _run(team, kind, slots, work):
 _pack = packer(product.slots)
 
 
-@helper()
-def times(team, y, y_row, x, x_row, w, w_row, rows, columns, terms):
-    """Compute y = x wᵀ for pointers to y (rows, columns), x (rows, terms) and w (columns, terms).
+@kernel("team y y_row x x_row w w_row rows columns terms")
+def times(slots):
+    """Compute y = x wᵀ for y (rows, columns), x (rows, terms) and w (columns, terms).
 
     The numbers of a row are adjacent; `_row` is the stride of the rows. All are float32; `columns` is COLUMNS or more.
     """
+    team, columns, terms = pointer(slots.team, np.int64), slots.columns, slots.terms
     width, blocks = division(columns, team[THREADS])
-    slots = _pack(
-        units=blocks, y=address(y), y_row=y_row, x=address(x), x_row=x_row, w=address(w), w_row=w_row, scale=0,
-        groups=0, bias=0, rows=rows, columns=columns, terms=terms, width=width, blocks=blocks,
+    packed = _pack(
+        units=blocks, y=slots.y, y_row=slots.y_row, x=slots.x, x_row=slots.x_row, w=slots.w, w_row=slots.w_row, scale=0,
+        groups=0, bias=0, rows=slots.rows, columns=columns, terms=terms, width=width, blocks=blocks,
     )  # fmt: skip
-    _run(team, 0, slots, columns * terms)
+    _run(team, 0, packed, columns * terms)
 
 
-@helper()
-def times_quantized(team, y, y_row, x, x_row, packed, scale, groups, bias, rows, columns, terms):
+@kernel("team y y_row x x_row packed scale groups bias rows columns terms")
+def times_quantized(slots):
     """Compute y = x Wᵀ + bias, as `multiply` of rows_by_weight.py does. groups, bias: addresses, 0 for none."""
+    team, columns, terms = pointer(slots.team, np.int64), slots.columns, slots.terms
     width, blocks = division(columns, team[THREADS])
-    grouped = groups != 0
-    slots = _pack(
-        units=(rows + HEIGHT - 1) // HEIGHT * blocks, y=address(y), y_row=y_row, x=address(x), x_row=x_row,
-        w=address(packed), w_row=terms // 2 if grouped else terms, scale=address(scale), groups=groups, bias=bias,
-        rows=rows, columns=columns, terms=terms, width=width, blocks=blocks,
+    grouped = slots.groups != 0
+    packed = _pack(
+        units=(slots.rows + HEIGHT - 1) // HEIGHT * blocks, y=slots.y, y_row=slots.y_row, x=slots.x, x_row=slots.x_row,
+        w=slots.packed, w_row=terms // 2 if grouped else terms, scale=slots.scale, groups=slots.groups, bias=slots.bias,
+        rows=slots.rows, columns=columns, terms=terms, width=width, blocks=blocks,
     )  # fmt: skip
-    _run(team, 2 if grouped else 1, slots, columns * terms)
+    _run(team, 2 if grouped else 1, packed, columns * terms)
 
 
-# The kernels by kind of weight, in the order in which a team has their addresses.
+# The kernels of each kind of weight, and those that recorded kernels call, in the order in which a team has their
+# addresses.
 KERNELS = {
     "float32": (product, torch.float32),
     "int8": (quantized_product, torch.int8),
     "int4": (quantized_product, torch.uint8),
+    "times": (times, torch.float32),
+    "times_quantized": (times_quantized, torch.float32),
 }
 
 
 @functools.cache
 def _teams(workers: int, used: frozenset[str]) -> np.ndarray:
     start = openmp()
-    addresses = [callee.address(dtype) if kind in used else 0 for kind, (callee, dtype) in KERNELS.items()]
+    addresses = [callee.address(dtype) if name in used else 0 for name, (callee, dtype) in KERNELS.items()]
     if start is None:
         return np.array([1, 0, *addresses])
     return np.array([workers, ctypes.cast(start, ctypes.c_void_p).value, *addresses])
@@ -117,6 +123,6 @@ def _teams(workers: int, used: frozenset[str]) -> np.ndarray:
 def team(units: int, used: frozenset[str]) -> int:
     """Return the address that `team` points to. Where the calling kernel has several units, each has one thread.
 
-    used: kinds of weights that are multiplied by; their kernels are compiled when a team first has them.
+    used: names of the kernels that are called; they are compiled when a team first has them.
     """
     return _teams(1 if units > 1 else threads(), used).ctypes.data
