@@ -166,7 +166,9 @@ def rows(form: Form, name: str = "state", layer: StatefulLayer | None = None) ->
         start = "" if form.fill == 0 else f", {form.fill} at the start"
         absent = f", or () without {form.when}" if form.when else ""
         axes = (
-            form.axes if layer is None or UNPACKED_AXES.search(form.axes) is None else ", ".join(map(str, form.sizes(layer)))
+            form.axes
+            if layer is None or UNPACKED_AXES.search(form.axes) is None
+            else ", ".join(map(str, form.sizes(layer)))
         )
         yield f"{name} ({', '.join(filter(None, ('B', axes)))}){kind}{start}{absent}" + (
             f": {form.meaning}" if form.meaning else ""
