@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from making.models import table
-from scanl.cli import COMMANDS, main
+from scanl.cli import COMMANDS, GROUPS, main
 from scanl.cli.help import EVERYTHING
 
 WIDTH = "96"  # letters in a line of a help
@@ -38,6 +38,10 @@ def help_of(name: str) -> str:
 
 def index() -> str:
     """Return the page that leads to the subcommands."""
-    rows = [(f"[scanl {name}](commands/{name}.md)", about) for name, (_, about) in COMMANDS.items()]
+    groups = [
+        f"## {title.capitalize()}\n\n"
+        + table(("", ""), [(f"[scanl {name}](commands/{name}.md)", about) for name, (_, about) in group.items()])
+        for title, group in GROUPS.items()
+    ]
     toctree = "\n".join([":::{toctree}", ":hidden:", *(f"commands/{name}" for name in COMMANDS), ":::"])
-    return "\n\n".join(["# The scanl command", table(("", ""), rows), toctree]) + "\n"
+    return "\n\n".join(["# The scanl command", *groups, toctree]) + "\n"

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the whole demonstration. It leaves a run folder with demo.png."""
     parser = Parser("demo", "Train on the standard library's source, then generate past 100,000 bytes.")
     parser.add("--minutes", float, "of training", 3.0)
-    parser.add("--out", str | None, "run folder; none: runs/demo-N")
+    parser.add("--out", str | None, "run folder; none: runs/demo-N", metavar="PATH")
     parser.add("--data", str, "text to train on; none: Python's standard library", [], nargs="*", metavar="PATH")
     parser.add("--dim", int, "model width", 192)
     marks = Annotated[list[int], Range("numbers of at least 1 that grow", lambda marks, _: _grow(marks))]

@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add("of", str | None, "a run folder, or a layer's name", nargs="?", metavar="RUN|LAYER")
     parser.add("--what", str, "inspectors; none: all that serve the layer", [], nargs="*", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the inspectors")
-    parser.add("--out", str | None, "folder; none: RUN/inspect, or inspect/LAYER")
+    parser.add("--out", str | None, "folder; none: RUN/inspect, or inspect/LAYER", metavar="PATH")
     parser.add("--dim", Positive, "of a layer by name: its width", DIM)
     parser.add("--layer-options", dict[str, Any], "the layer's options, as for train", {})
     parser.add("--steps", PositiveOrNone, f"steps that the layers read; none: {STEPS} of a run's data")

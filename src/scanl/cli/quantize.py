@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("quantize", "Write a model with weights of whole numbers, which it reads faster.", notes=NOTES)
     parser.add_argument("path", type=str, metavar="RUN|FOLDER", help="run, or folder of a model")
     parser.add_argument("out", type=str, metavar="OUT", help="folder to write")
-    parser.add("--weights", str, f"whole numbers: {', '.join(BITS)}", "int8")
+    parser.add("--weights", str, "kind of whole numbers", "int8", metavar="|".join(BITS))
     args = parser.parse(argv)
     path, out = Path(args.path), Path(args.out)
     check_folder("quantize", path)

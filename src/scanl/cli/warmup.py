@@ -36,13 +36,13 @@ SIZES = {
 def run(argv: Sequence[str]) -> int:
     """Run the layer or each op forward, backward and for one step."""
     parser = Parser("warmup", "Compile, and tune, the GPU kernels of a layer or of ops, before they are needed.")
-    parser.add("--layer", str | None, "a registered layer, of width --dim")
+    parser.add("--layer", str | None, "a registered layer, of width --dim", metavar="NAME")
     parser.add("--layer-options", dict[str, Any], "the layer's options, as for train", {})
     parser.add_argument(
         "--autocast", action="store_true", help="the layer's parameters in float32, autocast to --dtype"
     )
-    parser.add("--ops", str | None, "ops, by commas; all when no layer is given either")
-    parser.add("--dtype", str, ", ".join(DTYPES), "bfloat16")
+    parser.add("--ops", str | None, "ops, by commas; all when no layer is given either", metavar="NAME,...")
+    parser.add("--dtype", str, "of the operands", "bfloat16", metavar="|".join(DTYPES))
     parser.add_argument("--packed", action="store_true", help="packed sequences too")
     parser.add("--batch", Positive, "B", 1)
     parser.add("--steps", Positive, "T; linear_scan chooses its tiles by it", 256)

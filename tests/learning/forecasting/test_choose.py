@@ -58,6 +58,7 @@ def airline(path, rows=ROWS, series=1, **options):
 def test_the_choice_is_better_than_the_seasonal_naive_and_covers(tmp_path):
     source, heard = airline(tmp_path), Heard()
     choice = choose(source, {}, 60, heard)
+    assert choice.options.keys() | {"minutes"} == choosing.DEFAULTS.keys()  # the help has what is chosen
     assert choice.options["log"]
     assert choice.options["steps"] == 0
     assert choice.options["span"] == 24

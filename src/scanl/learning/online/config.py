@@ -48,7 +48,9 @@ class StreamConfig:
     feedback: Annotated[bool, "the last truth that is known is an input too"] = True
     follow: Annotated[bool, "wait for new lines at the end of the file"] = False
     samples: Annotated[int | None, above(0), "end after this many samples; none: with the stream"] = None
-    on_error: Annotated[str, one_of(("skip", "stop")), "what to do at a line that cannot be read"] = "stop"
+    on_error: Annotated[str, one_of(("skip", "stop")), "what to do at a line that cannot be read: skip or stop"] = (
+        "stop"
+    )
 
 
 LEARNING = (  # options of `Online`

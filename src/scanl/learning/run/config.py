@@ -169,7 +169,7 @@ class TrainingConfig:
     algorithm: Annotated[
         str,
         NAME,
-        "how the gradient is computed: a registered algorithm, such as bptt; docs/algorithms.md lists them",
+        "how the gradient is computed: a registered algorithm, such as bptt; `scanl algorithms` lists them",
     ] = "bptt"
     algorithm_options: Annotated[dict[str, Any], "options of the algorithm"] = field(default_factory=dict)
     block: Annotated[

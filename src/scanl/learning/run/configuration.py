@@ -13,7 +13,7 @@ import jsonargparse
 import yaml
 
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
-from scanl.options import Option, Range, check, options
+from scanl.options import Option, Range, check, options, placeholder
 from scanl.parsing import in_a_line
 
 finite_number = Range("a finite number", lambda value, _: not isinstance(value, float) or math.isfinite(value))
@@ -164,6 +164,8 @@ def add_options(parser: jsonargparse.ArgumentParser, defaults: Configuration) ->
         elif get_origin(option.type) is list:
             (kind,) = get_args(option.type)
             how |= {"type": kind, "nargs": "*"}
+            if option.placeholder == placeholder(option.type):
+                how["metavar"] = placeholder(kind)
         flag, key = f"--{name.replace('_', '-')}", f"{parts[name]}.{name}"
         parser.add_argument(flag, dest=key, default=values[name], help=option.meaning, **how)
         topics[key] = topics_of(type(defaults))[name]
