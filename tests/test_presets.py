@@ -66,9 +66,9 @@ def test_a_preset_keeps_the_laws_that_depend_on_options(preset_name):
 
 @pytest.fixture(scope="module")
 def listed():
-    """What `scanl list` prints."""
+    """What `scanl list --long` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main(["list"]) == 0
+        assert main(["list", "--long"]) == 0
     return out.getvalue()
 
 
