@@ -48,8 +48,8 @@ def test_nothing_of_the_test_part_is_in_the_past(tmp_path):
 def test_each_backtest_learns_from_rows_before_those_that_it_measures(tmp_path):
     windows = BacktestWindows(PastTargets.of(table(tmp_path)), 5, False, 8.0)
     assert len(windows.folds) == 3
-    for ends, rows in windows.folds:
-        learnt = windows.learnt(5, ends)
+    for k, (ends, rows) in enumerate(windows.folds):
+        learnt = windows.learnt(5, k)
         assert len(learnt)
         assert (windows.origin[learnt] + 3 < ends[learnt]).all()
         assert (windows.origin[rows] + 1 >= ends[rows]).all()
@@ -113,6 +113,34 @@ def test_the_best_of_each_family_are_combined_on_a_small_table(tmp_path):
     assert windows.error(mean(chosen)) < 1.1 * best
 
 
+@pytest.mark.parametrize("rows", [100, 600])
+def test_a_backtest_that_does_not_count_changes_no_choice(rows, tmp_path):
+    """With few origins and with many."""
+    windows = BacktestWindows(PastTargets.of(table(tmp_path, rows=rows)), 9, False, 8.0)
+    trials = [trial(windows, one) for one in candidates(9, 4)]
+    expected, before = combined(windows, trials, without=1), combined(windows, trials)
+    draw = np.random.default_rng(0)
+    for one in trials:
+        one.forecasts[1] = one.forecasts[1] + draw.normal(size=one.forecasts[1].shape)
+        one.errors = windows.ratios(one.forecasts)
+    assert [one.map for one in combined(windows, trials, without=1)] == [one.map for one in expected]
+    assert [one.map for one in combined(windows, trials)] != [one.map for one in before]
+
+
+def test_least_squares_with_missing_numbers_are_those_of_a_loop(tmp_path):
+    source = table(tmp_path)
+    source.collection.series[0].target[[20, 33]] = np.nan
+    windows = BacktestWindows(PastTargets.of(source), 5, False, 8.0)
+    rows, prior = windows.learnt(5, 1), np.random.default_rng(0).normal(size=(3, 5))
+    assert np.isnan(windows.came[rows]).any()
+    x, found = windows.values[rows, :5], windows.ridge(prior, 1, 2.0)
+    for h in range(3):
+        known = ~np.isnan(windows.came[rows, h])
+        design = np.concatenate([x[known], np.sqrt(2.0) * np.eye(5)])
+        off = np.concatenate([windows.came[rows, h][known] - x[known] @ prior[h], np.zeros(5)])
+        np.testing.assert_allclose(found[h], prior[h] + np.linalg.lstsq(design, off)[0], rtol=1e-8)
+
+
 def test_many_origins_combine_what_lowers_the_error_most(tmp_path):
     windows = BacktestWindows(PastTargets.of(table(tmp_path, rows=600)), 9, False, 8.0)
     trials = [trial(windows, one) for one in candidates(9, 4)]
@@ -128,7 +156,7 @@ def test_the_best_prefix_of_an_ensemble_is_kept(tmp_path):
         library = []
         for off in np.random.default_rng(seed).normal(size=5):
             forecasts = [ahead + off for ahead in came]
-            library.append(Trial(LagMap("mean", (off,)), came[0], came, forecasts, windows.error(forecasts)))
+            library.append(Trial(LagMap("mean", (off,)), came[0], came, forecasts, windows.ratios(forecasts)))
         library.sort(key=lambda one: one.error)
         ensemble, errors = list(library[:3]), []
         while True:
@@ -137,7 +165,7 @@ def test_the_best_prefix_of_an_ensemble_is_kept(tmp_path):
                 break
             ensemble.append(min(library, key=lambda one, so_far=ensemble: windows.error(mean([*so_far, one]))))
         size = 3 + int(np.argmin(errors))
-        assert [one.map for one in _step_by_step(windows, library)] == [one.map for one in ensemble[:size]]
+        assert [one.map for one in _step_by_step(windows, library, [0, 1, 2])] == [one.map for one in ensemble[:size]]
         sizes.add(size)
     assert len(sizes) > 1
     assert min(sizes) < 10
@@ -152,7 +180,7 @@ def test_the_last_origin_of_what_is_learnt_and_measured_is_exact():
         assert set(ends) == {borders[k]}
         assert windows.origin[rows].tolist() == [t for t in range(59) if borders[k] <= t + 1 < borders[k + 1]]
         expected = [t for t in range(60) if t - 2 >= 0 and t + 2 <= borders[k] - 1]
-        assert windows.origin[windows.learnt(3, ends)].tolist() == expected
+        assert windows.origin[windows.learnt(3, k)].tolist() == expected
 
 
 def test_the_error_is_that_of_plain_loops():

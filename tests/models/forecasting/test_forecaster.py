@@ -27,6 +27,7 @@ from scanl.models import (
     Tokens,
 )
 from scanl.models.forecasting.lags import Lags
+from scanl.models.forecasting.recent_errors import PRIOR, recent_factor, recent_steps
 from scanl.models.forecasting.running import nothing_read, running
 from scanl.models.heads import distributions as heads
 from scanl.models.heads.distributions import HEADS, make_head
@@ -37,6 +38,7 @@ COVERS = [
     "models/forecasting/inputs",
     "models/forecasting/lags",
     "models/forecasting/normalization",
+    "models/forecasting/recent_errors",
     "models/forecasting/running",
     "models/heads/regressor",
 ]
@@ -214,7 +216,7 @@ def test_lags_by_a_loop():
     x, mean = torch.randn(1, 6, 2).double(), torch.randn(1, 6, 2).double()
     scale = torch.rand(1, 6, 2).double() + 1
     x[0, 2, 1] = torch.nan
-    found, _ = lags(x, mean, scale, torch.zeros(1, q - 1, 4).double())
+    found, _ = lags(x, mean, scale, torch.zeros(1, q - 1, 6).double())
     for t, step, channel in itertools.product(range(6), range(h), range(2)):
         total = 0.0
         for k in range(min(q, t + 1)):
@@ -291,6 +293,55 @@ def test_quantiles_are_calibrated_about_the_median():
         torch.testing.assert_close(second[:, 2, :, 6:], first[:, 2, :, 6:])
         between = model.predict(y, levels=[0.85, 0.05, 0.5])[0].quantiles
         torch.testing.assert_close(between[..., 1:], after.quantiles[..., [0, 5]])
+
+
+def test_recent_errors_by_a_loop():
+    """A missing number, and a forecast from lags of which more than half are missing, do not count."""
+    q, h = 3, 2
+    m = recent_steps(h)
+    values, location, weight = *torch.randn(2, 2, q - 1 + m + h).double(), torch.randn(h, q).double()
+    values[0, 4], values[1, :3] = torch.nan, torch.nan
+    usual, scale = 1 + torch.rand(2, h).double(), 1 + torch.rand(2).double()
+    found = recent_factor(values, location, scale, weight, usual)
+    arguments = (values, location, scale[:, None] * usual, found)
+    for row, means, units, expected in zip(*(one.tolist() for one in arguments), strict=True):
+        total, count = PRIOR, PRIOR
+        for at in range(len(row) - m, len(row)):
+            ratios = []
+            for ahead in range(1, h + 1):
+                read = [row[at - ahead - k] for k in range(q)]
+                if sum(math.isnan(one) for one in read) <= q / 2 and not math.isnan(row[at]):
+                    about, of_lags = means[at - ahead], zip(weight[ahead - 1].tolist(), read, strict=True)
+                    sums = sum(w * (one - about) for w, one in of_lags if one == one)
+                    ratios.append(abs(row[at] - about - sums) / units[ahead - 1])
+            if ratios:
+                total, count = total + sum(ratios) / len(ratios), count + 1
+        assert expected == pytest.approx(total / count)
+
+
+def test_intervals_are_wider_after_errors_that_are_larger_than_usual():
+    """As from the whole history, step by step; the median stays."""
+    model, calm = forecaster("lru", distribution="quantiles", target=1, past=0, static=0, future=0, timed=False,
+                             scales=SCALES[:1], normalization=Normalization(20.0, calibrated=True)), 40  # fmt: skip
+    x = 5 + torch.randn(1, calm + 10, 1).double()
+    x[:, calm:] *= 1 + torch.arange(10)[None, :, None] % 2
+    assert model.usual_errors is not None
+    before = model.predict(x)[0]
+    model.usual_errors.fill_(0.2)
+    (after, _), state = model.predict(x), None
+    for step in x.split(7, 1):
+        streamed, state = model.predict(step, state)
+    torch.testing.assert_close(streamed, after)
+    torch.testing.assert_close(after.mean, before.mean)
+    width, first = (one.quantiles[..., -1] - one.quantiles[..., 0] for one in (after, before))
+    ratios = width / first
+    assert ratios.min() > 1.5
+    torch.testing.assert_close(ratios, ratios[:, :1].expand_as(ratios))
+    model.usual_errors.fill_(1e9)
+    torch.testing.assert_close(
+        model.predict(x)[0].quantiles - before.mean[..., None],
+        (before.quantiles - before.mean[..., None]) * 16 / (16 + recent_steps(H)),
+    )
 
 
 def test_forecasts_are_rounded_and_have_a_least_number():

@@ -17,13 +17,15 @@ from scanl.data.series.naive import season_errors
 from scanl.data.series.rows import scale_of
 from scanl.data.series.source import SeriesSource
 from scanl.data.splits import TRAINING, VALIDATION, sampled
-from scanl.learning.forecasting.lag_maps import LagMap, Numbers
+from scanl.learning.forecasting.lag_maps import LagMap, Numbers, widened
 from scanl.models.forecasting.running import nothing_read, running
 
 FOLDS = 3  # backtests
 MIN_FIRST_SHARE, MAX_FIRST_SHARE = 0.55, 0.8  # bounds of the share of rows before the first of them
-MAX_FITTED_ORIGINS = 6000  # origins in a least squares fit
+MIN_FITTED_ORIGINS, MAX_FITTED_ORIGINS = 4, 6000  # origins in a least squares fit
 MAX_MEASURED_ORIGINS = 400  # origins in a backtest
+MAX_ORIGINS = 4 * (MAX_FITTED_ORIGINS + MAX_MEASURED_ORIGINS)  # of all series, among which these are
+MIN_ORIGINS = 64  # of a series
 CERTAIN = 300  # origins in the backtests from which combinations of forecasts are compared
 MAX_ERROR_RATIO = 1.2  # ratio to the lowest error up to which a forecast counts
 MAX_ROUNDED_MEDIAN = 10.0  # median of numbers whose forecasts are rounded if they are whole
@@ -114,18 +116,29 @@ class BacktestWindows:
             z = torch.from_numpy((x - mean) / deviation)[None, :, None]
             location, variance, _ = running(z, nothing_read(z.new_zeros(1, 1)), span, None, 1e-5)
             scale = variance[0, :, 0].sqrt().numpy() * deviation
-            origins = sampled(len(x), 4 * (MAX_FITTED_ORIGINS + MAX_MEASURED_ORIGINS))
-            back, ahead = origins[:, None] - np.arange(lags), origins[:, None] + 1 + np.arange(past.horizon)
-            values = np.where(back >= 0, x[np.maximum(back, 0)], np.nan)
+            origins = sampled(len(x), max(MIN_ORIGINS, MAX_ORIGINS // len(past.arrays)))
+            ahead = origins[:, None] + 1 + np.arange(past.horizon)
             came = np.where(ahead < len(x), x[np.minimum(ahead, len(x) - 1)], np.nan)
             at = location[0, :, 0].numpy() * deviation + mean
-            parts.append((values, came, at[origins], scale[origins], np.full(len(origins), i), origins))
+            parts.append((came, at[origins], scale[origins], np.full(len(origins), i), origins, x, at))
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        values, came, self.location, self.scale, self.array, self.origin = columns
-        self.values = np.nan_to_num((values - self.location[:, None]) / self.scale[:, None])
+        came, self.location, self.scale, self.array, self.origin, *self._steps = columns
+        self._begins = np.cumsum([0, *map(len, past.arrays)])
         self.came = (came - self.location[:, None]) / self.scale[:, None]
+        values, _ = self.history(np.arange(len(self.origin)), lags)
+        self.values = np.nan_to_num((values - self.location[:, None]) / self.scale[:, None])
         self.ends = np.array(past.ends)[self.array]
         self.units = np.array(past.units)[self.array]
+        self._sums: dict[tuple[int, int | None], _Sums] = {}
+
+    def history(self, rows: Rows, count: int) -> list[Numbers]:
+        """Return the last values (n, count) of some origins, the newest first, and the location after each.
+
+        Values are as they are, and NaN where none is known.
+        """
+        back = self.origin[rows, None] - np.arange(count)
+        at = self._begins[self.array[rows], None] + np.maximum(back, 0)
+        return [np.where(back >= 0, of_step[at], np.nan) for of_step in self._steps]
 
     @cached_property
     def folds(self) -> list[tuple[NDArray[np.float64], Rows]]:
@@ -137,24 +150,30 @@ class BacktestWindows:
             folds.append((first, _sample(inside, MAX_MEASURED_ORIGINS)))
         return [fold for fold in folds if len(fold[1])]
 
-    def learnt(self, lags: int, ends: NDArray[np.float64] | None = None) -> Rows:
-        """Return the origins of which all lags and all numbers ahead are before `ends` (n,); None: all rows."""
-        ends = self.ends if ends is None else ends
+    def learnt(self, lags: int, fold: int | None = None) -> Rows:
+        """Return the origins of which all lags and all numbers ahead are before a backtest; None: all rows."""
+        ends = self.ends if fold is None else self.folds[fold][0]
         full = (self.origin + 1 >= lags) & (self.origin + self.past.horizon < ends)
         return _sample(full, MAX_FITTED_ORIGINS)
 
-    def ridge(self, prior: Numbers, rows: Rows, penalty: float) -> Numbers:
-        """Return the weights (H, q) of least squares at some origins, with a penalty on the change of a prior."""
-        x = self.values[rows, : prior.shape[1]]
-        errors = self.came[rows] - x @ prior.T
-        known = ~np.isnan(errors)
-        eye = penalty * np.eye(prior.shape[1])
-        if known.all():
-            return prior + np.linalg.solve(x.T @ x + eye, x.T @ errors).T
+    def ridge(self, prior: Numbers, fold: int | None, penalty: float) -> Numbers | None:
+        """Return the weights (H, q) of least squares before a backtest, with a penalty on the change of a prior.
+
+        None if there are too few origins.   fold: number of the backtest; None: at all rows.
+        """
+        lags = prior.shape[1]
+        if (lags, fold) not in self._sums:
+            self._sums[lags, fold] = _Sums.of(self, self.learnt(lags, fold), lags)
+        sums = self._sums[lags, fold]
+        if sums.count < MIN_FITTED_ORIGINS:
+            return None
+        eye = penalty * np.eye(lags)
+        if sums.absent is None:
+            return prior + np.linalg.solve(sums.products + eye, sums.along - sums.products @ prior.T).T
         change = np.zeros_like(prior)
-        for h in range(len(prior)):
-            k = known[:, h]
-            change[h] = np.linalg.solve(x[k].T @ x[k] + eye, x[k].T @ errors[k, h])
+        for h, x in enumerate(sums.absent):
+            products = sums.products - x.T @ x
+            change[h] = np.linalg.solve(products + eye, sums.along[:, h] - products @ prior[h])
         return prior + change
 
     def ahead(self, weights: Numbers, rows: Rows) -> Numbers:
@@ -178,8 +197,12 @@ class BacktestWindows:
 
         So a backtest in which all errors are large counts as much as the others.
         """
+        return float(self.ratios(forecasts).mean())
+
+    def ratios(self, forecasts: Sequence[Numbers]) -> Numbers:
+        """Return the mean absolute error in each backtest as a ratio to the seasonal naive's."""
         with np.errstate(over="ignore"):  # the seasonal naive may have no error at all
-            return float(np.mean(self._by_fold(forecasts) / self._of_naive))
+            return self._by_fold(forecasts) / self._of_naive
 
     def _by_fold(self, forecasts: Sequence[Numbers]) -> Numbers:
         """Return the error in each backtest: the mean over the steps ahead, since the last ones have fewer origins."""
@@ -209,14 +232,40 @@ def _sample(inside: NDArray[np.bool_], limit: int) -> Rows:
 
 
 @dataclass
+class _Sums:
+    """Sums over origins for least squares, which all penalties and priors have in common.
+
+    products: (q, q), of the lags.   along: (q, H), of lags and numbers ahead.   absent: for each step ahead the lags
+    (n, q) of the origins whose number is not known; None if all are.
+    """
+
+    count: int
+    products: Numbers
+    along: Numbers
+    absent: list[Numbers] | None
+
+    @classmethod
+    def of(cls, windows: BacktestWindows, rows: Rows, lags: int) -> "_Sums":
+        x, came = windows.values[rows, :lags], windows.came[rows]
+        known = ~np.isnan(came)
+        absent = None if known.all() else [x[~one] for one in known.T]
+        return cls(len(rows), x.T @ x, x.T @ np.where(known, came, 0.0), absent)
+
+
+@dataclass
 class Trial:
-    """A map in the backtests: its weights and forecasts in each, its error, and its weights from all rows."""
+    """A map in the backtests: its weights, forecasts and error in each, and its weights from all rows."""
 
     map: LagMap
     weights: Numbers
     folds: list[Numbers]
     forecasts: list[Numbers]
-    error: float
+    errors: Numbers
+
+    @property
+    def error(self) -> float:
+        """The mean of its errors."""
+        return float(self.errors.mean())
 
 
 def trial(windows: BacktestWindows, one: LagMap) -> Trial | None:
@@ -225,28 +274,30 @@ def trial(windows: BacktestWindows, one: LagMap) -> Trial | None:
     fixed = one.weights(past.horizon, past.season)
     folds, weights = [fixed] * len(windows.folds), fixed
     if one.prior is not None:
-        lags, penalty = fixed.shape[1], one.numbers[1]
-        learnt = [windows.learnt(lags, ends) for ends, _ in windows.folds]
-        if min(map(len, learnt), default=0) < 4:
+        fits = [windows.ridge(fixed, k, one.numbers[1]) for k in (*range(len(windows.folds)), None)]
+        known = [fit for fit in fits if fit is not None]
+        if len(known) < len(fits):
             return None
-        folds = [windows.ridge(fixed, rows, penalty) for rows in learnt]
-        weights = windows.ridge(fixed, windows.learnt(lags), penalty)
+        *folds, weights = known
     forecasts = [windows.ahead(w, rows) for w, (_, rows) in zip(folds, windows.folds, strict=True)]
-    return Trial(one, weights, folds, forecasts, windows.error(forecasts))
+    return Trial(one, weights, folds, forecasts, windows.ratios(forecasts))
 
 
-def combined(windows: BacktestWindows, trials: Sequence[Trial]) -> list[Trial]:
+def combined(windows: BacktestWindows, trials: Sequence[Trial], without: int | None = None) -> list[Trial]:
     """Return the trials whose mean forecast is the best guess.
 
     With few origins these are the best trial of each family whose error is at most 1.2 times the lowest. A choice among
     many combinations would fit the chance of the backtests.
+    without: number of a backtest that does not count. Errors in it are then those of forecasts that did not see it.
     """
-    trials = sorted(trials, key=lambda one: one.error)
+    counted = [k for k in range(len(windows.folds)) if k != without]
+    errors = {id(one): float(one.errors[counted].mean()) for one in trials}
+    trials = sorted(trials, key=lambda one: errors[id(one)])
     if sum(len(rows) for _, rows in windows.folds) >= CERTAIN:
-        return _step_by_step(windows, trials[:60])
+        return _step_by_step(windows, trials[:60], counted)
     best: dict[tuple[str, int, str], Trial] = {}
     for one in trials:
-        if one.error <= MAX_ERROR_RATIO * trials[0].error:
+        if errors[id(one)] <= MAX_ERROR_RATIO * errors[id(trials[0])]:
             prior = "" if one.map.prior is None else one.map.prior.family[:1]
             best.setdefault((one.map.family, len(one.map.numbers), prior), one)
     return list(best.values())
@@ -257,18 +308,30 @@ def mean(trials: Sequence[Trial]) -> list[Numbers]:
     return [np.mean(folds, 0) for folds in zip(*(one.forecasts for one in trials), strict=True)]
 
 
-def _step_by_step(windows: BacktestWindows, trials: Sequence[Trial], first: int = 3, size: int = 10) -> list[Trial]:
+def mean_weights(weights: Sequence[Numbers]) -> Numbers:
+    """Return the mean (H, q) of weights, of which some have fewer lags."""
+    lags = max(one.shape[1] for one in weights)
+    return np.mean([widened(one, lags) for one in weights], 0)
+
+
+def _step_by_step(
+    windows: BacktestWindows, trials: Sequence[Trial], counted: Sequence[int], first: int = 3, size: int = 10
+) -> list[Trial]:
     """Return trials, some of them several times: the `first` best, then step by step what lowers the error most.
 
+    counted: numbers of the backtests.
     Source: Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004, section 2.
     """
+
+    def error(total: Sequence[Numbers], count: int) -> float:
+        return float(windows.ratios([ahead / count for ahead in total])[counted].mean())
+
     chosen = list(trials[:first])
     total = [np.sum(parts, 0) for parts in zip(*(one.forecasts for one in chosen), strict=True)]
-    lowest, best = windows.error([ahead / len(chosen) for ahead in total]), len(chosen)
+    lowest, best = error(total, len(chosen)), len(chosen)
     while len(chosen) < size:
         errors = [
-            windows.error([(old + new) / (len(chosen) + 1) for old, new in zip(total, one.forecasts, strict=True)])
-            for one in trials
+            error([old + new for old, new in zip(total, one.forecasts, strict=True)], len(chosen) + 1) for one in trials
         ]
         k = int(np.argmin(errors))
         chosen.append(trials[k])

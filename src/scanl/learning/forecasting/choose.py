@@ -5,12 +5,15 @@
    `lags` of the forecaster. It stays as it is.
 2. A stack learns what the simple forecast leaves. It is trained on the rows before a backtest and measured in it. The
    step with the lowest mean error counts. If that is the first one, the simple forecast stands alone.
-3. The errors in the backtests give the quantiles of the simple forecast, and then the factors of the calibration.
+3. The quantiles of the simple forecast come from errors in the backtests: in each of them, those of the forecast that
+   the other backtests choose. They are in units of the recent errors before an origin (`recent_errors`). If a stack
+   has learnt, the errors of its forecasts give further factors.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +27,16 @@ from scanl.data.series.source import SeriesSource
 from scanl.data.splits import VALIDATION, Piece
 from scanl.errors import ConfigError, counted
 from scanl.learning.descent import descend, seeded
-from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets, Trial, combined, mean, trial
+from scanl.learning.forecasting.backtests import (
+    BacktestWindows,
+    PastTargets,
+    Trial,
+    combined,
+    mean,
+    mean_weights,
+    trial,
+)
+from scanl.learning.forecasting.intervals import MIN_ERRORS, Intervals
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.progress import SILENCE, Progress
@@ -33,12 +45,12 @@ from scanl.learning.questions.base import means
 from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, check_reach, make_stack
 from scanl.learning.run.plan import RunLength, rate
 from scanl.models import Forecaster
+from scanl.models.forecasting.recent_errors import further_lags
 
 MINUTES = 2.0  # of a run, if nothing else is said
 SIMPLE = 0.6  # share of the minutes for simple forecasts
 SIMPLE_SHARE = 0.4  # share of the simple forecasts in the work, for its progress, if a stack is tried
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
-MIN_ERRORS = 200  # errors at a step ahead from which its own quantiles are taken
 LEAST_ROWS = 500  # of a table from which a stack can learn
 STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "weight_decay": 0.01}
 STEPS = 240
@@ -62,14 +74,14 @@ class ForecasterChoice:
     """What the backtests have chosen.
 
     options: by their names in `TrainConfig`.   errors: of forecasts in the backtests, by name: MASE.
-    weights: (H, q), of the simple forecast.   quantiles: (C, H, Q), of its errors in units of the running scale.
-    calibration: (H, Q), factors of the quantiles; None: 1.
+    weights: (H, q), of the simple forecast.   intervals: of its errors.   calibration: (H, Q), factors of the
+    quantiles; None: 1.
     """
 
     options: dict[str, Any]
     errors: dict[str, float]
     weights: Numbers
-    quantiles: Numbers
+    intervals: Intervals
     calibration: Numbers | None = None
 
     @property
@@ -112,9 +124,10 @@ def choose(
     progress.note(f"choosing on the rows before the test part of {source.described}")
     learns = bool(fixed.get("steps", sum(past.ends) >= LEAST_ROWS))
     border = SIMPLE_SHARE if learns else 1.0
-    windows, chosen, errors = _simple(past, fixed, began + 60 * minutes * SIMPLE, progress.part(0.0, border))
-    lags = max(one.weights.shape[1] for one in chosen)
-    forecasts = mean(chosen)
+    simple = _simple(past, fixed, began + 60 * minutes * SIMPLE, progress.part(0.0, border))
+    windows, chosen = simple.windows, simple.chosen
+    weights = mean_weights([one.weights for one in chosen])
+    lags = weights.shape[1]
     options: dict[str, Any] = {
         "log": windows.log,
         "span": windows.span,
@@ -123,16 +136,17 @@ def choose(
         "lags": lags,
         "start": [str(one.map) for one in chosen],
         "distribution": "quantiles",
-        "sequence_length": _length(lags),
-        "calibrated": False,
+        "sequence_length": _length(lags, past.horizon),
+        "calibrated": True,
         "steps": 0,
         **STACK,
     }
     options |= {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
-    weights = np.mean([widened(one.weights, lags) for one in chosen], 0)
-    choice = ForecasterChoice(options, errors, weights, _quantiles(windows, forecasts, len(source.targets)))
+    choice = ForecasterChoice(
+        options, simple.errors, weights, Intervals.of(windows, simple.unseen, len(source.targets))
+    )
     if learns:
-        folds = [np.mean([widened(one.folds[k], lags) for one in chosen], 0) for k in range(len(windows.folds))]
+        folds = [widened(mean_weights([one.folds[k] for one in chosen]), lags) for k in range(len(windows.folds))]
         _learn(source, past, choice, folds, fixed, until, progress.part(border, 1.0))
     return choice
 
@@ -144,13 +158,13 @@ def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> None:
     options = {**STACK, **fixed}
     with seeded(0):
         stack = make_stack(StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options}))
-    steps = fixed.get("sequence_length", _length(max(_sizes(past, fixed))))
+    steps = fixed.get("sequence_length", _length(max(_sizes(past, fixed)), past.horizon))
     check_reach("choose", options["layer"], stack.longest, steps, "a forecast may read so many values")
 
 
-def _length(lags: int) -> int:
+def _length(lags: int, horizon: int) -> int:
     """Return how many steps a forecast reads."""
-    return max(2 * lags, 64)
+    return max(2 * lags, lags + further_lags(horizon), 64)
 
 
 def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int, progress: Progress = SILENCE) -> Forecaster:
@@ -178,15 +192,41 @@ def begun(source: SeriesSource, choice: ForecasterChoice, weights: Numbers, seed
         model.lags.weight.zero_()
         model.lags.weight[:, : weights.shape[1]] = torch.from_numpy(weights)
         model.head.weight.zero_()
-        model.head.bias.copy_(torch.from_numpy(choice.quantiles).transpose(0, 1).reshape(-1))  # (H, C, Q)
+        model.head.bias.copy_(torch.from_numpy(choice.intervals.quantiles).transpose(0, 1).reshape(-1))  # (H, C, Q)
+        if model.usual_errors is not None:
+            model.usual_errors.copy_(torch.from_numpy(choice.intervals.usual))
     model.lags.weight.requires_grad_(False)
     return model.eval()
 
 
-def _simple(
-    past: PastTargets, fixed: Mapping[str, Any], until: float, progress: Progress
-) -> tuple[BacktestWindows, list[Trial], dict[str, float]]:
-    """Return the simple forecasts whose mean has the lowest error, their windows, and errors by name.
+@dataclass
+class _Simple:
+    """Simple forecasts whose mean has a low error in backtests.
+
+    unseen: of each backtest, the weights (H, q) of the mean that the others choose.   errors: by name.
+    """
+
+    windows: BacktestWindows
+    chosen: list[Trial]
+    unseen: list[Numbers]
+    errors: dict[str, float]
+
+    @classmethod
+    def of(cls, windows: BacktestWindows, trials: Sequence[Trial], all_count: bool = False) -> "_Simple":
+        """Choose among trials; all_count: take all of them."""
+        folds = range(len(windows.folds))
+        choices = [trials if all_count else combined(windows, trials, k) for k in folds]
+        unseen = [mean_weights([one.folds[k] for one in some]) for k, some in zip(folds, choices, strict=True)]
+        return cls(windows, list(trials) if all_count else combined(windows, trials), unseen, {})
+
+    @cached_property
+    def error(self) -> float:
+        """That of the mean."""
+        return self.windows.error(mean(self.chosen))
+
+
+def _simple(past: PastTargets, fixed: Mapping[str, Any], until: float, progress: Progress) -> _Simple:
+    """Return the simple forecasts whose mean has the lowest error.
 
     until: when no further ones are tried, by `time.monotonic`.
     """
@@ -203,29 +243,30 @@ def _simple(
             chosen = [one for one in some if one is not None]
             if len(chosen) < len(some):
                 raise ConfigError(f"start: {fixed['start']} needs more rows than the table has; give a smaller ridge")
-            results.append((windows.error(mean(chosen)), windows, chosen, {}))
+            results.append(_Simple.of(windows, chosen, all_count=True))
             continue
         now = time.monotonic()
         part = progress.part(k / len(logs), (k + 1) / len(logs))
         trials = _trials(windows, sizes, now + (until - now) / (len(logs) - len(results)), part)
         naive = trial(windows, LagMap("seasonal" if season > 1 else "naive", ()))
         assert naive is not None
-        chosen = combined(windows, trials)
-        error = windows.error(mean(chosen))
+        result = _Simple.of(windows, trials)
         top = min(trials, key=lambda one: one.error)
         progress.note(
             f"{len(trials)} simple forecasts{' of the logarithm' if log else ''}: {top.map} has {top.error:.3f} of the "
-            f"seasonal naive's error, a mean of {len(chosen)} has {error:.3f}"
+            f"seasonal naive's error, a mean of {len(result.chosen)} has {result.error:.3f}"
         )
-        if not error < naive.error and season <= max(sizes):
-            chosen, error = [naive], naive.error
-        results.append((error, windows, chosen, {"the seasonal naive": naive.error, str(top.map): top.error}))
-    error, windows, chosen, errors = min(results, key=lambda result: result[0])
-    if not names and [one.map.family for one in chosen] in (["seasonal"], ["naive"]):
+        if not result.error < naive.error and season <= max(sizes):
+            result = _Simple.of(windows, [naive], all_count=True)
+        result.errors = {"the seasonal naive": naive.error, str(top.map): top.error}
+        results.append(result)
+    best = min(results, key=lambda result: result.error)
+    if not names and [one.map.family for one in best.chosen] in (["seasonal"], ["naive"]):
         progress.note(
             "nothing is better than the seasonal naive in the backtests, so the seasonal naive is the forecast"
         )
-    return windows, chosen, {**errors, "simple forecasts": error}
+    best.errors["simple forecasts"] = best.error
+    return best
 
 
 def _sizes(past: PastTargets, fixed: Mapping[str, Any]) -> list[int]:
@@ -266,29 +307,6 @@ def _trials(windows: BacktestWindows, sizes: list[int], until: float, progress: 
                 if one.lags(season) <= windows.lags:
                     measure(one)
     return list(trials.values())
-
-
-def _quantiles(windows: BacktestWindows, forecasts: list[Numbers], channels: int) -> Numbers:
-    """Return the quantiles (C, H, Q) of the errors in the backtests, in units of the running scale.
-
-    If a step ahead has few errors, its quantiles have the shape that the errors of all steps have, and its own mean
-    absolute error as their unit. The median is 0.
-    """
-    errors = np.concatenate([windows.came[rows] - f for f, (_, rows) in zip(forecasts, windows.folds, strict=True)])
-    channel = np.concatenate([windows.array[rows] for _, rows in windows.folds]) % channels
-    levels, tables = np.array(LEVELS), []
-    for k in range(channels):
-        of_channel = errors[channel == k]
-        unit = np.nanmean(np.abs(of_channel), 0)
-        unit = np.maximum(np.where(np.isnan(unit), np.nanmean(np.abs(of_channel)), unit), 1e-9)
-        shape = np.nanquantile(of_channel / unit, levels)
-        at_step = np.nanquantile(of_channel, levels, axis=0).T
-        enough = (~np.isnan(of_channel)).sum(0) >= MIN_ERRORS
-        table = np.where(enough[:, None], at_step, unit[:, None] * shape)
-        table = np.where(levels < 0.5, np.minimum(table, 0), np.maximum(table, 0))
-        table[:, LEVELS.index(0.5)] = 0
-        tables.append(np.nan_to_num(table))
-    return np.stack(tables)
 
 
 def _part(
@@ -415,8 +433,7 @@ def _learn(
         f"{learnt:.3f} after {options['steps']} steps"
         + ("" if best else f"; {steps} steps do not help, so the simple forecast stands alone")
     )
-    if fixed.get("calibrated", True):
-        options["calibrated"] = True
+    if best and options["calibrated"]:
         choice.calibration = _factors([row[best] for row in marks], options["log"])
 
 

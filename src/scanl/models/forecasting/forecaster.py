@@ -18,6 +18,7 @@ from scanl.models.forecasting.calibration import calibrated
 from scanl.models.forecasting.inputs import StepInputs, check_columns
 from scanl.models.forecasting.lags import Lags
 from scanl.models.forecasting.normalization import Normalization
+from scanl.models.forecasting.recent_errors import further_lags, recent_factor
 from scanl.models.forecasting.running import Running, nothing_read, running
 from scanl.models.heads.distributions import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels
@@ -36,8 +37,8 @@ EPSILON = 1e-5  # added to the variance of a series that has not varied
 class ForecasterState(NamedTuple):
     """State of a `Forecaster`.
 
-    stack: state of the blocks.   running: running mean and variance of the targets, in float64.   lags: (B, lags - 1,
-    2 C), the last values of the targets and whether each is known, in float64.
+    stack: state of the blocks.   running: running mean and variance of the targets, in float64.   lags: state of
+    `Lags`, in float64.
     """
 
     stack: State
@@ -79,7 +80,9 @@ class Forecaster(Saved):
     With `Normalization(calibrated=True)` the distance of a quantile from the median is multiplied by a factor for
     each step ahead and each level, in `calibration` (H, 11). Between two of `LEVELS` the factor is
     interpolated. Source: Romano, Patterson and Candès, "Conformalized Quantile Regression", NeurIPS 2019,
-    section 4. Differs: a factor, which suits series of different scales, in place of a summand.
+    section 4. Differs: a factor, which suits series of different scales, in place of a summand. With lags, another
+    factor widens the intervals of a series whose errors have grown (`recent_errors`). `usual_errors` (C, H) has the
+    errors that the map of lags usually has, in units of s_t. While they are NaN, the factor is 1.
 
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
@@ -128,7 +131,8 @@ class Forecaster(Saved):
             once + (self.future + self.timed) * self.ahead + self.timed, stack.dim, missing=True
         )
         self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
-        self.lags = Lags(lags, self.ahead) if lags else None
+        further = further_lags(horizon) if self.form.calibrated and not recursive else 0
+        self.lags = Lags(lags, self.ahead, further) if lags else None
         if self.form.log and distribution not in ("points", "quantiles"):
             raise ConfigError(
                 f"forecaster: distribution is {distribution}, expected points or quantiles because of log"
@@ -139,18 +143,21 @@ class Forecaster(Saved):
                 "target, expected more than 0 because of log"
             )
         self.calibration: Tensor | None
+        self.usual_errors: Tensor | None
         self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if self.form.calibrated else None)
+        unknown = torch.full((self.targets, horizon), torch.nan)
+        self.register_buffer("usual_errors", unknown if self.form.calibrated else None)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
         weight = self.input.weight
         device, dtype = device or weight.device, dtype or weight.dtype
         location, scale = (values[: self.targets].to(device) for values in self._standards())
         mean = (self.standard.location[: self.targets].to(location) - location) / scale
-        lag_steps = max(0, 0 if self.lags is None else self.lags.lags - 1)
+        lag_steps = 0 if self.lags is None else self.lags.kept
         return ForecasterState(
             self.stack.init_state(batch_size, device=device, dtype=dtype),
             nothing_read(mean.repeat(batch_size, 1)),
-            torch.zeros(batch_size, lag_steps, 2 * self.targets, device=device, dtype=torch.float64),
+            torch.zeros(batch_size, lag_steps, 3 * self.targets, device=device, dtype=torch.float64),
         )
 
     def forward(
@@ -249,7 +256,7 @@ class Forecaster(Saved):
         allowed = self.form.allowed
         if not self.recursive:
             quantiles = self._calibrated(
-                self.head.quantiles(parameters, probabilities.to(parameters)), parameters, probabilities
+                self.head.quantiles(parameters, probabilities.to(parameters)), parameters, probabilities, state
             )
             return Forecast(allowed(self.head.mean(parameters)), allowed(quantiles)), state
         paths = 1 if self.distribution == "points" else paths
@@ -400,22 +407,41 @@ class Forecaster(Saved):
     def _unlogged(self, numbers: Tensor) -> Tensor:
         return self.form.unlogged(numbers, self.standard.location[: self.targets])
 
-    def _calibrated(self, quantiles: Tensor, parameters: Tensor, levels: Tensor) -> Tensor:
-        """Return quantiles (B, H, C, Q) at levels (Q,) with calibrated distances from the median."""
+    def _calibrated(self, quantiles: Tensor, parameters: Tensor, levels: Tensor, state: ForecasterState) -> Tensor:
+        """Return quantiles (B, H, C, Q) at levels (Q,) with calibrated distances from the median.
+
+        state: after the last step.
+        """
         if self.calibration is None:
             return quantiles
         median = self.head.quantiles(parameters, levels.new_tensor([0.5]).to(parameters))
         quantiles, median = (self._logged(values.movedim(-2, -1)).movedim(-1, -2) for values in (quantiles, median))
-        return self._unlogged(calibrated(quantiles, median, levels, self.calibration))
+        widened = median + self._widening(state)[:, None, :, None] * (quantiles - median)
+        return self._unlogged(calibrated(widened, median, levels, self.calibration))
+
+    def _widening(self, state: ForecasterState) -> Tensor:
+        """Return the factors (B, C) by which recent errors are larger than usual ones."""
+        if self.lags is None or self.usual_errors is None:
+            return torch.ones_like(state.running.mean)
+        values, known, location = state.lags.transpose(1, 2).unflatten(1, (3, -1)).unbind(1)  # (B, C, steps) each
+        values = torch.where(known > 0, values, torch.nan)
+        scale = self._units(state.running.mean, state.running.total(EPSILON))[1]
+        usual = self.usual_errors.to(values).repeat(len(values), 1)
+        per_channel = (one.flatten(0, 1) for one in (values, location, scale))
+        return recent_factor(*per_channel, self.lags.weight.to(values), usual).unflatten(0, scale.shape)
 
     def _statistics(self, y: Tensor, state: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
         mean, variance, after = running(y, state, self.form.span, cu_seqlens, EPSILON)
+        return *self._units(mean, variance), after
+
+    def _units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return location and scale by which numbers with a running mean and variance are normalised."""
         if self.normalization is None:
-            return torch.zeros_like(mean), torch.ones_like(mean), after
+            return torch.zeros_like(mean), torch.ones_like(mean)
         if self.head.counts:
-            return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets], after
-        return mean, variance.sqrt(), after
+            return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets]
+        return mean, variance.sqrt()
 
 
 def _as_columns(inputs: SeriesColumns | Tensor) -> SeriesColumns:

@@ -30,7 +30,9 @@ class Normalization(ModelPart, metaclass=ConfiguredMeta):
     rounded: Annotated[bool, "round the forecasts to whole numbers"] = False
     least: Annotated[float | None, "no forecast is below this number; None: no limit"] = None
     calibrated: Annotated[
-        bool, "multiply the distances of the quantiles from the median by the factors in `calibration`"
+        bool,
+        "multiply the distances of the quantiles from the median by the factors in `calibration`, and by that of the "
+        "recent errors",
     ] = False
 
     def logged(self, y: Tensor, location: Tensor) -> Tensor:

@@ -36,6 +36,12 @@ class Running(NamedTuple):
     variance: Tensor
     prior: Tensor
 
+    def total(self, epsilon: float) -> Tensor:
+        """Return the variance with its prior, and with ε while the series is constant."""
+        rounding = ROUNDINGS * torch.finfo(self.mean.dtype).eps * self.mean.abs()
+        constant = self.variance <= rounding.square()
+        return (self.weight * self.variance + self.prior) / (self.weight + self.prior) + epsilon * constant
+
 
 def nothing_read(mean: Tensor) -> Running:
     """Return the statistics before any number; mean: (B, C), what stands for it until one comes."""
@@ -65,8 +71,7 @@ def running(
     added = (1 - gain) * gain * off.square()
     variance, variance_last = linear_scan(added, 1 - gain, previous.variance, cu_seqlens=cu_seqlens)
     prior, prior_last = linear_scan(torch.zeros_like(count), 1 - count / 2, previous.prior, cu_seqlens=cu_seqlens)
-    rounding = ROUNDINGS * torch.finfo(mean.dtype).eps * mean.abs()
-    total = (weight * variance + prior) / (weight + prior) + epsilon * (variance <= rounding.square())
+    total = Running(weight, mean, variance, prior).total(epsilon)
     return mean, total, Running(weight_last, mean_last, variance_last, prior_last)
 
 
