@@ -187,6 +187,7 @@ def test_a_source_is_data_and_nothing_else():
         "question",
         "metric",
         "chance",
+        "notes",
         "check",
         "batch",
         "unseen",

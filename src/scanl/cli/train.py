@@ -82,6 +82,7 @@ def _begin(argv: Sequence[str]) -> int:
             raise ConfigError("train: torchrun has started it, expected one process, as backtests choose a forecaster")
         return choose_and_save(config, fixed)
     ready = prepare(config, resumed)
+    note(ready.source)
     if not pretrained(ready) or not start(ready):
         return 130
     print(examined(ready.model, ready.source, ready.source.exam(sample=True)))
@@ -115,6 +116,7 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     folder = RunFolder.fresh(config)
     source = cast(SeriesSource, config.open_source())
     source.check()
+    note(source)
     minutes, progress = config.training.minutes or MINUTES, PrintedProgress()
     choice = choose(source, fixed, minutes, progress.part(0.0, CHOOSING_SHARE))
     config = config.changed({**choice.options, "minutes": None})
@@ -140,6 +142,12 @@ def say_next(folder: RunFolder, config: TrainConfig, source: Source) -> None:
     question = BYTES if source.metric == BYTES else config.source.question
     use = USE_COMMANDS.get(question, "inspect {}").format(folder.path)
     print(f"next: scanl {use}", file=sys.stderr)
+
+
+def note(source: Source) -> None:
+    """Print the lines that a source has on its data."""
+    for line in source.notes:
+        print(f"scanl: {line}", file=sys.stderr, flush=True)
 
 
 def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> Run:

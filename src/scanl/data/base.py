@@ -112,12 +112,13 @@ class Source(Entry, ABC):
     of copy length=100".
 
     question: what the model predicts.   metric: name of the score, one of `METRICS`.
-    chance: score of guessing, None if unknown.
+    chance: score of guessing, None if unknown.   notes: lines on the data for whoever trains on them.
     """
 
     question: Question
     metric: str
     chance: float | None = None
+    notes: Sequence[str] = ()
     is_own: ClassVar[bool] = False  # whether the data are the user's own, so that others of their form may be measured
 
     @classmethod

@@ -148,6 +148,26 @@ def test_names_of_series_in_several_columns(tmp_path, monkeypatch, capfd):
     pd.testing.assert_frame_equal(last, of_newer, rtol=1e-4)
 
 
+def test_a_dead_series_is_left_out_and_named(tmp_path, capfd):
+    """In training and in forecasts, until newer rows of it come."""
+    frame = days(names=("a", "b", "still", "old")).drop(columns=["z", "p", "f", "size"])
+    frame = frame[frame.ds < np.where(frame.id == "old", "2024-01-20", "2024-03-01").astype("M8[us]")]
+    frame.loc[frame.id == "still", "y"] = 0.0
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    words = (
+        f"train --data {tmp_path}/t.csv --question forecast --target y --time ds --series id --horizon 4 --layer lru "
+    )
+    words += f"--dim 8 --depth 1 --steps 1 --accelerator cpu --out {tmp_path}/run --season 7"
+    note = "scanl: table: series are left out: 'still' is always 0, 'old' ended 2024-01-19"
+    assert main(words.split()) == 0
+    assert capfd.readouterr().err.splitlines().count(note) == 1
+    assert main(["forecast", f"{tmp_path}/run", "--out", f"{tmp_path}/f.csv"]) == 0
+    assert capfd.readouterr().err.splitlines() == [note]
+    assert pd.read_csv(tmp_path / "f.csv").id.unique().tolist() == ["a", "b"]
+    newer = frame[frame.id.isin(["a", "still"])].groupby("id").tail(2).assign(ds=["2024-03-11", "2024-03-12"] * 2)
+    assert forecast(tmp_path / "run", newer).id.unique().tolist() == ["a", "still"]
+
+
 def test_a_table_without_times(tmp_path):
     """Newer rows are those after the table."""
     frame = days(names="a").drop(columns=["ds", "id"])

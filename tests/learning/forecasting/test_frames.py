@@ -106,6 +106,17 @@ def test_names_of_series_in_several_columns(tmp_path):
         two.predict(table)
 
 
+def test_a_dead_series_is_left_out_and_named(tmp_path):
+    table = pd.concat([frame(60), frame(60).assign(y=1.0, unique_id=lambda t: t.unique_id + "0")])
+    with pytest.warns(UserWarning, match="^frames: series are left out: 'b0' is always 1, 'a0' is always 1$"):
+        model = Frames(3, **SMALL).fit(table)
+    model.save(tmp_path / "saved")
+    for one in (model, Frames.load(tmp_path / "saved")):
+        with pytest.warns(UserWarning, match="series are left out: 'b0' is always 1, 'a0' is always 1$"):
+            assert one.predict()["unique_id"].unique().tolist() == ["b", "a"]
+        assert one.predict(table)["unique_id"].unique().tolist() == ["b", "a", "b0", "a0"]
+
+
 @pytest.mark.parametrize("days", [[49], [45, 47], [3], [0, 20, 48, 50, 51], [47, 48, 49, 50]])
 def test_a_corrected_row_replaces_the_earlier_one(days):
     """The forecast begins after the last row, and reads what follows the correction."""

@@ -41,6 +41,7 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
     path = path or table.path
     frame, training = table.read(path), table.collection
     form = None if table.time is None else form_of(column(frame, path, table.time, "the time"))
+    frame, _ = table.without_idle(frame, path, training)
     frame, _ = table.without_gaps(frame, path, training)
     freq = table.freq if freq is None else freq
     longer = continued(frame, path, table.roles, steps, after=prompt, freq=freq, known=training.known)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,14 @@ class Outlook:
         self, table: Table, frame: Any, path: Path, future: tuple[Any, Path] | None = None, freq: Any = None
     ) -> None:
         training, self.table = table.collection, table
+        like = replace(training, idle={}) if NEWER in frame.columns else training  # newer rows are asked for
+        frame, idle = table.without_idle(frame, path, like)
         frame, _ = table.without_gaps(frame, path, training)
         freq = table.freq if freq is None else freq
         frame = continued(frame, path, table.roles, table.horizon, freq=freq, known=training.known)
         self.frame = frame if future is None else with_known(table, frame, *future)
         self.collection = table.collect(self.frame, path, training)
+        self.collection.idle = idle
         for note in self.collection.notes:
             warnings.warn(note, stacklevel=2)
         table.check_answers(self.collection)

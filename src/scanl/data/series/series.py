@@ -13,6 +13,8 @@ from scanl.data.series.frequency import CYCLES, DAY, MAX_ABSENT_SHARE, SLACK, Co
 from scanl.data.series.times import Times, times
 from scanl.errors import ConfigError, DataError, counted
 
+MAX_SHOWN = 5  # series, or texts, that a note names
+
 
 @dataclass
 class Series:
@@ -41,10 +43,10 @@ class Collection:
 
     path: the file, for messages.   classes: names of the classes, in the order of their numbers; empty for numbers.
     season: steps of a season, by the calendar, or else by the numbers; 1 where there is none.   summary: one line for
-    the user.
-    cycles: number of cycles of the calendar that are covariates.   step: length of the usual step; of dates in seconds.
-    known: the frequencies of the times.   categories: the texts of each column of covariates that has texts.   unseen:
-    texts that training does not have, by column.
+    the user.   cycles: number of cycles of the calendar that are covariates.   step: length of the usual step; of dates
+    in seconds.   known: the frequencies of the times.   idle: why series of the table are left out, by name.
+    categories: the texts of each column of covariates that has texts.   unseen: texts that training does not have, by
+    column.
     """
 
     path: Path
@@ -55,15 +57,18 @@ class Collection:
     cycles: int = 0
     step: float = 1.0
     known: Sequence[Frequency] = ()
+    idle: Mapping[str, str] = field(default_factory=dict)
     categories: Mapping[str, list[str]] = field(default_factory=dict)
     unseen: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def notes(self) -> list[str]:
-        """A line for each column with texts that training does not have."""
-        return [
-            f"table: column {name!r} has {', '.join(map(repr, texts[:5]))}{', ...' if len(texts) > 5 else ''}, which "
-            "training does not have; read as none of its texts"
+        """A line on the series that are left out, and one for each column with texts that training does not have."""
+        reasons = [f"{name!r} {reason}" for name, reason in self.idle.items()]
+        left_out = [f"table: series are left out: {_shown(reasons)}"] if reasons else []
+        return left_out + [
+            f"table: column {name!r} has {_shown(list(map(repr, texts)))}, which training does not have; read as none "
+            "of its texts"
             for name, texts in self.unseen.items()
         ]
 
@@ -71,6 +76,10 @@ class Collection:
     def timed(self) -> bool:
         """Whether the steps have durations."""
         return self.series[0].spans is not None
+
+
+def _shown(texts: Sequence[str]) -> str:
+    return ", ".join([*texts[:MAX_SHOWN], *([f"{len(texts) - MAX_SHOWN} more"] if len(texts) > MAX_SHOWN else [])])
 
 
 @dataclass(frozen=True)
@@ -202,8 +211,8 @@ def series_of(
     ]  # fmt: skip
     summary = _summary(all_series, answers, len(turns), steps.regular)
     return Collection(
-        path, all_series, classes, steps.season, summary, len(turns), steps.step, steps.known, texts.categories,
-        texts.unseen,
+        path, all_series, classes, steps.season, summary, len(turns), steps.step, steps.known,
+        categories=texts.categories, unseen=texts.unseen,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from scanl.data.series.columns import FILE, MAX_TEXTS, files_of, is_text, read_t
 from scanl.data.series.cycles import season_of
 from scanl.data.series.forecast import SeriesForecast, SeriesGeneration
 from scanl.data.series.frequency import MAX_ABSENT_SHARE
+from scanl.data.series.idle import Reasons, without_idle
 from scanl.data.series.label import SeriesLabel
 from scanl.data.series.series import Collection, Roles, Series, filled, series_of
 from scanl.data.series.source import SeriesSource
@@ -107,6 +108,7 @@ class Table(SeriesSource):
         The training part, the classes and the scales stay as they are here.
         """
         frame, training = self.read(path), self.collection
+        frame, _ = self.without_idle(frame, path, training)
         frame, _ = self.without_gaps(frame, path, training)
         later = self.collect(frame, path, training)
         self.check_answers(later)
@@ -162,8 +164,10 @@ class Table(SeriesSource):
     @cached_property
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
-        frame, absent = self.without_gaps(self.read(self.path), self.path)
+        frame, idle = self.without_idle(self.read(self.path), self.path)
+        frame, absent = self.without_gaps(frame, self.path)
         collection = self.collect(frame, self.path)
+        collection.idle = idle
         collection.summary += f", {absent} absent steps are missing numbers" if absent else ""
         if self.left_out:
             collection.summary += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
@@ -177,6 +181,10 @@ class Table(SeriesSource):
             parts = self.divide(collection.series)
             ends = {i: end for split in (TRAINING, VALIDATION) for i, _, end in parts[split]}
             collection.season = season_of([y for i, end in ends.items() for y in collection.series[i].target[:end].T])
+
+    @property
+    def notes(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.collection.notes
 
     def check_answers(self, collection: Collection) -> None:
         """Raise DataError unless the answers of series fit the question and the distribution."""
@@ -227,6 +235,15 @@ class Table(SeriesSource):
     def collect(self, frame: Any, path: Path, like: Collection | None = None, *, answered: bool = True) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
         return series_of(frame, path, self.roles, freq=self.freq, holidays=self.holidays, like=like, answered=answered)
+
+    def without_idle(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, Reasons]:
+        """Return a table without the series from which no forecast is learnt, and why each is left out.
+
+        like: the series of training; None: this is the table of training.
+        """
+        if not self.asked.ahead:
+            return frame, {}
+        return without_idle(frame, path, self.roles, self.horizon, None if like is None else like.idle)
 
     def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:
         """Return a table in which absent steps are rows, as `gaps` says, and how many there are.

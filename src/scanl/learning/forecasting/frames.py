@@ -6,6 +6,7 @@ with the loss, the optimizer and the learning rates of `scanl train`, and leaves
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -60,10 +61,13 @@ class FrameTable(Table):
     def take(self, frame: Any, like: Collection | None = None) -> None:
         """Hold a frame, and read its series with the calendar of the H steps after them."""
         self.frame = frame
+        frame, idle = self.without_idle(frame, PATH, like)
         filled, _ = self.without_gaps(frame, PATH, like)
         training = self.collect(filled, PATH, like)
+        training.idle = idle
         ahead = continued(filled, PATH, self.roles, self.horizon, freq=self.freq)
         self.collection = self.collect(ahead, PATH, training)
+        self.collection.idle = idle
         if like is None:
             self.find_season(self.collection)
         self.check_answers(self.collection)
@@ -139,6 +143,8 @@ class Frames:
             sizes = {"steps": self.steps, "batch_size": self.batch_size, "horizon": self.horizon}
             check_sizes("frames", **{name: value for name, value in sizes.items() if value is not None})
             source.take(rows)
+            for note in source.notes:
+                warnings.warn(note.replace("table: ", "frames: ", 1), stacklevel=2)
             longest = max(len(member) for member in source.collection.series) - self.horizon
             if source.length < 1:
                 raise DataError("frames: df has no series of two steps, expected one to train on")
@@ -182,7 +188,7 @@ class Frames:
         with _messages():
             levels = self._levels(levels)
             rows = table.frame if df is None else in_zone(self._rows(df, self._form), PATH, table.frame, PATH, "ds")[0]
-            outlook = self._outlook(table, rows, X)
+            outlook = self._outlook(table, rows if df is None else rows.assign(**{NEWER: 1.0}), X)
             return self._named(self._forecasts.frame(outlook, outlook.last, self.horizon, levels))
 
     def update(self, df: pd.DataFrame) -> Self:
@@ -252,7 +258,7 @@ class Frames:
             raise ConfigError(f"frames: freq is {self.freq!r}, expected an alias or a number, which a file can hold")
         self.model.save(folder)
         training = table.collection
-        facts = {name: getattr(training, name) for name in ("cycles", "step", "season", "timed", "categories")}
+        facts = {name: getattr(training, name) for name in ("cycles", "step", "season", "timed", "categories", "idle")}
         about = {
             "options": {name: list(v) if isinstance(v, tuple) else v for name, v in self._arguments.items()},
             "collection": facts,
