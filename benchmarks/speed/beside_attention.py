@@ -151,10 +151,10 @@ def scan(results: Results, options: argparse.Namespace) -> None:
                 out = out if isinstance(out, Tensor) else torch.tensor(np.asarray(out, np.float64))
                 errors[name] = ((out.double() - exact).norm() / exact.norm()).item()
         for (name, way), each in (took := race(programs, options.rounds)).items():
-            ratio = each.seconds / took["torch.add", "forward"].seconds
+            ratio = each.processor / took["torch.add", "forward"].processor
             error = errors.get(name) if way == "forward" else None
-            took_ms = 1e3 * each.seconds
-            results.add(part="scan", dtype=kind, program=name, way=way, ms=took_ms, ratio=ratio, error=error)
+            ms = 1e3 * each.processor
+            results.add(part="scan", dtype=kind, program=name, way=way, ms=ms, ratio=ratio, error=error)
 
 
 def one_recursion(

@@ -74,13 +74,15 @@ def run(argv: Sequence[str]) -> int:
     stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.run.seed))
     write(b"\n\n")
     measured = measure(model, source.corpus.held_out, args.marks)
-    state = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(model.init_state(1)))
-    print(f"generating one byte at a time, carrying a state of {state / 1024:.0f} KiB:")
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
+    state = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(model.init_state(1))) / 2**10
+    held = f"{weights:.1f} MiB of weights, a state of {state:.0f} KiB"
+    print(f"generating one byte at a time: {held}; the rest of the memory is of torch and of the training before")
     for at in measured:
         print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
     first, last = measured[0], measured[-1]
-    print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory / first.memory:.3f}")
-    picture = draw(folder, ready.report, measured, dict(exam.beside))
+    print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory - first.memory:+.1f} MiB")
+    picture = draw(folder, ready.report, measured, dict(exam.beside), held)
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
 
@@ -133,9 +135,16 @@ def resident_memory() -> float:
 
 
 def draw(
-    folder: RunFolder, report: ScoreReport, measured: Sequence[ContextMeasurement], compressors: Mapping[str, float]
+    folder: RunFolder,
+    report: ScoreReport,
+    measured: Sequence[ContextMeasurement],
+    compressors: Mapping[str, float],
+    held: str,
 ) -> Path:
-    """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context."""
+    """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context.
+
+    held: what the model holds in memory.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -157,10 +166,10 @@ def draw(
         label="median, and the middle half",
     )
     for at, (_, _, upper) in zip(measured, quarters, strict=True):
-        memory = f"{at.memory:,.0f} MiB\nof memory"
-        speed_axes.annotate(memory, (at.context, upper), (0, 9), textcoords="offset points", ha="center")
+        growth = f"{at.memory - measured[0].memory:+.1f} MiB" if at is not measured[0] else f"{at.memory:,.0f} MiB"
+        speed_axes.annotate(growth, (at.context, upper), (0, 9), textcoords="offset points", ha="center")
     speed_axes.set(xscale="log", xlabel="bytes read before", ylabel="bytes generated per second")
-    speed_axes.set_title("Generation: speed and memory")
+    speed_axes.set_title(f"Generation: {held}\n(above the points: memory of the process, with torch; then its growth)")
     speed_axes.set_ylim(0, 1.3 * max(q[2] for q in quarters))
     speed_axes.margins(x=0.15)
     speed_axes.grid(alpha=0.3, which="both")

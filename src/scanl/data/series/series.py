@@ -46,7 +46,7 @@ class Collection:
     the user.   cycles: number of cycles of the calendar that are covariates.   step: length of the usual step; of dates
     in seconds.   known: the frequencies of the times.   idle: why series of the table are left out, by name.
     categories: the texts of each column of covariates that has texts.   unseen: texts that training does not have, by
-    column.
+    column.   dated: whether the times are dates.
     """
 
     path: Path
@@ -60,6 +60,7 @@ class Collection:
     idle: Mapping[str, str] = field(default_factory=dict)
     categories: Mapping[str, list[str]] = field(default_factory=dict)
     unseen: Mapping[str, list[str]] = field(default_factory=dict)
+    dated: bool = False
 
     @property
     def notes(self) -> list[str]:
@@ -212,7 +213,7 @@ def series_of(
     summary = _summary(all_series, answers, len(turns), steps.regular)
     return Collection(
         path, all_series, classes, steps.season, summary, len(turns), steps.step, steps.known,
-        categories=texts.categories, unseen=texts.unseen,
+        categories=texts.categories, unseen=texts.unseen, dated=clock.dates,
     )  # fmt: skip
 
 

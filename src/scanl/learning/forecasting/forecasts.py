@@ -18,9 +18,9 @@ from scanl.data.series.times import as_dates, form_of, times, written
 from scanl.errors import ConfigError, DataError
 from scanl.learning.evaluation import trained
 from scanl.learning.run.folder import RunFolder
+from scanl.learning.run.picture import INTERVALS
 from scanl.models import Forecaster
 
-USUAL = (80.0, 95.0)  # per cent of the intervals
 FRAME, STREAM = Path("frame"), Path("stream")  # stand for a frame, and for a stream, in messages
 ROWS_AT_A_TIME = 256  # rows of a stream that are read at once, if they are there
 STEP = "step"  # the column that counts the steps where a table has no times
@@ -249,12 +249,12 @@ def refuse_twice(who: str, names: Sequence[str]) -> None:
 
 
 def check_levels(who: str, distribution: str, levels: Sequence[float] | None) -> tuple[float, ...]:
-    """Return the levels of intervals in per cent; None becomes `USUAL`, or none where the distribution is points.
+    """Return the levels of intervals in per cent; None becomes `INTERVALS`, or none where the distribution is points.
 
     Raises ConfigError for a level out of range, and for any level where the distribution has no intervals.
     """
     if levels is None:
-        return () if distribution == "points" else USUAL
+        return () if distribution == "points" else INTERVALS
     for level in levels:
         if not 0 < level < 100:
             raise ConfigError(f"{who}: levels is {list(levels)}, expected per cents above 0 and below 100")

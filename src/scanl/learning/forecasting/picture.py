@@ -12,10 +12,9 @@ from scanl.data.series.columns import grouped, numbers
 from scanl.data.series.table import Table
 from scanl.data.series.times import times
 from scanl.errors import DataError
-from scanl.learning.run.picture import save_figure
+from scanl.learning.run.picture import FORECAST, PAST, save_figure
 
 MAX_PANELS = 12  # panels
-PAST, FORECAST = "#636363", "#08519c"
 YEARS = (2, 9998)  # that matplotlib draws, with a margin
 
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from scanl.data.base import LEVELS, Source
+from scanl.data.base import Source
+from scanl.data.batch import Batch
 from scanl.data.folders.folders import Folders
+from scanl.data.series.forecast import SeriesForecast
+from scanl.data.series.rows import Origin
 from scanl.data.series.source import SeriesSource
+from scanl.data.splits import TEST
 from scanl.files import written_whole
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
@@ -19,6 +23,8 @@ from scanl.models import Forecaster
 Rows = Sequence[Mapping[str, Any]]
 MAX_NAMED_CLASSES = 20  # most classes that are named in a picture
 BINS = 10  # of probabilities
+INTERVALS = (80.0, 95.0)  # per cent, of forecasts
+PAST, FORECAST = "#636363", "#08519c"
 
 
 def draw_loss(axes: Any, rows: Rows, report: ScoreReport) -> None:
@@ -73,37 +79,51 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: ScoreRepo
     return save_figure(figure, folder.picture)
 
 
+@torch.no_grad()
 def save_forecast(path: Path, source: SeriesSource, model: Forecaster) -> Path:
     """Draw the first and the last forecast of the exam, with intervals, and the true numbers."""
     from matplotlib.figure import Figure
 
-    examples = list(source.exam(sample=True).examples)
-    shown = [examples[0].rows(slice(1)), examples[-1].rows(slice(-1, None))]
+    asking = cast(SeriesForecast, source.asking)
+    shown = [asking.origins(TEST)[0], asking.origins(TEST)[-1]]
     figure = Figure(figsize=(11, 0.4 + 3.2 * model.targets), layout="constrained")
-    rows = figure.subplots(model.targets, 2, squeeze=False)
-    for k, batch in enumerate(one.tensors() for one in shown):
-        quantiles, outcomes, _ = answerer(source.question).answers(model, batch)
-        for channel, axes in enumerate(rows[:, k]):
-            history, came = batch.inputs.target[0, :, channel], outcomes.numbers[0, :, channel]
-            draw_forecast(axes, history, came, quantiles[0, :, channel])
-            axes.set_title("first forecast of the test part" if k == 0 else "last forecast of the test part")
-            axes.set(xlabel="steps from now", ylabel=source.targets[channel])
-    figure.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=5, loc="outside lower center")
+    panels = figure.subplots(model.targets, 2, squeeze=False)
+    for origins, batch in asking.forecasts(TEST):
+        for column, origin, which in zip(panels.T, shown, ("first", "last"), strict=True):
+            if origin in origins:
+                k = origins.index(origin)
+                draw_forecast(column, source, model, origin, batch.rows(slice(k, k + 1)).tensors())
+                name = source.collection.series[origin[0]].name
+                column[0].set_title(f"{name}: {which} forecast of the test part".removeprefix(": "))
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=5, loc="outside lower center")
     return save_figure(figure, path)
 
 
-def draw_forecast(axes: Any, history: Tensor, truth: Tensor, quantiles: Tensor) -> None:
-    """Draw a forecast on one matplotlib axes. history: (T,).   truth: (H,).   quantiles: (H, Q) at `LEVELS`."""
-    ahead = range(1, len(truth) + 1)
-    shown = history[-4 * len(truth) - 20 :]
-    axes.plot(range(1 - len(shown), 1), shown, color="#636363", lw=1.2, label="what it read")
-    for low, high, shade in ((0, -1, 0.18), (2, -3, 0.3)):
-        label = f"{LEVELS[low]:.0%} to {LEVELS[high]:.0%}"
-        axes.fill_between(ahead, quantiles[:, low], quantiles[:, high], color="#08519c", alpha=shade, lw=0, label=label)
-    axes.plot(ahead, quantiles[:, LEVELS.index(0.5)], color="#08519c", lw=1.6, label="median forecast")
-    axes.plot(ahead, truth, color="#a63603", lw=1.2, label="what came")
-    axes.axvline(0.5, color="#bdbdbd", lw=0.8)
-    axes.grid(alpha=0.3)
+def draw_forecast(panels: Any, source: SeriesSource, model: Forecaster, origin: Origin, batch: Batch) -> None:
+    """Draw the forecast of one example on an axes of matplotlib for each target. origin: of the forecast."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    i, _, last = origin
+    probabilities = [0.5, *(0.5 + side * level / 200 for level in INTERVALS for side in (-1, 1))]
+    quantiles = model.predict(batch.inputs, levels=probabilities)[0].quantiles[0]
+    read, came, collection = batch.inputs.target[0], batch.targets.numbers[0], source.collection
+    read = read[-4 * len(came) - 20 :]
+    clock = collection.series[i].times[last + 1 - len(read) : last + 1 + len(came)]
+    clock = clock.astype("datetime64[s]") if collection.dated else clock
+    then, now = clock[: len(read)], clock[len(read) :]
+    for channel, axes in enumerate(panels):
+        median, *bounds = quantiles[:, channel].T
+        axes.plot(then, read[:, channel], color=PAST, lw=1.2, label="the table")
+        for level, low, high, shade in zip(INTERVALS, bounds[::2], bounds[1::2], (0.3, 0.15), strict=True):
+            axes.fill_between(now, low, high, color=FORECAST, alpha=shade, lw=0, label=f"{level:g} % interval")
+        axes.plot(now, median, color=FORECAST, lw=1.6, label="median")
+        axes.plot(now, came[:, channel], color="#a63603", lw=1.2, label="what came")
+        axes.set_ylabel(source.targets[channel])
+        axes.margins(x=0.01)
+        axes.grid(alpha=0.3)
+        if collection.dated:
+            locator = AutoDateLocator(minticks=3, maxticks=7)  # with its 5 no interval fits some spans
+            axes.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
 
 
 @torch.no_grad()
