@@ -399,6 +399,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "quality.online_memory": ("diagonal_rtrl", {}, "torch"),
     "quality.forecast": ("spacetime", {"SPACETIME": {"dim": 16, "depth": 1, "num_groups": 16}}, "statsmodels"),
     "quality.arena": ("listops", {"LAYERS": {"linear_rnn": {}}, "trained": train_rows_here}, "torch"),
+    "quality.sizes": ("width", {}, "torch"),
     "quality.source": ("hawk", {"trained": train_here}, "torch"),
     "quality.settling": ("bptt penalty", {}, "torch"),
     "quality.tasks": ("elman --short --tasks parity", {"COUNT": 4}, "torch"),
@@ -406,7 +407,8 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
 
 
 # More than a second and a half:
-LONG = {"speed.endless", "speed.follow", "speed.memories", "quality.conditioning", "quality.lorenz", "quality.source"}
+LONG = {"speed.endless", "speed.follow", "speed.memories"}
+LONG |= {"quality.conditioning", "quality.lorenz", "quality.sizes", "quality.source"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in HERE])
