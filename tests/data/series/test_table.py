@@ -562,6 +562,10 @@ BAD = {
     "unsorted": (write(waves(rows=60).iloc[::-1]), [], "the times 'ds' go back in its row 2; sort the table by time"),
     "the same time twice": (write(TWO.sort_values("ds")), [], "same time 'ds'; name the series: --series id;"),
     "two series": (write(TWO), [], "go back in its row .*; name the series: --series id$"),
+    "series of two names": (
+        write(pd.concat([TWO.assign(shop="a"), TWO.assign(shop="b")])), ["--series", "id"],
+        "the times 'ds' of series 's0' go back in its row 61; name the series: --series id,shop$",
+    ),
     "time zones": (
         write(at(9, "ds", "2024-01-10T00:00:00+02:00")), [],
         "column 'ds' has times of several time zones or formats; write all alike",

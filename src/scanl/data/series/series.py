@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,8 +189,8 @@ def series_of(
     constant = texts.columns(frame, path, roles.static, "a static covariate")
     clock = _rows(len(frame)) if roles.time is None else times(frame, path, roles.time)[1]
     groups = grouped(frame, path, roles.series)
-    alone = roles.time is not None and roles.series is None
-    named = _column_of_series(frame, roles, clock) if alone and (np.diff(clock.marks) <= 0).any() else None
+    back = any((np.diff(clock.marks[rows]) <= 0).any() for _, rows in groups)
+    named = _columns_of_series(frame, roles, clock) if back else None
     for name, rows in groups:
         _check(path, name, roles, clock[rows], constant[rows], answers[rows] if answered else None, named)
     clocks = [_rows(len(rows)) if roles.time is None else clock[rows] for _, rows in groups]
@@ -390,10 +391,13 @@ def _holidays(country: str | None, clock: Times, step: float) -> list[Numbers]:
 def check_order(path: Path, name: str, time: str, when: Times, column: str | None = None) -> None:
     """Raise DataError for a series in which two times are equal or times go back. time: their column.
 
-    column: one that may name the series, if the table is taken as one series.
+    column: what would tell the series of the table apart, as --series takes it.
     """
     of = f" of series {name!r}" if name else ""
-    steps, hint = np.diff(when.marks), "" if name else f"; name the series: --series {column or 'COLUMN'}"
+    steps, hint = (
+        np.diff(when.marks),
+        "" if name and not column else f"; name the series: --series {column or 'COLUMN'}",
+    )
     if (steps == 0).any():
         at = when.at(when.marks[[(steps == 0).argmax()]])[0]
         hint += "; if the clock goes back there, write times in UTC" if when.dates and when.zone is None else ""
@@ -404,17 +408,21 @@ def check_order(path: Path, name: str, time: str, when: Times, column: str | Non
         raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}{hint}")
 
 
-def _column_of_series(frame: Any, roles: Roles, when: Times) -> str | None:
-    """Return a column without a role that tells series apart: in each of its groups the times go forward."""
+def _columns_of_series(frame: Any, roles: Roles, when: Times) -> str | None:
+    """Return columns, with commas between them, that tell series apart: those of `roles` and one or two others.
+
+    In each of their groups the times go forward.
+    """
     import pandas as pd
 
-    used = {name for _, names in roles.titles for name in names}
-    for name in frame.columns:
-        if name in used or pd.api.types.is_float_dtype(frame[name]) or not 1 < frame[name].nunique() <= len(frame) / 2:
-            continue
-        groups = pd.Series(when.marks).groupby(frame[name].to_numpy())
-        if all(group.is_monotonic_increasing and group.is_unique for _, group in groups):
-            return str(name)
+    used, marks = {name for _, names in roles.titles for name in names}, pd.Series(when.marks)
+    able = [name for name in frame.columns if name not in used and not pd.api.types.is_float_dtype(frame[name])]
+    able = [name for name in able if 1 < frame[name].nunique() <= len(frame) / 2]
+    for more in chain(combinations(able, 1), combinations(able, 2)):
+        names = [*roles.series, *more]
+        steps = marks.groupby([frame[name].to_numpy() for name in names]).diff()
+        if (steps.dropna() > 0).all():
+            return ",".join(names)
     return None
 
 
