@@ -12,4 +12,4 @@ def test_a_value_of_a_wrong_type_is_said_as_elsewhere():
         'Parser key "training.steps":\n  Does not validate against any of the Union subtypes\n'
         "  - Expected a <class 'int'>\n  - Expected a <class 'NoneType'>\n  Given value: many"
     )
-    assert in_a_line(message) == "steps is many, expected int or none"
+    assert in_a_line(message) == "steps is many, expected an integer or none"

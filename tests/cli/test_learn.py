@@ -489,7 +489,7 @@ ODD = [
 def test_an_odd_line_of_json_is_one_line(line):
     bad, message = ODD[line]
     lines = [b'{"x": 1, "y": 1}\r\n', bad + b"\r\n", b'\xef\xbb\xbf{"x": NaN, "y": NaN}\r\n']
-    columns = StreamColumns("y", None, None, ["x"])
+    columns = StreamColumns("y", None, [], ["x"])
     first, second, third = rows(lines_of(io.BytesIO(b"".join(lines))), 0, Form())
     if not isinstance(second, DataError):
         with pytest.raises(DataError) as raised:
@@ -506,7 +506,7 @@ def test_an_odd_line_of_json_is_one_line(line):
 def test_a_key_is_a_name_or_a_number(key):
     row = next(rows([b'{"id": %s, "x": 1, "y": 1}' % key.encode()], 0, Form()))
     with pytest.raises(DataError, match="line 1: column 'id' is"):
-        StreamColumns("y", None, "id", ["x"]).item(row)
+        StreamColumns("y", None, ["id"], ["x"]).item(row)
 
 
 def test_a_stream_of_json_goes_on_to_the_bit(tmp_path):

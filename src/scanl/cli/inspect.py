@@ -1,5 +1,6 @@
 """`scanl inspect RUN|LAYER`: what the layers of a run, or a new layer, remember: tables, pictures and CSV files."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from scanl.cli.parser import Parser
 from scanl.data.base import Source
 from scanl.errors import ConfigError, ScanlError
-from scanl.files import check_new_folder
+from scanl.files import CONFIG, check_new_folder
 from scanl.inspect import Inspection, Inspector, inspectors, readings, save_columns, save_picture
 from scanl.inspect.base import noise
 from scanl.layers import Layer, build
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     if args.of is None:
         raise ConfigError("inspect: no run or layer is named, expected one; `scanl list` prints the layers")
     chosen = [inspectors.get(name) for name in args.what or inspectors.names()]
-    if (Path(args.of) / "config.yaml").is_file():
+    if os.sep in args.of or (Path(args.of) / CONFIG).is_file():
         folder = RunFolder.open(args.of)
         layers, out = layers_of_run(folder, args.steps or STEPS), folder.path / "inspect"
     else:

@@ -8,9 +8,11 @@ from contextlib import nullcontext
 from tqdm import tqdm
 
 from scanl.cli.parser import Parser
+from scanl.errors import DataError
 from scanl.learning.descent import seeded
 from scanl.learning.online.config import LearnConfig
 from scanl.learning.online.folder import OnlineFolder
+from scanl.learning.online.prequential import Prequential
 from scanl.learning.online.run import OnlineRun, stderr
 from scanl.learning.run.config import make_stack
 from scanl.learning.run.configuration import add_options
@@ -37,7 +39,10 @@ def run(argv: Sequence[str]) -> int:
                     bar.update(count - bar.n)
 
             interrupted = ready.learn(progress)
-        _summary(ready, begun, time.monotonic() - start)
+        if ready.loop is not None:
+            _summary(ready, ready.loop, begun, time.monotonic() - start)
+        elif not interrupted:
+            raise DataError(f"learn: data is {config.stream.data}, which has no samples")
     if interrupted:
         stderr(
             "interrupted"
@@ -102,20 +107,17 @@ def _first(ready: OnlineRun) -> str:
     return f"{name} {value:.4g}"
 
 
-def _summary(ready: OnlineRun, begun: int, seconds: float) -> None:
+def _summary(ready: OnlineRun, loop: Prequential, begun: int, seconds: float) -> None:
     """Print the scores."""
-    if ready.loop is None:
-        print("no samples")
-        return
-    read = ready.loop.count - begun
-    print(f"{ready.loop.count:,} samples, {ready.scored:,} scored, {1000 * seconds / max(read, 1):.3g} ms a sample")
+    read = loop.count - begun
+    print(f"{loop.count:,} samples, {ready.scored:,} scored, {1000 * seconds / max(read, 1):.3g} ms a sample")
     for name, value in ready.scores.get().items():
         print(f"  {name:<20}{value:.4g}")
-    if len(ready.loop.bank.learners) > 1:
-        print(f"  {'best rate':<20}{ready.config.learning.lr[ready.loop.bank.best]:g}")
+    if len(loop.bank.learners) > 1:
+        print(f"  {'best rate':<20}{ready.config.learning.lr[loop.bank.best]:g}")
     if ready.skipped:
         print(f"  {'skipped lines':<20}{ready.skipped:,}")
     if ready.too_late:
         print(f"  {'truths that came too late':<27}{ready.too_late:,}")
-    if ready.loop.given_up:
-        print(f"  {'truths that never came':<24}{ready.loop.given_up:,}")
+    if loop.given_up:
+        print(f"  {'truths that never came':<24}{loop.given_up:,}")

@@ -76,7 +76,7 @@ class Parser(jsonargparse.ArgumentParser):
                 text = f"config is {file}, expected a YAML file of options in parts"
                 advice = "the config.yaml of a run is one"
             stray = re.match("unrecognized arguments: (.*)", text, re.IGNORECASE)
-            if stray and self._words:
+            if stray and self._words and not re.match(r"-|[\d.]+$", stray[1]):
                 advice = f"give {self._words} {stray[1]}"
             raise ConfigError(f"{self.command}: {text}; {advice}") from error
         check(self.command, self._ranged, vars(args))

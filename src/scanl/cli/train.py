@@ -1,6 +1,7 @@
 """`scanl train`."""
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +10,8 @@ from typing import Any, cast
 
 from scanl.cli.evaluate import examined
 from scanl.cli.parser import Parser
-from scanl.data import Source, Table, sources
+from scanl.data import Source, Table, Text, sources
+from scanl.data.series.columns import KINDS, ending
 from scanl.data.series.source import SeriesSource
 from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import absolute
@@ -83,6 +85,13 @@ def _begin(argv: Sequence[str]) -> int:
         return choose_and_save(config, fixed)
     ready = prepare(config, resumed)
     note(ready.source)
+    if (
+        resumed is None
+        and config.entry is Text
+        and (tables := [word for word in config.source.data if ending(Path(word)) in KINDS])
+    ):
+        told = f"{Path(tables[0]).name} is read as a text; to read a table, give --question and --target"
+        print(f"scanl: {told}", file=sys.stderr)
     if not pretrained(ready) or not start(ready):
         return 130
     print(examined(ready.model, ready.source, ready.source.exam(sample=True)))
@@ -117,15 +126,14 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     source = cast(SeriesSource, config.open_source())
     source.check()
     note(source)
-    minutes, progress = config.training.minutes or MINUTES, PrintedProgress()
-    choice = choose(source, fixed, minutes, progress.part(0.0, CHOOSING_SHARE))
-    config = config.changed({**choice.options, "minutes": None})
-    config.check()
-    config.source.data = [str(Path(path).resolve()) for path in config.source.data]
-    collection, source = source.collection, cast(SeriesSource, config.open_source())
-    source.collection = collection
-    model = fitted(source, choice, config.run.seed, progress.part(CHOOSING_SHARE, 1.0))
-    progress.end()
+    with PrintedProgress() as progress:
+        choice = choose(source, fixed, config.training.minutes or MINUTES, progress.part(0.0, CHOOSING_SHARE))
+        config = config.changed({**choice.options, "minutes": None})
+        config.check()
+        config.source.data = [str(Path(path).resolve()) for path in config.source.data]
+        collection, source = source.collection, cast(SeriesSource, config.open_source())
+        source.collection = collection
+        model = fitted(source, choice, config.run.seed, progress.part(CHOOSING_SHARE, 1.0))
     folder.create(config)
     print(f"{choice.sentence}\nrun folder {folder.path}: config.yaml has the options", file=sys.stderr, flush=True)
     with folder.locked():
@@ -140,7 +148,7 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
 def say_next(folder: RunFolder, config: TrainConfig, source: Source) -> None:
     """Say by which command a run is used."""
     question = BYTES if source.metric == BYTES else config.source.question
-    use = USE_COMMANDS.get(question, "inspect {}").format(folder.path)
+    use = USE_COMMANDS.get(question, "inspect {}").format(shlex.quote(str(folder.path)))
     print(f"next: scanl {use}", file=sys.stderr)
 
 
@@ -267,6 +275,8 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
             "--resume"
         )
     changed = by_launcher(TrainConfig.parsed(_parser(config).parse(argv)), argv)
+    if changed.run.out not in (config.run.out, args.resume):
+        raise ConfigError(f"train: out is {changed.run.out}, expected none because --resume goes on in {args.resume}")
     check_resumable(config, changed)
     return changed, folder
 
@@ -306,7 +316,7 @@ def start_from(init: str, model: Model) -> None:
     """Load the weights of a run into a model. Raises ConfigError when the shapes differ."""
     weights, parameters = RunFolder.open(init).stored()[0], model.state_dict()
     for name in sorted({*weights, *parameters}):
-        shape, expected = (tuple(d[name].shape) if name in d else None for d in (weights, parameters))
+        shape, expected = (tuple(d[name].shape) if name in d else "none" for d in (weights, parameters))
         if shape != expected:
             raise ConfigError(
                 f"train: init is {init}, in which {name} has shape {shape}, expected {expected} because of this model; "

@@ -76,7 +76,9 @@ def _examples(source: Table | Folders, data: Any) -> UnansweredExamples:
             if not path.exists():
                 raise ConfigError(f"predict: data is {path}, which does not exist; name files or folders")
         return of_files(source, list(map(Path, paths)))
-    if isinstance(data, list | tuple) and len(data) == 1:
+    if isinstance(data, list | tuple):
+        if len(data) != 1:
+            raise ConfigError(f"predict: data is {len(data)} tables, expected one; a pattern reads several as one")
         data = data[0]
     path = source.path if data is None else Path(data) if isinstance(data, str | Path) else FRAME
     return of_table(source, as_table(data, "predict: data") if path is FRAME else source.read(path, least=1), path)

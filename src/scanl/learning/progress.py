@@ -4,6 +4,7 @@ import math
 import shutil
 import sys
 import time
+from typing import Self
 
 
 class Progress:
@@ -41,7 +42,8 @@ class _PartProgress(Progress):
 class PrintedProgress(Progress):
     """Progress on the standard error: on a terminal one line that is written again, elsewhere a line now and then.
 
-    Behind the count stands the time that is left, if the rest goes on as fast as the work so far.
+    Behind the count stands the time that is left, if the rest goes on as fast as the work so far. As a context, it
+    takes the line of a terminal away at the end.
     """
 
     INTERVALS = (0.2, 10.0)  # seconds between two lines: on a terminal, elsewhere
@@ -53,8 +55,14 @@ class PrintedProgress(Progress):
         self._terminal = sys.stderr.isatty()
         self._width = 0  # of the line on the terminal that is not ended
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
     def note(self, line: str) -> None:
-        self.end()
+        self._end()
         print(line, file=sys.stderr, flush=True)
 
     def at(self, share: float, count: str) -> None:
@@ -72,8 +80,7 @@ class PrintedProgress(Progress):
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def end(self) -> None:
-        """Take away the line of a terminal that is written again."""
+    def _end(self) -> None:
         if self._width:
             print(f"\r{'':{self._width}}\r", end="", file=sys.stderr, flush=True)
             self._width = 0

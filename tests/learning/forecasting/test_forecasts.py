@@ -328,7 +328,8 @@ WRONG = {
     ),
     "other names": (["--future-data", "other.csv"], "unknown column for a future covariate 'f'"),
     "no file": (["--future-data", "none.csv"], "future_data is none.csv, which does not exist"),
-    "no newer file": (["--data", "none.csv"], "future_data is none"),
+    "no newer file": (["--data", "none.csv"], "data is none.csv, which does not exist"),
+    "no covariates": ([], "future_data is none"),
     "numbers for dates": (
         ["--data", "numbers.csv", "--future-data", "all.csv"],
         "the times 'ds' are numbers, expected dates without a time zone because of .*t.csv",
@@ -370,7 +371,7 @@ def test_what_has_no_forecast_is_refused(tmp_path, capfd):
         ([more, "--data", tmp_path / "weeks.csv"], "a step of the times 'ds' lasts 7 times as long as in the table of"),
         ([points, "--levels", "95"], "levels is [95.0], expected none because the distribution is points"),
         ([more, "--future-data", tmp_path / "t.csv"], "future_data is given, but the run reads no covariates ahead"),
-        ([task], "was trained on adding, expected a run with --question forecast; scanl predict answers the other"),
+        ([task], "was trained on adding, expected a run with --question forecast"),
     ):
         assert main(["forecast", *map(str, argv)]) == 2
         assert message in capfd.readouterr().err

@@ -519,9 +519,9 @@ def test_each_part_of_a_run_is_made_once(text, tmp_path, monkeypatch):
 def test_unknown_parts_and_options_are_named(tmp_path):
     for values, odd in (
         ({"stack": {"dimm": 3}}, "'stack.dimm' is not accepted"),
-        ({"stack": 3}, "stack is 3, expected the options of one of the parts stack, head"),
+        ({"stack": 3}, "stack is 3, expected the options of one of the parts source, stack, head"),
         ({"stack": {"dim": 3}, "optimiser": {"lr": 1.0}}, "'optimiser.lr' is not accepted"),
-        ({"stack": {"dim": "wide"}}, "dim is wide, expected int"),
+        ({"stack": {"dim": "wide"}}, "dim is wide, expected an integer"),
         ({"layer": "lru"}, "layer is 'lru', expected the options"),
         ([3], "it is [3]"),
     ):

@@ -127,6 +127,8 @@ class Table(SeriesSource):
             raise ConfigError(
                 "table: data is none, expected one file or several with the same columns: --data TABLE.csv"
             )
+        if urls := [str(word) for word in self.data if "://" in str(word)]:
+            raise ConfigError(f"table: data is {urls[0]}, expected a file; download it first")
         if self.split not in (None, "time", "series"):
             raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
         if asked.per_series and self.split == "time":

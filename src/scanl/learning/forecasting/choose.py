@@ -44,8 +44,9 @@ from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, check_reach, make_stack
 from scanl.learning.run.plan import RunLength, rate
-from scanl.models import Forecaster
+from scanl.models import Forecaster, Normalization
 from scanl.models.forecasting.recent_errors import further_lags
+from scanl.options import options as options_of
 
 MINUTES = 2.0  # of a run, if nothing else is said
 SIMPLE = 0.6  # share of the minutes for simple forecasts
@@ -155,6 +156,9 @@ def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> None:
     """Raise ConfigError for options of which no forecaster can be made that reads all values of a forecast."""
     for name in fixed.get("start", ()):
         LagMap.of(name)
+    if (lags := fixed.get("lags")) is not None and lags < 1:
+        raise ConfigError(f"choose: lags is {lags}, expected at least 1 because the forecast starts with them")
+    Normalization(**{name: fixed[name] for name in options_of(Normalization) if name in fixed})
     options = {**STACK, **fixed}
     with seeded(0):
         stack = make_stack(StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options}))

@@ -56,10 +56,12 @@ class Forecasts:
         folder = RunFolder.open(run)
         table = folder.source
         if not isinstance(table, Table) or not table.asked.ahead:
-            question = f" to {table.ask}" if isinstance(table, Table) else ""
+            question, advice = "", ""
+            if isinstance(table, Table):
+                question, advice = f" to {table.ask}", "; scanl predict answers it"
             raise ConfigError(
                 f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
-                "--question forecast; scanl predict answers the other questions"
+                f"--question forecast{advice}"
             )
         if not all(file.exists() for name in table.data for file in files_of(Path(name))):
             table = _moved(folder, table, data)

@@ -115,8 +115,8 @@ class Stream:
     def _generated(self, name: str, skip: int) -> Iterator[Item]:
         known = [each for each in sources.names() if issubclass(sources.get(each), StreamTask)]
         if name not in known:
-            if "/" in name or "." in name:
-                raise ConfigError(f"learn: data is {name!r}, which does not exist; name a file, a stream, or -")
+            if "/" in name or "." in name or Path(name).exists():
+                raise ConfigError(f"learn: data is {name!r}, which is no file; name a file, a stream, or -")
             raise nearest("stream", name, known)
         entry: Any = sources.get(name)
         stream = entry.open(

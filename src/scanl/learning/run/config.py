@@ -312,6 +312,8 @@ class TrainConfig(Configuration):
                 return sources.get(name)
             if question in OF_FOLDERS and ending(Path(words[0])) not in KINDS:
                 return OF_FOLDERS[question]
+        if names := [word for word in words if len(words) > 1 and named(word)]:
+            raise ConfigError(f"train: data is {' '.join(words)}, expected {names[0]} alone, because it is no path")
         if question is None and any(map(is_sharded, words)):
             return ShardedText
         for word in words:

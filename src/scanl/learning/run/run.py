@@ -86,11 +86,19 @@ class Run:
                     f"train: {self.algorithm.name} makes updates of {steps} steps, expected whole sequences because "
                     f"{what}; take bptt"
                 )
-        self.algorithm.init(self.model, 1)
         batch = self.source.batch(0, 1).tensors()
-        self.algorithm.check(
-            self.model, batch if steps is None else batch.part(0, steps, gradual=self.algorithm.gradual)
-        )
+        try:
+            self.algorithm.init(self.model, 1)
+            self.algorithm.check(
+                self.model, batch if steps is None else batch.part(0, steps, gradual=self.algorithm.gradual)
+            )
+        except RuntimeError as error:
+            if "allocate" not in str(error):
+                raise
+            raise ConfigError(
+                f"train: {self.algorithm.name} keeps more numbers for {self.config.stack.layer} than there is memory; "
+                "`scanl algorithms` says how many"
+            ) from error
 
     @cached_property
     def callbacks(self) -> "tuple[Recorder, Clock, Keeper]":
