@@ -566,6 +566,10 @@ BAD = {
         write(pd.concat([TWO.assign(shop="a"), TWO.assign(shop="b")])), ["--series", "id"],
         "the times 'ds' of series 's0' go back in its row 61; name the series: --series id,shop$",
     ),
+    "names in two columns": (
+        write(pd.concat([TWO.assign(id="x", site=TWO.id), TWO.assign(id="y", site=TWO.id)])), [],
+        "go back in its row .*; name the series: --series id,site$",
+    ),
     "time zones": (
         write(at(9, "ds", "2024-01-10T00:00:00+02:00")), [],
         "column 'ds' has times of several time zones or formats; write all alike",
@@ -577,7 +581,7 @@ BAD = {
     "no times": (write(changed(ds="soon")), [], "column 'ds' is no column of times; write them as 2024-12-31"),
     "a missing time": (write(at(5, "ds", None)), [], "column 'ds' is missing in row 6"),
     "a missing name": (write(at(5, "id", None)), ["--series", "id"], "column 'id' is missing in row 6"),
-    "all missing": (write(TWO.assign(y=TWO.y.where(TWO.id == "s0"))), ["--series", "id"], "series 's1' has no value"),
+    "all missing": (write(TWO.assign(y=np.nan)), ["--series", "id"], "series 's0' has no value"),
     "two rows": (
         write(text="ds,y\n2024-01-01,1\n2024-01-02,2\n"), [],
         "the validation part has no row because the longest series has 2 steps; give a longer table, or other --val",

@@ -14,7 +14,8 @@ from scanl.data.series.frequency import CYCLES, DAY, MAX_ABSENT_SHARE, SLACK, Co
 from scanl.data.series.times import Times, times
 from scanl.errors import ConfigError, DataError, counted
 
-MAX_SHOWN = 5  # series, or texts, that a note names
+MAX_KEYS = 6  # columns that are tried as the names of series
+MAX_SHOWN_NAMES = 5  # series, or texts, that a note names
 
 
 @dataclass
@@ -81,7 +82,9 @@ class Collection:
 
 
 def _shown(texts: Sequence[str]) -> str:
-    return ", ".join([*texts[:MAX_SHOWN], *([f"{len(texts) - MAX_SHOWN} more"] if len(texts) > MAX_SHOWN else [])])
+    return ", ".join(
+        [*texts[:MAX_SHOWN_NAMES], *([f"{len(texts) - MAX_SHOWN_NAMES} more"] if len(texts) > MAX_SHOWN_NAMES else [])]
+    )
 
 
 @dataclass(frozen=True)
@@ -409,7 +412,7 @@ def check_order(path: Path, name: str, time: str, when: Times, column: str | Non
 
 
 def _columns_of_series(frame: Any, roles: Roles, when: Times) -> str | None:
-    """Return columns, with commas between them, that tell series apart: those of `roles` and one or two others.
+    """Return columns, with commas between them, that tell series apart: those of `roles` and one to three others.
 
     In each of their groups the times go forward.
     """
@@ -418,7 +421,7 @@ def _columns_of_series(frame: Any, roles: Roles, when: Times) -> str | None:
     used, marks = {name for _, names in roles.titles for name in names}, pd.Series(when.marks)
     able = [name for name in frame.columns if name not in used and not pd.api.types.is_float_dtype(frame[name])]
     able = [name for name in able if 1 < frame[name].nunique() <= len(frame) / 2]
-    for more in chain(combinations(able, 1), combinations(able, 2)):
+    for more in chain.from_iterable(combinations(able[:MAX_KEYS], count) for count in (1, 2, 3)):
         names = [*roles.series, *more]
         steps = marks.groupby([frame[name].to_numpy() for name in names]).diff()
         if (steps.dropna() > 0).all():
