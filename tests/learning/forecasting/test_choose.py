@@ -1,7 +1,9 @@
 """A forecaster that a table chooses."""
 
+import itertools
 import statistics
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,8 @@ from scanl.learning.forecasting import choose as choosing
 from scanl.learning.forecasting.backtests import BacktestWindows, PastTargets
 from scanl.learning.forecasting.choose import ForecasterChoice, _factors, _Mark, choose, fitted
 from scanl.learning.forecasting.intervals import MIN_ERRORS, Intervals
-from scanl.learning.progress import Progress
+from scanl.learning.forecasting.work import Plan
+from scanl.learning.progress import SILENCE, Progress
 
 ROWS = 96
 
@@ -40,13 +43,13 @@ class Heard(Progress):
 def airline(path, rows=ROWS, series=1, **options):
     """Return a table of monthly series that grow by ratios, with a season."""
     draw = np.random.default_rng(3)
-    time, season = np.arange(rows), np.exp(0.3 * np.sin(2 * np.pi * np.arange(rows) / 12))
+    months, season = np.arange(rows), np.exp(0.3 * np.sin(2 * np.pi * np.arange(rows) / 12))
     frames = [
         pd.DataFrame(
             {
                 "id": f"s{i}",
                 "ds": pd.date_range("2010-01-31", periods=rows, freq="ME"),
-                "y": 100 * np.exp(0.01 * time) * season * np.exp(0.02 * draw.normal(size=rows)),
+                "y": 100 * np.exp(0.01 * months) * season * np.exp(0.02 * draw.normal(size=rows)),
             }
         )
         for i in range(series)
@@ -185,7 +188,7 @@ def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkey
             pass
 
         def go(self, step):
-            time.sleep(1e-5)
+            pass
 
     part = choosing._part
 
@@ -195,11 +198,11 @@ def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkey
 
     monkeypatch.setattr(choosing, "_part", parted)
     monkeypatch.setattr(choosing, "_Training", Still)
-    monkeypatch.setattr(choosing, "begun", lambda *_: None)
+    monkeypatch.setattr(choosing, "begun", lambda *_: SimpleNamespace(stack=torch.nn.Linear(1, 1)))
     monkeypatch.setattr(choosing._Mark, "of", mark)
     options = {"log": False, "lags": 3, "sequence_length": 16, "distribution": "quantiles", "calibrated": True}
     choice = ForecasterChoice(options | choosing.STACK, {}, np.zeros(0), Intervals(*[np.zeros(0)] * 2))
-    choosing._learn(source, past, choice, [np.zeros(0)] * 3, {}, time.monotonic() + 1e6, lambda _: None)
+    choosing._learn(source, past, choice, [np.zeros(0)] * 3, {}, Plan(1e6), SILENCE)
     assert choice.options["steps"] == choosing.STEPS * best // 6
     assert borders == [tuple(past.borders[2:4]), tuple(past.borders[1:3])]
     expected = _factors([measured(np.random.default_rng(0), 300, False)] * 2, False) if best else None
@@ -257,12 +260,41 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
         train(["--resume", str(tmp_path / "run")])
 
 
-def test_without_time_some_simple_forecasts_are_left_out(tmp_path):
+def test_what_the_minutes_leave_out_is_said(tmp_path, monkeypatch):
     source, heard = airline(tmp_path), Heard()
     choice = choose(source, {"log": False}, 1e-9, heard)
-    assert heard.lines[1] == "no time is left for simple forecasts from 9 last values; give more --minutes"
+    said = [
+        line for line in heard.lines if line.startswith("left out: simple forecasts from 9 last values, for which ")
+    ]
+    assert len(said) == 1
+    assert said[0].endswith(" seconds are planned; give more minutes")
+    assert said[0] in choice.exceptions
     assert choice.options["lags"] <= 17
+    monkeypatch.setattr(choosing, "LEAST_ROWS", 50)
+    choice = choose(source, {"log": False}, 0.02, heard)
+    assert [line for line in choice.exceptions if line.startswith("left out: a stack of hawk, for which ")]
     assert choice.options["steps"] == 0
+
+
+def test_the_clock_and_other_programs_change_no_choice(tmp_path, monkeypatch):
+    """A stack stops by the time of the processor in its own thread alone, and says so."""
+    source = airline(tmp_path)
+    monkeypatch.setattr(choosing, "LEAST_ROWS", 50)
+    monkeypatch.setattr(choosing, "STEPS", 6)
+    monkeypatch.setattr(choosing, "MARKS", 1)
+    expected = choose(source, {"log": False}, 2)
+    for name in ("monotonic", "perf_counter", "time", "process_time"):
+        clock = itertools.count(1, 1e6)
+        monkeypatch.setattr(time, name, lambda clock=clock: next(clock))
+    again = choose(source, {"log": False}, 2)
+    assert again.options == expected.options
+    np.testing.assert_array_equal(again.weights, expected.weights)
+    assert not again.exceptions
+    clock = itertools.count(1, 1e6)
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    slow = choose(source, {"log": False}, 2)
+    assert slow.exceptions == ["left out: a stack of hawk, which is slower here than planned; give more minutes"]
+    assert slow.options["steps"] == 0
 
 
 def test_fewer_lags_than_a_season_are_kept(tmp_path):

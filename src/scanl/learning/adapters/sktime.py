@@ -19,7 +19,7 @@ class SktimeForecaster(BaseForecaster):
     """Forecast series with what backtests choose, as a forecaster of sktime.
 
     Args:
-        minutes: of the backtests and the training of what they choose.
+        minutes: of the backtests and the training of what they choose, as of `Frames`.
         random_state: of training.
         options: further arguments of `Frames`, such as {"season": 12} or {"layer": "lru", "steps": 300}.
 
@@ -95,7 +95,7 @@ class SktimeForecaster(BaseForecaster):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        return [{"options": {"layer": "lru", "dim": 8, "steps": 1}}, {"minutes": 0.001}]
+        return [{"options": {"layer": "lru", "dim": 8, "steps": 1}}, {}]
 
 
 def _names(index: Any) -> list[tuple[Any, ...]]:

@@ -142,13 +142,17 @@ class BacktestWindows:
 
     @cached_property
     def folds(self) -> list[tuple[NDArray[np.float64], Rows]]:
-        """Of each backtest: the row (n,) before which the series are learnt, and the origins that are measured."""
+        """Of each backtest: the row (n,) before which the series are learnt, and the origins that are measured.
+
+        A table that is too short has one, of all origins, before which nothing is learnt.
+        """
         folds = []
         for begin, end in zip(self.past.borders, self.past.borders[1:], strict=False):
             first, last = (np.maximum(1, np.round(share * self.ends)) for share in (begin, end))
             inside = (self.origin + 1 >= first) & (self.origin + 1 < last) & ~np.isnan(self.came).all(1)
             folds.append((first, _sample(inside, MAX_MEASURED_ORIGINS)))
-        return [fold for fold in folds if len(fold[1])]
+        everything = np.ones(len(self.origin)), np.flatnonzero(~np.isnan(self.came).all(1))
+        return [fold for fold in folds if len(fold[1])] or [everything]
 
     def learnt(self, lags: int, fold: int | None = None) -> Rows:
         """Return the origins of which all lags and all numbers ahead are before a backtest; None: all rows."""

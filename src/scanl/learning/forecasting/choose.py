@@ -10,9 +10,8 @@
    has learnt, the errors of its forecasts give further factors.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -22,12 +21,13 @@ from torch import Tensor
 
 from scanl.data.base import LEVELS
 from scanl.data.batch import Batch
-from scanl.data.series.forecast import SeriesForecast
+from scanl.data.series.forecast import MAX_FORECASTS, SeriesForecast
 from scanl.data.series.source import SeriesSource
-from scanl.data.splits import VALIDATION, Piece
+from scanl.data.splits import TEST, VALIDATION, Piece
 from scanl.errors import ConfigError, counted
 from scanl.learning.descent import descend, seeded
 from scanl.learning.forecasting.backtests import (
+    MAX_FITTED_ORIGINS,
     BacktestWindows,
     PastTargets,
     Trial,
@@ -38,6 +38,7 @@ from scanl.learning.forecasting.backtests import (
 )
 from scanl.learning.forecasting.intervals import MIN_ERRORS, Intervals
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
+from scanl.learning.forecasting.work import Plan, of_forecasts, of_simple, of_step
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import answerer
@@ -49,7 +50,6 @@ from scanl.models.forecasting.recent_errors import further_lags
 from scanl.options import options as options_of
 
 MINUTES = 2.0  # of a run, if nothing else is said
-SIMPLE = 0.6  # share of the minutes for simple forecasts
 SIMPLE_SHARE = 0.4  # share of the simple forecasts in the work, for its progress, if a stack is tried
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 LEAST_ROWS = 500  # of a table from which a stack can learn
@@ -76,7 +76,7 @@ class ForecasterChoice:
 
     options: by their names in `TrainConfig`.   errors: of forecasts in the backtests, by name: MASE.
     weights: (H, q), of the simple forecast.   intervals: of its errors.   calibration: (H, Q), factors of the
-    quantiles; None: 1.
+    quantiles; None: 1.   exceptions: what of the usual choice was left out, in words.
     """
 
     options: dict[str, Any]
@@ -84,6 +84,7 @@ class ForecasterChoice:
     weights: Numbers
     intervals: Intervals
     calibration: Numbers | None = None
+    exceptions: list[str] = field(default_factory=list)
 
     @property
     def sentence(self) -> str:
@@ -110,22 +111,24 @@ def choose(
 ) -> ForecasterChoice:
     """Choose the options of `TrainConfig` for a forecast that are not fixed, by backtests within the minutes.
 
-    source: its question is a forecast; it is not changed.   fixed: options and their values.   progress: is told how
-    far the choice is, and what each comparison says. Raises ConfigError as a `Forecaster` does.
+    source: its question is a forecast; it is not changed.   fixed: options and their values.   minutes: of work that is
+    planned from the sizes of the table (`work`).   progress: is told how far the choice is, and what each comparison
+    says. Raises ConfigError as a `Forecaster` does.
     """
     if fixed.get("distribution", "quantiles") != "quantiles":
         raise ConfigError(
             f"choose: distribution is {fixed['distribution']}, expected quantiles because the errors in the backtests "
             "make them; give steps to train another one"
         )
-    began = time.monotonic()
-    until = began + 60 * minutes
+    plan = Plan(minutes)
     past = PastTargets.of(source)
     check_fixed(past, fixed)
     progress.note(f"choosing on the rows before the test part of {source.described}")
     learns = bool(fixed.get("steps", sum(past.ends) >= LEAST_ROWS))
     border = SIMPLE_SHARE if learns else 1.0
-    simple = _simple(past, fixed, began + 60 * minutes * SIMPLE, progress.part(0.0, border))
+    scored = min(MAX_FORECASTS, sum(end - begin for _, begin, end in source.parts[TEST]))
+    plan.spent += of_forecasts(scored, _length(max(_sizes(past, fixed)), past.horizon))
+    simple = _simple(past, fixed, plan, progress.part(0.0, border))
     windows, chosen = simple.windows, simple.chosen
     weights = mean_weights([one.weights for one in chosen])
     lags = weights.shape[1]
@@ -143,12 +146,13 @@ def choose(
         **STACK,
     }
     options |= {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
-    choice = ForecasterChoice(
-        options, simple.errors, weights, Intervals.of(windows, simple.unseen, len(source.targets))
-    )
+    if len(windows.folds) == 1:
+        plan.say("the table is too short for several backtests, so the intervals are hardly calibrated", progress)
+    intervals = Intervals.of(windows, simple.unseen, len(source.targets))
+    choice = ForecasterChoice(options, simple.errors, weights, intervals, exceptions=plan.exceptions)
     if learns:
         folds = [widened(mean_weights([one.folds[k] for one in chosen]), lags) for k in range(len(windows.folds))]
-        _learn(source, past, choice, folds, fixed, until, progress.part(border, 1.0))
+        _learn(source, past, choice, folds, fixed, plan, progress.part(border, 1.0))
     return choice
 
 
@@ -219,9 +223,10 @@ class _Simple:
     def of(cls, windows: BacktestWindows, trials: Sequence[Trial], all_count: bool = False) -> "_Simple":
         """Choose among trials; all_count: take all of them."""
         folds = range(len(windows.folds))
-        choices = [trials if all_count else combined(windows, trials, k) for k in folds]
+        chosen = list(trials) if all_count else combined(windows, trials)
+        choices = [chosen if all_count or len(folds) == 1 else combined(windows, trials, k) for k in folds]
         unseen = [mean_weights([one.folds[k] for one in some]) for k, some in zip(folds, choices, strict=True)]
-        return cls(windows, list(trials) if all_count else combined(windows, trials), unseen, {})
+        return cls(windows, chosen, unseen, {})
 
     @cached_property
     def error(self) -> float:
@@ -229,11 +234,8 @@ class _Simple:
         return self.windows.error(mean(self.chosen))
 
 
-def _simple(past: PastTargets, fixed: Mapping[str, Any], until: float, progress: Progress) -> _Simple:
-    """Return the simple forecasts whose mean has the lowest error.
-
-    until: when no further ones are tried, by `time.monotonic`.
-    """
+def _simple(past: PastTargets, fixed: Mapping[str, Any], plan: Plan, progress: Progress) -> _Simple:
+    """Return the simple forecasts whose mean has the lowest error."""
     season = past.season
     span = fixed.get("span", 2.0 * max(2, season))
     names = [LagMap.of(name) for name in fixed.get("start", ())]
@@ -249,9 +251,8 @@ def _simple(past: PastTargets, fixed: Mapping[str, Any], until: float, progress:
                 raise ConfigError(f"start: {fixed['start']} needs more rows than the table has; give a smaller ridge")
             results.append(_Simple.of(windows, chosen, all_count=True))
             continue
-        now = time.monotonic()
         part = progress.part(k / len(logs), (k + 1) / len(logs))
-        trials = _trials(windows, sizes, now + (until - now) / (len(logs) - len(results)), part)
+        trials = _trials(windows, sizes, plan, plan.share(len(logs) - len(results)), part)
         naive = trial(windows, LagMap("seasonal" if season > 1 else "naive", ()))
         assert naive is not None
         result = _Simple.of(windows, trials)
@@ -266,9 +267,8 @@ def _simple(past: PastTargets, fixed: Mapping[str, Any], until: float, progress:
         results.append(result)
     best = min(results, key=lambda result: result.error)
     if not names and [one.map.family for one in best.chosen] in (["seasonal"], ["naive"]):
-        progress.note(
-            "nothing is better than the seasonal naive in the backtests, so the seasonal naive is the forecast"
-        )
+        line = "nothing is better than the seasonal naive in the backtests, so the seasonal naive is the forecast"
+        plan.say(line, progress)
     best.errors["simple forecasts"] = best.error
     return best
 
@@ -284,8 +284,11 @@ def _sizes(past: PastTargets, fixed: Mapping[str, Any]) -> list[int]:
     return sorted({min(size, largest) for size in (season + 1, season + 13, 2 * season + 1, 4 * season + 1, *further)})
 
 
-def _trials(windows: BacktestWindows, sizes: list[int], until: float, progress: Progress) -> list[Trial]:
-    """Measure all simple forecasts, and ridges about the best of them, the last value and zero."""
+def _trials(windows: BacktestWindows, sizes: list[int], plan: Plan, seconds: float, progress: Progress) -> list[Trial]:
+    """Measure all simple forecasts, and ridges about the best of them, the last value and zero.
+
+    seconds: of the plan, for those from more values than the fewest.
+    """
     season = windows.past.season
     trials: dict[LagMap, Trial] = {}
     ridges = 3 * len(PENALTIES) * len(sizes)
@@ -297,10 +300,16 @@ def _trials(windows: BacktestWindows, sizes: list[int], until: float, progress: 
             trials[one] = measured
         progress.at(min(1.0, len(trials) / expected), f"{kind}: {len(trials)} of about {expected}")
 
+    origins = sum(len(rows) for _, rows in windows.folds)
     for size in sizes:
-        if trials and time.monotonic() > until:
-            progress.note(f"no time is left for simple forecasts from {size} last values; give more --minutes")
+        count = len(set(candidates(size, season)) - trials.keys()) + ridges // len(sizes)
+        fitted = min(len(windows.values), MAX_FITTED_ORIGINS)
+        cost = of_simple(size, windows.past.horizon, origins, fitted, count, len(windows.folds))
+        if trials and cost > seconds:
+            plan.leave_out(f"simple forecasts from {size} last values", cost, progress)
             break
+        seconds -= cost
+        plan.spent += cost
         for one in candidates(size, season):
             if one not in trials:
                 measure(one)
@@ -392,7 +401,7 @@ def _learn(
     choice: ForecasterChoice,
     folds: Sequence[Numbers],
     fixed: Mapping[str, Any],
-    until: float,
+    plan: Plan,
     progress: Progress,
 ) -> None:
     """Let a stack learn before each backtest, and set steps and calibration of the choice."""
@@ -405,23 +414,25 @@ def _learn(
         batches = [batch.tensors() for batch in fold.asking.examples(VALIDATION)]
         model = begun(fold, choice, weights, seed)
         if k == 0 and "steps" not in fixed:
-            seconds, probe = (
-                until - time.monotonic(),
-                _Training(fold, begun(fold, choice, weights, seed), options, 8, seed),
-            )
-            probe.go(2)
-            began = time.monotonic()
-            probe.go(6)
-            a_step = (time.monotonic() - began) / 4
-            steps = min(STEPS, int(0.8 * seconds / (3 * a_step)))
+            length, answers = options["sequence_length"], past.horizon * len(source.targets)
+            parameters = sum(one.numel() for one in model.stack.parameters())
+            cost = of_step(options["batch_size"], length, answers, parameters)
+            plan.spent += 2 * (MARKS + 1) * of_forecasts(MEASURED_FORECASTS, length)
+            steps = min(STEPS, int(plan.left / (3 * cost)))  # two backtests, and the training on all rows
             if steps < 5 * MARKS:
-                progress.note(f"a step of training takes {a_step:.2g} seconds, so there is no time to train a stack")
+                plan.leave_out(f"a stack of {options['layer']}", 3 * 5 * MARKS * cost, progress)
                 return
+            # Kernels are compiled in the first step of a machine, which is in no plan.
+            _Training(fold, begun(fold, choice, weights, seed), options, 8, seed).go(1)
+            plan.begin()
         training = _Training(fold, model, options, steps, seed, progress.part(k / 2, (k + 1) / 2))
         row = [_Mark.of(model, fold, batches)]
         for mark in range(1, MARKS + 1):
             training.go(steps * mark // MARKS)
             row.append(_Mark.of(model, fold, batches))
+            if "steps" not in fixed and plan.slow:
+                plan.leave_out(f"a stack of {options['layer']}, which is slower here than planned", None, progress)
+                return
         marks.append(row)
     errors = [[mark.scores["CRPS"] / row[0].scores["CRPS"] for mark in row] for row in marks]
     ratio = np.mean(errors, 0)

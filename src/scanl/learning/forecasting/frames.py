@@ -86,7 +86,8 @@ class Frames:
         steps, batch_size, lr, random_state: of training. Without steps, backtests choose them and every other option
             that is None or is left out (`scanl.learning.forecasting.choose`). A recursive model, and another
             distribution than quantiles, take 300.
-        minutes: of the backtests and the training of what they choose.
+        minutes: of the backtests and the training of what they choose. The work is planned, so the forecast does not
+            depend on the machine (`scanl.learning.forecasting.work`). A warning says what is left out.
         options: of the model: arguments of `Stack` such as layer, dim and depth; recursive, lags and span.
 
     A forecast is a frame with `unique_id`, `ds`, the median as `scanl`, and the bounds of intervals as `scanl-lo-80`
@@ -157,6 +158,8 @@ class Frames:
             if self._chooses:
                 _ = source.question  # raises for a season that no series has
                 choice = choose(source, self._fixed, self.minutes)
+                for exception in choice.exceptions:
+                    warnings.warn(f"frames: {exception}", stacklevel=2)
                 self.chosen = {name: choice.options[name] for name in ("distribution", "sequence_length")}
                 self._table = self._source()
                 self._table.frame, self._table.collection = rows, source.collection

@@ -427,8 +427,9 @@ class Forecaster(Saved):
         values = torch.where(known > 0, values, torch.nan)
         scale = self._units(state.running.mean, state.running.total(EPSILON))[1]
         usual = self.usual_errors.to(values).repeat(len(values), 1)
-        per_channel = (one.flatten(0, 1) for one in (values, location, scale))
-        return recent_factor(*per_channel, self.lags.weight.to(values), usual).unflatten(0, scale.shape)
+        values, location = values.flatten(0, 1), location.flatten(0, 1)
+        weight = self.lags.weight.to(values)
+        return recent_factor(values, location, scale.flatten(), weight, usual).unflatten(0, scale.shape)
 
     def _statistics(self, y: Tensor, state: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""

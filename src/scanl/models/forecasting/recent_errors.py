@@ -16,7 +16,7 @@ from torch.nn.functional import conv1d
 
 PRIOR = 16.0  # P
 MIN_STEPS = 10  # of m
-MIN_KNOWN = 0.5  # share of the lags that are known, from which a forecast counts
+MIN_KNOWN_SHARE = 0.5  # share of the lags that are known, from which a forecast counts
 
 
 def recent_steps(horizon: int) -> int:
@@ -46,7 +46,7 @@ def recent_factor(values: Tensor, location: Tensor, scale: Tensor, weight: Tenso
     known = ~values.isnan()
     read = torch.stack([torch.where(known, values, 0), known.to(values)], 1)[..., :-1]
     sums = conv1d(read.flatten(0, 1)[:, None], weight[:, None].flip(2)).unflatten(0, (-1, 2))
-    full = known[:, :-1].unfold(1, lags, 1).sum(2) >= MIN_KNOWN * lags
+    full = known[:, :-1].unfold(1, lags, 1).sum(2) >= MIN_KNOWN_SHARE * lags
     ahead = sums[:, 0] + location[:, None, lags - 1 : -1] * (1 - sums[:, 1])  # (n, H, origins), the newest last
     forecasts = torch.where(full[:, None], ahead, torch.nan)
     errors = [values[:, -steps:] - forecasts[:, h, horizon - 1 - h : horizon - 1 - h + steps] for h in range(horizon)]
