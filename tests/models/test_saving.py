@@ -110,7 +110,7 @@ MODELS = {
     Dynamics: lambda _: (Dynamics(2, 8, Leaky, {"decay": 0.25}), NUMBERS),
     PTNCN: lambda _: (PTNCN(2, 3, output="sigmoid"), NUMBERS),
     GraphNetwork: lambda _: (GraphNetwork([[0, 1]], 2, 1, 3, 1), NUMBERS[..., None]),
-    RandomFilters: lambda _: (RandomFilters(3, Features(2, missing=True), 6, last=True), NUMBERS),
+    RandomFilters: lambda _: (RandomFilters(3, Features(2), 6, known=True), NUMBERS),
     HorizontalGRU: lambda _: (HorizontalGRU((3, 3), 1, 2, 1, kernel=3), torch.ones(1, 2, 1, 3, 3)),
 }  # fmt: skip
 WITHOUT_STACK = {SpaceTimeNet, Dynamics, PTNCN, GraphNetwork, HorizontalGRU, RandomFilters}
@@ -180,6 +180,7 @@ def test_a_file_holds_a_nested_configuration(tmp_path):
             "num_classes": 3,
             "inputs": {"class": "Features", "config": {"channels": 2, "scales": None, "missing": False}},
             "pool": "mean",
+            "filters": None,
         },
     )
     assert stack["class"] == "Stack"

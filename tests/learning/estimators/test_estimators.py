@@ -23,7 +23,7 @@ from scanl.models import RandomFilters  # noqa: E402
 
 COVERS = ["learning/estimators/*"]
 SMALL = {"method": "stack", "layer": "lru", "dim": 8, "steps": 3}
-FEW = {"filter_options": {"filters": 32}}
+FEW = {"filter_options": {"filters": 10}}
 # Checks that need a good score are run with training that is long enough for one.
 SCORED = {
     "check_classifiers_train", "check_regressors_train", "check_supervised_y_2d", "check_class_weight_classifiers"
@@ -247,7 +247,7 @@ def test_predictions_of_long_series_are_read_in_pieces(monkeypatch):
     model = SeriesRegressor(**SMALL).fit(x, y)
     expected = model.predict(x)
     for steps in (5, 24, 60):  # pieces of a series, two series, and five
-        monkeypatch.setattr("scanl.learning.estimators.series.STEPS", steps)
+        monkeypatch.setattr("scanl.learning.series.examples.STEPS", steps)
         np.testing.assert_allclose(model.predict(x), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -292,14 +292,12 @@ def test_the_default_is_chosen_by_series_that_are_left_out(capsys):
     assert isinstance(model.model_, RandomFilters)
     assert model.score(other, np.array(["behind", "ahead"])[truth]) > 0.95
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": loss")[0] for line in lines] == [
-        f"SeriesClassifier: 1024 filters, leave_out=False, last={last}" for last in (False, True)
-    ]
+    assert [line.partition(": loss")[0] for line in lines] == ["SeriesClassifier: 2048 filters, leave_out=False"]
     loss = min(float(line.partition("loss ")[2].split()[0]) for line in lines)
     assert model.choice_["loss"] == pytest.approx(loss, rel=1e-3)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_proba(other), model.predict_proba(other))
-    options = {name: model.choice_[name] for name in ("filters", "levels", "longest", "leave_out", "last")}
+    options = {name: model.choice_[name] for name in ("filters", "levels", "longest", "leave_out", "known")}
     said = SeriesClassifier(filter_options=options, penalty=model.choice_["penalty"]).fit(x, names)
     np.testing.assert_array_equal(said.predict_proba(other), model.predict_proba(other))
     another = SeriesClassifier(filter_options=options, random_state=1).fit(x, names)

@@ -22,7 +22,7 @@ from scanl.errors import DataError
 from scanl.learning.descent import optimize, seeded
 from scanl.learning.estimators import SeriesClassifier
 from scanl.learning.estimators.options import EstimatorOptions, StackOptions
-from scanl.learning.estimators.series import ROWS, outputs
+from scanl.learning.series.examples import ROWS, outputs
 from scanl.models import Channels, Forecaster
 
 

@@ -1,11 +1,9 @@
 """The base class of the estimators: what they read, how they fit, and which weights they keep."""
 
 import copy
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -18,29 +16,19 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, DataError
 from scanl.learning.descent import descend, optimize, seeded
 from scanl.learning.estimators.options import OF_STACK, EstimatorOptions, device_of, seed_of
-from scanl.learning.estimators.series import (
-    Examples,
-    are_equal,
-    features_of,
-    outputs,
-    refuse_unequal,
-    rows_at_once,
-    weighted_scale,
-    weights_of,
-)
-from scanl.learning.forecasting.leave_one_out import PENALTIES, Fit, fit_ridge
+from scanl.learning.estimators.series import refuse_unequal, weights_of
+from scanl.learning.forecasting.leave_one_out import PENALTIES, Fit
 from scanl.learning.forecasting.readout import Ridge
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import TrainConfig
-from scanl.models import Features, RandomFilters
+from scanl.learning.series.examples import Examples, are_equal, features_of, outputs, rows_at_once
+from scanl.learning.series.filters import FilterFit, fit_filters, set_readout
+from scanl.learning.series.readouts import Readout
+from scanl.models import Features
 from scanl.whole import check_sizes
 
 LINES = 10  # that `verbose` prints in a fit
-TIME_CONSTANT_SHARE = 0.25  # time constant of the filters, in lengths of the series
-# Series, and most filters for more of them: the readout takes the time of features cubed.
-MANY_SERIES, FILTERS_OF_FEW, FILTERS_OF_MANY = 2048, 1024, 512
-MEMORY = 2**24  # most filters times series
-PIECEWISE = 256  # filters whose readout is learnt from series that come in pieces
+PIECEWISE = 96  # filters whose readout is learnt from series that come in pieces
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -81,7 +69,7 @@ class SeriesEstimator(EstimatorOptions, BaseEstimator):
 
         X, y, sample_weight: as in `fit`.
         A stack is trained by one pass over the piece; it also goes on after `fit`. The readout of filters is the ridge
-        regression on all pieces so far; it has the penalty of the first one, and 256 filters unless `filter_options`
+        regression on all pieces so far; it has the penalty of the first one, and 96 filters unless `filter_options`
         has another number. After `fit`, filters begin anew.
         """
         return self._learn(X, y, sample_weight, piece=True)
@@ -106,9 +94,9 @@ class SeriesEstimator(EstimatorOptions, BaseEstimator):
             elif piece:
                 self._add_piece(examples, seed, begins)
             else:
-                examples = examples.distinct()
+                examples, _ = examples.distinct()
                 self._set_scales(examples)
-                self._keep_errors(examples, self._fit_filters(examples, seed)[0])
+                self._keep_errors(examples, self._fit_filters(examples, seed).fit)
         return self
 
     def _begins(self, piece: bool) -> bool:
@@ -143,8 +131,7 @@ class SeriesEstimator(EstimatorOptions, BaseEstimator):
         return torch.from_numpy(np.ascontiguousarray(x.reshape(*x.shape[:2], channels))), answers
 
     def _inputs(self, examples: Examples) -> Features:
-        scales = [list(weighted_scale(channel.numpy(), examples.weights)) for channel in examples.x.unbind(2)]
-        return Features(len(scales), scales, missing=True)
+        return Features(examples.x.shape[2], examples.scales(), missing=True)
 
     def _targets(self, answers: NDArray[Any], begins: bool, piece: bool) -> Tensor:
         """Return the targets of a stack for the answers, checked. With `begins`, set their form."""
@@ -165,86 +152,50 @@ class SeriesEstimator(EstimatorOptions, BaseEstimator):
         """Return the mean loss of series and their targets, each multiplied by its weight."""
         raise NotImplementedError
 
-    def _filter_targets(self, targets: Tensor) -> Tensor:
-        """Return the targets (n, O) of filters."""
+    def _readout(self) -> Readout:
+        """Return what the readout of filters is fitted to."""
         raise NotImplementedError
-
-    def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """Return the sums of the losses (S,) of predictions of the filters, for each factor by which they may be."""
-        raise NotImplementedError
-
-    def _doubt(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Return what is added to `_losses`, so that probabilities are no surer than the number of series allows."""
-        return torch.zeros(1, dtype=torch.float64)
 
     def _keep_errors(self, examples: Examples, fit: Fit) -> None:
         """Keep the errors of the series that were left out, if predictions need them."""
 
-    @torch.no_grad()
-    def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
-        """Set the readout of the filters. factor: number of the factor of `_losses`."""
-        self.model_.readout.weight.copy_(weight)
-        self.model_.readout.bias.copy_(bias)
+    def _fit_filters(self, examples: Examples, seed: int, options: Mapping[str, Any] | None = None) -> FilterFit:
+        """Make `model_` of random filters, as `fit_filters` does. options: of filters, before those of the user."""
 
-    def _filters(self, examples: Examples, O: int, seed: int, K: int | None) -> Iterator[RandomFilters]:
-        """Yield K filters with O outputs for each combination of the options that are left open. K None: by n."""
-        x, known = examples.x, ~examples.x.isnan()
-        steps, scales = known.any(2), self._inputs(examples).scales
-        options: dict[str, Any] = {
-            "filters": K
-            or (FILTERS_OF_FEW if len(x) <= MANY_SERIES else max(1, min(FILTERS_OF_MANY, MEMORY // len(x)))),
-            "longest": max(2.0, TIME_CONSTANT_SHARE * steps.sum(1).double().mean().item()),
-            **(self.filter_options or {}),
-        }
-        open_choices = {"leave_out": [False] if steps.all() else [False, True], "last": [False, True]}
-        values = [[options[name]] if name in options else choice for name, choice in open_choices.items()]
-        for leave_out, last in itertools.product(*values):
-            torch.manual_seed(seed)
-            counted = steps if leave_out else torch.ones_like(steps)
-            inputs = Features(x.shape[2], scales, missing=bool((~known)[counted].any()))
-            model = RandomFilters(O, inputs, **{**options, "leave_out": leave_out, "last": last})
-            model.prepare(x)
-            yield model
-
-    def _fit_filters(self, examples: Examples, seed: int, filters: int | None = None) -> tuple[Fit, Tensor]:
-        """Make `model_` of random filters, with the readout that predicts series best that are left out one by one.
-
-        filters: K; None: by n.   Returns the readout, and the sums of its losses for each factor.
-        """
-        penalties = PENALTIES if self.penalty is None else [self.penalty]
-        targets, w = self._filter_targets(examples.targets), torch.from_numpy(self._loss_weights(examples))
-        fits: list[tuple[float, RandomFilters, Fit, Tensor]] = []
-        for model in self._filters(examples, targets.shape[1], seed, filters):
-            fit = fit_ridge(features_of(model, examples.x), targets, w, penalties)
-            losses = self._losses(fit.predictions, targets, w) + w.mean() * self._doubt(fit.predictions, targets)
-            loss = (losses / w.sum()).min()
+        def report(line: str) -> None:
             if self.verbose:
-                print(
-                    f"{type(self).__name__}: {model.thresholds.shape[1]} filters, leave_out={model.leave_out}, "
-                    f"last={model.last}: loss {loss:.4g} of series that are left out"
-                )
-            fits.append((loss.item(), model, fit, losses))
-        loss, model, fit, losses = min(fits, key=itemgetter(0))
-        self._set_model(model, trained=False)
-        self.choice_ = {**model.config, "penalty": fit.penalty, "loss": loss}
-        self._set_readout(fit.weight, fit.bias, int(losses.argmin()))
-        return fit, losses
+                print(f"{type(self).__name__}: {line}")
+
+        found = fit_filters(
+            examples,
+            self._readout(),
+            self._inputs(examples),
+            torch.from_numpy(self._loss_weights(examples)),
+            seed,
+            {**(options or {}), **(self.filter_options or {})},
+            PENALTIES if self.penalty is None else [self.penalty],
+            report,
+        )
+        self._set_model(found.model, trained=False)
+        self.choice_ = {**found.options, "penalty": found.fit.penalty, "loss": found.loss}
+        return found
 
     def _add_piece(self, examples: Examples, seed: int, begins: bool) -> None:
         """Learn the readout of the filters from one more piece of the series; the first one makes the filters."""
         if begins:
             self._set_scales(examples)
-            fit, self.losses_ = self._fit_filters(examples, seed, PIECEWISE)
+            found = self._fit_filters(examples, seed, {"filters": PIECEWISE})
+            self.losses_ = found.losses
             spread = features_of(self.model_, examples.x).double().std(0, correction=0)
             self.spread_ = torch.where(spread > 1e-9, spread, 1)
-            self.ridge_ = Ridge(fit.penalty)
-        features = features_of(self.model_, examples.x).double() / self.spread_
-        targets, w = self._filter_targets(examples.targets), torch.from_numpy(self._loss_weights(examples))
+            self.ridge_ = Ridge(found.fit.penalty)
+        readout, features = self._readout(), features_of(self.model_, examples.x).double() / self.spread_
+        targets, w = readout.targets(examples.targets), torch.from_numpy(self._loss_weights(examples))
         if not begins:
             weight, bias = self.ridge_.solve()
-            self.losses_ = self.losses_ + self._losses(features @ weight.T + bias, targets, w)
+            self.losses_ = self.losses_ + readout.losses(features @ weight.T + bias, targets, w)
         weight, bias = self.ridge_.add(features, targets.double(), w).solve()
-        self._set_readout(weight / self.spread_, bias, int(self.losses_.argmin()))
+        set_readout(self.model_, readout, weight / self.spread_, bias, int(self.losses_.argmin()))
 
     def _loss_of_rows(self, examples: Examples, weights: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return the loss of some series, by their numbers. weights: (n,), of the losses; None: all are equal."""

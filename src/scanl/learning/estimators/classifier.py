@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.learning.estimators.base import SeriesEstimator
 from scanl.learning.estimators.options import OF_STACK
-from scanl.learning.estimators.series import Examples
+from scanl.learning.series.examples import Examples
+from scanl.learning.series.filters import FilterFit
+from scanl.learning.series.readouts import SHARPNESS, ClassReadout
 from scanl.models import Features, SequenceClassifier
-
-SHARPNESS = tuple(np.geomspace(0.5, 20, 40))  # factors of the scores before the softmax
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -101,24 +101,13 @@ class SeriesClassifier(ClassifierMixin, SeriesEstimator):
         losses = F.cross_entropy(self.model_(x)[0], targets, reduction="none")
         return (losses if weights is None else losses * weights.to(losses.dtype)).mean()
 
-    def _filter_targets(self, targets: Tensor) -> Tensor:
-        """Return 1 for the class of each series and -1 for the others, (n, classes)."""
-        return 2.0 * F.one_hot(targets, len(self.classes_)).double() - 1
+    def _readout(self) -> ClassReadout:
+        return ClassReadout(len(self.classes_))
 
-    def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        logits = predictions.double() * torch.tensor(SHARPNESS)[:, None, None]
-        codes = targets.argmax(1).expand(len(SHARPNESS), -1)
-        return F.cross_entropy(logits.transpose(1, 2), codes, reduction="none") @ weights
-
-    def _doubt(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses of one more series, which is classified as surely as the others, but wrongly."""
-        others = predictions.masked_fill(targets > 0, -torch.inf).amax(1)
-        margin = (predictions.gather(1, targets.argmax(1, keepdim=True))[:, 0] - others).mean().clamp(min=0)
-        return F.softplus(margin.clamp(max=2) * torch.tensor(SHARPNESS))  # of a single class it is infinite
-
-    def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
-        self.choice_["sharpness"] = float(SHARPNESS[factor])
-        super()._set_readout(SHARPNESS[factor] * weight, SHARPNESS[factor] * bias, factor)
+    def _fit_filters(self, examples: Examples, seed: int, options: Mapping[str, Any] | None = None) -> FilterFit:
+        found = super()._fit_filters(examples, seed, options)
+        self.choice_["sharpness"] = float(SHARPNESS[found.factor])
+        return found
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return the probability of each class, (n, classes)."""

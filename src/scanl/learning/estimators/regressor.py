@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.learning.estimators.base import SeriesEstimator
 from scanl.learning.estimators.options import OF_STACK
-from scanl.learning.estimators.series import Examples, outputs, weighted_scale
 from scanl.learning.forecasting.forecasts import check_levels
 from scanl.learning.forecasting.leave_one_out import Fit
+from scanl.learning.series.examples import Examples, outputs, weighted_scale
+from scanl.learning.series.readouts import NumberReadout
 from scanl.models import Features, SequenceRegressor
 
 
@@ -72,19 +73,12 @@ class SeriesRegressor(RegressorMixin, SeriesEstimator):
     def _loss(self, x: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         return self.model_.loss(x, targets, weights=weights)[0]
 
-    def _filter_targets(self, targets: Tensor) -> Tensor:
-        """Return the numbers in deviations from their mean."""
-        return (targets - self.scales_[:, 0]) / self.scales_[:, 1]
-
-    def _losses(self, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return ((predictions - targets).square().mean(1) @ weights)[None]
+    def _readout(self) -> NumberReadout:
+        return NumberReadout(self.scales_)
 
     def _keep_errors(self, examples: Examples, fit: Fit) -> None:
-        self.errors_ = ((self._filter_targets(examples.targets) - fit.predictions) * self.scales_[:, 1]).numpy()
-
-    def _set_readout(self, weight: Tensor, bias: Tensor, factor: int) -> None:
-        location, scale = self.scales_.unbind(1)
-        super()._set_readout(scale[:, None] * weight, location + scale * bias, factor)
+        targets = self._readout().targets(examples.targets)
+        self.errors_ = ((targets - fit.predictions) * self.scales_[:, 1]).numpy()
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each series: (n,) or (n, O), as they were in `fit`.

@@ -25,10 +25,17 @@ class Fit(NamedTuple):
     predictions: Tensor
 
 
-def fit_ridge(features: Tensor, targets: Tensor, weights: Tensor, penalties: Sequence[float] = PENALTIES) -> Fit:
+def fit_ridge(
+    features: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    penalties: Sequence[float] = PENALTIES,
+    counted: Tensor | None = None,
+) -> Fit:
     """Fit targets (n, O) by features (n, E), with weights (n,) of the rows, and choose the penalty λ.
 
-    Computed in float64, in time n E min(n, E).
+    counted: (n,) bool, the rows whose errors count in this choice; None: all. If none counts, the first penalty is
+    taken. Computed in float64, in time n E min(n, E).
 
     >>> x = torch.tensor([[0.0], [1.0], [4.0]])
     >>> fit = fit_ridge(x, 2 * x + 3, torch.ones(3), [0.0])
@@ -53,7 +60,7 @@ def fit_ridge(features: Tensor, targets: Tensor, weights: Tensor, penalties: Seq
         shrunk = values / (values + penalty)
         leverage = (u.square() @ shrunk)[:, None] + w / w.sum()
         errors = (y - u @ (shrunk[:, None] * along)) / (1 - leverage).clamp(min=1e-9)
-        loss = errors.square().sum()
+        loss = (errors if counted is None else errors[counted]).square().sum()
         if best is None or loss < best[0]:
             best = loss, penalty, errors
     assert best is not None

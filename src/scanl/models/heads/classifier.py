@@ -4,13 +4,13 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from scanl.models.pooling import Pool, PooledReader, PooledState
+from scanl.models.pooling import Filters, Pool, PooledReader, PooledState
 from scanl.models.reader import AnyStack, Inputs
 from scanl.options import at_least
 
 
 class SequenceClassifier(PooledReader):
-    """Classify a sequence: a stack of blocks, pooled over time.
+    """Classify a sequence: a stack of blocks, pooled over time. Random filters may stand beside it.
 
     logits: (B, C).   State: PooledState. With it a causal model can read a sequence in pieces; the logits then
     cover everything read so far.
@@ -26,8 +26,9 @@ class SequenceClassifier(PooledReader):
         inputs: Inputs,
         *,
         pool: Pool = "mean",
+        filters: Filters = None,
     ) -> None:
-        super().__init__(stack, inputs, pool)
+        super().__init__(stack, inputs, pool, filters, num_classes)
         self.head = nn.Linear(stack.dim, num_classes)
 
     def forward(
@@ -44,5 +45,6 @@ class SequenceClassifier(PooledReader):
         mask: (B, T) bool, True at valid steps.   cu_seqlens: (N+1,) offsets of N sequences packed over B == 1.
         timespans: (B, T), duration of each step, for irregularly sampled input. Every layer must accept it.
         """
-        feature, state = self._feature(x, state, mask, cu_seqlens, timespans)
-        return self.head(feature), state
+        feature, beside, state = self._feature(x, state, mask, cu_seqlens, timespans)
+        logits = self.head(feature)
+        return logits if beside is None else logits + beside, state

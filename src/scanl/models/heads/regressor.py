@@ -8,13 +8,15 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.models.heads.distributions import Distribution, check_counts, make_head
 from scanl.models.inputs import Scales
-from scanl.models.pooling import Pool, PooledReader, PooledState
+from scanl.models.pooling import Filters, Pool, PooledReader, PooledState
 from scanl.models.reader import AnyStack, Inputs, Standard
 from scanl.options import at_least
 
 
 class SequenceRegressor(PooledReader):
     """Predict numbers for a whole sequence: a stack of blocks, pooled over time, and a head of distributions.
+
+    The distributions may be moved by what random filters say.
 
     parameters: (B, O, P) of the distributions, in the units of the numbers, in float64. `head` says what each parameter
     means.
@@ -36,8 +38,9 @@ class SequenceRegressor(PooledReader):
             "(location, scale) of each number; the head works in standardised units. The location of counts is not "
             "used",
         ] = None,
+        filters: Filters = None,
     ) -> None:
-        super().__init__(stack, inputs, pool)
+        super().__init__(stack, inputs, pool, filters, outputs)
         self.outputs = outputs
         self.head = make_head(distribution, stack.dim, outputs)
         self.answer = Standard(self._who(), outputs, output_scales)
@@ -57,8 +60,7 @@ class SequenceRegressor(PooledReader):
 
         mask, cu_seqlens, timespans: as in `SequenceClassifier.forward`.
         """
-        feature, state = self._feature(x, state, mask, cu_seqlens, timespans)
-        parameters = self.head(feature)
+        parameters, state = self._standardised(x, state, mask, cu_seqlens, timespans)
         scale = self.answer.scale.expand(parameters.shape[:-1])
         return self.head.in_units(parameters.double(), self.answer.location, scale), state
 
@@ -87,8 +89,7 @@ class SequenceRegressor(PooledReader):
             check_counts("regressor", "targets", targets)
         if weights is not None and weights.shape != (len(x),):
             raise ShapeError(f"regressor: weights has shape {tuple(weights.shape)}, expected {(len(x),)} because of x")
-        feature, state = self._feature(x, state, mask, None, timespans)
-        parameters = self.head(feature)
+        parameters, state = self._standardised(x, state, mask, None, timespans)
         if self.head.counts:
             scale = self.answer.scale.expand(targets.shape)
             losses = self.head.loss(self.head.in_units(parameters.double(), scale, scale), targets.double())
@@ -97,3 +98,15 @@ class SequenceRegressor(PooledReader):
         if weights is not None:
             losses = losses * weights[:, None].to(losses.dtype)
         return losses.mean().to(parameters.dtype), state
+
+    def _standardised(
+        self,
+        x: Tensor,
+        state: PooledState | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        timespans: Tensor | None,
+    ) -> tuple[Tensor, PooledState]:
+        """Return the parameters (B, O, P) in standardised units, and the state."""
+        feature, beside, state = self._feature(x, state, mask, cu_seqlens, timespans)
+        return self.head(feature, None if beside is None else self.answer(beside)), state

@@ -1,4 +1,4 @@
-"""Counts of the outputs of linear recurrences above thresholds, in one pass.
+"""Tallies of the outputs of linear recurrences above thresholds, in one pass.
 
 A unit of work is one sequence. The loops go along the filters, whose state is in the result, and whose outputs of one
 step are in scratch.
@@ -40,20 +40,37 @@ def _advance(drive, a, b, state, cr, ci, y):
 
 
 @helper(forceinline=True)
-def _count(y, thresholds, counts):
+def _change(y, delta, past, z):
+    """Set z to y minus delta times the y of the step before, which y becomes."""
     for k in range(y.size):
-        if y[k] > thresholds[k]:
-            counts[k] += 1
+        z[k] = y[k] - delta[k] * past[k]
+        past[k] = y[k]
 
 
-@kernel("channels poles filters levels x decay w c e thresholds state counts bounds")
+@helper(forceinline=True)
+def _tally(z, thresholds, step, tallies):
+    """Add a step to the number of steps above the thresholds, the sum of their numbers, and the stretches of them."""
+    counts, sums, runs, longest = tallies
+    zero, one = z.dtype.type(0), z.dtype.type(1)
+    for k in range(z.size):
+        above = one if z[k] > thresholds[k] else zero
+        run = (runs[k] + one) * above
+        counts[k] += above
+        sums[k] += step * above
+        runs[k] = run
+        longest[k] = run if run > longest[k] else longest[k]
+
+
+@kernel("channels poles filters levels x decay w c e delta thresholds filters_state past tallies steps bounds")
 def _forward(slots):
     width, poles, levels, channels, dtype = slots.filters, slots.poles, slots.levels, slots.channels, slots.dtype
-    y, drive = scratch(width, dtype), scratch(width, dtype)
+    y, drive, z = scratch(width, dtype), scratch(width, dtype), scratch(width, dtype)
     size = poles * width
     bounds = array(slots.bounds, slots.units + 1, np.int64)
-    e = array(slots.e, channels * width, dtype)
+    e, delta = array(slots.e, channels * width, dtype), array(slots.delta, width, dtype)
+    steps = array(slots.steps, slots.units, np.int64)
     for n in units(slots):
+        past = part(slots.past, n * width, width, dtype)
         for t in range(bounds[n], bounds[n + 1]):
             x = part(slots.x, t * channels, channels, dtype)
             _mix(x, e, y)
@@ -66,15 +83,23 @@ def _forward(slots):
                         drive[k] += x[i] * weights[k]
                 at = n * 4 * size + first
                 state = (
-                    part(slots.state, at, width, dtype), part(slots.state, at + size, width, dtype),
-                    part(slots.state, at + 2 * size, width, dtype), part(slots.state, at + 3 * size, width, dtype),
+                    part(slots.filters_state, at, width, dtype), part(slots.filters_state, at + size, width, dtype),
+                    part(slots.filters_state, at + 2 * size, width, dtype),
+                    part(slots.filters_state, at + 3 * size, width, dtype),
                 )  # fmt: skip
                 a, b = part(slots.decay, first, width, dtype), part(slots.decay, size + first, width, dtype)
                 cr, ci = part(slots.c, first, width, dtype), part(slots.c, size + first, width, dtype)
                 _advance(drive, a, b, state, cr, ci, y)
+            _change(y, delta, past, z)
+            number = z.dtype.type(steps[n] + t - bounds[n] + 1)
             for q in range(levels):
-                counts = part(slots.counts, (n * levels + q) * width, width, dtype)
-                _count(y, part(slots.thresholds, q * width, width, dtype), counts)
+                at, every = (n * 4 * levels + q) * width, levels * width
+                tallies = (
+                    part(slots.tallies, at, width, dtype), part(slots.tallies, at + every, width, dtype),
+                    part(slots.tallies, at + 2 * every, width, dtype),
+                    part(slots.tallies, at + 3 * every, width, dtype),
+                )  # fmt: skip
+                _tally(z, part(slots.thresholds, q * width, width, dtype), number, tallies)
 
 
 def forward(
@@ -83,16 +108,24 @@ def forward(
     w: torch.Tensor,
     c: torch.Tensor,
     e: torch.Tensor,
+    delta: torch.Tensor,
     thresholds: torch.Tensor,
-    state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the counts and the last state, of contiguous operands, as `scanl.ops.fused.exceedances` says."""
-    (levels, width), state = thresholds.shape, state.clone(memory_format=torch.contiguous_format)
-    counts = x.new_zeros(len(state), levels, width)
+    filters: torch.Tensor,
+    past: torch.Tensor,
+    tallies: torch.Tensor,
+    steps: torch.Tensor,
+    bounds: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the filters, the last outputs and the tallies, of contiguous operands, as `scanl.ops.fused.exceedances`.
+
+    steps: (B,), read before.
+    """
+    levels, width = thresholds.shape
+    filters, past, tallies = (part.clone(memory_format=torch.contiguous_format) for part in (filters, past, tallies))
     slots = _forward.pack(
         channels=x.shape[1], poles=poles.shape[1], filters=width, levels=levels, x=x, decay=poles, w=w, c=c, e=e,
-        thresholds=thresholds, state=state, counts=counts, bounds=cu_seqlens.to(torch.int64).contiguous(),
+        delta=delta, thresholds=thresholds, filters_state=filters, past=past, tallies=tallies,
+        steps=steps.to(torch.int64).contiguous(), bounds=bounds.to(torch.int64).contiguous(),
     )  # fmt: skip
-    _forward.run(x.dtype, slots, len(state), x.shape[0] * width * (poles.shape[1] + levels))
-    return counts, state
+    _forward.run(x.dtype, slots, len(filters), x.shape[0] * width * (poles.shape[1] + 2 * levels))
+    return filters, past, tallies
