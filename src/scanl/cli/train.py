@@ -1,5 +1,6 @@
 """`scanl train`."""
 
+import importlib
 import os
 import shlex
 import sys
@@ -15,6 +16,7 @@ from scanl.data.series.columns import KINDS, ending
 from scanl.data.series.source import SeriesSource
 from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import absolute
+from scanl.data.splits import TEST
 from scanl.errors import ConfigError, DivergenceError, ScanlError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.progress import PrintedProgress
@@ -34,12 +36,17 @@ from scanl.learning.run.run import Run
 from scanl.models.saving import QUANTIZED_KEY
 from scanl.options import options
 
-# Options of the training loop: with one of them, a forecaster is trained as the line says and nothing is chosen.
-BACKTEST_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but read by backtests too
-LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - BACKTEST_OPTIONS
-LOOP_OPTIONS |= {"recursive", "carry_state", "split"}
+# The modules that choose a model for a table, by the question.
+CHOOSERS = {
+    "forecast": "scanl.learning.forecasting.choose",
+    **dict.fromkeys(("classify", "label", "regress"), "scanl.learning.series.choose"),
+}
+# Options of the training loop: with one of them, a model is trained as the line says and nothing is chosen.
+CHOICE_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but read by a choice too
+LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - CHOICE_OPTIONS
+LOOP_OPTIONS |= {"recursive", "carry_state", "inputs_alone"}
 
-CHOOSING_SHARE = 0.85  # share of the choosing in a run with backtests, as its progress shows it; the last fit follows
+CHOOSING_SHARE = 0.85  # share of the choosing in a run that chooses, as its progress shows it; the last fit follows
 USE_COMMANDS: Mapping[str | None, str] = {  # by question
     BYTES: "generate {} --prompt 'It was'",
     "forecast": "forecast {} --out next.csv --picture next.png",
@@ -79,10 +86,10 @@ def run(argv: Sequence[str]) -> int:
 def _begin(argv: Sequence[str]) -> int:
     """Train as the only process, or the first one."""
     config, resumed = parse(argv)
-    if resumed is None and chosen_by_backtests(config, fixed := options_of_line(argv, config)):
+    if resumed is None and (module := chooser(config, fixed := options_of_line(argv, config))):
         if torchrun.started():
-            raise ConfigError("train: torchrun has started it, expected one process, as backtests choose a forecaster")
-        return choose_and_save(config, fixed)
+            raise ConfigError("train: torchrun has started it, expected one process, as a model is chosen")
+        return choose_and_save(config, fixed, module)
     ready = prepare(config, resumed)
     note(ready.source)
     if (
@@ -107,19 +114,28 @@ def options_of_line(argv: Sequence[str], config: TrainConfig) -> dict[str, Any]:
     return {name: every[name] for name, part in names_of(TrainConfig).items() if f"{part}.{name}" in values}
 
 
-def chosen_by_backtests(config: TrainConfig, fixed: Mapping[str, Any]) -> bool:
-    """Whether backtests choose what the line leaves open.
+def chooser(config: TrainConfig, fixed: Mapping[str, Any]) -> str | None:
+    """Return the module that chooses what the line leaves open; None if the line sets the training loop.
 
-    They do for a forecast of quantiles, unless the line sets the training loop.
+    For a table, backtests choose a forecaster of quantiles, and the validation part chooses other models.
     """
-    by_loop = bool(fixed.keys() & LOOP_OPTIONS) or fixed.get("distribution", "quantiles") != "quantiles"
-    return config.source.question == "forecast" and (not by_loop or bool(config.head.start))
+    question = config.source.question
+    if question not in CHOOSERS or config.entry.name != Table.name:
+        return None
+    by_loop = fixed.keys() & LOOP_OPTIONS
+    if question == "forecast":
+        by_loop |= fixed.keys() & {"split"}
+        by_loop |= {"distribution"} if fixed.get("distribution", "quantiles") != "quantiles" else set()
+    chosen_before = config.head.start or config.head.filters
+    return None if by_loop and not chosen_before else CHOOSERS[question]
 
 
-def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
-    """Choose a forecaster by backtests, write its run folder, and print its scores on the test part."""
-    from scanl.learning.forecasting.choose import MINUTES, choose, fitted
+def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any], module: str) -> int:
+    """Choose a model, write its run folder, and print its scores on the test part.
 
+    module: chooses, as `chooser` says.
+    """
+    by = importlib.import_module(module)
     config.check()
     refuse_unused(config)
     folder = RunFolder.fresh(config)
@@ -127,20 +143,22 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any]) -> int:
     source.check()
     note(source)
     with PrintedProgress() as progress:
-        choice = choose(source, fixed, config.training.minutes or MINUTES, progress.part(0.0, CHOOSING_SHARE))
+        choice = by.choose(source, fixed, config.training.minutes or by.MINUTES, progress.part(0.0, CHOOSING_SHARE))
         config = config.changed({**choice.options, "minutes": None})
         config.check()
         config.source.data = [str(Path(path).resolve()) for path in config.source.data]
         collection, source = source.collection, cast(SeriesSource, config.open_source())
         source.collection = collection
-        model = fitted(source, choice, config.run.seed, progress.part(CHOOSING_SHARE, 1.0))
+        model = by.fitted(source, choice, config.run.seed, progress.part(CHOOSING_SHARE, 1.0))
     folder.create(config)
     print(f"{choice.sentence}\nrun folder {folder.path}: config.yaml has the options", file=sys.stderr, flush=True)
     with folder.locked():
         folder.save_model(model, source.digest())
-        folder.write_text(folder.backtests, choice.table())
-        answerer(source.question).show(model, source, folder.path, config.run.seed)
-    print(examined(model, source, source.exam(sample=True)))
+        folder.write_text(folder.choice, choice.table())
+        if source.parts[TEST]:
+            answerer(source.question).show(model, source, folder.path, config.run.seed)
+    if source.parts[TEST]:
+        print(examined(model, source, source.exam(sample=True)))
     say_next(folder, config, source)
     return 0
 
@@ -269,10 +287,9 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
         raise ConfigError(
             f"train: {args.resume} has weights of whole numbers, which are not trained; go on with the float run"
         )
-    if config.head.start:
+    if folder.choice.exists():
         raise ConfigError(
-            f"train: {args.resume} is complete: its forecaster was chosen by backtests; to choose again, leave out "
-            "--resume"
+            f"train: {args.resume} is complete: its model was chosen; to choose again, leave out --resume"
         )
     changed = by_launcher(TrainConfig.parsed(_parser(config).parse(argv)), argv)
     if changed.run.out not in (config.run.out, args.resume):

@@ -33,7 +33,7 @@ def by_series(
     """Return the pieces of the three parts: whole series, dealt out in the order of the digests of their names.
 
     groups: a group number for each series; every group is split by itself. None: one group.   path: the table, for
-    the message. Raises DataError when a split has no series.
+    the message. Raises DataError when a split of which there should be a fraction has no series.
     """
     groups = groups or [0] * len(series)
     order = sorted(range(len(series)), key=lambda i: hashlib.sha256(series[i].name.encode()).digest())
@@ -43,10 +43,11 @@ def by_series(
     parts: list[list[Piece]] = [[], [], []]
     for rank, i in enumerate(order):  # give the series to the split furthest below its share, relative to the share
         new = rank == 0 or groups[i] != groups[order[rank - 1]]
-        split = TRAINING if new else int((rank + 1 - dealt / fractions).argmax())
+        filled = np.divide(dealt, fractions, out=np.full(3, np.inf), where=fractions > 0)
+        split = TRAINING if new else int((rank + 1 - filled).argmax())
         dealt[split] += 1
         parts[split].append((i, 0, len(series[i])))
-    if not all(parts):
+    if not all(part or not fraction for part, fraction in zip(parts, fractions, strict=True)):
         raise DataError(
             f"table: {path} has {len(series)} series, expected more because a part of the split by series has "
             "none; give more series or larger --validation and --test"

@@ -13,7 +13,7 @@ from scanl.errors import ConfigError
 from scanl.files import check_new_file
 from scanl.layers import state as states
 from scanl.layers.base import Layer
-from scanl.models import Forecaster, LanguageModel
+from scanl.models import Forecaster, LanguageModel, RandomFilters
 from scanl.models.inputs import Tokens
 from scanl.models.reader import Reader
 from scanl.ops import backend
@@ -40,6 +40,10 @@ class FlatModel(nn.Module):
         if not isinstance(model, Layer | LanguageModel | Reader | Forecaster) and example is None:
             raise ConfigError(
                 f"export: example is None for a {type(model).__name__}, expected an input of the model (B, T, ...)"
+            )
+        if any(isinstance(part, RandomFilters) for part in model.modules()):
+            raise ConfigError(
+                "export: the model has random filters, expected a stack alone; `scanl train` makes one with --steps"
             )
         self.model = copy.deepcopy(model).cpu().eval()  # the caller's may be in training, and on a GPU
         self.example = _example(model) if example is None else example.detach().cpu()

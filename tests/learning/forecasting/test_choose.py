@@ -244,7 +244,7 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
     assert "of the logarithm; in the backtests it has 0." in err
     assert err.endswith(f"next: scanl forecast {tmp_path / 'run'} --out next.csv --picture next.png\n")
     folder = RunFolder.open(tmp_path / "run")
-    for path in (folder.weights, folder.backtests, folder.path / "forecast.png"):
+    for path in (folder.weights, folder.choice, folder.path / "forecast.png"):
         assert path.exists()
     written = yaml.safe_load(folder.config_file.read_text("utf-8"))
     assert written["head"]["start"]
@@ -256,7 +256,7 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
     assert first.keys() == second.keys()
     for name in first.keys() - {"head.bias", "usual_errors"}:  # of intervals: a start that is told was not chosen
         torch.testing.assert_close(second[name], first[name], rtol=1e-6, atol=1e-6)
-    with pytest.raises(ConfigError, match="run is complete: its forecaster was chosen by backtests; to choose again"):
+    with pytest.raises(ConfigError, match="run is complete: its model was chosen; to choose again"):
         train(["--resume", str(tmp_path / "run")])
 
 

@@ -17,7 +17,7 @@ from scanl.data.questions import Question
 from scanl.data.series.series import Collection
 from scanl.data.series.windows import SeriesQuestion, SeriesWindows
 from scanl.data.splits import TEST, TRAINING, VALIDATION, Piece
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError
 
 UNSEEN = ("data", "origins", "gaps", "freq", "folder")  # options that leave the digest unchanged
 
@@ -107,7 +107,9 @@ class SeriesSource(Source):
         return self.asking.examples(VALIDATION)
 
     def exam(self, *, sample: bool = False) -> Exam:
-        """Return an exam on the test part."""
+        """Return an exam on the test part. Raises DataError if there is none."""
+        if not self.parts[TEST]:
+            raise DataError(f"table: test is 0, so {self.path} has no test part; measure other series: --data TABLE")
         asking, examples = self.asking, RepeatedIterable(lambda: self.asking.examples(TEST))
         count = sum(batch.size for batch in examples)
         title = f"{self.metric} of {count:,} {asking.noun} in the test part of {self.path.name}{asking.unit}:"

@@ -19,7 +19,7 @@ from scanl.data.series.whole import SeriesClass, SeriesNumber
 from scanl.data.series.windows import SeriesQuestion
 from scanl.data.splits import TRAINING, VALIDATION, Piece, by_series, by_time
 from scanl.errors import ConfigError, nearest
-from scanl.options import Portion
+from scanl.options import Fraction
 
 ASKS: Mapping[str, type[SeriesQuestion]] = {
     cls.ask: cls for cls in (SeriesForecast, SeriesGeneration, SeriesClass, SeriesLabel, SeriesNumber)
@@ -55,7 +55,8 @@ class Table(SeriesSource):
             are numbers. None: what pandas infers.
         distribution: of the answers, by name.
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
-        validation, test: fractions of the steps, or of the series, in these parts.
+        validation, test: fractions of the steps, or of the series, in these parts; 0 of the series for no such part,
+            where a model is chosen.
         sequence_length: most steps that a forecast or a label reads.
         origins: learn only the forecasts after this many last steps of a training window; None: after each step. These
         forecasts have read about as many steps as the measured ones.
@@ -84,8 +85,8 @@ class Table(SeriesSource):
     freq: Any = None
     distribution: str = "gaussian"
     split: str | None = None
-    validation: Portion = 0.1
-    test: Portion = 0.2
+    validation: Fraction = 0.1
+    test: Fraction = 0.2
     sequence_length: int = 256
     origins: int | None = None
     gaps: str | None = None

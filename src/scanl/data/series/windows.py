@@ -153,6 +153,8 @@ class SeriesQuestion(ABC):
         """Raise DataError for a part in which there is nothing to learn or to measure."""
         windows, path = self.windows, self.windows.collection.path
         for split, name in enumerate(PARTS):
+            if not windows.parts[split]:
+                continue  # no series was to be in it
             if not any(end > begin for _, begin, end in windows.parts[split]):
                 longest = max(map(len, windows.series))
                 raise DataError(

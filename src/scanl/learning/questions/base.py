@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from scanl.layers.base import widen
 from scanl.layers.state import State
 from scanl.learning.losses import losses
 from scanl.learning.scores import scores
+from scanl.learning.series.readouts import Readout
 from scanl.models import Backbone
 
 Model: TypeAlias = Any  # the model of a question: a `Saved` with a `stack` and `init_state`
@@ -45,6 +46,19 @@ class NoOptions:
     """
 
     unless: ClassVar[str] = ""
+
+
+@dataclass
+class FilterOptions:
+    """Options of a model with one answer to a whole series."""
+
+    topic: ClassVar[str] = "model"  # of the help
+    unless: ClassVar[str] = "the answer is no class and no number of a whole series"
+
+    filters: Annotated[
+        dict[str, Any],
+        "to classify or regress: random filters beside the stack, by the options of `RandomFilters`; none: as chosen",
+    ] = field(default_factory=dict)
 
 
 class Answerer(ABC, Generic[Q]):
@@ -106,6 +120,16 @@ class Answerer(ABC, Generic[Q]):
         outputs, targets: as in `Answers`.
         """
         return {name: scores.get(name)(self.question, outputs, targets) for name in self.question.scores}
+
+    def readout(self) -> Readout | None:
+        """Return what random filters are fitted to, in closed form; None if they do not answer the question."""
+        return None
+
+    def rest(self, model: Model, targets: Tensor, beside: Tensor) -> None:
+        """Set the head of a model so that its stack adds nothing to the answers (n, O) of its filters."""
+        with torch.no_grad():
+            model.head.weight.zero_()
+            model.head.bias.zero_()
 
     def selected(self, targets: Any) -> Any:
         """Return the targets of a batch that are present, in the form of `Answers`."""
@@ -207,6 +231,16 @@ def form(inputs: Inputs) -> models.Tokens | models.Features:
     if isinstance(inputs, Vocabulary):
         return models.Tokens(inputs.size)
     return models.Features(inputs.count, listed(inputs.scales), inputs.missing)
+
+
+def filters_of(options: Mapping[str, Any], outputs: int, inputs: Inputs) -> models.RandomFilters | None:
+    """Return the random filters of a model with so many outputs, as its options say."""
+    read = form(inputs)
+    if not options["filters"]:
+        return None
+    if not isinstance(read, models.Features):
+        raise ConfigError(f"train: filters is {options['filters']}, expected none because the data are tokens")
+    return models.RandomFilters(outputs, read, **options["filters"])
 
 
 def listed(scales: Scales | None) -> list[list[float]] | None:

@@ -20,6 +20,7 @@ from scanl.errors import ConfigError, ScanlError
 from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
+from scanl.learning.questions.base import FilterOptions
 from scanl.learning.questions.forecast import ForecastOptions
 from scanl.learning.questions.next_token import TokenOptions
 from scanl.learning.run.configuration import Configuration, options_of
@@ -72,7 +73,7 @@ StackConfig.__doc__ = "The arguments of `Stack`, as values that a file can hold.
 
 
 @dataclass
-class HeadConfig(ForecastOptions, TokenOptions):
+class HeadConfig(ForecastOptions, TokenOptions, FilterOptions):
     """Use of the stack's output by the model, except what the source's question determines."""
 
 
@@ -267,8 +268,8 @@ class TrainConfig(Configuration):
         reasons = {"inputs_alone": self.source.inputs_alone, "init": self.run.init, "devices": self.run.devices > 1}
         if self.training.pretrain is not None and (why := [name for name, given in reasons.items() if given]):
             raise ConfigError(f"train: pretrain is {self.training.pretrain}, expected none because {why[0]} is given")
-        if self.training.steps == 0 and not self.head.start:
-            raise ConfigError("train: steps is 0, expected at least 1 because start is none")
+        if self.training.steps == 0 and not self.head.start and not self.head.filters:
+            raise ConfigError("train: steps is 0, expected at least 1 because start and filters are none")
 
     def _check_sharing(self) -> None:
         """Raise ConfigError for options that do not fit several processes."""

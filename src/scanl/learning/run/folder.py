@@ -1,6 +1,6 @@
 """The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, checkpoint.ckpt, and an example of the
-model's output: sample.txt for text, forecast.png for a forecast, classes.png for classes. A forecaster that was chosen
-by backtests has backtests.csv instead of metrics.csv and loss.png.
+model's output: sample.txt for text, forecast.png for a forecast, classes.png for classes. A model that was chosen
+has choice.csv instead of metrics.csv and loss.png.
 
 Every file is written under a temporary name and then renamed, so it is either complete or missing. The weights and the
 checkpoint contain digests of their bytes. A run whose processes divide the model has a folder of shards beside its
@@ -34,7 +34,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.csv"
         self.picture = self.path / "loss.png"
         self.weights = self.path / "model.safetensors"
-        self.backtests = self.path / "backtests.csv"
+        self.choice = self.path / "choice.csv"
         self.checkpoint = self.path / "checkpoint.ckpt"
 
     @classmethod

@@ -5,6 +5,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from scanl.data.base import PackedDocuments
+from scanl.data.series.source import SeriesSource
+from scanl.data.splits import PARTS, TEST, VALIDATION
 from scanl.errors import ConfigError
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
@@ -44,6 +46,7 @@ class Run:
         self.model = seeded_model(config, self.source.question)
         self._check_fit()
         self.source.check()
+        self._check_parts()
         self._check_length()
         self.algorithm = make_algorithm(config, self.source)
         if not config.in_one_segment:
@@ -74,6 +77,16 @@ class Run:
         measured = (self.source.unseen(0), self.source.exam(sample=True).examples)
         steps = max(batch.length for batch in chain([self.source.batch(0, 1)], *measured))
         check_reach("train", self.config.stack.layer, longest, steps, f"{self.config.entry.name} has such sequences")
+
+    def _check_parts(self) -> None:
+        """Raise ConfigError for a table without series to measure while steps are taken, or at the end."""
+        parts = self.source.parts if isinstance(self.source, SeriesSource) else None
+        for split in (VALIDATION, TEST):
+            if parts is not None and not parts[split]:
+                raise ConfigError(
+                    f"train: {PARTS[split]} is 0, expected more because steps are measured on that part; leave out the "
+                    "options of training to let a model be chosen"
+                )
 
     def _check_algorithm(self) -> None:
         """Raise ConfigError, before anything is written, for a model or sequences that the algorithm cannot learn."""
