@@ -24,6 +24,7 @@ from scanl.learning.forecasting.intervals import MIN_ERRORS, Intervals
 from scanl.learning.forecasting.work import Plan
 from scanl.learning.progress import SILENCE, Progress
 
+COVERS = ["learning/forecasting/work"]
 ROWS = 96
 
 

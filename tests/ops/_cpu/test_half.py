@@ -6,7 +6,6 @@ import torch
 from scanl.ops import linear_scan
 from scanl.ops.registry import HALF_DTYPES
 
-COVERS = ["ops/_cpu/_half"]
 every_half = pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 
 
