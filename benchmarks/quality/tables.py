@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any, NamedTuple
@@ -74,10 +75,10 @@ TABLES = {
 }
 
 
-def command(name: str, folder: Path, out: Path, minutes: float | None) -> list[str]:
+def command(known: Known, folder: Path, out: Path, minutes: float | None) -> list[str]:
     """Return the words of the command that forecasts a table."""
-    words = ["train", "--data", str(folder / TABLES[name].path), "--question", "forecast", "--out", str(out)]
-    return [*words, *TABLES[name].options.split(), *([] if minutes is None else ["--minutes", f"{minutes:g}"])]
+    words = ["train", "--data", str(folder / known.path), "--question", "forecast", "--out", str(out)]
+    return [*words, *known.options.split(), *([] if minutes is None else ["--minutes", f"{minutes:g}"])]
 
 
 def trained(words: list[str], threads: int) -> dict[str, float]:
@@ -93,9 +94,9 @@ def trained(words: list[str], threads: int) -> dict[str, float]:
     return {"seconds": seconds, "processor": used}
 
 
-def scores(name: str, out: Path) -> dict[str, Any]:
+def scores(known: Known, out: Path) -> dict[str, Any]:
     """Return the scores of a run and of the seasonal naive on the test part, and what was chosen."""
-    known, run = TABLES[name], RunFolder.open(out)
+    run = RunFolder.open(out)
     config, exam = run.config(), run.source.exam()
     ours, naive = measures(run.load_model(), run.source, exam.examples), baselines(run.source, exam)["seasonal naive"]
     others = [value for value in (naive["MASE"], known.ets, known.arima) if value is not None]
@@ -107,21 +108,23 @@ def scores(name: str, out: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
-    made = parser(__doc__, TABLES, threads=2)
+def main(
+    stem: str = "tables", about: str | None = __doc__, tables: Mapping[str, Known] = TABLES, smallest: str = "iowa"
+) -> None:
+    made = parser(about, tables, threads=2)
     made.add_argument("--tables", type=Path, default=Path("/tmp/tables/pkg"), metavar="FOLDER")
     made.add_argument("--minutes", type=float, help="of each run; none: the command's own; more on a busy machine")
     made.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs here; one that exists is only scored")
     options: argparse.Namespace = parse(made)
-    results = Results("tables", options)
+    results = Results(stem, options)
     with tempfile.TemporaryDirectory() as scratch:
-        for name in ["iowa"] if options.quick else options.names:
+        for name in [smallest] if options.quick else options.names:
             if results.has(table=name):
                 continue
             out, took = (options.runs or Path(scratch)) / name, {}
             if not (out / "model.safetensors").exists():
-                took = trained(command(name, options.tables, out, options.minutes), options.threads)
-            results.add(table=name, **scores(name, out), **took)
+                took = trained(command(tables[name], options.tables, out, options.minutes), options.threads)
+            results.add(table=name, **scores(tables[name], out), **took)
 
 
 if __name__ == "__main__":

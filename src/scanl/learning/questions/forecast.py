@@ -36,7 +36,7 @@ class ForecastOptions:
     ] = field(default_factory=list)
     rounded: Annotated[bool, "round the forecast to whole numbers"] = False
     least: Annotated[float | None, "no number is below this one; none: no limit"] = None
-    calibrated: Annotated[bool, "intervals have factors from backtests"] = False
+    calibrated: Annotated[bool, "intervals have factors from backtests, and one of the last errors"] = False
 
 
 @answers(ForecastQuestion)

@@ -153,7 +153,8 @@ class TrainingConfig:
     minutes: Annotated[
         float | None,
         above(0),
-        "minutes of training, instead of steps; as many steps as fit, revised during the run",
+        "minutes of training, instead of steps; as many steps as fit, revised during the run; of a forecast: of "
+        "planned work",
     ] = None
     pretrain: Annotated[
         int | None,
