@@ -72,7 +72,7 @@ def test_the_command_fits_what_the_estimator_fits(tmp_path, capsys):
     with pytest.raises(DataError, match=r"table: test is 0, so .*t\.csv has no test part; measure other series"):
         RunFolder.open(run).source.exam()
     assert main(["eval", str(run), "--data", str(other)]) == 0
-    assert "this model  1" in capsys.readouterr().out
+    assert "this model     1\n" in capsys.readouterr().out
     assert main(line(path, "classify", "kind", "--test", "0", "--steps", "1", "--out", str(tmp_path / "no"))) == 2
     assert "train: test is 0, expected more because steps are measured on that part" in capsys.readouterr().err
 
