@@ -85,7 +85,8 @@ class Manual:
         name = option.dest.rpartition(".")[2]
         usual = _value(option.default)
         others = {when: _value(values[name]) for when, values in self.elsewhere.items() if name in values}
-        texts = {"default": usual} | {when: text for when, text in others.items() if text != usual}
+        together = {text: ", ".join(when for when in others if others[when] == text) for text in others.values()}
+        texts = {"default": usual} | {when: text for text, when in together.items() if text != usual}
         defaults = "; ".join(f"{when}: ".replace(" ", UNBROKEN) + text for when, text in texts.items() if text)
         return _invocation(option), str(option.help), f" ({defaults})" if defaults else ""
 

@@ -367,10 +367,12 @@ EXAMPLES = {
 
 
 def _parser(defaults: TrainConfig) -> Parser:
-    from scanl.learning.forecasting.choose import DEFAULTS
-
+    elsewhere = {
+        when: importlib.import_module(CHOOSERS[question]).DEFAULTS
+        for when, question in (("to forecast", "forecast"), ("to classify", "classify"))
+    }
     description = "Train a model on your files, a data set or a task; it is kept in a run folder."
-    parser = options_parser("train", description, defaults, examples=EXAMPLES, elsewhere={"to forecast": DEFAULTS})
+    parser = options_parser("train", description, defaults, examples=EXAMPLES, elsewhere=elsewhere)
     parser.add("--resume", str | None, "go on with a run, exactly", metavar="RUN")
     return parser
 

@@ -65,7 +65,8 @@ DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests 
     "minutes": MINUTES,
     "distribution": "quantiles",
     **STACK,
-    **dict.fromkeys(("steps", "sequence_length", "lags", "span", "log", "start", "rounded", "least"), BY_BACKTESTS),
+    "steps": "chosen",
+    **dict.fromkeys(("sequence_length", "lags", "span", "log", "start", "rounded", "least"), BY_BACKTESTS),
     "calibrated": BY_BACKTESTS,
 }
 

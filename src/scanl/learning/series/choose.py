@@ -34,6 +34,11 @@ from scanl.models import Features
 MINUTES = 2.0  # of a choice, if nothing else is said
 READ_STEPS = 1_500_000  # steps of series that a stack reads in a minute of them
 STACK = {"dim": 32, "depth": 1, "layer": "hawk", "batch_size": 32, "lr": 3e-3}
+DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where the validation part chooses
+    "minutes": MINUTES,
+    **STACK,
+    "steps": "chosen",
+}
 STEPS, MARKS = 300, 6  # most steps of a stack, and measurements while it learns
 PATIENCE = 2  # measurements without a better one after which it ends
 LEAST_SERIES = 200  # in the training part, from which a stack can say more than filters
