@@ -141,9 +141,14 @@ def _dates(walls: NDArray[np.int64], times: Times) -> Any:
 
 
 def _dated(start: Any, offset: Any, **until: Any) -> Any:
+    return _dates_from(start, offset, start.unit, **until)
+
+
+@lru_cache(maxsize=16)  # series of a panel have the same times
+def _dates_from(start: Any, offset: Any, unit: Any, **until: Any) -> Any:
     import pandas as pd
 
-    return pd.date_range(start, freq=offset, unit=start.unit, **until)
+    return pd.date_range(start, freq=offset, unit=unit, **until)
 
 
 def parsed(freq: Any, times: Times) -> Frequency:

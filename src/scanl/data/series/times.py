@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
@@ -124,7 +125,7 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
             return values, _of_numbers(values, who)
         values = dates
     elif not pd.api.types.is_datetime64_any_dtype(values):
-        values = _of_text(values, who)
+        values = _of_repeated_text(values, who)
     if values.dtype == object:
         in_utc = pd.DatetimeIndex(pd.to_datetime(values, utc=True)).as_unit("us")
         walls = pd.DatetimeIndex([time.replace(tzinfo=None) for time in values]).as_unit("us")
@@ -185,7 +186,7 @@ def form_of(values: Any) -> str | None:
         return None if unit is None else f"since {unit}"
     if not len(values) or not values.map(type).eq(str).all():
         return None
-    dates = _of_text(values, "")
+    dates = _of_repeated_text(values, "")
     rows = np.unique(np.linspace(0, len(values) - 1, COMPARED_ROWS).round().astype(np.int64))
     values, dates = values.iloc[rows], dates.iloc[rows]
     for form in _forms(values.iloc[0]):
@@ -255,6 +256,17 @@ def _iso(date: datetime, how: str) -> str:
     if zone == "Z":
         return text.removesuffix("+00:00") + "Z"
     return text[:-3] + text[-2:] if zone == "+" else text
+
+
+def _of_repeated_text(values: Any, who: str) -> Any:
+    """Return what `_of_text` returns, read once for each text: several series have the same times."""
+    import pandas as pd
+
+    if 2 * values.nunique() <= len(values):
+        codes, texts = pd.factorize(values)
+        with suppress(DataError):  # which names a row, and so needs them all
+            return _of_text(pd.Series(texts), who).take(codes).set_axis(values.index)
+    return _of_text(values, who)
 
 
 def _of_text(values: Any, who: str) -> Any:

@@ -79,17 +79,17 @@ class PastTargets:
         """All known numbers."""
         return np.concatenate([array[~np.isnan(array)] for array in self.arrays])
 
-    @property
+    @cached_property
     def positive(self) -> bool:
         """Whether every known number is above 0."""
         return bool((self.known > 0).all())
 
-    @property
+    @cached_property
     def least(self) -> float | None:
         """0 if no known number is below it, such as a count or a price."""
         return 0.0 if bool((self.known >= 0).all()) else None
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether the numbers are small whole numbers, so that a forecast between two of them is none."""
         return bool((self.known % 1 == 0).all()) and float(np.median(np.abs(self.known))) <= MAX_ROUNDED_MEDIAN
