@@ -75,8 +75,8 @@ class PrintedProgress(Progress):
         line = f"{share:4.0%}  {count}" + ("" if left is None else f", about {_spoken(left)} left")
         if self._terminal:
             line = line[: shutil.get_terminal_size().columns - 1]  # a line that is broken into two would stay
-            print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
-            self._width = len(line)
+            padded, self._width = line.ljust(self._width), len(line)  # before it is printed: a signal may come then
+            print(f"\r{padded}", end="", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
 

@@ -76,7 +76,9 @@ class Run:
             return
         measured = (self.source.unseen(0), self.source.exam(sample=True).examples)
         steps = max(batch.length for batch in chain([self.source.batch(0, 1)], *measured))
-        check_reach("train", self.config.stack.layer, longest, steps, f"{self.config.entry.name} has such sequences")
+        check_reach(
+            "train", self.config.stack.layer, longest, steps, f"{self.config.entry.name} is read in such sequences"
+        )
 
     def _check_parts(self) -> None:
         """Raise ConfigError for a table without series to measure while steps are taken, or at the end."""
