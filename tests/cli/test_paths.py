@@ -79,7 +79,7 @@ def workless(folder, monkeypatch):
     def work(*_, **__):
         raise AssertionError("the work began")
 
-    for name in ("run.train.train", "forecasting.choose._simple", "evaluation.measures"):
+    for name in ("run.train.train", "forecasting.choose._simple", "series.choose._Trial", "evaluation.measures"):
         monkeypatch.setattr(f"scanl.learning.{name}", work)
     monkeypatch.chdir(folder)
 

@@ -43,7 +43,7 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
-from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, check_reach, make_stack
+from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, check_stack, make_stack
 from scanl.learning.run.plan import RunLength, rate
 from scanl.models import Forecaster, Normalization
 from scanl.models.forecasting.recent_errors import further_lags
@@ -164,11 +164,9 @@ def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> None:
     if (lags := fixed.get("lags")) is not None and lags < 1:
         raise ConfigError(f"choose: lags is {lags}, expected at least 1 because the forecast starts with them")
     Normalization(**{name: fixed[name] for name in options_of(Normalization) if name in fixed})
-    options = {**STACK, **fixed}
-    with seeded(0):
-        stack = make_stack(StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options}))
     steps = fixed.get("sequence_length", _length(max(_sizes(past, fixed)), past.horizon))
-    check_reach("choose", options["layer"], stack.longest, steps, "a forecast may read so many values")
+    with seeded(0):
+        check_stack("choose", {**STACK, **fixed}, steps, "a forecast may read so many values")
 
 
 def _length(lags: int, horizon: int) -> int:

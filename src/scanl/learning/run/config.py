@@ -395,6 +395,12 @@ def check_reach(who: str, layer: str, longest: int | None, steps: int, why: str)
         )
 
 
+def check_stack(who: str, options: Mapping[str, Any], steps: int, why: str) -> None:
+    """Raise ConfigError for options, by name, of which no stack can be made that reads sequences of some steps."""
+    stack = make_stack(StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options}))
+    check_reach(who, options["layer"], stack.longest, steps, why)
+
+
 def build_model(config: TrainConfig, question: Question) -> Model:
     """Make the model that answers a question from the options. Raises ConfigError for options that do not fit."""
     return answerer(question).model(make_stack(config.stack), vars(config.head))
