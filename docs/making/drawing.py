@@ -138,7 +138,7 @@ def _wrapped(pieces: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
     at = 0
     while at < len(words):
         end = at + 1  # what belongs together: a sign or a name, with what stands below and above it
-        while end < len(words) and not (words[end][1] == 0 and (words[end - 1][0] + words[end][0]).count(" ")):
+        while end < len(words) and not (words[end][1] == 0 and " " in (words[end - 1][0][-1], words[end][0][0])):
             end += 1
         long = sum(size(word) for word in words[at:end])
         if length + long > ROOM and lines[-1]:

@@ -29,6 +29,7 @@ SIGNS = {  # text -> LaTeX, text of a drawing
     ">": (">", " > "),
     ",": (",\\ ", ", "),
     ";": (";\\ ", "; "),
+    ":": (":\\ ", ": "),
     ".": (r"\cdot ", "·"),
 }
 WORDS = {"sum": (r"\sum ", "Σ"), "prod": (r"\prod ", "Π"), "grad": (r"\nabla ", "∇"), "conv": (r"\ast ", " ∗ ")}
@@ -203,7 +204,7 @@ def _apart(atoms: list[Atom], i: int) -> bool:
 
 
 def _apart_after(atoms: list[Atom], i: int) -> bool:
-    return i + 1 < len(atoms) and not atoms[i + 1].word and atoms[i + 1].text[0] not in " ,;)]"
+    return i + 1 < len(atoms) and not atoms[i + 1].word and atoms[i + 1].text[0] not in " ,;:)]"
 
 
 def _ends_open(atom: Atom) -> bool:
