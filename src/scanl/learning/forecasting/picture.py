@@ -12,7 +12,7 @@ from scanl.data.series.columns import grouped, numbers
 from scanl.data.series.table import Table
 from scanl.data.series.times import times
 from scanl.errors import DataError
-from scanl.learning.run.picture import FORECAST, PAST, save_figure
+from scanl.learning.run.picture import FORECAST, PAST, save_figure, show_dates
 
 MAX_PANELS = 12  # panels
 YEARS = (2, 9998)  # that matplotlib draws, with a margin
@@ -23,7 +23,6 @@ def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
 
     rows: of the table, before the forecast.   forecast: what `scanl.learning.forecast` returns.
     """
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
     groups = grouped(forecast, path, table.series_columns)
@@ -39,8 +38,7 @@ def save_forecasts(path: Path, rows: Any, forecast: Any, table: Table) -> Path:
         _draw(axes, history, ahead, target, table)
         axes.set_title(", ".join(filter(None, [name, target if len(table.targets) > 1 or not name else ""])))
         if table.time is not None and times(forecast, path, table.time)[1].dates:
-            locator = AutoDateLocator(minticks=3, maxticks=7)  # with its 5 no interval fits some spans
-            axes.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
+            show_dates(axes)
         else:
             axes.set_xlabel(table.time or "steps from now")
     for axes in all_axes[len(panels) :]:

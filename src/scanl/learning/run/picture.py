@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ MAX_NAMED_CLASSES = 20  # most classes that are named in a picture
 BINS = 10  # of probabilities
 INTERVALS = (80.0, 95.0)  # per cent, of forecasts
 PAST, FORECAST = "#636363", "#08519c"
+DATES = np.array(["0002-01-01", "9998-12-31"], "datetime64[s]")  # that matplotlib draws, with a margin
 
 
 def draw_loss(axes: Any, rows: Rows, report: ScoreReport) -> None:
@@ -101,15 +103,15 @@ def save_forecast(path: Path, source: SeriesSource, model: Forecaster) -> Path:
 
 def draw_forecast(panels: Any, source: SeriesSource, model: Forecaster, origin: Origin, batch: Batch) -> None:
     """Draw the forecast of one example on an axes of matplotlib for each target. origin: of the forecast."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
     i, _, last = origin
     probabilities = [0.5, *(0.5 + side * level / 200 for level in INTERVALS for side in (-1, 1))]
     quantiles = model.predict(batch.inputs, levels=probabilities)[0].quantiles[0]
     read, came, collection = batch.inputs.target[0], batch.targets.numbers[0], source.collection
     read = read[-4 * len(came) - 20 :]
     clock = collection.series[i].times[last + 1 - len(read) : last + 1 + len(came)]
-    clock = clock.astype("datetime64[s]") if collection.dated else clock
+    dates = clock.astype("datetime64[s]")
+    dated = collection.dated and DATES[0] <= dates[0] and dates[-1] <= DATES[1]
+    clock = dates if dated else clock
     then, now = clock[: len(read)], clock[len(read) :]
     for channel, axes in enumerate(panels):
         median, *bounds = quantiles[:, channel].T
@@ -121,9 +123,18 @@ def draw_forecast(panels: Any, source: SeriesSource, model: Forecaster, origin: 
         axes.set_ylabel(source.targets[channel])
         axes.margins(x=0.01)
         axes.grid(alpha=0.3)
-        if collection.dated:
-            locator = AutoDateLocator(minticks=3, maxticks=7)  # with its 5 no interval fits some spans
-            axes.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
+        if dated:
+            show_dates(axes)
+        else:
+            axes.set_xlabel("time")
+
+
+def show_dates(axes: Any) -> None:
+    """Mark dates on the horizontal axis."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(minticks=3, maxticks=7)  # with its 5 no interval fits some spans
+    axes.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
 
 
 @torch.no_grad()
