@@ -221,6 +221,26 @@ def test_a_picture_has_a_panel_for_each_series_and_says_which(run, tmp_path, mon
     assert figures[1].get_suptitle() == "the first 12 of 14 forecasts"
 
 
+def test_the_picture_of_the_exam_has_dates_names_and_the_same_intervals(run, tmp_path, monkeypatch):
+    from scanl.learning.run import picture as exam_picture
+
+    path, model, frame, _ = run
+    figures = []
+    monkeypatch.setattr(exam_picture, "save_figure", lambda figure, path: figures.append(figure))
+    exam_picture.save_forecast(tmp_path / "p.png", RunFolder.open(path).source, model)
+    first, last, *_ = figures[0].axes
+    assert [axes.get_title() for axes in (first, last)] == [
+        "a: first forecast of the test part", "b: last forecast of the test part",
+    ]  # fmt: skip
+    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert names == ["the table", "80 % interval", "95 % interval", "median", "what came"]
+    read, _, came = last.get_lines()
+    rows = frame[frame.id == "b"].iloc[-HORIZON:]
+    assert list(came.get_xdata()) == list(rows.ds.astype("datetime64[s]").to_numpy())
+    assert list(came.get_ydata()) == pytest.approx(list(rows.y))
+    assert read.get_xdata()[-1] < came.get_xdata()[0]
+
+
 @pytest.mark.parametrize("irregular", [False, True])
 def test_a_stream_is_forecast_after_each_row_as_the_table_up_to_it(tmp_path, irregular):
     """Two series in turn, of which a day is absent; in batches of any size, of which the last breaks off in a row."""
