@@ -1,7 +1,7 @@
 """Record a function of tensors of constant shapes, and run it as one kernel of the CPU.
 
 A call of torch takes microseconds, however few numbers it computes; a step of a small model, and of its gradient, is
-hundreds of calls. Here the function runs once without numbers. What it computes is recorded, views become offsets and
+hundreds of calls. Here the function runs once. What it computes is recorded, views become offsets and
 strides, and the rest becomes the source of one kernel.
 """
 
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
 from scanl.ops._compiler.operations import add
-from scanl.ops._compiler.rules import JOINS, UnsupportedOperation, var_mean
+from scanl.ops._compiler.recording import OperationRecorder, record, writes
+from scanl.ops._compiler.rules import JOINS, UnsupportedOperation
 from scanl.ops._compiler.schedule import Schedule
 from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
@@ -38,67 +37,6 @@ KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float3
          torch.int64: "float64"}  # fmt: skip
 READ_KINDS = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
 aten = torch.ops.aten
-
-
-def _decompositions() -> dict[Any, Any]:
-    simpler = get_decompositions([
-        aten.native_layer_norm, aten.native_group_norm, aten._softmax, aten._log_softmax, aten.linalg_vector_norm,
-        aten.native_layer_norm_backward, aten.native_group_norm_backward, aten._softmax_backward_data,
-        aten._log_softmax_backward_data, aten.gelu_backward, aten.nll_loss_forward, aten.nll_loss_backward,
-    ])  # fmt: skip
-    table = {**dict(core_aten_decompositions().items()), **simpler}
-    for operation in (aten.select_backward.default, aten.slice_backward.default):  # else a comparison of each index
-        table.pop(operation, None)
-    table |= {
-        aten.var_mean.correction: var_mean,
-        aten.var.correction: lambda *args, **kwargs: var_mean(*args, **kwargs)[0],
-        aten._foreach_add_.Scalar: _foreach_add_,
-        aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
-        aten._fused_adamw_.default: functools.partial(_fused_adam_, decoupled=True),
-    }
-    # Views that are computed when they are read
-    return {**table, aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
-
-
-def _foreach_add_(tensors: Sequence[Tensor], number: float) -> None:
-    for tensor in tensors:
-        tensor.copy_(tensor + number)
-
-
-def _fused_adam_(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    largest: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    amsgrad: bool,
-    maximize: bool,
-    decoupled: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Make a step of Adam, or of AdamW if the weight decay is decoupled, as torch's operation does."""
-    if amsgrad or maximize or grad_scale is not None or found_inf is not None:
-        raise UnsupportedOperation("a fused step of Adam with options")
-    for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
-        count = step.double()
-        root = (1 - beta2**count).sqrt()
-        rate, least = (lr / (1 - beta1**count) * root).to(mean.dtype), (eps * root).to(mean.dtype)
-        value = parameter * (1 - lr * weight_decay) if decoupled and weight_decay else parameter
-        if weight_decay and not decoupled:
-            gradient = gradient + weight_decay * parameter
-        first = mean + (1 - beta1) * (gradient - mean)
-        second = beta2 * square + (1 - beta2) * gradient * gradient
-        mean.copy_(first)
-        square.copy_(second)
-        parameter.copy_(value - rate * (first / (second.sqrt() + least)))
 
 
 class RecordedFunction:
@@ -124,18 +62,16 @@ class RecordedFunction:
         self._values: dict[fx.Node, Any] = {}
         self._built: Callable[[Iterator[Any]], Any]  # makes a result of tensors
         self._storages: list[Any] = []  # kept, so that no two have one address
-        module = self._record(function, examples)
-        first = next(node for node in module.graph.nodes if "val" in node.meta)
-        self._mode: Any = first.meta["val"].fake_mode
-        reads = Counter(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
-        self._uses = {node: reads[str(node.target)] for node in module.graph.nodes if node.op == "get_attr"}
+        recording = self._record(function, examples)
+        reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
+        self._uses = {node: reads[str(node.target)] for node in recording.graph.nodes if node.op == "get_attr"}
         inputs: list[tuple[torch.Size, torch.dtype]] = []
-        for node in module.graph.nodes:
+        for node in recording.graph.nodes:
             if node.op == "placeholder":
                 self._values[node] = self._outside(f"x{len(inputs)}", node.meta["val"])
                 inputs.append((node.meta["val"].shape, node.meta["val"].dtype))
             elif node.op == "get_attr":
-                self._values[node] = self._attribute(getattr(module, str(node.target)), node)
+                self._values[node] = self._attribute(recording.read[str(node.target)], node)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
@@ -175,7 +111,7 @@ class RecordedFunction:
                 numbers[f"{letter}{at}"] = prod(shape[1:]) * (2 if dtype.is_complex else 1)
         return numbers
 
-    def _record(self, function: Callable[..., Any], examples: Sequence[Tensor]) -> fx.GraphModule:
+    def _record(self, function: Callable[..., Any], examples: Sequence[Tensor]) -> OperationRecorder:
         def flat(*operands: Tensor) -> list[Any]:
             leaves: list[Any] = []
             self._built = _builder(function(*operands), leaves)
@@ -183,31 +119,25 @@ class RecordedFunction:
 
         try:
             with backend("reference"):
-                module = make_fx(
-                    flat, tracing_mode="fake", _allow_non_fake_inputs=True, decomposition_table=_decompositions()
-                )(*examples)
+                recording = record(flat, examples)
         except (RuntimeError, ValueError) as error:
             # torch has no common class for operations that depend on numbers
             raise UnsupportedOperation(
                 f"its operations depend on the numbers, or cannot be recorded: {str(error).splitlines()[0]}"
             ) from error
-        for node in reversed(module.graph.nodes):  # an optimizer tells the profiler when it begins and ends
-            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "profiler":
-                module.graph.erase_node(node)
-        module.graph.eliminate_dead_code(lambda node: _writes(node) or node.is_impure())
-        if len(module.graph.nodes) > MAX_OPERATIONS:
+        if len(recording.graph.nodes) > MAX_OPERATIONS:
             raise UnsupportedOperation(
-                f"it has {len(module.graph.nodes)} operations, expected at most {MAX_OPERATIONS}"
+                f"it has {len(recording.graph.nodes)} operations, expected at most {MAX_OPERATIONS}"
             )
-        return module
+        return recording
 
     # --- values
 
     def _kind(self, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> str:
         """Return the kind of memory that has a tensor."""
         dtype = torch.view_as_real(tensor).dtype if tensor.is_complex() else tensor.dtype
-        if dtype not in kinds or tensor.device.type != "cpu":
-            raise UnsupportedOperation(f"a tensor of {tensor.dtype} on {tensor.device}")
+        if dtype not in kinds:
+            raise UnsupportedOperation(f"a tensor of {tensor.dtype}")
         return kinds[dtype]
 
     def _outside(self, name: str, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> View:
@@ -221,12 +151,14 @@ class RecordedFunction:
 
     def _attribute(self, tensor: Tensor, node: fx.Node) -> View:
         """Return the value of a tensor that is no operand."""
+        shaped = node.meta["val"]
         if tensor.dtype in STORED_DTYPES:
             if any(user.target is not aten.lift_fresh_copy.default for user in node.users):
                 raise UnsupportedOperation(f"a tensor of {tensor.dtype} that is no operand")
             tensor = tensor.to(STORED_DTYPES[tensor.dtype])
+            shaped = tensor
         name = f"a{len(self.captured)}"
-        value = self._outside(name, self._mode.from_tensor(tensor), READ_KINDS)
+        value = self._outside(name, shaped, READ_KINDS)
         if value.memory.name == name:
             self.captured[name] = tensor
         return value
@@ -263,7 +195,7 @@ class RecordedFunction:
         args, kwargs = operands
         if not all(isinstance(result, Tensor) for result in results):
             raise UnsupportedOperation(f"its operations depend on the numbers: {target}")
-        if _writes(node):
+        if writes(node):
             once = self._uses.get(node.args[0]) == 1
             if target is aten.copy_.default and once and self._made_there(args[0], args[1]):
                 self._values[node] = args[1]
@@ -390,7 +322,3 @@ def _view(tensor: Tensor, memory: Memory) -> View:
     form = "complex" if tensor.is_complex() else "truth" if tensor.dtype == torch.bool else "real"
     strides = tuple(stride * width for stride in tensor.stride())
     return View(memory, int(tensor.storage_offset()) * width, tuple(tensor.shape), strides, form)
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -1,0 +1,275 @@
+"""The operations of torch that a function calls, as a graph: the function runs once.
+
+`make_fx` of torch records the same, but imports torch.compile first, which takes more than a second.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from scanl.ops._compiler.rules import UnsupportedOperation, var_mean
+
+aten = torch.ops.aten
+_DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # of the results on the numbers
+
+
+class RecordedTensor(Tensor):
+    """A tensor of a recording: no function can read its numbers.
+
+    plain: the tensor with numbers.   node: the operation whose result it is.
+    """
+
+    plain: Tensor
+    node: fx.Node
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def __new__(cls, plain: Tensor, node: fx.Node) -> "RecordedTensor":
+        made = Tensor._make_wrapper_subclass(
+            cls, plain.shape, strides=plain.stride(), storage_offset=plain.storage_offset(), dtype=plain.dtype,
+            device=plain.device,
+        )  # fmt: skip
+        made.plain, made.node = plain, node
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise UnsupportedOperation(f"{func} of a tensor of a recording that has ended")
+
+
+class OperationRecorder(TorchDispatchMode):
+    """Records what torch dispatches while it is the context. What is written to tensors from outside is not written.
+
+    graph: the operations; `meta["val"]` of a node is its result.   read: tensors that are no operands, by the name of
+    their nodes.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operation imports torch.compile
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.read: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}  # by the tensor that is no operand
+        self._outside = set[int]()  # the storages of these tensors
+
+    def operand(self, example: Tensor) -> RecordedTensor:
+        """Return an operand, with the numbers of the example."""
+        return self._result(example.clone(), self.graph.placeholder(f"x{len(self.graph.nodes)}"))
+
+    def outputs(self, tensors: Sequence[Tensor]) -> None:
+        self.graph.output([self._node(tensor) for tensor in tensors])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        flat, form = pytree.tree_flatten((args, kwargs))
+        tensors = [value for value in flat if isinstance(value, Tensor)]
+        if func.namespace == "profiler" or (tensors and all(tensor.is_meta for tensor in tensors)):
+            return func(*args, **kwargs)  # an optimizer tells the profiler when it begins; the other asks for a form
+        if _DEPENDENT_TAGS & set(func.tags):
+            raise UnsupportedOperation(f"its operations depend on the numbers: {func}")
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UnsupportedOperation(f"no kernel computes {func}, which draws numbers")
+        if torch.Tag.inplace_view in func.tags:
+            raise UnsupportedOperation(f"{func}, which makes a tensor a view of itself")
+        if func is aten.lift_fresh.default:  # a tensor that the function makes of numbers
+            func = aten.lift_fresh_copy.default
+        with self:
+            result = _decompositions().get(func, func.decompose)(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        inner_args, inner_kwargs = pytree.tree_unflatten([_inner(value) for value in flat], form)
+        nodes = [self._node(value) if isinstance(value, Tensor) else value for value in flat]
+        nodes = pytree.tree_unflatten(nodes, form)
+        if func._schema.is_mutable:
+            return self._write(func, args, (inner_args, inner_kwargs), nodes)
+        result = func(*inner_args, **inner_kwargs)
+        if func is aten.eye.default or (isinstance(result, Tensor) and result.is_meta):
+            return result  # a constant, or a form
+        if not isinstance(result, Tensor | list | tuple):
+            raise UnsupportedOperation(f"its operations depend on the numbers: {func}")
+        node = self.graph.call_function(func, *nodes)
+        node.meta["val"] = result
+        if isinstance(result, Tensor):
+            return self._result(result, node)
+        return type(result)(
+            self._result(value, self.graph.call_function(operator.getitem, (node, at)))
+            for at, value in enumerate(result)
+        )
+
+    def _result(self, inner: Tensor, node: fx.Node) -> RecordedTensor:
+        node.meta["val"] = inner
+        return RecordedTensor(inner, node)
+
+    def _write(self, func: Any, args: Any, inner: Any, nodes: Any) -> Tensor:
+        """Record an operation that writes its first argument, and return that. A tensor from outside stays as it is."""
+        target = args[0]
+        if not isinstance(target, Tensor):
+            raise UnsupportedOperation(f"{func}, which writes several tensors")
+        if _inner(target).untyped_storage()._cdata not in self._outside:
+            func(*inner[0], **inner[1])
+        node = self.graph.call_function(func, *nodes)
+        node.meta["val"] = _inner(target)
+        if isinstance(target, RecordedTensor):
+            target.node = node
+        return target
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        """Return the node of a tensor: of one that is no operand, a new one for each reading."""
+        if isinstance(tensor, RecordedTensor):
+            return tensor.node
+        if id(tensor) not in self._names:
+            if tensor.device.type != "cpu":
+                raise UnsupportedOperation(f"a tensor on {tensor.device}")
+            name = self._names[id(tensor)] = f"a{len(self.read)}"
+            self.read[name] = tensor
+            self._outside.add(tensor.untyped_storage()._cdata)
+        node = self.graph.get_attr(self._names[id(tensor)])
+        node.meta["val"] = tensor.detach()
+        return node
+
+
+def _inner(value: Any) -> Any:
+    return value.plain if isinstance(value, RecordedTensor) else value
+
+
+def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> OperationRecorder:
+    """Record a function of tensors that returns tensors. Raises UnsupportedOperation if that is impossible."""
+    recording = OperationRecorder()
+    with _disable_current_modes():
+        operands = list(map(recording.operand, examples))
+        with recording:
+            results = function(*operands)
+        recording.outputs(results)
+    recording.graph.eliminate_dead_code(lambda node: writes(node) or node.is_impure())
+    return recording
+
+
+def writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    simpler = get_decompositions([
+        aten.native_group_norm, aten.linalg_vector_norm,
+        aten.native_layer_norm_backward, aten.native_group_norm_backward, aten._softmax_backward_data,
+        aten._log_softmax_backward_data, aten.gelu_backward, aten.nll_loss_forward, aten.nll_loss_backward,
+    ])  # fmt: skip
+    table = {**dict(core_aten_decompositions().items()), **simpler}
+    table |= {operation: lambda *args, **kwargs: NotImplemented for operation in _KEPT_OPERATIONS}
+    table |= {
+        aten.var_mean.correction: var_mean,
+        aten.var.correction: lambda *args, **kwargs: var_mean(*args, **kwargs)[0],
+        aten.native_layer_norm.default: _layer_norm,
+        aten._softmax.default: _softmax,
+        aten._log_softmax.default: _log_softmax,
+        aten.addcmul.default: lambda x, a, b, value=1: x + a * b * value if value != 1 else x + a * b,
+        aten.linalg_vector_norm.default: functools.partial(_vector_norm, table[aten.linalg_vector_norm.default]),
+        aten.softplus.default: functools.partial(_softplus, table[aten.softplus.default]),
+        aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
+        aten._foreach_add_.Scalar: _foreach_add_,
+        aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
+        aten._fused_adamw_.default: functools.partial(_fused_adam_, decoupled=True),
+    }
+    # Views that are computed when they are read
+    return {**table, aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+
+
+# Torch's decompositions of these make more operations, or import torch.compile.
+_KEPT_OPERATIONS = (
+    aten.select_backward.default, aten.slice_backward.default, aten.stack.default, aten.unbind.int, aten.split.Tensor,
+    aten.split_with_sizes.default, aten.eye.default, aten.full_like.default, aten.ones_like.default,
+    aten.zeros_like.default, aten.zeros.default, aten.ones.default, aten.new_zeros.default, aten.new_ones.default,
+    aten.new_full.default, aten.full.default,
+)  # fmt: skip
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    variance, mean = var_mean(x, list(range(x.ndim - len(shape), x.ndim)), 0, keepdim=True)
+    factor = torch.rsqrt(variance + eps)
+    y = (x - mean) * factor
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias, mean, factor
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    powers = torch.exp(x - x.amax(dim, keepdim=True))
+    return powers / powers.sum(dim, keepdim=True)
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    shifted = x - x.amax(dim, keepdim=True)
+    return shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))
+
+
+def _vector_norm(other: Callable[..., Tensor], x: Tensor, order: float = 2, *args: Any, **kwargs: Any) -> Tensor:
+    """other: what computes another norm than the Euclidean one."""
+    if order != 2 or kwargs or x.is_complex():
+        return other(x, order, *args, **kwargs)
+    return torch.sqrt((x * x).sum(*args))
+
+
+def _softplus(other: Callable[..., Tensor], x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    return NotImplemented if beta == 1 else other(x, beta, threshold)
+
+
+def _diag_embed(other: Callable[..., Tensor], x: Tensor, *places: int) -> Tensor:
+    if places:
+        return other(x, *places)
+    out = x.new_zeros(*x.shape, x.shape[-1])
+    out.diagonal(0, -2, -1).copy_(x)
+    return out
+
+
+def _foreach_add_(tensors: Sequence[Tensor], number: float) -> None:
+    for tensor in tensors:
+        tensor.copy_(tensor + number)
+
+
+def _fused_adam_(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    largest: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Make a step of Adam, or of AdamW if the weight decay is decoupled, as torch's operation does."""
+    if amsgrad or maximize or grad_scale is not None or found_inf is not None:
+        raise UnsupportedOperation("a fused step of Adam with options")
+    for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
+        count = step.double()
+        root = (1 - beta2**count).sqrt()
+        rate, least = (lr / (1 - beta1**count) * root).to(mean.dtype), (eps * root).to(mean.dtype)
+        value = parameter * (1 - lr * weight_decay) if decoupled and weight_decay else parameter
+        if weight_decay and not decoupled:
+            gradient = gradient + weight_decay * parameter
+        first = mean + (1 - beta1) * (gradient - mean)
+        second = beta2 * square + (1 - beta2) * gradient * gradient
+        mean.copy_(first)
+        square.copy_(second)
+        parameter.copy_(value - rate * (first / (second.sqrt() + least)))
