@@ -29,7 +29,7 @@ from scanl.ops._frame.context import backend
 if TYPE_CHECKING:
     from scanl.ops._compiler.machine_code import NativeKernel
 
-MAX_OPERATIONS = 4000  # operations: a kernel of more takes minutes to compile
+MAX_OPERATIONS = 8000  # operations: a kernel of more takes longer than 2 s to record and compile
 STORED_DTYPES = {  # as what kernels have them
     torch.bool: torch.float32, torch.uint8: torch.float32, torch.int64: torch.float64,
 }  # fmt: skip

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from scanl.ops._compiler import rules
 from scanl.ops._compiler.rules import UnsupportedOperation, var_mean
 
 aten = torch.ops.aten
@@ -84,10 +85,11 @@ class OperationRecorder(TorchDispatchMode):
             raise UnsupportedOperation(f"{func}, which makes a tensor a view of itself")
         if func is aten.lift_fresh.default:  # a tensor that the function makes of numbers
             func = aten.lift_fresh_copy.default
-        with self:
-            result = _decompositions().get(func, func.decompose)(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        if not _has_rule(func, args, kwargs, tensors):
+            with self:
+                result = _decompositions().get(func, func.decompose)(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         inner_args, inner_kwargs = pytree.tree_unflatten([_inner(value) for value in flat], form)
         nodes = [self._node(value) if isinstance(value, Tensor) else value for value in flat]
         nodes = pytree.tree_unflatten(nodes, form)
@@ -139,6 +141,14 @@ class OperationRecorder(TorchDispatchMode):
         return node
 
 
+def _has_rule(func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> bool:
+    """Return whether an operation is one expression of numbers. Torch's decomposition of it has several."""
+    name = func._opname
+    if name not in rules.ELEMENTWISE_OPERATIONS or name == "log_sigmoid_forward":
+        return False
+    return not any(tensor.is_complex() for tensor in tensors) and rules.rule(name, args, kwargs) is not None
+
+
 def _inner(value: Any) -> Any:
     return value.plain if isinstance(value, RecordedTensor) else value
 
@@ -166,7 +176,7 @@ def _decompositions() -> dict[Any, Any]:
         aten.native_layer_norm_backward, aten.native_group_norm_backward, aten._softmax_backward_data,
         aten._log_softmax_backward_data, aten.gelu_backward, aten.nll_loss_forward, aten.nll_loss_backward,
     ])  # fmt: skip
-    table = {**dict(core_aten_decompositions().items()), **simpler}
+    table = {**_core_aten_decompositions_post_autograd(), **simpler}
     table |= {operation: lambda *args, **kwargs: NotImplemented for operation in _KEPT_OPERATIONS}
     table |= {
         aten.var_mean.correction: var_mean,
@@ -174,9 +184,10 @@ def _decompositions() -> dict[Any, Any]:
         aten.native_layer_norm.default: _layer_norm,
         aten._softmax.default: _softmax,
         aten._log_softmax.default: _log_softmax,
-        aten.addcmul.default: lambda x, a, b, value=1: x + a * b * value if value != 1 else x + a * b,
+        aten.addcmul.default: rules.REWRITES["addcmul"],
         aten.linalg_vector_norm.default: functools.partial(_vector_norm, table[aten.linalg_vector_norm.default]),
-        aten.softplus.default: functools.partial(_softplus, table[aten.softplus.default]),
+        aten.log_sigmoid_forward.default: lambda x: (-torch.nn.functional.softplus(-x), x.new_empty(0)),
+        aten.baddbmm.default: _baddbmm,
         aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
         aten._foreach_add_.Scalar: _foreach_add_,
         aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
@@ -222,8 +233,8 @@ def _vector_norm(other: Callable[..., Tensor], x: Tensor, order: float = 2, *arg
     return torch.sqrt((x * x).sum(*args))
 
 
-def _softplus(other: Callable[..., Tensor], x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    return NotImplemented if beta == 1 else other(x, beta, threshold)
+def _baddbmm(*args: Any, **factors: float) -> Tensor:
+    return rules.REWRITES["baddbmm"](*args, **factors) if factors else NotImplemented
 
 
 def _diag_embed(other: Callable[..., Tensor], x: Tensor, *places: int) -> Tensor:

@@ -3,6 +3,7 @@
 Each loop is a function of pointers to views of memory. Functions of the same loops are one function.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -337,8 +338,23 @@ class Schedule:
         return print_llvm.source(self.functions, places, callees, kinds, rows, {**(of_row or {}), **scratch})
 
 
+class _Call:
+    """What a kernel does at a time: the views that it touches, and the memory that it writes."""
+
+    views: list[View]
+    writes: list[Memory]
+
+    @functools.cached_property
+    def touched(self) -> frozenset[Memory]:
+        return frozenset(view.memory for view in self.views)
+
+    @functools.cached_property
+    def written(self) -> frozenset[Memory]:
+        return frozenset(self.writes)
+
+
 @dataclass
-class _Statement:
+class _Statement(_Call):
     """An elementwise loop: the result, the arguments in its shape, and the rule.
 
     sums: numbers of the result are sums over indices; they are known after the loop.
@@ -349,12 +365,12 @@ class _Statement:
     rule: PairRule
     sums: bool = False
 
-    @property
-    def views(self) -> list[View]:
+    @functools.cached_property
+    def views(self) -> list[View]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return [self.out, *(arg for arg in self.args if isinstance(arg, View))]
 
-    @property
-    def writes(self) -> list[Memory]:
+    @functools.cached_property
+    def writes(self) -> list[Memory]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return [self.out.memory]
 
     def fits(self, earlier: "_Statement | _Other") -> bool:
@@ -369,7 +385,7 @@ class _Statement:
 
 
 @dataclass
-class _Other:
+class _Other(_Call):
     """Another call: the function, what it gets pointers to, and the memory that it writes."""
 
     function: str
@@ -379,13 +395,7 @@ class _Other:
 
 def _depend(some: Sequence[_Statement | _Other], others: Sequence[_Statement | _Other]) -> bool:
     """Whether any of some calls writes what any of the others reads or writes, or reads what it writes."""
-    return any(
-        view.memory in one.writes
-        for a in some
-        for b in others
-        for one, other in ((a, b), (b, a))
-        for view in other.views
-    )
+    return any(not (a.written.isdisjoint(b.touched) and b.written.isdisjoint(a.touched)) for a in some for b in others)
 
 
 def _same(one: View, other: View) -> bool:
