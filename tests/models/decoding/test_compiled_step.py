@@ -14,6 +14,7 @@ from scanl import ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import index, leaves
 from scanl.models import LanguageModel, Stack, Streams, quantize
+from scanl.models.decoding import compiled_step
 from scanl.models.decoding.compiled_step import CompiledStep
 
 LAYERS = ("hawk", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "gru", "xlstm", "lru", "s5", "minlstm", "retnet")
@@ -200,9 +201,31 @@ def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> Non
     steps = [streams.step() for _ in range(4)]
     assert [step[handle] for step in steps] == [int(token) for token in expected]
     assert [tokens.shape for tokens in calls] == [(2,)] * 3
-    fresh = model_of("gru", channel_mixer="none")
-    next(fresh.generate(prompt, max_new_tokens=3_000))
-    assert fresh._compiled is not None
+
+
+def test_a_step_is_compiled_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as many tokens, of all calls; or at once, if as many are asked for. Not where no kernel can run it."""
+    monkeypatch.setattr(compiled_step, "MIN_TOKENS", 5)
+    prompt, calls, call = torch.tensor([[1, 2, 3]]), list[Tensor](), CompiledStep.__call__
+    monkeypatch.setattr(CompiledStep, "__call__", lambda step, *args: (calls.append(args[0]), call(step, *args))[1])
+    model = model_of("gru", channel_mixer="none")
+    for count, compiled in ((4, 0), (4, 1), (4, 4)):  # the first token is that of the prompt
+        list(model.generate(prompt, max_new_tokens=count))
+        assert len(calls) == compiled
+    calls.clear()
+    streams = Streams(model)
+    for _ in range(2):
+        streams.join(prompt[0])
+    for _ in range(8):
+        streams.step()
+    assert [tokens.shape for tokens in calls] == [(2,)] * 2  # two rows have a kernel of their own
+    calls.clear()
+    list(model_of("gru", channel_mixer="none").generate(prompt, max_new_tokens=6))
+    assert len(calls) == 5
+    calls.clear()
+    dropping = model_of("gru", channel_mixer="none", dropout=0.5).train()
+    list(dropping.generate(prompt, max_new_tokens=12))
+    assert len(calls) == 3
 
 
 def test_few_kernels_serve_batches_of_any_size() -> None:

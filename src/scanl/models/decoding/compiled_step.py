@@ -5,6 +5,7 @@ without numbers; what it computes becomes the loops of one kernel, which reads e
 """
 
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -21,7 +22,7 @@ from scanl.ops._frame.context import exactly
 if TYPE_CHECKING:
     from scanl.ops._compiler.recorded import RecordedFunction
 
-MIN_TOKENS = 3_000  # tokens: to compile takes up to 11 s, and saves 3 to 4 ms a token where most of a step is Python
+MIN_TOKENS = 64  # tokens: to record and compile takes the time of 50 to 150 ordinary ones
 MAX_ROWS = 16  # rows of a kernel; more rows run in parts
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
 MODULE_ATTRIBUTES = vars(nn.Module()).keys()
@@ -92,6 +93,8 @@ class CompiledStep:
         self.reason: str | None = None
         self._kernels: dict[int, RecordedFunction] = {}  # by the number of rows
         self._made_for: _Makeup | None = None
+        self._asked = False  # whether `compile` was called
+        self._tokens = Counter[int]()  # decoded or expected, by the number of rows
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the kernels out of copies: they read this model's parameters."""
@@ -112,10 +115,32 @@ class CompiledStep:
         except ShapeError:  # the ordinary step casts a state of another dtype, and has an error for another shape
             return self._finish(rows, state)
 
+    def pays(self, batch_size: int) -> bool:
+        """Return whether to decode the next token of `batch_size` rows by the compiled step. That token then counts.
+
+        It pays from token `MIN_TOKENS` on, of all calls together, and at once if `compile` was called, or if so many
+        tokens were expected. Where no kernel can run the step, whether one can now is asked as rarely.
+        """
+        size = _rows_of_kernel(batch_size)
+        self._tokens[size] += 1
+        if self.reason is not None:
+            return self._tokens[size] % MIN_TOKENS == 0
+        return self._asked or self._tokens[size] > MIN_TOKENS
+
+    def expect(self, batch_size: int, tokens: int) -> None:
+        """Take note that so many tokens of `batch_size` rows will be decoded."""
+        if tokens >= MIN_TOKENS:
+            size = _rows_of_kernel(batch_size)
+            self._tokens[size] = max(self._tokens[size], MIN_TOKENS)
+
     def compile(self, batch_size: int) -> None:
-        """Compile the kernel for `batch_size` rows, by a call of it. Raises ConfigError unless that is 1 or more."""
+        """Compile the kernel for `batch_size` rows, by a call of it. Raises ConfigError unless that is 1 or more.
+
+        From then on the step is always the compiled one.
+        """
         if batch_size < 1:
             raise ConfigError(f"compile_step: batch_size is {batch_size}, expected at least 1")
+        self._asked = True
         with torch.no_grad():
             operands = self._examples(batch_size)
             kernel = self._kernel(operands[0])
@@ -141,8 +166,7 @@ class CompiledStep:
         batch = len(rows)
         if batch == 0 or exactly() or torch.is_autocast_enabled("cpu"):
             return None
-        units = max(-(-batch // MAX_ROWS), min(torch.get_num_threads(), batch // 4))
-        size = 1 << (-(-batch // units)).bit_length() - 1  # five kernels serve batches of any size
+        size = _rows_of_kernel(batch)
         kernel = self._kernels.get(size)
         if kernel is None and self.reason is None:
             self.reason, kernel = self._record(size)
@@ -183,6 +207,12 @@ class CompiledStep:
                 return None, RecordedFunction(flat, *self._examples(size), by_rows=True)
             except UnsupportedOperation as error:
                 return str(error), None
+
+
+def _rows_of_kernel(batch: int) -> int:
+    """Return how many rows the kernel for a batch has. Five kernels serve batches of any size."""
+    units = max(-(-batch // MAX_ROWS), min(torch.get_num_threads(), batch // 4), 1)
+    return 1 << max(0, (-(-batch // units)).bit_length() - 1)
 
 
 def _gather(state: State, tensors: list[Tensor]) -> None:

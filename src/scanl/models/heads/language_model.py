@@ -10,7 +10,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
-from scanl.models.decoding.compiled_step import MIN_TOKENS, CompiledStep
+from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.models.decoding.cursor import Cursor, as_text, continued
 from scanl.models.decoding.drafts import Draft, ModelDraft
 from scanl.models.decoding.generation import Generation
@@ -108,9 +108,9 @@ class LanguageModel(Saved):
         return self._read_out(last), state
 
     def decode_logits(self, tokens: Tensor, state: State | None, *, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """Compute `next_logits`, by the compiled step if there is one and each row has one token."""
-        if self._compiled is not None and mask is None and tokens.shape[1] == 1:
-            return self._compiled(tokens[:, 0], state)
+        """Compute `next_logits`, by the compiled step where it pays and each row has one token."""
+        if mask is None and tokens.shape[1] == 1 and self._step().pays(tokens.shape[0]):
+            return self._step()(tokens[:, 0], state)
         return self.next_logits(tokens, state, mask=mask)
 
     def step(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
@@ -121,20 +121,23 @@ class LanguageModel(Saved):
     def compile_step(self, batch_size: int = 1) -> CompiledStep:
         """Return `step` as a kernel of the CPU, compiled for `batch_size` rows.
 
-        `generate`, `Session`, `Streams` and drafts by this model use it from now on.
+        `generate`, `Session`, `Streams` and drafts by this model use it from now on. Without this call they do so once
+        they have decoded 64 tokens, or at once if so many are asked for.
 
-        It takes what `step` takes and returns what that returns, within rounding. Compiling takes some seconds, once
-        for a machine: the machine code is kept on disk. A model that no kernel can run takes the ordinary step;
-        `explain` says why.
+        It takes what `step` takes and returns what that returns, within rounding. A model that no kernel can run takes
+        the ordinary step; `explain` says why.
         """
-        self._compiled = self._compiled or CompiledStep(self, self._embedded, self._rest_of_step)
-        self._compiled.compile(batch_size)
+        self._step().compile(batch_size)
+        return self._step()
+
+    def _step(self) -> CompiledStep:
+        if self._compiled is None:
+            self._compiled = CompiledStep(self, self._embedded, self._rest_of_step)
         return self._compiled
 
     def explain(self) -> str:
         """Return one line on each way of a step: that it can run, or why not. Decoding takes the first that can."""
-        step = self._compiled or CompiledStep(self, self._embedded, self._rest_of_step)
-        return f"compiled: {step.refusal() or 'can run'}\nordinary: can run"
+        return f"compiled: {self._step().refusal() or 'can run'}\nordinary: can run"
 
     def logits_at(self, tokens: Tensor, places: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Read tokens (B, T). Return logits (n, V) where the mask `places` (B, T) is True, in row-major order."""
@@ -166,8 +169,7 @@ class LanguageModel(Saved):
         draft: what proposes tokens, which are then read in one piece: `PromptLookup()`, or a smaller model of the same
         tokens. It makes generation faster and changes no token, up to rounding; within `exact`, none at all.
 
-        A model whose step is compiled generates by it: after `compile_step`, or by itself from a max_new_tokens of
-        3,000 on, which pay for compiling.
+        The step is compiled where that pays: see `compile_step`.
         """
         check_options("generate", temperature, top_k, top_p)
         check_tensor("generate", "prompt", prompt, "(B, T)")
@@ -177,13 +179,12 @@ class LanguageModel(Saved):
             raise ShapeError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (B, T) with T at least 1")
         if mask is not None and not bool(mask.any(1).all()):
             raise ShapeError("generate: mask has a row without a token, expected at least one each")
+        if max_steps is not None:
+            self._step().expect(prompt.shape[0], max_steps)
         choice = Choice(temperature, top_k, top_p, as_generator("generate", seed, prompt.device))
         if session is not None or draft is not None:
             proposing = self._as_draft(draft)
             return continued(self._cursor(prompt, state, session, mask), choice, proposing, max_steps, stop)
-
-        if max_steps is not None and max_steps >= MIN_TOKENS:
-            self.compile_step(prompt.shape[0])
 
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
             logits, after = self.decode_logits(pending, state, mask=valid)
