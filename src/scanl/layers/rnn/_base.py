@@ -79,13 +79,28 @@ class TorchCell(SolvedLayer):
         """Return whether the cell is faster."""
         return x.device.type == "cpu"
 
+    def _weights(self) -> list[Tensor]:
+        weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
+        return [widen(weight) for weight in weights]
+
+    def over_windows(self, x: Tensor, cut: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the last output (N, width) over each of N windows of x (B, L, dim), from a zero state, in
+        float32 or wider.
+
+        cut: takes the windows (N, W, ...) of a tensor (B, L, ...). A step is projected once for all windows.
+        """
+        with as_widened(x):
+            drive, *others = self.operands(widen(x), *self._weights())
+            assert drive is not None
+            y, _ = self.run_cell(self.cell, cut(drive), *others, None, cu_seqlens=None, **self._options())
+        return y[:, -1]
+
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         rows = sequences(x, cu_seqlens)
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
         wide = widen(x)
         first = [tensor.to(wide.dtype) for tensor in ([state] if isinstance(state, Tensor) else state)]
-        weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
-        weights = [widen(weight) for weight in weights]
+        weights = self._weights()
         named = preferred() != ("auto",)  # by a `backend` context, which says how the cell runs
         if self.solver != "sequential" or named or self._runs_cell(x, cu_seqlens):
             start = first[0] if len(first) == 1 else torch.stack(first, 1)

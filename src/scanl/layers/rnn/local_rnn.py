@@ -2,15 +2,18 @@
 
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from scanl.layers import options, registry
-from scanl.layers.base import Layer
+from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import StateAxes
-from scanl.layers.parts.window import Inputs, windows
+from scanl.layers.packing import sequence_index
+from scanl.layers.parts.window import Inputs
 from scanl.layers.rnn.elman import Elman
 from scanl.layers.rnn.gru import GRU
 from scanl.layers.rnn.lstm import LSTM
+from scanl.ops.offsets import sequences
 
 NETWORKS = {"gru": GRU, "lstm": LSTM, "elman": Elman}
 
@@ -46,7 +49,31 @@ class LocalRNN(Layer):
         self.rnn = NETWORKS[variant](dim)
 
     def run(self, x: Tensor, state: Inputs | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Inputs]:
-        newest_first, inputs = windows(x, self.past + 1, state, cu_seqlens=cu_seqlens)
-        rows = newest_first.unflatten(-1, (-1, self.dim)).flip(2)
-        outputs, _ = self.rnn(rows.flatten(0, 1))
-        return outputs[:, -1].view_as(x), inputs
+        steps, past = x.shape[1], self.past
+        before = self._begin(x, state, cu_seqlens)
+        if isinstance(before, tuple):
+            before = x.new_zeros(sequences(x, cu_seqlens), 0, self.dim)
+        wide = widen(x)
+        before = before.to(wide.dtype)
+        if cu_seqlens is None:
+            rows = torch.cat([before, wide], 1)
+            last = rows[:, steps:].clone()
+            begins = None
+        else:  # each sequence behind its last inputs
+            owner, behind = sequence_index(cu_seqlens, steps), torch.arange(past, device=x.device)
+            sequence = past * torch.arange(len(before), device=x.device)
+            begins = torch.arange(steps, device=x.device) + past * owner
+            places = torch.cat([((cu_seqlens[:-1] + sequence)[:, None] + behind).flatten(), begins + past])
+            rows = wide.new_zeros(1, len(places), self.dim)
+            rows = rows.index_copy(1, places, torch.cat([before.flatten(0, 1)[None], wide], 1))
+            last = rows[0, (cu_seqlens[1:] + sequence)[:, None] + behind]
+
+        def cut(tensor: Tensor) -> Tensor:
+            of_step = (
+                tensor[:, index : index + steps] if begins is None else tensor[:, begins + index]
+                for index in range(past + 1)
+            )
+            return torch.stack(list(of_step), 2).flatten(0, 1)
+
+        y = self.rnn.over_windows(rows, cut).view_as(x).to(x.dtype)
+        return y, last if past else ()
