@@ -138,17 +138,19 @@ class _Solver:
         for iteration in range(1, self.max_iterations + 1):
             value = _rows(f(s))
             rows = _rows(s)
-            size = torch.linalg.vector_norm(value, dim=1, dtype=torch.float64)
+            r = value - rows
+            size = _norms(value)
             # The relative residual of a zero state is undefined. Below this size, 1e-14 in float32, use the floor.
             floor = torch.finfo(value.dtype).eps ** 2 * math.sqrt(value.shape[1])
-            residual = torch.linalg.vector_norm(value - rows, dim=1, dtype=torch.float64) / size.clamp_min(floor)
+            residual = _norms(r) / size.clamp_min(floor)
             # Where the square of a state is infinite, the residual says nothing: the state has diverged.
             worst = torch.where(size.isfinite(), residual, math.inf).max().item()
             if worst <= self.tolerance:
                 return FixedPoint(s, Convergence(iteration, worst, self.tolerance))
             if not math.isfinite(worst):
                 break
-            rows = step(rows, torch.where((residual > self.tolerance)[:, None], value - rows, 0))
+            going = residual > self.tolerance
+            rows = step(rows, r if going.all() else torch.where(going[:, None], r, 0))
             s = (torch.view_as_complex(rows.view(*s.shape, 2)) if s.is_complex() else rows.view(s.shape)).to(s.dtype)
         if math.isfinite(worst):
             ended = f"did not converge in {iteration} iterations (max_iterations)"
@@ -167,6 +169,12 @@ def _rows(s: Tensor) -> Tensor:
     return s.reshape(s.shape[0], -1).to(torch.promote_types(s.dtype, torch.float32))
 
 
+def _norms(x: Tensor) -> Tensor:
+    """Return the norm of each row, in float64. Only squares that are infinite in float32 take a copy in float64."""
+    norms = torch.linalg.vector_norm(x, dim=1)
+    return norms.double() if norms.isfinite().all() else torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+
+
 def _iteration(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda s, r: s + damping * r
 
@@ -176,10 +184,11 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
 
     A row takes plain steps as long as each of them halves its residual: then mixing saves less time than it takes.
     """
-    moves: list[Tensor] = []
-    changes: list[Tensor] = []
-    last_step: tuple[Tensor, Tensor, Tensor] | None = None
+    points: list[tuple[Tensor, Tensor]] = []  # the last states and residuals; their differences are taken where mixed
+    count = 0  # of all points so far
+    last_size: Tensor | None = None
     slow: Tensor | None = None
+    misled: Tensor | None = None  # of each row the number of points of which it uses no difference
 
     def mixed(r: Tensor, ds: Tensor, dr: Tensor) -> Tensor:
         """Return the difference between the combination and plain steps. r: (B, N).   ds, dr: (B, steps kept, N)."""
@@ -192,25 +201,32 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
         return -(weights.to(r.dtype) * (ds + damping * dr)).sum(1)
 
     def step(s: Tensor, r: Tensor) -> Tensor:
-        nonlocal last_step, slow
+        nonlocal count, last_size, slow, misled
         size = r.norm(dim=1)
-        if last_step is not None:
+        points.append((s, r))
+        del points[: -history - 1]
+        count += 1
+        if last_size is not None:
             # If a row's residual grew tenfold, its history is misleading: set it to zero, so it gets no weight.
             # Smaller growth is normal where f does not contract: f multiplies the combination's residual.
-            misled = (size > 10 * last_step[2])[:, None]
-            if misled.any():
-                moves[:], changes[:] = ([torch.where(misled, 0, d) for d in items] for items in (moves, changes))
-            moves.append(torch.where(misled, 0, s - last_step[0]))
-            changes.append(torch.where(misled, 0, r - last_step[1]))
-            del moves[:-history], changes[:-history]
-            now = size > last_step[2] / 2
+            grown = size > 10 * last_size
+            if grown.any():
+                misled = torch.where(
+                    grown, count, torch.zeros_like(size, dtype=torch.int64) if misled is None else misled
+                )
+            now = size > last_size / 2
             slow = now if slow is None else slow | now
-        last_step = s, r, size
+        last_size = size
         plain = s + damping * r
         if slow is None or not slow.any():
             return plain
         rows = (slow & (size > 0)).nonzero()[:, 0]  # a row without a residual is solved
-        ds, dr = (torch.stack([d[rows] for d in items], 1) for items in (moves, changes))
+        ds, dr = (
+            torch.stack([tensor[rows] for tensor in tensors], 1).diff(dim=1) for tensors in zip(*points, strict=True)
+        )
+        if misled is not None:
+            numbers = torch.arange(count - ds.shape[1] + 1, count + 1, device=s.device)  # of the later point of each
+            ds, dr = (torch.where((numbers > misled[rows, None])[..., None], d, 0) for d in (ds, dr))
         return plain.index_add(0, rows, mixed(r[rows], ds, dr))
 
     return step
