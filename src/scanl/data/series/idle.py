@@ -11,7 +11,7 @@ from scanl.data.series.series import Roles
 from scanl.data.series.times import times
 
 MIN_NUMBERS = 10  # of a series that is always equal; a shorter one has only begun
-ENDED_SHARE = 0.1  # of the time of all series, by which a series ends before the last ones
+MIN_STEPS, ENDED_SHARE = 10, 0.1  # steps, and part of the time of all series, by which a series ends before the last
 
 Reasons = Mapping[str, str]  # why a series is left out, by its name
 
@@ -56,7 +56,7 @@ def _ended(frame: Any, path: Path, time: str, rows_of: Mapping[str, Any], horizo
     ends = np.array([clock.marks[rows[-1]] for rows in rows_of.values()], np.float64)
     begin = min(float(clock.marks[rows[0]]) for rows in rows_of.values())
     behind = (ends.max() - ends) / step
-    long_ago = max(horizon, ENDED_SHARE * (ends.max() - begin) / step)
+    long_ago = max(2 * horizon, MIN_STEPS, ENDED_SHARE * (ends.max() - begin) / step)
     if (behind <= horizon).mean() <= 0.5:
         return {}
     when = {name: str(frame[time].iloc[rows[-1]]).removesuffix(" 00:00:00") for name, rows in rows_of.items()}
