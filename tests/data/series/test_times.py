@@ -171,12 +171,19 @@ NIGHTS = {  # times, steps of a day
 
 
 @pytest.mark.parametrize("kind", NIGHTS)
-def test_nights_are_absent(kind):
+def test_nights_are_absent(kind, tmp_path):
     """From evening to morning is a step, and so is a weekend; holidays and other rows that lack are missing numbers."""
     dates, season = NIGHTS[kind]
     rows = len(dates) - 40
     assert forecast(dates[:rows], 40) == (list(dates[rows:]), season)
     assert forecast(dates[:rows].delete([20, 21, 41]), 40)[0] == list(dates[rows:])
+    assert len(collection("fill", a=dates[:rows].delete([20, 21, 41])).series[0]) == len(
+        collection(a=dates[:rows]).series[0]
+    )
+    one = pd.DataFrame({"unique_id": "a", "ds": dates, "y": np.random.default_rng(0).normal(size=len(dates))})
+    model = Frames(2, layer="lru", dim=4, steps=1, sequence_length=9).fit(one[:rows])
+    model.save(tmp_path)
+    assert Frames.load(tmp_path).update(one[rows:-2]).predict()["ds"].tolist() == list(dates[-2:])
 
 
 SAID = ["SME", "SMS", "2B", "h", "W-WED", "ME", pd.DateOffset(months=2), pd.offsets.Hour(5), "LWOM-MON"]
@@ -251,12 +258,12 @@ def test_what_is_not_certain_is_refused(kind):
     assert "\n" not in str(error.value)
 
 
-def collection(**parts):
+def collection(gaps=None, **parts):
     pieces = [
         pd.DataFrame({"id": name, "ds": dates, "y": np.arange(len(dates)) * 1.0}) for name, dates in parts.items()
     ]
     frame = pd.concat(pieces, ignore_index=True)
-    source = Table(["frame"], "forecast", "y", time="ds", series="id")
+    source = Table(["frame"], "forecast", "y", time="ds", series="id", gaps=gaps)
     return source.collect(source.without_gaps(frame, Path("frame"))[0], Path("frame"))
 
 

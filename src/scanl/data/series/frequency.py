@@ -47,6 +47,14 @@ class Frequency:
         """Whether the times of further steps are known."""
         return self.slack < ROUGH
 
+    @property
+    def week(self) -> str:
+        """The days of the week of an offset of days, from Monday, as 1111100."""
+        import pandas as pd
+
+        monday = pd.Timestamp("2024-01-01")
+        return "".join(str(int(self.offset.is_on_offset(monday + pd.Timedelta(days=day)))) for day in range(7))
+
     def like(self, seconds: float) -> bool:
         """Whether a step is as long as another frequency's step."""
         return abs(self.seconds - seconds) <= SLACK * seconds
@@ -237,15 +245,19 @@ def _refuse_other(freq: Any, frequency: Frequency, times: Times) -> None:
 
 
 def inferred(times: Times, max_absent: float = MAX_ABSENT_SHARE) -> Frequency | None:
-    """Return the frequency at which at most the fraction `max_absent` of the steps is absent; None if there is none."""
+    """Return the frequency at which at most the fraction `max_absent` of the steps is absent; None if there is none.
+
+    One at which few are absent is preferred.
+    """
     if len(times) < (3 if times.dates else 2) or (np.diff(times.marks) <= 0).any():
         return None
-    for frequency in _candidates(times):
+    limits = {min(MAX_ABSENT_SHARE, max_absent): None, max_absent: None}
+    for limit, frequency in ((limit, frequency) for limit in limits for frequency in _candidates(times)):
         counts = frequency.counts(times)
         if counts is None:
             continue
         total = int(counts[-1]) + 1
-        if total - len(times) <= max_absent * total and np.median(np.diff(counts)) == 1:
+        if total - len(times) <= limit * total and np.median(np.diff(counts)) == 1:
             return frequency
     return None
 
@@ -327,5 +339,12 @@ def _without_nights(wall: Any) -> Iterator[Frequency]:
     gaps = np.diff([*moments, moments[0] + DAY * 1e6])
     if dates < MIN_DAYS or not 1 < len(moments) * dates < 2 * len(wall) or np.ptp(gaps) < SLACK * gaps.max():
         return
-    days = _days_of(wall) or pd.offsets.Day()
-    yield Frequency(_mean(days) / len(moments), days, tuple(moments.tolist()))
+    yield of_days(_days_of(wall) or pd.offsets.Day(), moments.tolist())
+
+
+def of_days(days: Any, moments: Sequence[int]) -> Frequency:
+    """Return the frequency of steps at some moments of some days: an offset, or the week from Monday as 1111100."""
+    import pandas as pd
+
+    days = pd.offsets.CustomBusinessDay(weekmask=days) if isinstance(days, str) else days
+    return Frequency(_mean(days) / len(moments), days, tuple(moments))

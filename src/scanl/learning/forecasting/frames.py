@@ -19,6 +19,7 @@ import torch
 
 from scanl.data.questions import ForecastQuestion
 from scanl.data.series.columns import as_table, grouped
+from scanl.data.series.frequency import of_days
 from scanl.data.series.outlook import NEWER, Outlook, in_zone, joined
 from scanl.data.series.series import Collection, Series, check_order, continued
 from scanl.data.series.table import Table
@@ -65,7 +66,7 @@ class FrameTable(Table):
         filled, _ = self.without_gaps(frame, PATH, like)
         training = self.collect(filled, PATH, like)
         training.idle = idle
-        ahead = continued(filled, PATH, self.roles, self.horizon, freq=self.freq)
+        ahead = continued(filled, PATH, self.roles, self.horizon, freq=self.freq, known=training.known)
         self.collection = self.collect(ahead, PATH, training)
         self.collection.idle = idle
         if like is None:
@@ -265,11 +266,11 @@ class Frames:
         about = {
             "options": {name: list(v) if isinstance(v, tuple) else v for name, v in self._arguments.items()},
             "collection": facts,
+            "nights": [[one.week, one.moments] for one in training.known if one.moments],
             "form": self._form,
             "chosen": self.chosen,
         }
-        weeks = 14 * max(len(one.moments) for one in training.known) if training.known else 0  # nights are seen in them
-        rows = table.frame.groupby(table.series_columns, sort=False).tail(max(table.length, weeks) + 1)
+        rows = table.frame.groupby(table.series_columns, sort=False).tail(table.length + 1)
         with written_whole(folder / ABOUT) as temporary:
             temporary.write_text(json.dumps(about), "utf-8")
         with written_whole(folder / ROWS) as temporary:
@@ -301,6 +302,7 @@ class Frames:
         self.chosen = about["chosen"]
         self.model = Forecaster.load(folder)
         rows, facts = pd.read_parquet(folder / ROWS), about["collection"]
+        facts["known"] = [of_days(week, moments) for week, moments in about["nights"]]
         nothing = np.zeros(0)
         usual = Series("", nothing, nothing, nothing, nothing, nothing if facts.pop("timed") else None, nothing)
         table = self._source()
