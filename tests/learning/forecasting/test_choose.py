@@ -169,6 +169,7 @@ def test_the_factors_of_a_calibration_are_bounded():
 SCRIPTS = {  # CRPS at each measurement, in the last backtest and in the one before, and the best of them
     "both gain": ([[1, 0.9, 0.7, 0.8, 0.9, 1, 1], [1, 0.9, 0.8, 0.9, 1, 1, 1]], 2),
     "one loses": ([[1, 0.9, 0.5, 0.9, 1, 1, 1], [1, 1, 1.01, 1, 1, 1, 1]], 0),
+    "one hardly gains": ([[1, 0.9, 0.5, 0.9, 1, 1, 1], [1, 1, 0.995, 1, 1, 1, 1]], 0),
     "too little": ([[1, 0.99, 0.985, 1, 1, 1, 1], [1, 0.99, 0.985, 1, 1, 1, 1]], 0),
 }
 

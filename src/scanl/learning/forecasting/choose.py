@@ -57,7 +57,7 @@ STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "
 STEPS = 240
 MARKS = 6  # measurements of a stack while it learns
 MEASURED_FORECASTS = 192  # forecasts in one of them
-GAIN = 0.98  # ratio of the errors after and before training from which a stack is worth it
+GAIN, LEAST_GAIN = 0.98, 0.99  # ratios of the errors after and before training: their mean, and that in each backtest
 FACTORS = (0.3, 4.0)  # bounds of the calibration
 
 BY_BACKTESTS = "chosen by backtests"
@@ -436,7 +436,7 @@ def _learn(
     errors = [[mark.scores["CRPS"] / row[0].scores["CRPS"] for mark in row] for row in marks]
     ratio = np.mean(errors, 0)
     best = int(np.argmin(ratio)) if "steps" not in fixed else MARKS
-    if "steps" not in fixed and (ratio[best] > GAIN or max(row[best] for row in errors) >= 1):
+    if "steps" not in fixed and (ratio[best] > GAIN or max(row[best] for row in errors) > LEAST_GAIN):
         best = 0
     options["steps"] = steps * best // MARKS
     simple, learnt = (float(np.mean([row[k].scores["MASE"] for row in marks])) for k in (0, best))
