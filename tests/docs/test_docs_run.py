@@ -337,6 +337,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or
     "sharded": "tests/benchmarks/test_sharded.py",
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
+    "unseen_tables": "tests/benchmarks/test_tables.py",
 }
 
 
