@@ -46,7 +46,7 @@ CHOICE_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but read
 LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - CHOICE_OPTIONS
 LOOP_OPTIONS |= {"recursive", "carry_state", "inputs_alone"}
 
-CHOOSING_SHARE = 0.85  # share of the choosing in a run that chooses, as its progress shows it; the last fit follows
+CHOOSING_SHARE = 0.75  # share of the choosing in a run that chooses, as its progress shows it; the last fit follows
 USE_COMMANDS: Mapping[str | None, str] = {  # by question
     BYTES: "generate {} --prompt 'It was'",
     "forecast": "forecast {} --out next.csv --picture next.png",

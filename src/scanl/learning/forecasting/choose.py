@@ -27,7 +27,9 @@ from scanl.data.splits import TEST, VALIDATION, Piece
 from scanl.errors import ConfigError, counted
 from scanl.learning.descent import descend, seeded
 from scanl.learning.forecasting.backtests import (
+    FOLDS,
     MAX_FITTED_ORIGINS,
+    MAX_MEASURED_ORIGINS,
     BacktestWindows,
     PastTargets,
     Trial,
@@ -43,14 +45,13 @@ from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
-from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, check_stack, make_stack
+from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, fitting_stack, make_stack
 from scanl.learning.run.plan import RunLength, rate
-from scanl.models import Forecaster, Normalization
+from scanl.models import Forecaster, Normalization, Stack
 from scanl.models.forecasting.recent_errors import further_lags
 from scanl.options import options as options_of
 
 MINUTES = 2.0  # of a run, if nothing else is said
-SIMPLE_SHARE = 0.4  # share of the simple forecasts in the work, for its progress, if a stack is tried
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 LEAST_ROWS = 500  # of a table from which a stack can learn
 STACK = {"dim": 16, "depth": 1, "layer": "hawk", "batch_size": 16, "lr": 3e-3, "weight_decay": 0.01}
@@ -123,10 +124,10 @@ def choose(
         )
     plan = Plan(minutes)
     past = PastTargets.of(source)
-    check_fixed(past, fixed)
+    stack = check_fixed(past, fixed)
     progress.note(f"choosing on the rows before the test part of {source.described}")
     learns = bool(fixed.get("steps", sum(past.ends) >= LEAST_ROWS))
-    border = SIMPLE_SHARE if learns else 1.0
+    border = _simple_share(past, fixed, len(source.targets), stack, plan) if learns else 1.0
     scored = min(MAX_FORECASTS, sum(end - begin for _, begin, end in source.parts[TEST]))
     plan.spent += of_forecasts(scored, _length(max(_sizes(past, fixed)), past.horizon))
     simple = _simple(past, fixed, plan, progress.part(0.0, border))
@@ -157,8 +158,11 @@ def choose(
     return choice
 
 
-def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of which no forecaster can be made that reads all values of a forecast."""
+def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> Stack:
+    """Return a stack with the fixed options.
+
+    Raises ConfigError for options of which no forecaster can be made that reads all values of a forecast.
+    """
     for name in fixed.get("start", ()):
         LagMap.of(name)
     if (lags := fixed.get("lags")) is not None and lags < 1:
@@ -166,7 +170,22 @@ def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> None:
     Normalization(**{name: fixed[name] for name in options_of(Normalization) if name in fixed})
     steps = fixed.get("sequence_length", _length(max(_sizes(past, fixed)), past.horizon))
     with seeded(0):
-        check_stack("choose", {**STACK, **fixed}, steps, "a forecast may read so many values")
+        return fitting_stack("choose", {**STACK, **fixed}, steps, "a forecast may read so many values")
+
+
+def _simple_share(past: PastTargets, fixed: Mapping[str, Any], targets: int, stack: Stack, plan: Plan) -> float:
+    """Return the share of the simple forecasts in the work of a choice, roughly; two backtests of a stack follow."""
+    sizes, rows = _sizes(past, fixed), sum(past.ends)
+    origins, fitted = FOLDS * min(rows, MAX_MEASURED_ORIGINS), min(rows, MAX_FITTED_ORIGINS)
+    counts = [len(set(candidates(size, past.season))) + 3 * len(PENALTIES) for size in sizes]
+    once = sum(
+        of_simple(size, past.horizon, origins, fitted, count, FOLDS) for size, count in zip(sizes, counts, strict=True)
+    )
+    simple = once * (1 if "log" in fixed or not past.positive else 2)
+    length, parameters = _length(max(sizes), past.horizon), sum(one.numel() for one in stack.parameters())
+    step = of_step({**STACK, **fixed}["batch_size"], length, past.horizon * targets, parameters)
+    learning = min(2 * (fixed.get("steps") or STEPS) * step, 2 / 3 * plan.left)
+    return simple / (simple + learning)
 
 
 def _length(lags: int, horizon: int) -> int:

@@ -395,10 +395,11 @@ def check_reach(who: str, layer: str, longest: int | None, steps: int, why: str)
         )
 
 
-def check_stack(who: str, options: Mapping[str, Any], steps: int, why: str) -> None:
-    """Raise ConfigError for options, by name, of which no stack can be made that reads sequences of some steps."""
+def fitting_stack(who: str, options: Mapping[str, Any], steps: int, why: str) -> Stack:
+    """Return the stack of some options, by name. Raises ConfigError if there is none that reads so many steps."""
     stack = make_stack(StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options}))
     check_reach(who, options["layer"], stack.longest, steps, why)
+    return stack
 
 
 def build_model(config: TrainConfig, question: Question) -> Model:

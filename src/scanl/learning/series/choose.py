@@ -26,7 +26,7 @@ from scanl.learning.descent import optimize, seeded
 from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import Answerer, Model, answerer
 from scanl.learning.questions.base import answered, form, means
-from scanl.learning.run.config import OPTIONS, StackConfig, check_stack, make_stack
+from scanl.learning.run.config import OPTIONS, StackConfig, fitting_stack, make_stack
 from scanl.learning.series.examples import Examples, outputs, rows_at_once
 from scanl.learning.series.filters import FilterFit, fit_filters
 from scanl.models import Features
@@ -89,7 +89,7 @@ def choose(
     given = {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
     choice, seed = SeriesChoice({**STACK, "steps": 0, **given}), fixed.get("seed", 0)
     with seeded(0):
-        check_stack("choose", choice.options, source.length, "the series have so many")
+        fitting_stack("choose", choice.options, source.length, "the series have so many")
     with seeded(seed):
         trial = _Trial(source, choice.options, seed, _Part.of(source, TRAINING), progress.part(0, FILTERS))
         if trial.filters is not None:
