@@ -72,9 +72,9 @@ def writing(path: Path) -> Iterator[None]:
 
 def check_run(path: str | Path) -> None:
     """Raise CheckpointError unless the folder of a run is at `path`."""
-    if not Path(path).is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(f"run: {path} is not a folder; name one that `scanl train` has written")
-    if not Path(path, CONFIG).is_file():
+    if not os.path.isfile(Path(path, CONFIG)):
         raise CheckpointError(
             f"run: {path} is not a run folder: it has no {CONFIG}; name one that `scanl train` has written"
         )
@@ -82,7 +82,7 @@ def check_run(path: str | Path) -> None:
 
 def check_folder(who: str, path: str | Path) -> None:
     """Raise CheckpointError unless the folder of a run, or of another model, is at `path`."""
-    if not Path(path).is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(f"{who}: {path} is not a folder, expected a run or the folder of a model")
 
 

@@ -3,6 +3,7 @@
 To import torch takes seconds, and a misspelt path should not wait for it.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,13 +43,13 @@ def _words(argv: Sequence[str], name: str) -> Iterator[str]:
 def _path(command: str, name: str, word: str) -> None:
     """Refuse a path. A word without a slash and an ending may be a name of data."""
     path = Path(word)
-    if (path.name != word or path.suffix) and not OTHER_FORM.search(word) and not path.exists():
+    if (path.name != word or path.suffix) and not OTHER_FORM.search(word) and not os.path.exists(word):
         argument = "data" if name == FIRST_WORD else name.lstrip("-").replace("-", "_")
         raise ConfigError(f"{command}: {argument} is {word}, which does not exist")
 
 
 def _file(command: str, name: str, word: str) -> None:
-    if not Path(word).is_file():
+    if not os.path.isfile(word):
         raise ConfigError(f"{command}: {name.lstrip('-')} is {word}, which is not a file")
 
 

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from scanl.cli.evaluate import examined
 from scanl.cli.parser import Parser
-from scanl.data import Source, Table, Text, sources
-from scanl.data.series.columns import KINDS, ending
+from scanl.data import Source, Table, sources
 from scanl.data.series.source import SeriesSource
 from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import absolute
@@ -91,14 +90,8 @@ def _begin(argv: Sequence[str]) -> int:
             raise ConfigError("train: torchrun has started it, expected one process, as a model is chosen")
         return choose_and_save(config, fixed, module)
     ready = prepare(config, resumed)
-    note(ready.source)
-    if (
-        resumed is None
-        and config.entry is Text
-        and (tables := [word for word in config.source.data if ending(Path(word)) in KINDS])
-    ):
-        told = f"{Path(tables[0]).name} is read as a text; to read a table, give --question and --target"
-        print(f"scanl: {told}", file=sys.stderr)
+    if resumed is None:
+        note(ready.source)
     if not pretrained(ready) or not start(ready):
         return 130
     print(examined(ready.model, ready.source, ready.source.exam(sample=True)))

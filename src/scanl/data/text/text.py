@@ -14,6 +14,7 @@ from scanl.data.base import Exam, Source, register
 from scanl.data.batch import Batch
 from scanl.data.order import epoch, shuffled
 from scanl.data.questions import NextToken, Vocabulary
+from scanl.data.series.columns import KINDS, ending
 from scanl.data.text.corpus import Bytes as Bytes
 from scanl.data.text.corpus import Corpus as Corpus
 from scanl.data.text.corpus import compressed, side_by_side, spread
@@ -198,3 +199,10 @@ class Text(TokenText):
     @cached_property
     def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleMethodOverride]
         return read_corpus(self.data, self.held_out)
+
+    @property
+    def notes(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A line on the first table among the files."""
+        tables = [path.name for path in map(Path, self.data) if ending(path) in KINDS]
+        read = "is read as a text; as a table it is read with --question and --target"
+        return [f"text: {tables[0]} {read}"] if tables else []
