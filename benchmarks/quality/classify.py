@@ -1,8 +1,10 @@
 """Classify: problems of the UCR and UEA archives beside MiniRocket, pixels of digits, spoken digits, irregular times.
 
-    python benchmarks/quality/classify.py [ucr] [pixels] [digits] [irregular] [--seeds 3]
+    python benchmarks/quality/classify.py [ucr] [ucr_unseen] [pixels] [digits] [irregular] [--seeds 3]
 
-Needs `pip install -e '.[series,sklearn]'`, and for `ucr` also aeon. The data lie where `scanl data get NAME` puts them.
+Needs `pip install -e '.[series,sklearn]'`, and for the first two also aeon. The data lie where
+`scanl data get NAME` puts them; the problems of `ucr_unseen`, of which no package has any, in a folder UCRArchive_2018
+beside them, as the archive has them (NAME/NAME_TRAIN.tsv).
 """
 
 import argparse
@@ -37,6 +39,11 @@ PROBLEMS = (  # of the two archives, those that packages bring
     "OSULeaf", "PickupGestureWiimoteZ", "PLAID", "Trace"
 )  # fmt: skip
 EQUAL = ("JapaneseVowels", "PickupGestureWiimoteZ")  # MiniRocket reads the archive's version of equal lengths
+UNSEEN = (  # of the UCR archive, drawn at random before any was seen
+    "Adiac", "BME", "Chinatown", "DiatomSizeReduction", "DodgerLoopGame", "DodgerLoopWeekend", "Ham", "Lightning7",
+    "MiddlePhalanxOutlineAgeGroup", "Plane", "SonyAIBORobotSurface1", "SyntheticControl", "ToeSegmentation1",
+    "TwoLeadECG", "UMD"
+)  # fmt: skip
 LAYERS = ("hawk", "gru", "lru")
 OURS = "SeriesClassifier()"
 
@@ -85,6 +92,45 @@ def ucr(options: argparse.Namespace) -> None:
                 results.add(problem=name, model=OURS, seed=seed, **_classified(problem(name), seed))
 
 
+def ucr_unseen(options: argparse.Namespace) -> None:
+    """Accuracy on problems for which nothing was chosen: `SeriesClassifier()`, MiniRocket and MultiRocketHydra."""
+    results = Results("ucr_unseen", options)
+    for name in UNSEEN:
+        data = _of_archive(name)
+        for model, made in _rivals().items():
+            if not results.has(problem=name, model=model):
+                filled = data._replace(train=_filled(data.train), test=_filled(data.test))
+                results.add(problem=name, model=model, seed=0, **_timed(made, filled))
+        for seed in range(options.seeds):
+            if not results.has(problem=name, model=OURS, seed=seed):
+                results.add(problem=name, model=OURS, seed=seed, **_timed(SeriesClassifier(random_state=seed), data))
+
+
+def _rivals() -> dict[str, Any]:
+    """Return aeon's classifiers, with their defaults."""
+    from aeon.classification.convolution_based import MiniRocketClassifier, MultiRocketHydraClassifier
+
+    kinds = {"MiniRocket": MiniRocketClassifier, "MultiRocketHydra": MultiRocketHydraClassifier}
+    return {name: kind(random_state=0, n_jobs=1) for name, kind in kinds.items()}
+
+
+def _of_archive(name: str) -> Data:
+    """Read a problem as the UCR archive has it; NaN is missing, and stands behind the end of a shorter series."""
+    folder = folders["ucr"].folder().parent / "UCRArchive_2018" / name
+    parts = (np.loadtxt(folder / f"{name}_{part}.tsv", delimiter="\t") for part in ("TRAIN", "TEST"))
+    (train, classes), (test, answers) = ((table[:, 1:, None], table[:, 0].astype(int)) for table in parts)
+    return Data(train, classes, test, answers)
+
+
+def _filled(x: NDArray[Any]) -> NDArray[Any]:
+    """Return series as the rivals read them, (n, C, T): a missing number lies on a line, and 0 is behind the end."""
+    filled = np.zeros_like(x[..., 0])
+    for place, row in zip(filled, x[..., 0], strict=True):
+        (known,) = np.nonzero(~np.isnan(row))
+        place[: known[-1] + 1] = np.interp(np.arange(known[-1] + 1), known, row[known])
+    return filled[:, None]
+
+
 def pixels(options: argparse.Namespace) -> None:
     """Accuracy on a quarter of scikit-learn's digits, 8 x 8 pixels that are read one after the other."""
     from sklearn.datasets import load_digits
@@ -99,26 +145,26 @@ def pixels(options: argparse.Namespace) -> None:
 
 
 def _classified(data: Data, seed: int) -> dict[str, Any]:
-    """Fit the estimator with its defaults. Minutes are of the fit and the predictions."""
+    """Fit the estimator with its defaults."""
+    return _timed(SeriesClassifier(random_state=seed), data)
+
+
+def _timed(model: Any, data: Data) -> dict[str, Any]:
+    """Fit a model. Minutes are of the fit and the predictions."""
     begin = time.perf_counter()
-    found = SeriesClassifier(random_state=seed).fit(data.train, data.classes).predict(data.test)
+    found = model.fit(data.train, data.classes).predict(data.test)
     minutes = (time.perf_counter() - begin) / 60
     return {"accuracy": float((found == data.answers).mean()), "minutes": minutes}
 
 
 def _minirocket(name: str) -> dict[str, Any]:
-    from aeon.classification.convolution_based import MiniRocketClassifier
-
     stem = f"{name}_eq" if name in EQUAL else name
     (rows, classes), (others, answers) = (_part(stem, part) for part in ("TRAIN", "TEST"))
     longest = max(map(len, (*rows, *others)))  # PLAID's shorter series end with zeros
     train, test = (
         np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))).T for row in part]) for part in (rows, others)
     )
-    begin = time.perf_counter()
-    found = MiniRocketClassifier(random_state=0, n_jobs=1).fit(train, classes).predict(test)
-    minutes = (time.perf_counter() - begin) / 60
-    return {"accuracy": float((found == answers).mean()), "minutes": minutes}
+    return _timed(_rivals()["MiniRocket"], Data(train, classes, test, answers))
 
 
 DIGITS = {"dim": 64, "depth": 2, "dropout": 0.2, "lr": 5e-3, "batch_size": 32, "steps": 600}
@@ -219,7 +265,7 @@ def _draw(results: Results) -> None:
     picture(results.pictures / "evidence_irregular.png", panels, columns=len(TIMED))
 
 
-TABLES = {"ucr": ucr, "pixels": pixels, "digits": digits, "irregular": irregular}
+TABLES = {"ucr": ucr, "ucr_unseen": ucr_unseen, "pixels": pixels, "digits": digits, "irregular": irregular}
 
 
 def main() -> None:

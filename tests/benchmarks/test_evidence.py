@@ -40,6 +40,19 @@ SMALL = {
 }
 
 
+class First:
+    """A rival that answers the first class, and has series without missing numbers."""
+
+    def fit(self, x, y):
+        assert x.shape == (8, 1, 4)
+        assert np.isfinite(x).all()
+        self.answer = y[0]
+        return self
+
+    def predict(self, x):
+        return np.full(len(x), self.answer)
+
+
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """Tiny runs on small files; returns the folder of the results."""
@@ -67,6 +80,14 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setattr(classify, "LAYERS", ("lru",))
     monkeypatch.setattr(classify, "TIMED", {"lru": {}, "gru": {}})
     monkeypatch.setattr(classify, "_minirocket", lambda name: {"accuracy": 1.0, "minutes": 0.0})
+    monkeypatch.setattr(classify, "_rivals", lambda: {"MiniRocket": First()})
+    monkeypatch.setattr(classify, "UNSEEN", ("Small",))
+    archive = tmp_path / "data" / "UCRArchive_2018" / "Small"
+    archive.mkdir(parents=True)
+    for part in ("TRAIN", "TEST"):
+        archive.joinpath(f"Small_{part}.tsv").write_text(
+            "".join(f"{k % 2}\t{k}\tNaN\t{k % 2}\tNaN\n" for k in range(8))
+        )
     monkeypatch.setattr(classify, "RARE_STEPS", 1)
     monkeypatch.setitem(classify.DIGITS, "steps", 1)
     monkeypatch.setattr(long_sequences, "IMAGES", SMALL)
@@ -92,8 +113,8 @@ def tables(tmp_path, monkeypatch):
 
 ONCE = {"seeds": 1, "quick": False, "again": False, "device": "cpu"}
 ROWS = {
-    "etth1": 9, "intervals": 3, "ucr": 3, "pixels": 1, "digits": 1, "irregular": 5, "mnist": 2, "image_layers": 1,
-    "cifar10": 1, "imdb": 1, "enwik8": 4, "listops": 1,
+    "etth1": 9, "intervals": 3, "ucr": 3, "ucr_unseen": 2, "pixels": 1, "digits": 1, "irregular": 5, "mnist": 2,
+    "image_layers": 1, "cifar10": 1, "imdb": 1, "enwik8": 4, "listops": 1,
 }  # fmt: skip
 SEEDS = {"etth1": 2, "ucr": 2, "mnist": 2}  # one table of each program; the others are asked for one seed again
 
