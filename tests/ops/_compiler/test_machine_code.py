@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from llvmlite import binding
 
 from scanl.ops._compiler import machine_code
 from scanl.ops._compiler.recorded import RecordedFunction
+from scanl.ops._cpu import _elementary
 
 
 def test_machine_code_is_read_from_disk_unless_it_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +30,11 @@ def test_machine_code_is_read_from_disk_unless_it_is_damaged(tmp_path: Path, mon
         (path,) = tmp_path.rglob("*.o")
         assert not content or path.read_bytes() == content
         content = path.read_bytes()
+
+
+def test_an_elementary_function_shows_its_own_name_alone() -> None:
+    """numba counts functions in each process, so two that come from disk may have one name of numba's."""
+    module = binding.parse_assembly(_elementary.source("tanh", "float", "tanh_of_a_test"))
+    shown = {each.name: each.linkage.name for each in module.functions if not each.is_declaration}
+    assert len(shown) > 1
+    assert [name for name, linkage in shown.items() if linkage != "internal"] == ["tanh_of_a_test"]

@@ -60,5 +60,6 @@ def _compiled(function: Callable[[Any], Any], kind: str, name: str) -> str:
         called.compile((_KINDS[kind],))
     (made,) = called.overloads.values()
     text = re.sub("^@.* = common .*\n", "", made.library.get_llvm_str(), flags=re.MULTILINE)  # numba's environments
-    text = re.sub("^define (?!linkonce_odr)", "define linkonce_odr ", text, flags=re.MULTILINE)
+    # Internal names do not clash: numba counts functions in each process, and modules come from several.
+    text = re.sub("^define (linkonce_odr )?", "define internal ", text, flags=re.MULTILINE)
     return text + _WRAPPER.format(kind=kind, name=name, numba=f'"{made.fndesc.llvm_func_name}"')
