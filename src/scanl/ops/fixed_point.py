@@ -176,7 +176,7 @@ def _norms(x: Tensor) -> Tensor:
 
 
 def _iteration(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda s, r: s + damping * r
+    return lambda s, r: torch.add(s, r, alpha=damping)
 
 
 def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -217,7 +217,7 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
             now = size > last_size / 2
             slow = now if slow is None else slow | now
         last_size = size
-        plain = s + damping * r
+        plain = torch.add(s, r, alpha=damping)
         if slow is None or not slow.any():
             return plain
         rows = (slow & (size > 0)).nonzero()[:, 0]  # a row without a residual is solved
