@@ -1,6 +1,7 @@
 """Modules whose weights are read: which hooks and adapters of them have an effect, and which are refused."""
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -33,6 +34,13 @@ def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of the module runs hooks."""
     pre_hooks, hooks = module._forward_pre_hooks, module._forward_hooks
     return bool(pre_hooks or hooks or module._backward_pre_hooks or module._backward_hooks)
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether reading the weights of a module of class `kind` has the same effect as calling it."""
+    every = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+    own = "forward" in module.__dict__ or type(module).forward is not kind.forward
+    return not (own or has_hooks(module) or any(every))
 
 
 def _run_hooks(who: str, path: str, module: nn.Module) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED_HINT, as_widened, widen
-from scanl.layers.channelwise import ChannelwiseLayer, driven
+from scanl.layers.channelwise import ChannelwiseLayer, Drive, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.cell_cases import cases
 from scanl.layers.parts.cell_layer import SolvedLayer
@@ -65,6 +65,12 @@ class ScalarLSTMs(ChannelwiseLayer, SolvedLayer):
 
     def run(self, x: Tensor, state: ColumnarState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ColumnarState]:
         _, drive = driven(self.gates, x, lambda rows: rows.unflatten(-1, (4, -1)))
+        return self.driven_by(drive, x, state, cu_seqlens)
+
+    def driven_by(
+        self, drive: Drive | Tensor, x: Tensor, state: ColumnarState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, ColumnarState]:
+        """Return the outputs and the state. drive: W x + b, (B, T, 4, width).   The outputs have the dtype of x."""
         h, last = self.advance([drive], self.recurrent.unbind(0), state or (None, None), cu_seqlens)
         return h.to(x.dtype), ColumnarState(*last)
 

@@ -1,16 +1,21 @@
 """Columnar-constructive network: columns that are added in stages, each stage on top of those before it."""
 
-from typing import Annotated, ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.layers import options, registry
+from scanl.layers.adapters import has_hooks, is_plain
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.rnn.columnar import ColumnarState, InitScale, ScalarLSTMs
 from scanl.ops import linear_scan
 from scanl.options import above, between, divides
+
+BLOCK = 16  # columns whose stages read what is before all of them by one product
 
 
 class ConstructiveState(NamedTuple):
@@ -82,14 +87,40 @@ class ColumnarConstructive(Layer):
         before, inputs, features = self._begin(x, state, cu_seqlens)
         read, inputs = self._normed(x, inputs, cu_seqlens)
         known, columns, figures = [read], [], []
-        for stage, column, figure in zip(self.stages, before, features.split(self.columns, -1), strict=True):
-            h, last = stage(torch.cat(known, -1), column, cu_seqlens=cu_seqlens)
-            feature, after = self._normed(h, figure, cu_seqlens)
-            known.append(feature)
-            columns.append(last)
-            figures.append(after)
+        stages = cast(Iterable[ScalarLSTMs], self.stages)
+        parts = list(zip(stages, before, features.split(self.columns, -1), strict=True))
+        size = max(1, BLOCK // self.columns)
+        for begin in range(0, len(parts), size):
+            block = parts[begin : begin + size]
+            earlier = torch.cat(known, -1)
+            shared, new = self._shared(earlier, [stage for stage, *_ in block]), []
+            for index, (stage, column, figure) in enumerate(block):
+                if shared is None:
+                    h, last = stage(torch.cat([earlier, *new], -1), column, cu_seqlens=cu_seqlens)
+                else:
+                    drive = shared[index]
+                    if new:
+                        drive = drive + F.linear(torch.cat(new, -1), stage.gates.weight[:, earlier.shape[-1] :])
+                    h, last = stage.driven_by(drive.unflatten(-1, (4, -1)), x, column, cu_seqlens)
+                feature, after = self._normed(h, figure, cu_seqlens)
+                new.append(feature)
+                columns.append(last)
+                figures.append(after)
+            known += new
         y = torch.cat(known[1:], -1) * self.grown.to(x.dtype)
         return y, ConstructiveState(tuple(columns), inputs, torch.cat(figures, -1))
+
+    def _shared(self, earlier: Tensor, stages: list[ScalarLSTMs]) -> Sequence[Tensor] | None:
+        """Return what the maps of these stages make of the numbers (B, T, n) before all of them, by one product.
+
+        None where a stage or its map has to be called: it is watched, or has an adapter or hooks.
+        """
+        for stage in stages:
+            if stage.watcher is not None or has_hooks(stage) or not is_plain(stage.gates, nn.Linear):
+                return None
+        count = earlier.shape[-1]
+        weight = torch.cat([stage.gates.weight[:, :count] for stage in stages])
+        return F.linear(earlier, weight, torch.cat([stage.gates.bias for stage in stages])).chunk(len(stages), -1)
 
     def _normed(self, x: Tensor, figures: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x normalised, and its mean and variance (B, 2, dim) after the last step."""
