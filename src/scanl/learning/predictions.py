@@ -11,18 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED
 from scanl.data.batch import Batch
 from scanl.data.folders.folders import Folders
 from scanl.data.folders.own_signals import OwnSignals
 from scanl.data.folders.unanswered import UnansweredExamples, of_files, of_table
-from scanl.data.questions import Label, Number, Question
 from scanl.data.series.columns import as_table
 from scanl.data.series.table import Table
 from scanl.errors import ConfigError
 from scanl.learning.evaluation import trained
 from scanl.learning.forecasting.forecasts import FRAME, bounds, check_levels, refuse_twice
-from scanl.learning.questions.base import durations
+from scanl.learning.questions.base import Answerer, answerer, durations
 from scanl.learning.run.folder import RunFolder
 
 CHUNK = 4096  # steps that a causal labeler reads at once
@@ -42,19 +40,19 @@ def predict(run: str | Path, data: Any = None, *, levels: Sequence[float] | None
     """
     folder = RunFolder.open(run)
     source = folder.source
-    if not isinstance(source, Table | Folders) or isinstance(source, OwnSignals) or _is_forecast(source):
+    if not isinstance(source, Table | Folders) or isinstance(source, OwnSignals) or source.is_forecast:
         entry = folder.config().entry.name
-        data_name = f"the question {source.ask!r} of a table" if isinstance(source, Table) else entry
-        advice = "; scanl forecast answers it" if isinstance(source, Table) else ""
+        data_name = entry if source.ask is None else f"the question {source.ask!r} of a table"
+        advice = "; scanl forecast answers it" if source.is_forecast else ""
         raise ConfigError(
             f"predict: {run} was trained on {data_name}, expected a table to classify, label or regress, or a "
             f"folder{advice}"
         )
     model = trained(folder)
-    probable = folder.config().source.distribution if isinstance(source.question, Number) else "points"
+    probable = "points" if source.class_names else folder.config().source.distribution
     levels = check_levels("predict", probable, levels)
     examples = _examples(source, data)
-    answers = _answers(model, source.question, examples, levels)
+    answers = _answers(model, answerer(source.question), examples, levels)
     keys, target, classes = examples.keys, examples.target, examples.classes
     if classes:
         names = [target, *(f"{target}-p-{name}" for name in classes)]
@@ -63,10 +61,6 @@ def predict(run: str | Path, data: Any = None, *, levels: Sequence[float] | None
         names, columns = [target, *bounds(target, levels)], list(answers.T)
     refuse_twice("predict", [*keys.columns, *names])
     return keys.assign(**dict(zip(names, columns, strict=True)))
-
-
-def _is_forecast(source: Table | Folders) -> bool:
-    return isinstance(source, Table) and source.asked.ahead > 0
 
 
 def _examples(source: Table | Folders, data: Any) -> UnansweredExamples:
@@ -86,7 +80,7 @@ def _examples(source: Table | Folders, data: Any) -> UnansweredExamples:
 
 @torch.no_grad()
 def _answers(
-    model: Any, question: Question, examples: UnansweredExamples, levels: Sequence[float]
+    model: Any, method: Answerer[Any], examples: UnansweredExamples, levels: Sequence[float]
 ) -> NDArray[np.float64]:
     """Return an array with a row for each answer: probabilities of classes, or a mean and its bounds."""
     tails = [(1 - level / 100) / 2 for level in levels]
@@ -95,13 +89,8 @@ def _answers(
     answers = np.full((len(examples.keys), width), np.nan)
     for numbers, batch in examples.batches:
         tensors = batch.tensors(next(model.parameters()).device)
-        outputs = _outputs(model, tensors, every_step=isinstance(question, Label))
-        if isinstance(question, Number):
-            mean, bounds = model.head.mean(outputs)[:, 0], model.head.quantiles(outputs, probabilities)[:, 0]
-            answers[numbers] = torch.cat([mean[:, None], bounds], 1).cpu().numpy()
-        else:
-            logits = outputs[tensors.targets != IGNORED] if isinstance(question, Label) else outputs
-            answers[numbers] = logits.double().softmax(-1).cpu().numpy()
+        outputs = _outputs(model, tensors, every_step=method.every_step)
+        answers[numbers] = method.predicted(model, tensors, outputs, probabilities).cpu().numpy()
     return answers
 
 

@@ -332,7 +332,7 @@ class Folders(FixedRows):
                 self._files[0].row(path)  # raises for a file that is damaged behind its head
 
     @property
-    def classes(self) -> list[str]:
+    def class_names(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The names of the classes, in the order of their numbers."""
         return self._files[1]
 
@@ -353,13 +353,13 @@ class Folders(FixedRows):
             for name, files in split.items():
                 paths.setdefault(name, []).extend(files)
         kind = other._kind([file for files in paths.values() for file in files])
-        if new := sorted(paths.keys() - set(self.classes)):
+        if new := sorted(paths.keys() - set(self.class_names)):
             raise DataError(f"{self.name}: the class {new[0]!r} of {path} is not in the training part")
         if kind is not self._files[0]:
             raise DataError(f"{self.name}: {path} has {kind.plural}, expected {self._files[0].plural} as in training")
-        test = [(file, self.classes.index(name)) for name in sorted(paths) for file in paths[name]]
+        test = [(file, self.class_names.index(name)) for name in sorted(paths) for file in paths[name]]
         self._refuse_others([file for file, _ in test])
-        other._files = kind, self.classes, [[], [], test]
+        other._files = kind, self.class_names, [[], [], test]
         other._shared = self._shared
         return other
 

@@ -86,7 +86,7 @@ def of_files(folders: Folders, paths: Sequence[Path]) -> UnansweredExamples:
         batches.append((numbers, folders.unlabeled([files[n] for n in numbers])))
     if not files:
         raise DataError(f"{folders.name}: {', '.join(map(str, paths))} has no file, expected files to answer for")
-    return UnansweredExamples(pd.DataFrame({"file": list(map(str, files))}), batches, folders.classes, "class")
+    return UnansweredExamples(pd.DataFrame({"file": list(map(str, files))}), batches, folders.class_names, "class")
 
 
 _ROW = "\0row"  # a column with the number of each row of the table; no file has this name

@@ -55,7 +55,7 @@ class SeriesSource(Source):
         raise NotImplementedError
 
     @cached_property
-    def parts(self) -> list[list[Piece]]:
+    def parts(self) -> list[list[Piece]]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The pieces of training, validation and test."""
         raise NotImplementedError
 
@@ -122,6 +122,16 @@ class SeriesSource(Source):
             for array in (member.target, member.past, member.static, member.future, member.times):
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    @property
+    def class_names(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Names of the classes, in the order of their numbers; empty for numbers."""
+        return self.collection.classes
+
+    @property
+    def is_forecast(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether steps ahead are asked for."""
+        return self.asked.ahead > 0
 
     @property
     def described(self) -> str:

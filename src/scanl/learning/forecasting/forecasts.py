@@ -5,7 +5,7 @@ This module needs pandas when it is used: `pip install 'scanl[series]'`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,14 +55,13 @@ class Forecasts:
         """
         folder = RunFolder.open(run)
         table = folder.source
-        if not isinstance(table, Table) or not table.asked.ahead:
-            question, advice = "", ""
-            if isinstance(table, Table):
-                question, advice = f" to {table.ask}", "; scanl predict answers it"
+        if table.ask is None or not table.is_forecast:
+            question, advice = ("", "") if table.ask is None else (f" to {table.ask}", "; scanl predict answers it")
             raise ConfigError(
                 f"forecast: {run} was trained on {folder.config().entry.name}{question}, expected a run with "
                 f"--question forecast{advice}"
             )
+        table = cast(Table, table)
         if not all(file.exists() for name in table.data for file in files_of(Path(name))):
             table = _moved(folder, table, data)
         return cls(trained(folder), table)
@@ -233,9 +232,9 @@ def _moved(folder: RunFolder, table: Table, data: Any) -> Table:
         raise DataError(f"{lost}; put it back, or name it at its new path: --data PATH")
     config.source.data = [str(Path(data).resolve())]
     other = config.open_source()
-    if not isinstance(other, Table) or other.digest() != folder.stored()[1].get("corpus"):
+    if other.digest() != folder.stored()[1].get("corpus"):
         raise DataError(f"{lost}, and {data} is another table; put it back, because newer rows follow its rows")
-    return other
+    return cast(Table, other)
 
 
 def bounds(target: str, levels: Sequence[float]) -> list[str]:

@@ -131,6 +131,13 @@ class Answerer(ABC, Generic[Q]):
             model.head.weight.zero_()
             model.head.bias.zero_()
 
+    def predicted(self, model: Model, batch: Batch, outputs: Tensor, levels: Tensor) -> Tensor:
+        """Return the answers (n, A) of a user's data: the probabilities of the classes, or a number and its quantiles.
+
+        outputs: of the model, at each step.   levels: of the quantiles.
+        """
+        return outputs.double().softmax(-1)
+
     def selected(self, targets: Any) -> Any:
         """Return the targets of a batch that are present, in the form of `Answers`."""
         return targets

@@ -29,6 +29,9 @@ class LabelAnswerer(Answerer[Label]):
         logits, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
         return Answers(logits[batch.targets != IGNORED], self.selected(batch.targets), state)
 
+    def predicted(self, model: SequenceLabeler, batch: Batch, outputs: Tensor, levels: Tensor) -> Tensor:
+        return super().predicted(model, batch, outputs[batch.targets != IGNORED], levels)
+
     def loss(self, model: SequenceLabeler, batch: Batch, state: State = None) -> tuple[Tensor, State]:
         logits, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
         # As for numbers, the steps that have an answer are not selected.

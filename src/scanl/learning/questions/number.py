@@ -53,6 +53,10 @@ class NumberAnswerer(Answerer[Number]):
         parameters, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
         return Answers(model.head.mean(parameters)[:, 0], batch.targets, state)
 
+    def predicted(self, model: SequenceRegressor, batch: Batch, outputs: Tensor, levels: Tensor) -> Tensor:
+        mean, quantiles = model.head.mean(outputs)[:, :1], model.head.quantiles(outputs, levels)[:, 0]
+        return torch.cat([mean, quantiles], 1)
+
     def loss(self, model: SequenceRegressor, batch: Batch, state: State = None) -> tuple[Tensor, State]:
         options = {"mask": batch.mask, "timespans": durations(model, batch), "weights": batch.weights}
         loss, state = model.loss(batch.inputs, batch.targets[:, None], state, **options)

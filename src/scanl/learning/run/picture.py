@@ -10,7 +10,6 @@ from torch import Tensor
 
 from scanl.data.base import Source
 from scanl.data.batch import Batch
-from scanl.data.folders.folders import Folders
 from scanl.data.series.forecast import SeriesForecast
 from scanl.data.series.rows import Origin
 from scanl.data.series.source import SeriesSource
@@ -147,16 +146,10 @@ def save_classes(path: Path, source: Source, model: Any) -> Path:
     logits, targets = (torch.cat(tensors).cpu() for tensors in zip(*(one[:2] for one in answers), strict=True))
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     confusion, calibration = figure.subplots(1, 2)
-    draw_confusion(confusion, logits.argmax(-1), targets, class_names(source, logits.shape[-1]))
+    names = source.class_names or [str(k) for k in range(logits.shape[-1])]
+    draw_confusion(confusion, logits.argmax(-1), targets, names)
     draw_calibration(calibration, logits.double().softmax(-1), targets)
     return save_figure(figure, path)
-
-
-def class_names(source: Source, count: int) -> Sequence[str]:
-    """Return the names of the classes of one's own data, and their numbers elsewhere."""
-    if isinstance(source, SeriesSource):
-        return source.collection.classes
-    return source.classes if isinstance(source, Folders) else [str(k) for k in range(count)]
 
 
 def draw_confusion(axes: Any, predicted: Tensor, targets: Tensor, names: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from scanl.data.base import PackedDocuments
-from scanl.data.series.source import SeriesSource
 from scanl.data.splits import PARTS, TEST, VALIDATION
 from scanl.errors import ConfigError
 from scanl.learning.questions import answerer
@@ -82,9 +81,8 @@ class Run:
 
     def _check_parts(self) -> None:
         """Raise ConfigError for a table without series to measure while steps are taken, or at the end."""
-        parts = self.source.parts if isinstance(self.source, SeriesSource) else None
         for split in (VALIDATION, TEST):
-            if parts is not None and not parts[split]:
+            if self.source.parts is not None and not self.source.parts[split]:
                 raise ConfigError(
                     f"train: {PARTS[split]} is 0, expected more because steps are measured on that part; leave out the "
                     "options of training to let a model be chosen"
