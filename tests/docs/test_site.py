@@ -299,7 +299,7 @@ def test_examples_of_ops_are_those_that_the_doctests_run():
 
 
 def test_help_of_a_command_has_its_options(reference):
-    assert "--sequence-length SEQUENCE_LENGTH" in reference["commands/train.md"]
+    assert "--sequence-length INTEGER" in reference["commands/train.md"]
     assert "--archive" in reference["commands/data.md"]
 
 

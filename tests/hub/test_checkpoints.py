@@ -757,15 +757,16 @@ def test_characters_come_out_whole(speaker):
     ("options", "message"),
     [
         ([], "neither a run nor --hub is given, expected exactly one of them; name a run folder, or --hub PATH"),
-        (["a", "--hub", "b"], "a run and --hub are both given, expected exactly one of them"),
-        (["a", "--tokens", "3"], "tokens is 3, but a run generates bytes or steps; give --bytes or --steps instead"),
+        (["RUN", "--hub", "b"], "a run and --hub are both given, expected exactly one of them"),
+        (["RUN", "--tokens", "3"], "tokens is 3, but a run generates bytes or steps; give --bytes or --steps instead"),
         (["--hub", "a", "--bytes", "3"], "bytes is 3, but a model of --hub generates tokens; give --tokens"),
         (["--hub", "a", "--tokens", "-3"], "tokens is -3, expected at least 0"),
         (["--hub", "./nothing"], "nothing does not exist; name a folder"),
         (["--hub", "FOLDER"], "has no tokenizer, expected tokenizer.json"),
     ],
 )
-def test_generate_refuses(stored, options, message, capfd):
-    path = str(stored("mamba")[1])
-    assert main(["generate", *(path if option == "FOLDER" else option for option in options)]) == 2
+def test_generate_refuses(stored, options, message, tmp_path, capfd):
+    (tmp_path / "config.yaml").write_text("", encoding="utf-8")
+    paths = {"FOLDER": str(stored("mamba")[1]), "RUN": str(tmp_path)}
+    assert main(["generate", *(paths.get(option, option) for option in options)]) == 2
     assert message in capfd.readouterr().err

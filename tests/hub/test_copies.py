@@ -38,7 +38,7 @@ def run(model):
     with torch.no_grad():
         if not isinstance(model, nn.RNNBase):
             return model(tokens(), attention_mask=padding(left=False), use_cache=False).logits[:, :8]
-        x = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(1))
+        x = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(1))
         return model(nn.utils.rnn.pack_sequence([*x]))[0].data
 
 

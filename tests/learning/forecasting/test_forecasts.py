@@ -320,7 +320,7 @@ def test_the_command_follows_the_standard_input_and_a_growing_file(tmp_path, mon
             ["--follow", "--out", "a.csv"],
             "out is a.csv, expected none because --follow writes rows to the st",
         ),
-        (["--follow", "--data", str(tmp_path / "none")], "none, which cannot be read: No such file or directory"),
+        (["--follow", "--data", str(tmp_path / "none")], "none, which does not exist"),
     ):
         assert main(["forecast", str(path), *argv]) == 2
         assert message in capfd.readouterr().err

@@ -215,6 +215,10 @@ class NCP(LTC):
         "with the numbers of neurons of AutoNCP in PyPI's ncps"
     )
     cell = ncp_cell
+    excused: ClassVar = {
+        "default_sizes_are_in_proportion": "as in ncps, absent synapses have numbers too, of 3/2 D neurons"
+    }
+    sample: ClassVar = {"substeps": 3}  # of which an input needs three to reach a motor neuron
 
     def __init__(
         self,
