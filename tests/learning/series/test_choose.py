@@ -80,12 +80,12 @@ def test_the_command_fits_what_the_estimator_fits(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("question", "target", "gain", "taken"),
     [
-        ("classify", "kind", 0.0, module.FILTERS_ALONE),
-        ("classify", "kind", np.inf, module.BESIDE),
-        ("classify", "kind", np.inf, module.ALONE),
-        ("regress", "size", 0.0, module.FILTERS_ALONE),
-        ("regress", "size", np.inf, module.BESIDE),
-        ("label", "up", 0.0, module.ALONE),
+        ("classify", "kind", 9, module.FILTERS_ALONE),
+        ("classify", "kind", -9, module.BESIDE),
+        ("classify", "kind", -9, module.ALONE),
+        ("regress", "size", 9, module.FILTERS_ALONE),
+        ("regress", "size", -9, module.BESIDE),
+        ("label", "up", 9, module.ALONE),
     ],
 )
 def test_a_run_has_what_was_taken_and_answers(question, target, gain, taken, tmp_path, monkeypatch, capsys):

@@ -42,7 +42,7 @@ DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where the valida
 STEPS, MARKS = 300, 6  # most steps of a stack, and measurements while it learns
 PATIENCE = 2  # measurements without a better one after which it ends
 LEAST_SERIES = 200  # in the training part, from which a stack can say more than filters
-GAIN = 0.95  # ratio of the losses on the validation part from which a stack is worth it
+GAIN = 0.03  # by how much its loss on the validation part is smaller from which a stack is worth it
 FILTERS = 0.3  # share of the work
 FILTERS_ALONE, ALONE, BESIDE = "random filters", "a stack alone", "filters and a stack"
 LEFT_OUT_NAME = "random filters, of series that are left out one by one"
@@ -98,7 +98,7 @@ def choose(
             said = f"{source.metric} {next(iter(scores.values())):.4g}" if scores else "no class has two series"
             progress.note(f"{choice.options['filters']['filters']:,} {LEFT_OUT_NAME}: {said}")
         if "steps" not in fixed:
-            _try_stacks(trial, choice, minutes, progress.part(FILTERS, 1.0))
+            _try_stacks(trial, choice, minutes, progress.part(trial.done, 1.0))
     return choice
 
 
@@ -111,7 +111,7 @@ def fitted(source: SeriesSource, choice: SeriesChoice, seed: int, progress: Prog
         trial = _Trial(whole, options, seed, _Part.of(whole, TRAINING), progress.part(0, FILTERS))
         model = trial.begun(options["filters"]) if trial.filters is not None else trial.begun()
         if options["steps"]:
-            trial.train(model, options["steps"], progress.part(FILTERS, 1.0))
+            trial.train(model, options["steps"], progress.part(trial.done, 1.0))
         if trial.filters is not None:
             model.filters = trial.filters.found.model
     return model.eval()
@@ -142,7 +142,7 @@ def _try_stacks(trial: "_Trial", choice: SeriesChoice, minutes: float, progress:
         ends[name], choice.measured[name] = one.stopped_early(measured, beside, steps, name, part)
     losses = {name: choice.measured[name]["loss"] for name in (FILTERS_ALONE, *ends) if name in choice.measured}
     best = min(ends, key=lambda name: losses[name])
-    if filters is None or losses[best] < GAIN * losses[FILTERS_ALONE]:
+    if filters is None or losses[best] < losses[FILTERS_ALONE] - GAIN:
         choice.taken, options["steps"] = best, ends[best]
         if best == ALONE:
             options["filters"] = {}
@@ -243,6 +243,11 @@ class _Trial:
         location, scale = readout.units(found.factor)
         outside = (location + scale * found.fit.predictions)[owner]
         self.filters = _Filters(found, outside, readout.guessed(readout.targets(targets)))
+
+    @property
+    def done(self) -> float:
+        """Share of the work that the filters were."""
+        return 0.0 if self.filters is None else FILTERS
 
     def without_filters(self) -> "_Trial":
         """Return a trial of a stack alone."""
