@@ -110,9 +110,7 @@ def test_one_command_learns_the_inputs_first_and_can_be_resumed_in_either_part(l
 
 def test_options_that_do_not_fit_are_refused(tmp_path, capfd):
     (tmp_path / "config.yaml").write_text("", encoding="utf-8")
-    for more, why in (
-        (["--init", str(tmp_path)], "init is given"),
-        (["--inputs-alone", "true"], "inputs_alone is given"),
-    ):
+    cases = {"init": ["--init", str(tmp_path)], "inputs_alone": ["--inputs-alone", "true"]}
+    for name, more in cases.items():
         assert main(["train", "--data", "adding", "--pretrain", "3", "--out", str(tmp_path / "run"), *more]) == 2
         assert f"pretrain is 3, expected none because {name} is given" in capfd.readouterr().err
