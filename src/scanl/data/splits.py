@@ -50,7 +50,7 @@ def by_series(
     if not all(part or not fraction for part, fraction in zip(parts, fractions, strict=True)):
         raise DataError(
             f"table: {path} has {len(series)} series, expected more because a part of the split by series has "
-            "none; give more series or larger --validation and --test"
+            "none; give more series, larger --validation and --test, or 0 for both"
         )
     return parts
 
