@@ -7,11 +7,12 @@ from typing import Any
 import jsonargparse
 
 from scanl.cli.help import Manual
+from scanl.cli.paths import words_of
 from scanl.errors import ConfigError, nearest
 from scanl.options import Option, check
 from scanl.parsing import in_a_line
 
-UNREAD_CONFIG = re.compile("Unexpected config|Problems parsing config")  # how messages about a file begin
+UNREAD_CONFIG = re.compile("Unexpected config|Problems parsing config(: .*)?")  # how messages about a file begin
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -71,9 +72,9 @@ class Parser(jsonargparse.ArgumentParser):
             args = self.parse_args(argv, defaults=defaults)
         except jsonargparse.ArgumentError as error:
             text, advice = in_a_line(str(error)), f"see scanl {self.command} --help"
-            if UNREAD_CONFIG.match(text):
-                file = argv[argv.index("--config") + 1]
-                text = f"config is {file}, expected a YAML file of options in parts"
+            if unread := UNREAD_CONFIG.match(text):
+                *_, file = words_of(argv, "--config")
+                text = f"config is {file}, expected a YAML file of options in parts{unread[1] or ''}"
                 advice = "the config.yaml of a run is one"
             stray = re.match("unrecognized arguments: (.*)", text, re.IGNORECASE)
             if stray and self._words and not re.match(r"-|[\d.]+$", stray[1]):

@@ -20,11 +20,11 @@ def check_paths(command: str, argv: Sequence[str]) -> None:
     if "--help" in argv or "-h" in argv:
         return
     for name, check in PATHS.get(command, {}).items():
-        for word in _words(argv, name):
+        for word in words_of(argv, name):
             check(command, name, word)
 
 
-def _words(argv: Sequence[str], name: str) -> Iterator[str]:
+def words_of(argv: Sequence[str], name: str) -> Iterator[str]:
     """Yield the values of an option: the words behind it, up to the next option."""
     if name == FIRST_WORD:
         yield from (word for word in argv[:1] if not word.startswith("-"))
