@@ -27,7 +27,7 @@ MAX_ROWS = 16  # rows of a kernel; more rows run in parts
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
 MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 
-_form = attrgetter("dtype", "device", "shape")
+_form = attrgetter("dtype", "is_cpu", "shape")
 
 
 class _Makeup:

@@ -8,7 +8,7 @@ strides, and the rest becomes the source of one kernel.
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from scanl.ops._compiler.machine_code import NativeKernel
 
 MAX_OPERATIONS = 8000  # operations: a kernel of more takes longer than 2 s to record and compile
-STORED_DTYPES = {  # as what kernels have them
+STORED_DTYPES: dict[Any, torch.dtype] = {  # as what kernels have them
     torch.bool: torch.float32, torch.uint8: torch.float32, torch.int64: torch.float64,
 }  # fmt: skip
 KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.uint8: "float32",
          torch.int64: "float64"}  # fmt: skip
+AS_THEY_ARE = {torch.float32, torch.float64}  # dtypes of contiguous operands that a kernel reads where they lie
 READ_KINDS = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ class RecordedFunction:
         self.kinds: dict[str, str] = {"team": "int64", "scratch32": "float32", "scratch64": "float64"}
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
         self._values: dict[fx.Node, Any] = {}
-        self._built: Callable[[Iterator[Any]], Any]  # makes a result of tensors
+        self._built: Callable[[list[Tensor]], Any]  # makes a result of tensors
         self._storages: list[Any] = []  # kept, so that no two have one address
         recording = self._record(function, examples)
         reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
@@ -83,6 +84,10 @@ class RecordedFunction:
         self.starts = [int(tensor.storage_offset()) * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
         self._row = self._numbers_of_a_row()
+        self._made = [(shape, STORED_DTYPES.get(dtype, dtype)) for shape, dtype in self.results]
+        self._tensors = list(self.captured.values())
+        self._known: tuple[list[int], list[int]] = [], []  # their pointers, and the addresses of their memory
+        self._forms: tuple[Any, list[Any], list[Any]] = None, [], []  # of the last call: rows, operands, results
 
     @functools.cached_property
     def kernel(self) -> "NativeKernel":
@@ -264,28 +269,40 @@ class RecordedFunction:
         ]
 
     def __call__(self, *operands: Tensor) -> Any:
-        """Return what the function returns of these operands."""
+        """Return what the function returns of these operands. A kernel of a small step takes less time than this."""
         units, lead = 1, ()
         if self.rows:
             lead = (operands[0].shape[0],)
             units = -(-lead[0] // self.rows)
+        forms = self._forms  # another thread may set it
+        if forms[0] != lead:
+            forms = self._forms = lead, self._with_rows(self.inputs, lead), self._with_rows(self._made, lead)
+        _, inputs, outputs = forms
         tensors = self.memory(units)
-        for operand, (shape, dtype) in zip(operands, self.inputs, strict=True):
-            tensors.append(as_stored(operand, (*lead, *shape[1:]) if self.rows else shape, dtype))
-        results = [
-            empty((*lead, *shape[1:]) if self.rows else shape, STORED_DTYPES.get(dtype, dtype))
-            for shape, dtype in self.results
-        ]
-        packed = [self.team(units)]
-        packed += [tensor.data_ptr() for tensor in tensors]
-        packed += [tensor.data_ptr() - start for tensor, start in zip(self.captured.values(), self.starts, strict=True)]
-        packed += [tensor.data_ptr() for tensor in results]
+        for operand, (shape, dtype) in zip(operands, inputs, strict=True):
+            as_it_is = operand.dtype == dtype and operand.shape == shape and operand.is_contiguous()
+            tensors.append(operand if as_it_is and dtype in AS_THEY_ARE else as_stored(operand, shape, dtype))
+        results = [empty(shape, dtype) for shape, dtype in outputs]
+        packed = [self.team(units), *map(Tensor.data_ptr, tensors), *self._places(), *map(Tensor.data_ptr, results)]
         if self.rows:
             packed += lead
         self.kernel.run(packed, units, self._work * units)
         if self._stored:
             results = [result.to(dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
-        return self._built(iter(results))
+        return self._built(results)
+
+    def _with_rows(self, forms: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
+        """Return shapes and dtypes with another number of rows."""
+        return [((*lead, *shape[1:]) if self.rows else shape, dtype) for shape, dtype in forms]
+
+    def _places(self) -> list[int]:
+        """Return the addresses of the tensors that are no operands."""
+        pointers = list(map(Tensor.data_ptr, self._tensors))
+        known = self._known
+        if known[0] != pointers:
+            places = [pointer - start for pointer, start in zip(pointers, self.starts, strict=True)]
+            known = self._known = pointers, places
+        return known[1]
 
 
 def as_stored(operand: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -299,22 +316,36 @@ def as_stored(operand: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tens
     return operand.contiguous().resolve_conj()
 
 
-def _builder(result: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
-    """Append the tensors of a result, and return the function that makes a result of the same form."""
+def _builder(result: Any, leaves: list[Any]) -> Callable[[list[Tensor]], Any]:
+    """Append the tensors of a result, and return the function that makes a result of the same form of others."""
+    scope: dict[str, Any] = {}
+    return eval(f"lambda tensors: {_form(result, leaves, scope)}", scope)
+
+
+def _form(result: Any, leaves: list[Any], scope: dict[str, Any]) -> str:
+    """Return the expression that makes a result of `tensors`. scope: the classes and keys in it, by their names."""
     if isinstance(result, Tensor):
         leaves.append(result)
-        return next
-    if isinstance(result, dict):
-        builders = {name: _builder(member, leaves) for name, member in result.items()}
-        return lambda tensors: {name: builder(tensors) for name, builder in builders.items()}
-    if isinstance(result, list | tuple):
-        builders = [_builder(member, leaves) for member in result]
-        if hasattr(result, "_fields"):
-            return lambda tensors: type(result)(*(builder(tensors) for builder in builders))
-        return lambda tensors: type(result)(builder(tensors) for builder in builders)
-    if result is not None:
+        return f"tensors[{len(leaves) - 1}]"
+    if result is None:
+        return "None"
+    if not isinstance(result, dict | list | tuple):
         raise UnsupportedOperation(f"a result of {type(result).__name__}")
-    return lambda tensors: None
+    if isinstance(result, dict):
+        return f"{{{', '.join(f'{_named(key, scope)}: {_form(each, leaves, scope)}' for key, each in result.items())}}}"
+    members = "".join(f"{_form(member, leaves, scope)}, " for member in result)
+    name = _named(type(result), scope)
+    return (
+        f"({members})"
+        if type(result) is tuple
+        else f"{name}({members if hasattr(result, '_fields') else f'[{members}]'})"
+    )
+
+
+def _named(value: Any, scope: dict[str, Any]) -> str:
+    name = f"v{len(scope)}"
+    scope[name] = value
+    return name
 
 
 def _view(tensor: Tensor, memory: Memory) -> View:

@@ -125,4 +125,9 @@ def team(units: int, used: frozenset[str]) -> int:
 
     used: names of the kernels that are called; they are compiled when a team first has them.
     """
-    return _teams(1 if units > 1 else threads(), used).ctypes.data
+    return _address(1 if units > 1 else threads(), used)
+
+
+@functools.cache
+def _address(workers: int, used: frozenset[str]) -> int:
+    return _teams(workers, used).ctypes.data
