@@ -24,7 +24,7 @@ from scanl.models import RandomFilters  # noqa: E402
 COVERS = ["learning/estimators/*"]
 SMALL = {"method": "stack", "layer": "lru", "dim": 8, "steps": 3}
 FEW = {"filter_options": {"filters": 10}}
-# Checks that need a good score are run with training that is long enough for one.
+# Checks that need a good score are run with training that is long enough for one, or with more filters.
 SCORED = {
     "check_classifiers_train", "check_regressors_train", "check_supervised_y_2d", "check_class_weight_classifiers"
 }  # fmt: skip
@@ -55,6 +55,8 @@ def test_a_check_of_scikit_learn(kind, options, check, request):
         if not request.config.getoption("--all"):
             pytest.skip("a long training: runs with --all")
         options = {**SMALL, "steps": 150, "lr": 0.02}
+    if name in SCORED and options is FEW:
+        options = {"filter_options": {"filters": 100}}
     check(kind(**options))
 
 
