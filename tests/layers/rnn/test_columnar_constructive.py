@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from by_hand import DIM, linear, sigmoid
-from scanl.layers.rnn.columnar_constructive import ColumnarConstructive, Constructive
+from scanl.layers.rnn.columnar_constructive import BLOCK, ColumnarConstructive, Constructive
 
 pytestmark = pytest.mark.cells_by_loop
 
@@ -73,3 +73,16 @@ def test_outputs_of_earlier_stages_are_the_same_to_the_bit_with_and_without_late
     assert after[..., 2:6].any()
     assert not after[..., 6:].any()
     assert "grown" in layer.state_dict()
+
+
+@pytest.mark.usefixtures("double")
+def test_stages_in_several_blocks_are_as_if_each_map_were_called():
+    layer, x = ColumnarConstructive(3 * BLOCK, columns=BLOCK // 2, init_scale=0.5), torch.randn(2, 5, 3 * BLOCK)
+    results = []
+    for _ in range(2):
+        y, _ = layer(x)
+        results.append([y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))])
+        for stage in layer.stages:
+            stage.gates.register_forward_hook(lambda *_: None)
+    for mine, other in zip(*results, strict=True):
+        torch.testing.assert_close(mine, other)
