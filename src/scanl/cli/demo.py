@@ -171,9 +171,10 @@ def draw(
         growth = f"{at.memory - measured[0].memory:+.1f} MiB" if at is not measured[0] else f"{at.memory:,.0f} MiB"
         speed_axes.annotate(growth, (at.context, upper), (0, 9), textcoords="offset points", ha="center")
     speed_axes.set(xscale="log", xlabel="bytes read before", ylabel="bytes generated per second")
-    speed_axes.set_title(f"Generation: {held}\n(above the points: memory of the process, with torch; then its growth)")
+    speed_axes.set_title("Generation: speed, and memory of the process")
     speed_axes.set_ylim(0, 1.3 * max(q[2] for q in quarters))
     speed_axes.margins(x=0.15)
     speed_axes.grid(alpha=0.3, which="both")
-    speed_axes.legend(frameon=False, loc="lower left")
+    rest = "the rest of the memory is of torch and training"
+    speed_axes.legend(frameon=False, loc="lower left", title=f"{held};\n{rest}")
     return save_figure(figure, folder.path / "demo.png")
