@@ -12,13 +12,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from scanl.cli.evaluate import examined
+from scanl.cli.evaluate import compared
 from scanl.cli.generate import stream, write
 from scanl.cli.parser import Parser
 from scanl.cli.train import prepare, start
 from scanl.data.text.text import Bytes, Text
 from scanl.layers.state import leaves
 from scanl.learning import RunFolder, TrainConfig
+from scanl.learning.evaluation import measures
 from scanl.learning.report import ScoreReport
 from scanl.learning.run.folder import free_name
 from scanl.learning.run.metrics import read_metrics
@@ -27,6 +28,7 @@ from scanl.models import LanguageModel
 from scanl.options import Range
 
 MARKS = (1_000, 10_000, 100_000)
+LINE_STYLES = (("-", "#000000"), ("--", "#a63603"), (":", "#a63603"))  # of the model and two compressors
 PROMPT = b"def "
 WINDOW, ROUNDS = 100, 30  # bytes in a measured window; windows measured at each mark
 
@@ -70,7 +72,8 @@ def run(argv: Sequence[str]) -> int:
         return 130
     model.eval()
     exam = source.exam()
-    print(f"\n{examined(model, source, exam)}\n", flush=True)
+    scores = measures(model, source, exam.examples, question=exam.question)
+    print(f"\n{compared(scores, source, exam)}\n", flush=True)
     torch.set_num_threads(1)  # one byte at a time is too little work for several threads
     write(PROMPT)
     stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.run.seed))
@@ -84,7 +87,8 @@ def run(argv: Sequence[str]) -> int:
         print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
     first, last = measured[0], measured[-1]
     print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory - first.memory:+.1f} MiB")
-    picture = draw(folder, ready.report, measured, dict(exam.beside), held)
+    lines = {"this model": scores[source.metric], **exam.beside}
+    picture = draw(folder, ready.report, measured, lines, held)
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
 
@@ -140,19 +144,19 @@ def draw(
     folder: RunFolder,
     report: ScoreReport,
     measured: Sequence[ContextMeasurement],
-    compressors: Mapping[str, float],
+    lines: Mapping[str, float],
     held: str,
 ) -> Path:
-    """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context.
+    """Write demo.png: the loss curve, and speed against context.
 
-    held: what the model holds in memory.
+    lines: scores on the unseen text, of the model and of compressors.   held: what the model holds in memory.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     loss_axes, speed_axes = figure.subplots(1, 2)
-    for (name, bits), style in zip(compressors.items(), ("--", ":"), strict=True):
-        loss_axes.axhline(bits, color="#a63603", ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
+    for (name, bits), (style, color) in zip(lines.items(), LINE_STYLES, strict=True):
+        loss_axes.axhline(bits, color=color, ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
     draw_loss(loss_axes, read_metrics(folder), report)
     loss_axes.set_title("Training: bits needed for a byte of text")
     contexts = [at.context for at in measured]

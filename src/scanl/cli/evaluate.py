@@ -1,7 +1,7 @@
 """`scanl eval RUN`: measure a run's model on data that it was not trained on, and compare with other scores."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,9 +92,13 @@ def _digest(source: Source, moved: bool) -> str | None:
 
 
 def examined(model: Model, source: Source, exam: Exam) -> str:
-    """Return a table of the model's scores and the scores to compare with. Several scores have their names above."""
-    scores = measures(model, source, exam.examples, question=exam.question)
-    rows = {"this model": scores}
+    """Return a table of the model's scores and the scores to compare with."""
+    return compared(measures(model, source, exam.examples, question=exam.question), source, exam)
+
+
+def compared(scores: Mapping[str, float], source: Source, exam: Exam) -> str:
+    """Return a table of scores and those to compare with. Several scores have their names above."""
+    rows: dict[str, Mapping[str, float]] = {"this model": scores}
     rows |= {name: {source.metric: value} for name, value in exam.beside.items()}
     rows |= baselines(source, exam)
     lines, width = [exam.title], 2 + max(map(len, rows))
