@@ -195,6 +195,10 @@ def test_a_source_is_data_and_nothing_else():
         "digest",
         "is_own",
         "elsewhere",
+        "ask",
+        "is_forecast",
+        "class_names",
+        "parts",
     }
 
 

@@ -156,8 +156,6 @@ class _Steps(NamedTuple):
         """Raise DataError for irregular steps, or steps of another length, where those of training are regular."""
         if like is None or like.timed or self.regular:
             return
-        if any(frequency.moments for frequency in like.known):
-            raise DataError(f"table: {path} has times {time!r} at other times of the day than the table of training")
         if any(np.ptp(span) > SLACK for span in self.spans if len(span)):
             raise DataError(f"table: {path} has irregular times {time!r}, expected regular times as in training")
         raise DataError(
