@@ -74,16 +74,14 @@ def received(v: Tensor, synapse: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return (open_ * driven).sum(1), (open_ * w).sum(1)
 
 
+CHANGES = dict.fromkeys(("dt", "sensory", "synapse", "leak"), Tensor.abs)
 cases(
     ltc_cell,
     "D=2 N=3",
     "leak has shape (2, 3), expected (3, N) with N=3 from sensory",
     "leak is missing, expected a tensor (3, N)",
     options=[{"substeps": 2}],
-    dt=Tensor.abs,
-    sensory=Tensor.abs,
-    synapse=Tensor.abs,
-    leak=Tensor.abs,
+    **CHANGES,
 )
 cases(
     ncp_cell,
@@ -91,10 +89,7 @@ cases(
     "state has shape (2, 5), expected (B, N) with",
     "leak is missing, expected a tensor (3, N)",
     options=[{"substeps": 2}],
-    dt=Tensor.abs,
-    sensory=Tensor.abs,
-    synapse=Tensor.abs,
-    leak=Tensor.abs,
+    **CHANGES,
 )
 
 
