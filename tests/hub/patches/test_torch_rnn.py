@@ -245,6 +245,12 @@ def test_short_calls_are_torchs_but_under_exact(monkeypatch, kind, op):
     short, long = draw(BATCH, 31, WIDTH), draw(BATCH, 40, WIDTH)
     for x in (short, short[0], pack_sequence([short[0]])):
         assert all(map(torch.equal, tensors(module(x)), tensors(own(x))))
+    messages = []
+    for each in (module, own):
+        with pytest.raises((RuntimeError, ValueError)) as raised:
+            each(draw(WIDTH))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
     assert not called
     if kind != "lstm":
         module(long)

@@ -63,13 +63,15 @@ class TorchPatch(Patch):
 
     @classmethod
     def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
-        return _takes(module, *args, **kwargs) and (exactly() or cls.pays(module, *args, **kwargs))
+        return (exactly() or cls.pays(module, *args, **kwargs)) and _takes(module, *args, **kwargs)
 
     @classmethod
     def pays(cls, module: Any, input: Any, hx: Any = None) -> bool:
-        """Whether torch takes more time for a call."""
+        """Whether torch takes more time for a call, if it is well-formed."""
         if isinstance(input, PackedSequence):
             return len(input.batch_sizes) >= cls.least_steps
+        if not isinstance(input, Tensor) or input.ndim < 2:
+            return False
         return input.shape[int(module.batch_first and input.ndim == 3)] >= cls.least_steps
 
     @classmethod
