@@ -65,10 +65,8 @@ def _peak(series: Sequence[Numbers], longest: int) -> list[int]:
     before = np.zeros(len(r))
     before[3:] = r[2:-1].cumsum() / np.arange(1, len(r) - 2)  # the mean of r_2 to r_{m-1}; high where r decays slowly
     above = (r - np.maximum(before, 0))[: longest + 1]
-    lags, n = (
-        np.arange(longest + 1),
-        usual * _independent([x for x, (_, count) in zip(steps, parts, strict=True) if count]),
-    )
+    lags = np.arange(longest + 1)
+    n = usual * _independent([x for x, (_, count) in zip(steps, parts, strict=True) if count])
     errors = np.sqrt((1 + 2 * (r[1:] ** 2).cumsum()[np.maximum(lags // 4, 1) - 1]) / n)
     least = np.maximum((np.sqrt(2 * np.log(longest)) + MARGIN) * errors, MIN_CORRELATION)
     high = (

@@ -397,10 +397,8 @@ def check_order(path: Path, name: str, time: str, when: Times, column: str | Non
     column: what would tell the series of the table apart, as --series takes it.
     """
     of = f" of series {name!r}" if name else ""
-    steps, hint = (
-        np.diff(when.marks),
-        "" if name and not column else f"; name the series: --series {column or 'COLUMN'}",
-    )
+    steps = np.diff(when.marks)
+    hint = "" if name and not column else f"; name the series: --series {column or 'COLUMN'}"
     if (steps == 0).any():
         at = when.at(when.marks[[(steps == 0).argmax()]])[0]
         hint += "; if the clock goes back there, write times in UTC" if when.dates and when.zone is None else ""

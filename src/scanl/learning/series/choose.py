@@ -120,9 +120,8 @@ def fitted(source: SeriesSource, choice: SeriesChoice, seed: int, progress: Prog
 def _try_stacks(trial: "_Trial", choice: SeriesChoice, minutes: float, progress: Progress) -> None:
     """Let a stack learn alone, and beside filters, and set what is taken."""
     options, filters, measured = choice.options, trial.filters, _Part.of(trial.source, VALIDATION)
-    able = int(
-        READ_STEPS * minutes / 3 / (options["batch_size"] * trial.source.length)
-    )  # alone, beside, and the last fit
+    # A third each for a stack alone, a stack beside filters, and the last fit.
+    able = int(READ_STEPS * minutes / 3 / (options["batch_size"] * trial.source.length))
     answers = None
     if filters is not None:
         few = len(trial.source.parts[TRAINING])
