@@ -198,7 +198,7 @@ def test_a_source_is_data_and_nothing_else():
         "ask",
         "is_forecast",
         "class_names",
-        "parts",
+        "empty_parts",
     }
 
 

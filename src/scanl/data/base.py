@@ -120,7 +120,7 @@ class Source(Entry, ABC):
     chance: float | None = None
     notes: Sequence[str] = ()
     is_own: ClassVar[bool] = False  # whether the data are the user's own, so that others of their form may be measured
-    parts: Sequence[Sequence[Any]] | None = None  # pieces of series by `splits`, of a source of series
+    empty_parts: Sequence[int] = ()  # those of `splits` to which no series belongs, of a source of series
     class_names: Sequence[str] | None = None  # names of the classes of the user's own data
     is_forecast: bool = False
     ask: str | None = None  # the question, where the data can be asked several

@@ -55,9 +55,14 @@ class SeriesSource(Source):
         raise NotImplementedError
 
     @cached_property
-    def parts(self) -> list[list[Piece]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def parts(self) -> list[list[Piece]]:
         """The pieces of training, validation and test."""
         raise NotImplementedError
+
+    @property
+    def empty_parts(self) -> list[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of validation and test that have no piece."""
+        return [split for split in (VALIDATION, TEST) if not self.parts[split]]
 
     @cached_property
     def asking(self) -> SeriesQuestion:

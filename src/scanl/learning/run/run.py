@@ -5,7 +5,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from scanl.data.base import PackedDocuments
-from scanl.data.splits import PARTS, TEST, VALIDATION
+from scanl.data.splits import PARTS
 from scanl.errors import ConfigError
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
@@ -81,12 +81,11 @@ class Run:
 
     def _check_parts(self) -> None:
         """Raise ConfigError for a table without series to measure while steps are taken, or at the end."""
-        for split in (VALIDATION, TEST):
-            if self.source.parts is not None and not self.source.parts[split]:
-                raise ConfigError(
-                    f"train: {PARTS[split]} is 0, expected more because steps are measured on that part; leave out the "
-                    "options of training to let a model be chosen"
-                )
+        for split in self.source.empty_parts:
+            raise ConfigError(
+                f"train: {PARTS[split]} is 0, expected more because steps are measured on that part; leave out the "
+                "options of training to let a model be chosen"
+            )
 
     def _check_algorithm(self) -> None:
         """Raise ConfigError, before anything is written, for a model or sequences that the algorithm cannot learn."""
