@@ -128,6 +128,18 @@ def test_doubles_whole_numbers_and_truths() -> None:
         torch.testing.assert_close(y, expected)
 
 
+def test_rows_of_whole_numbers() -> None:
+    table, scale = torch.tensor([[-128, 3], [127, -1]], dtype=torch.int8), torch.tensor([[0.5], [2.0]])
+
+    def rows(index: Tensor) -> Tensor:
+        return F.embedding(index, table) * F.embedding(index, scale)
+
+    index = torch.tensor([1, 0, 1])
+    assert torch.equal(RecordedFunction(rows, index)(index), rows(index))
+    with pytest.raises(UnsupportedOperation, match="a result of torch"):
+        RecordedFunction(lambda index: F.embedding(index, table), index)
+
+
 def test_a_number_that_becomes_float32_is_rounded() -> None:
     """Also where a later loop alone reads it."""
     x = torch.randn(5, dtype=torch.float64)

@@ -37,6 +37,7 @@ KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float3
          torch.int64: "float64"}  # fmt: skip
 AS_THEY_ARE = {torch.float32, torch.float64}  # dtypes of contiguous operands that a kernel reads where they lie
 READ_KINDS = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
+ROW_KINDS = {**KINDS, torch.int8: "float32"}  # of rows of a tensor, which are to be multiplied by their scales
 aten = torch.ops.aten
 
 
@@ -174,10 +175,10 @@ class RecordedFunction:
         self._memories[storage._cdata] = memory
         return memory
 
-    def _result(self, tensor: Tensor) -> View:
+    def _result(self, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> View:
         """Return the value of a tensor that an operation makes, in memory of its own."""
         numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
-        return _view(tensor, self._memory(tensor, Memory("", numbers, self._kind(tensor))))
+        return _view(tensor, self._memory(tensor, Memory("", numbers, self._kind(tensor, kinds))))
 
     def _view(self, tensor: Tensor) -> View:
         """Return the view of known memory that a tensor is."""
@@ -219,7 +220,7 @@ class RecordedFunction:
         if target._opname in JOINS:
             self._join(node, results[0])
             return
-        out = self._result(results[0])
+        out = self._result(results[0], ROW_KINDS if target is aten.embedding.default else KINDS)
         self._values[node] = out
         add(self.schedule, target, out, args, kwargs)
 
@@ -249,6 +250,8 @@ class RecordedFunction:
         self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
         for leaf in leaves:
             value, fake = self._value(leaf), leaf.meta["val"]
+            if fake.dtype not in KINDS and not fake.is_complex():
+                raise UnsupportedOperation(f"a result of {fake.dtype}")
             name = f"y{len(self.results)}"
             kind = value.memory.kind
             self.kinds[name] = kind
