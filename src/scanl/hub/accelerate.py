@@ -3,14 +3,15 @@
 import functools
 import importlib.metadata
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from scanl import ops
 from scanl.errors import ConfigError
-from scanl.hub import call, forwards, patches
+from scanl.hub import call, forwards, patches, token_calls
+from scanl.hub.cached_tensors import LAYER_ATTRIBUTE
 from scanl.hub.patches import Patch
 from scanl.layers.adapters import READS_ATTRIBUTE, check_read
 
@@ -36,7 +37,13 @@ class AcceleratedModule(NamedTuple):
 
 
 class Report(tuple[AcceleratedModule, ...]):
-    """The result of `accelerate` for each module. It prints as a table with one line for all equal modules."""
+    """The result of `accelerate` for each module. It prints as a table with one line for all equal modules.
+
+    models: the class of each model of transformers, and what runs its calls for one token, by its name and a dot.
+    """
+
+    def __init__(self, rows: Iterable[AcceleratedModule]) -> None:
+        self.models: dict[str, tuple[str, token_calls.TokenCalls]] = {}
 
     @property
     def accelerated(self) -> tuple[AcceleratedModule, ...]:
@@ -56,12 +63,17 @@ class Report(tuple[AcceleratedModule, ...]):
         )
 
     def explain(self) -> str:
-        """Return what computes which calls of each module, and why: torch's own forward where it takes less time."""
-        return "\n".join(
-            line
-            for names, row in self._groups()
-            for line in (f"{names} ({row.kind}):", *(f"  {text}" for text in row.calls or (f"left alone: {row.note}",)))
-        )
+        """Return what computes which calls of each module, and why: torch's own forward where it takes less time.
+
+        What runs the calls for one token is known when there have been some.
+        """
+        groups: list[tuple[str, Sequence[str]]] = [
+            (f"{names} ({row.kind})", row.calls or (f"left alone: {row.note}",)) for names, row in self._groups()
+        ]
+        groups += [
+            (f"{name}calls of {kind} for one token", calls.explain()) for name, (kind, calls) in self.models.items()
+        ]
+        return "\n".join(line for title, texts in groups for line in (f"{title}:", *(f"  {text}" for text in texts)))
 
     def _groups(self) -> list[tuple[str, AcceleratedModule]]:
         """Return one of all equal modules, with the name of the first and how many more there are."""
@@ -101,31 +113,38 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
             raise ConfigError(
                 f"accelerate: transformers is {version}, expected at least {oldest}; pip install -U transformers"
             )
-    rows, needs = [], set[str]()
+    rows, needs, runs = [], set[str](), dict[nn.Module, forwards.Run]()
     for name, module in model.named_modules():
         patch = _patch_for(module)
         if patch is not None:
             reason = _unable(module, patch)
             if not reason:
-                module.__dict__["_scanl_layer"] = _number(name)
+                module.__dict__[LAYER_ATTRIBUTE] = _number(name)
                 module.__dict__[READS_ATTRIBUTE] = _kinds(module, patch)
-                forwards.replace(module, _run(functools.partial(_forward, patch), exact))
+                runs[module] = _run(functools.partial(_forward, patch), exact)
+                forwards.replace(module, runs[module])
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
-            runs, calls = ("", ()) if reason else (patch.runs, patch.calls())
-            rows.append(AcceleratedModule(name, type(module).__name__, patch.original, runs, note, calls))
-    if any(row.now for row in rows):
-        for module in model.modules():
+            now, calls = ("", ()) if reason else (patch.runs, patch.calls())
+            rows.append(AcceleratedModule(name, type(module).__name__, patch.original, now, note, calls))
+    report = Report(rows)
+    if runs:
+        for name, module in model.named_modules():
             if _is_model(module):
-                names = list(inspect.signature(type(module).forward).parameters)[1:]
-                forwards.replace(module, _run(functools.partial(call.within, names, frozenset(needs)), exact))
-    return Report(rows)
+                calls = token_calls.TokenCalls()
+                run = functools.partial(call.within, _names(module), frozenset(needs), calls)
+                forwards.replace(module, _run(run, exact))
+                if not any(name.startswith(outer) for outer in report.models):
+                    report.models[f"{name}." if name else ""] = type(module).__name__, calls
+        for part in _parts(model):
+            forwards.replace(part, functools.partial(token_calls.of_part, _names(part), runs.get(part)))
+    return report
 
 
 def restore(model: nn.Module) -> None:
     """Undo `accelerate`. Every module then gives exactly the original results."""
     for module in filter(forwards.replaced, model.modules()):
-        module.__dict__.pop("_scanl_layer", None)
+        module.__dict__.pop(LAYER_ATTRIBUTE, None)
         module.__dict__.pop(READS_ATTRIBUTE, None)
         forwards.restore(module)
 
@@ -170,6 +189,23 @@ def _is_model(module: nn.Module) -> bool:
     """Whether the module is a model of transformers, outer or inner, which takes tokens."""
     parameters = inspect.signature(type(module).forward).parameters
     return type(module).__module__.startswith(_MODELS) and "input_ids" in parameters
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Return the names of the parameters of a module's forward, in order."""
+    return list(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def _parts(module: nn.Module, in_model: bool = False) -> Iterator[nn.Module]:
+    """Yield the modules of transformers in models that have inner modules, down to the patched ones."""
+    for child in module.children():
+        in_model |= _is_model(module)
+        patched = child.__dict__.get(READS_ATTRIBUTE) is not None
+        plain = type(child).forward.__module__.startswith(_MODELS) and forwards.is_own(child)
+        if in_model and not _is_model(child) and (patched or (plain and any(child.children()))):
+            yield child
+        if not patched:
+            yield from _parts(child, in_model)
 
 
 def _number(name: str) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.hub import token_calls
 from scanl.layers.packing import pack, unpack
 
 
@@ -28,6 +29,11 @@ class ModelCall:
     cu_seqlens: Tensor | None = None
     model: nn.Module | None = None
     fed: dict[nn.Module, int] = field(default_factory=dict)
+
+    @property
+    def is_token(self) -> bool:
+        """Whether each row has one token, and none is padding."""
+        return len(self.shape) == 2 and self.shape[1] == 1 and self.mask is None and self.cu_seqlens is None
 
     @functools.cached_property
     def _modules(self) -> frozenset[nn.Module]:
@@ -88,6 +94,7 @@ def valid(attention_mask: Any, steps: int) -> Tensor | None:
 def within(
     names: Sequence[str],
     needs_call: frozenset[str],
+    tokens: token_calls.TokenCalls,
     model: nn.Module,
     original: Callable[..., Any],
     /,
@@ -96,13 +103,19 @@ def within(
 ) -> Any:
     """Run the forward of a model, while its padding and packing are known to the patches inside.
 
-    names: names of the forward's parameters, in order.   needs_call: see `_begun`.
+    names: names of the forward's parameters, in order.   needs_call: see `_begun`.   tokens: what runs its calls for
+    one token of each row.
     """
     outer = _current.get()
-    call = _begun(model, dict(zip(names, args, strict=False)) | kwargs, outer, needs_call)
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    call = _begun(model, arguments, outer, needs_call)
     try:
         _current.set(call)
-        return original(*args, **kwargs)
+        if not call.is_token:
+            return original(*args, **kwargs)
+        if outer is None:
+            return tokens.within(model, original, arguments, call.shape[0])
+        return token_calls.of_part(names, None, model, original, *args, **kwargs)
     finally:  # not a hook of torch, which an interrupt by the user skips
         _current.set(outer)
 

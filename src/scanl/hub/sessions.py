@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import forwards
-from scanl.hub.patches.base import CACHES
+from scanl.hub.cached_tensors import CACHES
 from scanl.models.decoding.drafts import ROWS, Drafting, PromptLookup
 from scanl.models.decoding.prefix_tree import Text
 from scanl.models.decoding.sampling import Choice

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.hub import call
+from scanl.hub.cached_tensors import CACHES, LAYER_ATTRIBUTE
 from scanl.layers.parts.short_convolution import convolve
 from scanl.registry import Registry
 
@@ -48,8 +49,6 @@ class Patch(ABC):
         """Return what computes which calls, and why: a line for each."""
         return (f"calls of any length: {cls.runs}",)
 
-
-CACHES = ("cache", "past_key_values", "cache_params")  # names of the argument for a `Cache`: the last two before 5.24
 
 registry: Registry[Patch] = Registry("patch")
 register, names, get = registry.add, registry.names, registry.get
@@ -107,7 +106,7 @@ def given_cache(cache: Any, others: Mapping[str, Any]) -> Any:
 def layer_index(module: Any) -> int:
     """Return the index of the module's layer: its own attribute, or else the number in its name in the model."""
     index = getattr(module, "layer_idx", None)
-    index = module.__dict__.get("_scanl_layer") if index is None else index
+    index = module.__dict__.get(LAYER_ATTRIBUTE) if index is None else index
     if index is None:
         raise ConfigError(
             f"{type(module).__name__} does not know the index of its layer in the cache; accelerate the whole model, "

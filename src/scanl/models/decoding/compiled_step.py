@@ -30,7 +30,7 @@ MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 _form = attrgetter("dtype", "is_cpu", "shape")
 
 
-class _Makeup:
+class Makeup:
     """Contents of a model: modules, tensors, hooks and other attributes. They are compared by identity."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -92,7 +92,7 @@ class CompiledStep:
         self.model, self._enter, self._finish = model, enter, finish
         self.reason: str | None = None
         self._kernels: dict[int, RecordedFunction] = {}  # by the number of rows
-        self._made_for: _Makeup | None = None
+        self._made_for: Makeup | None = None
         self._asked = False  # whether `compile` was called
         self._tokens = Counter[int]()  # decoded or expected, by the number of rows
 
@@ -121,7 +121,7 @@ class CompiledStep:
         It pays from token `MIN_TOKENS` on, of all calls together, and at once if `compile` was called, or if so many
         tokens were expected. Where no kernel can run the step, whether one can now is asked as rarely.
         """
-        size = _rows_of_kernel(batch_size)
+        size = rows_of_kernel(batch_size)
         self._tokens[size] += 1
         if self.reason is not None:
             return self._tokens[size] % MIN_TOKENS == 0
@@ -130,7 +130,7 @@ class CompiledStep:
     def expect(self, batch_size: int, tokens: int) -> None:
         """Take note that so many tokens of `batch_size` rows will be decoded."""
         if tokens >= MIN_TOKENS:
-            size = _rows_of_kernel(batch_size)
+            size = rows_of_kernel(batch_size)
             self._tokens[size] = max(self._tokens[size], MIN_TOKENS)
 
     def compile(self, batch_size: int) -> None:
@@ -162,11 +162,11 @@ class CompiledStep:
     def _kernel(self, rows: Tensor) -> "RecordedFunction | None":
         """Return the kernel for these rows of numbers; None if the ordinary step runs."""
         if self._made_for is None or not self._made_for.holds():
-            self._kernels, self.reason, self._made_for = {}, None, _Makeup(self.model)
+            self._kernels, self.reason, self._made_for = {}, None, Makeup(self.model)
         batch = len(rows)
         if batch == 0 or exactly() or torch.is_autocast_enabled("cpu"):
             return None
-        size = _rows_of_kernel(batch)
+        size = rows_of_kernel(batch)
         kernel = self._kernels.get(size)
         if kernel is None and self.reason is None:
             self.reason, kernel = self._record(size)
@@ -209,7 +209,7 @@ class CompiledStep:
                 return str(error), None
 
 
-def _rows_of_kernel(batch: int) -> int:
+def rows_of_kernel(batch: int) -> int:
     """Return how many rows the kernel for a batch has. Five kernels serve batches of any size."""
     units = max(-(-batch // MAX_ROWS), min(torch.get_num_threads(), batch // 4), 1)
     return 1 << max(0, (-(-batch // units)).bit_length() - 1)
