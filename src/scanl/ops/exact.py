@@ -21,6 +21,10 @@ class exact:
     products of matrices (`F.linear`, `@`, `torch.einsum`, ...) multiply rows in blocks of fixed size: torch's functions
     are replaced while any context is open, and are torch's own in threads without one.
 
+    portable: let the compiled step of a language model have the bits of every machine. Sums have one order, and
+    no product is contracted with a sum, so it is slow unless the weights are whole numbers (`models.quantize`). A step
+    that no kernel can run so raises BackendError.
+
     >>> import torch
     >>> from scanl import layers
     >>> layer, x = layers.build("hawk", 32), torch.randn(2, 9, 32)
@@ -31,11 +35,15 @@ class exact:
     True
     """
 
+    def __init__(self, *, portable: bool = False) -> None:
+        self._portable = portable
+
     def __enter__(self) -> None:
         global _open
         names = [name for name in preferred() if name in ("cpu", "reference")]
         prefer(tuple(names) if "auto" not in preferred() and names else ("cpu", "reference"))
         context.exact += 1
+        context.portable += self._portable
         with _lock:
             if _open == 0:
                 _before[:] = [getattr(owner, name) for owner, name, _ in REPLACED_FUNCTIONS]
@@ -52,4 +60,5 @@ class exact:
                     if getattr(owner, name) is new:  # else another program has replaced it meanwhile
                         setattr(owner, name, before)
         context.exact -= 1
+        context.portable -= self._portable
         unprefer()

@@ -11,11 +11,12 @@ from torch.nn.utils import parametrize
 
 import scanl
 from scanl import ops
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.layers.state import index, leaves
 from scanl.models import LanguageModel, Stack, Streams, quantize
 from scanl.models.decoding import compiled_step
 from scanl.models.decoding.compiled_step import CompiledStep
+from scanl.ops._compiler import machine_code
 
 LAYERS = ("hawk", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "gru", "xlstm", "lru", "s5", "minlstm", "retnet")
 SOME = ("hawk", "mamba2", "rwkv7")  # in every run; the rest with --all
@@ -64,6 +65,32 @@ def test_batches_run_in_parts_of_equal_sizes() -> None:
     step = model.compile_step(2)
     for batch in (2, 21):  # 21 rows are two parts of 11, which have a row in common
         check_equal(model, step, batch, tokens=2)
+
+
+@pytest.mark.parametrize("features", ["", "-avx512f,-avx2,-fma"])
+def test_portable_bits_depend_on_no_rows_and_no_processor(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
+    model, tokens = model_of("hawk"), torch.randint(VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(0))
+
+    def logits(rows: int) -> Tensor:
+        step, state, made = CompiledStep(model, model._embedded, model._rest_of_step), None, []
+        for token in tokens:
+            one, state = step(token[:rows], state)
+            made.append(one)
+        return torch.stack(made)
+
+    with scanl.exact(portable=True):
+        expected = logits(5)
+        if features:  # another processor: its code differs, its bits do not
+            version, name, known = machine_code._machine()
+            monkeypatch.setattr(machine_code, "_machine", lambda: (version, name, f"{known},{features}"))
+        for rows in (1, 4, 5):
+            assert torch.equal(logits(rows), expected[:, :rows])
+
+
+def test_portable_bits_are_refused_where_a_library_computes() -> None:
+    model = model_of("s5")  # its turns are by sine and cosine
+    with scanl.exact(portable=True), pytest.raises(BackendError, match="cannot have the bits of every machine: "):
+        model.compile_step()(torch.tensor([1]), None)
 
 
 def test_parameters_are_read_anew() -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.layers.state import State, map_leaves
-from scanl.ops._frame.context import exactly
+from scanl.ops._frame.context import exactly, portably
 
 if TYPE_CHECKING:
     from scanl.ops._compiler.recorded import RecordedFunction
@@ -78,6 +78,7 @@ class CompiledStep:
     modules, parameters or buffers, also by an adapter or a parametrization; another dtype, shape or device; another
     attribute of a module, such as its mode (train, eval).
 
+    Under `scanl.exact(portable=True)` its bits are those of every machine, or a BackendError says why they are not.
     The ordinary step runs instead, with the same results, where no kernel can run it (`reason` says why; a hook may do
     anything, so it is a reason), under `scanl.exact()` and `torch.autocast`, and where autograd needs the derivatives.
     A batch size may need a kernel that is not compiled yet.
@@ -91,7 +92,7 @@ class CompiledStep:
     ) -> None:
         self.model, self._enter, self._finish = model, enter, finish
         self.reason: str | None = None
-        self._kernels: dict[int, RecordedFunction] = {}  # by the number of rows
+        self._kernels: dict[tuple[int, bool], RecordedFunction] = {}  # by the number of rows, and whether portable
         self._made_for: Makeup | None = None
         self._asked = False  # whether `compile` was called
         self._tokens = Counter[int]()  # decoded or expected, by the number of rows
@@ -164,14 +165,19 @@ class CompiledStep:
         if self._made_for is None or not self._made_for.holds():
             self._kernels, self.reason, self._made_for = {}, None, Makeup(self.model)
         batch = len(rows)
-        if batch == 0 or exactly() or torch.is_autocast_enabled("cpu"):
+        portable = portably()
+        if batch == 0 or (exactly() and not portable) or torch.is_autocast_enabled("cpu"):
             return None
         size = rows_of_kernel(batch)
-        kernel = self._kernels.get(size)
+        kernel = self._kernels.get((size, portable))
         if kernel is None and self.reason is None:
-            self.reason, kernel = self._record(size)
+            reason, kernel = self._record(size, portable)
             if kernel is not None:
-                self._kernels[size] = kernel
+                self._kernels[size, portable] = kernel
+            elif portable:
+                raise BackendError(f"compiled step: it cannot have the bits of every machine: {reason}")
+            else:
+                self.reason = reason
         return kernel
 
     def _differentiated(self, operands: list[Tensor]) -> bool:
@@ -179,7 +185,7 @@ class CompiledStep:
         read = [] if self._made_for is None else self._made_for.tensors
         return any(tensor.requires_grad for tensor in (*operands, *read))
 
-    def _record(self, size: int) -> "tuple[str | None, RecordedFunction | None]":
+    def _record(self, size: int, portable: bool) -> "tuple[str | None, RecordedFunction | None]":
         """Return why no kernel can run `size` rows, or the kernel."""
         from scanl.ops._compiler.recorded import RecordedFunction  # with torch's tracer, which takes long to import
         from scanl.ops._compiler.rules import UnsupportedOperation
@@ -204,7 +210,7 @@ class CompiledStep:
                 return self._finish(rows, map_leaves(lambda _: next(members), state))
 
             try:
-                return None, RecordedFunction(flat, *self._examples(size), by_rows=True)
+                return None, RecordedFunction(flat, *self._examples(size), by_rows=True, portable=portable)
             except UnsupportedOperation as error:
                 return str(error), None
 

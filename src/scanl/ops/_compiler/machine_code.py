@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import re
 from pathlib import Path
 
 import llvmlite
@@ -16,6 +17,7 @@ from scanl.ops._frame import cache
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _DIGEST = hashlib.sha256().digest_size
+_FREEDOM = re.compile(" (?:contract|nsz)(?= )")  # flags of instructions of our elementary functions
 
 
 class NativeKernel:
@@ -37,7 +39,7 @@ class NativeKernel:
 @functools.cache
 def _address(source: KernelSource) -> int:
     """Return the address of a kernel, which is compiled unless its machine code is on disk."""
-    parts = source.text, sorted(source.elementary), _elementary.digest(), _machine()
+    parts = source.text, sorted(source.elementary), source.portable, _elementary.digest(), _machine()
     title = f"{KERNEL}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"  # no other function has this name
     try:
         code = _checked(cache.read(_path(title)))
@@ -65,7 +67,8 @@ def _compiled(source: KernelSource, title: str) -> bytes:
     """Return the machine code of a kernel, whose function gets another name."""
     module = binding.parse_assembly(source.text.replace(f"@{KERNEL}(", f'@"{title}"('))
     for name, kind in sorted(source.elementary):
-        module.link_in(binding.parse_assembly(_elementary.source(name, kind, elementary(name, kind))))
+        text = _elementary.source(name, kind, elementary(name, kind))
+        module.link_in(binding.parse_assembly(_FREEDOM.sub("", text) if source.portable else text))
     target = _target()
     module.triple, module.data_layout = target.triple, str(target.target_data)
     options = binding.create_pipeline_tuning_options(speed_level=2)

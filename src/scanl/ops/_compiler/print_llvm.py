@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from scanl.ops._compiler.expressions import Constant, Expression, Load, Name, Operation
 from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 TYPES = {"float32": "float", "float64": "double", "int64": "i64", "int8": "i8"}  # of numbers in memory, by kind
 WIDTHS = {"i1": 0, "i8": 1, "i64": 2, "float": 3, "double": 4}  # the wider one is the type of an operation's result
@@ -22,6 +23,7 @@ INTRINSICS = {"sqrt": "sqrt", "abs": "fabs", "sin": "sin", "cos": "cos", "**": "
 OF_LIBRARY = {"erf", "atan2"}  # functions of C for both types; an f follows the name of that for float
 KERNEL = "kernel"  # the name of the function that runs one
 DOUBLES = {"exp", "log", "log1p", "expm1", "tanh"}  # functions of C for double; for float they are `elementary`
+OF_MACHINES = {"sin", "cos", "**", *OF_LIBRARY}  # whose last bits differ between libraries of C
 
 
 class Value(NamedTuple):
@@ -37,14 +39,16 @@ class LLVMPrinter:
     called: the declarations of the functions that it calls; several printers have it in common.
     elementary: the functions that the kernel is linked with, by name and type.
     callees: places of the addresses of other kernels in what `KernelCall` has as its first argument, by name.
+    portable: leave LLVM no freedom of rounding, neither to contract nor to reorder.
     """
 
-    def __init__(self, made: LoopFunction, called: set[str], callees: Mapping[str, int]) -> None:
-        self.made, self.called, self._callees = made, called, callees
+    def __init__(self, made: LoopFunction, called: set[str], callees: Mapping[str, int], portable: bool) -> None:
+        self.made, self.called, self._callees, self._portable = made, called, callees, portable
         self.elementary = set[tuple[str, str]]()
         self._number = TYPES[made.kind]
         self._kinds = dict(zip(made.pointers, made.kinds, strict=True))
-        self._flags = "contract nsz reassoc" if made.sums else "contract nsz"
+        flags = "contract nsz reassoc" if made.sums else "contract nsz"
+        self._flags = "" if portable else flags
         self._fresh = itertools.count()
         self._block = "entry"
         self._lines: list[str] = []
@@ -164,6 +168,8 @@ class LLVMPrinter:
         return self._call(name, args, kind)
 
     def _call(self, name: str, args: Sequence[Value], kind: str) -> Value:
+        if self._portable and (name in OF_MACHINES or (kind == "double" and name in DOUBLES)):
+            raise UnsupportedOperation(f"{name} of {kind}, whose bits depend on the machine")
         if name in INTRINSICS:
             function = f"llvm.{INTRINSICS[name]}.f{8 * _bytes(kind)}"
         elif name in OF_LIBRARY:
@@ -212,10 +218,14 @@ def elementary(name: str, kind: str) -> str:
 
 
 class KernelSource(NamedTuple):
-    """The text of a module that defines the kernel `KERNEL`, and which elementary functions it declares, by type."""
+    """The text of a module that defines the kernel `KERNEL`, and which elementary functions it declares, by type.
+
+    portable: whether rounding leaves no freedom.
+    """
 
     text: str
     elementary: frozenset[tuple[str, str]]
+    portable: bool = False
 
 
 def source(
@@ -225,6 +235,7 @@ def source(
     kinds: Mapping[str, str],
     rows: int,
     numbers: Mapping[str, int],
+    portable: bool = False,
 ) -> KernelSource:
     """Return the source of a kernel, which takes units of work from a counter until none is left.
 
@@ -232,10 +243,11 @@ def source(
     kinds: of the memories, in the order of the kernel's slots; the number of rows follows them.
     rows: how many a unit has; the last unit begins early if too few are left. 0: there is one unit.
     numbers: how many numbers a row, or a unit of scratch memory, has in a memory, by its name.
+    portable: see `LLVMPrinter`. Raises UnsupportedOperation for functions whose bits depend on the machine.
     """
     called, needed, texts = set[str](), set[tuple[str, str]](), list[str]()
     for function, name in functions.items():
-        printer = LLVMPrinter(function, called, callees)
+        printer = LLVMPrinter(function, called, callees, portable)
         texts.append(printer.function(name))
         needed |= printer.elementary
     lines = ["  %counter = load ptr, ptr %slots", *_slot("units", 1, "i64")]
@@ -263,7 +275,7 @@ def source(
         lines.append(f"  call void @{function}({', '.join(pointers)})")
     lines += ["  br label %head", "after:", "  ret void"]
     kernel = [f"define void @{KERNEL}(ptr %slots) nounwind {{", "entry:", *lines, "}"]
-    return KernelSource("\n".join([*sorted(called), *texts, *kernel, ""]), frozenset(needed))
+    return KernelSource("\n".join([*sorted(called), *texts, *kernel, ""]), frozenset(needed), portable)
 
 
 def _slot(name: str, at: int, kind: str) -> list[str]:

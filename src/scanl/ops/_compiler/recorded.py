@@ -51,12 +51,16 @@ class RecordedFunction:
     by_rows: the first axis of operands and results has rows, none of which depends on another. Then a call may have
     more rows than the examples: the kernel runs for as many as they have at a time, on several threads.
 
+    portable: the bits of the results are those of every machine, every number of threads and of rows.
+
     Results are within rounding of the function's: sums have another order. They are new tensors in every call.
     Raises UnsupportedOperation, before anything is computed, for a function that no kernel can run.
     """
 
-    def __init__(self, function: Callable[..., Any], *examples: Tensor, by_rows: bool = False) -> None:
-        self.schedule = Schedule()
+    def __init__(
+        self, function: Callable[..., Any], *examples: Tensor, by_rows: bool = False, portable: bool = False
+    ) -> None:
+        self.schedule = Schedule(portable)
         self.rows = examples[0].shape[0] if by_rows else 0
         self.captured: dict[str, Tensor] = {}
         self.kinds: dict[str, str] = {"team": "int64", "scratch32": "float32", "scratch64": "float64"}
@@ -85,6 +89,7 @@ class RecordedFunction:
         self.starts = [int(tensor.storage_offset()) * tensor.itemsize for tensor in self.captured.values()]
         self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
         self._row = self._numbers_of_a_row()
+        self._source = self.schedule.source(self.kinds, self.rows, self._row)
         self._made = [(shape, STORED_DTYPES.get(dtype, dtype)) for shape, dtype in self.results]
         self._tensors = list(self.captured.values())
         self._known: tuple[list[int], list[int]] = [], []  # their pointers, and the addresses of their memory
@@ -95,7 +100,7 @@ class RecordedFunction:
         """The kernel, which is compiled when it first runs."""
         from scanl.ops._compiler.machine_code import NativeKernel
 
-        return NativeKernel(self.schedule.source(self.kinds, self.rows, self._row))
+        return NativeKernel(self._source)
 
     def team(self, units: int) -> int:
         """Return the address of what the kernel calls others by."""

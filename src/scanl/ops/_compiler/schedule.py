@@ -27,9 +27,13 @@ PairRule = Callable[..., tuple[Expression, ...]]  # of pairs, to the parts of th
 
 
 class Schedule:
-    """The functions of a kernel, the calls of them in order, and the scratch memory."""
+    """The functions of a kernel, the calls of them in order, and the scratch memory.
 
-    def __init__(self) -> None:
+    portable: whether the bits are those of every machine. Products by weights of float32 are then loops of ours.
+    """
+
+    def __init__(self, portable: bool = False) -> None:
+        self._portable = portable
         self.functions: dict[LoopFunction, str] = {}  # names
         self.calls: list[tuple[Any, list[View]]] = []  # the function, and what it gets pointers to
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
@@ -206,7 +210,7 @@ class Schedule:
             column = a._replace(shape=(*groups, k, 1), strides=(*a.strides[:-2], a.strides[-1], 0))
             if self._sums_in_loop(out, out.expanded(b.shape), [column, b], lambda x, y, z: x + y * z):
                 return
-        one = not any(size > 1 for size in groups) and _adjacent(out, a)
+        one = not any(size > 1 for size in groups) and _adjacent(out, a) and not self._portable
         if one and b.strides[-2] == 1 and k * m >= MIN_WEIGHT_NUMBERS and m >= MIN_COLUMNS:
             rows = out.strides[-2], a.strides[-2], b.strides[-1]
             pairs = [part for at, row in enumerate(rows) for part in (Name(f"p{at}"), Constant(row))]
@@ -322,7 +326,10 @@ class Schedule:
         return sizes
 
     def source(
-        self, kinds: Mapping[str, str], rows: int = 0, of_row: Mapping[str, int] | None = None
+        self,
+        kinds: Mapping[str, str],
+        rows: int = 0,
+        of_row: Mapping[str, int] | None = None,
     ) -> print_llvm.KernelSource:
         """Return the text of the kernel. kinds: of the memory of its pointers, by name.
 
@@ -335,7 +342,9 @@ class Schedule:
         ]
         callees = {name: FIRST_CALLEE + at for at, name in enumerate(CALLEES)}
         scratch = {f"scratch{kind[-2:]}": size for kind, size in self.scratch.items()} if rows else {}
-        return print_llvm.source(self.functions, places, callees, kinds, rows, {**(of_row or {}), **scratch})
+        return print_llvm.source(
+            self.functions, places, callees, kinds, rows, {**(of_row or {}), **scratch}, self._portable
+        )
 
 
 class _Call:

@@ -27,12 +27,13 @@ class OpContext(threading.local):
     """What the open contexts of a thread say.
 
     calls: the record of calls.   divider: runs each call in the place of the op.   backends: what "auto" stands for.
-    outer: the backends at each entry, to restore at the exit.   exact: how many `exact` contexts are open.
+    outer: the backends at each entry, to restore at the exit.   exact, portable: how many `exact` contexts are open.
     """
 
     calls: list[OpCall] | None = None
     divider: Callable[..., Any] | None = None
     exact = 0
+    portable = 0
 
     def __init__(self) -> None:
         self.backends: tuple[str, ...] = ("auto",)
@@ -122,6 +123,11 @@ class backend:
 def exactly() -> bool:
     """Return whether an `exact` context is open in this thread. What is traced does not ask: it is as without."""
     return not torch.compiler.is_compiling() and context.exact > 0
+
+
+def portably() -> bool:
+    """Return whether an `exact(portable=True)` context is open in this thread."""
+    return context.portable > 0
 
 
 def late(owner: Any, name: str, **options: Any) -> Callable[..., Any]:
