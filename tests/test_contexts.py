@@ -18,6 +18,7 @@ from scanl.models import LanguageModel, Stack
 from scanl.models.whole.aligned import AlignedStack
 from scanl.ops._compiler.cells import constant
 from scanl.ops._frame import context
+from scanl.ops.products import functions
 from scanl.parallel import context as parallel_context
 
 MODEL = LanguageModel(5, Stack(4, 1, "mingru"))
@@ -40,6 +41,10 @@ def hooks():
 CONTEXTS = {  # how to make it, and what it changes
     "backend": (lambda: ops.backend("reference"), context.preferred),
     "exact": (ops.exact, lambda: (context.preferred(), context.context.exact, torch.nn.functional.linear)),
+    "large_products": (
+        lambda: functions.large_products(64),
+        lambda: (context.context.large_products, torch.nn.functional.linear),
+    ),
     "op_calls": (context.op_calls, lambda: context.context.calls),
     "products_hold_inputs": (constant.products_hold_inputs, lambda: constant._entered.depth),
     "divided_by": (lambda: context.divided_by(print), lambda: context.context.divider),

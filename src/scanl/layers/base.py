@@ -15,6 +15,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
+from scanl.ops.products.functions import large_products
 from scanl.options import ConfiguredMeta, refuse, who
 
 
@@ -138,7 +139,8 @@ class Layer(Module, metaclass=ConfiguredMeta):
                 hint = "; scanl.layers.padded(layer, x, mask) runs it over padded rows" if argument == "mask" else ""
                 raise TypeError(f"{self._who()}: forward got {argument!r}, which the layer does not take{hint}")
         check_timespans(self._who(), others.get("timespans"), x)
-        return self.run(x, state, cu_seqlens, **others)
+        with large_products(x.shape[0] * x.shape[1]):
+            return self.run(x, state, cu_seqlens, **others)
 
     def run(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         """Compute `forward` from checked x, state, cu_seqlens and, by name, the arguments in `takes`."""

@@ -1,14 +1,7 @@
 """Results with the same bits for every cut, batch and packing of a sequence, and every number of threads."""
 
-import threading
-from typing import Any
-
 from scanl.ops._frame.context import context, prefer, preferred, unprefer
 from scanl.ops.products.functions import REPLACED_FUNCTIONS
-
-_lock = threading.RLock()
-_open = 0  # contexts of all threads
-_before: list[Any] = []  # the functions of torch that are replaced
 
 
 class exact:
@@ -39,26 +32,16 @@ class exact:
         self._portable = portable
 
     def __enter__(self) -> None:
-        global _open
         names = [name for name in preferred() if name in ("cpu", "reference")]
         prefer(tuple(names) if "auto" not in preferred() and names else ("cpu", "reference"))
         context.exact += 1
         context.portable += self._portable
-        with _lock:
-            if _open == 0:
-                _before[:] = [getattr(owner, name) for owner, name, _ in REPLACED_FUNCTIONS]
-                for owner, name, new in REPLACED_FUNCTIONS:
-                    setattr(owner, name, new)
-            _open += 1
+        for replacement in REPLACED_FUNCTIONS:
+            replacement.open()
 
     def __exit__(self, *error: object) -> None:
-        global _open
-        with _lock:
-            _open -= 1
-            if _open == 0:
-                for (owner, name, new), before in zip(REPLACED_FUNCTIONS, _before, strict=True):
-                    if getattr(owner, name) is new:  # else another program has replaced it meanwhile
-                        setattr(owner, name, before)
+        for replacement in REPLACED_FUNCTIONS:
+            replacement.close()
         context.exact -= 1
         context.portable -= self._portable
         unprefer()

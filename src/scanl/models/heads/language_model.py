@@ -20,6 +20,7 @@ from scanl.models.embedding import check_step, check_tensor, check_tokens, embed
 from scanl.models.inputs import Tokens
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
+from scanl.ops.products.functions import large_products
 from scanl.options import above, at_least
 
 
@@ -249,5 +250,6 @@ class LanguageModel(Saved):
         return self._read_out(hidden[:, 0]), after
 
     def _read_out(self, hidden: Tensor) -> Tensor:
-        logits = read_out(self.embedding, hidden) if self.head is None else self.head(hidden)
+        with large_products(hidden.shape[:-1].numel()):
+            logits = read_out(self.embedding, hidden) if self.head is None else self.head(hidden)
         return logits if self.logit_cap is None else soft_cap(logits, self.logit_cap).to(logits.dtype)

@@ -27,13 +27,15 @@ class OpContext(threading.local):
     """What the open contexts of a thread say.
 
     calls: the record of calls.   divider: runs each call in the place of the op.   backends: what "auto" stands for.
-    outer: the backends at each entry, to restore at the exit.   exact, portable: how many `exact` contexts are open.
+    outer: the backends at each entry, to restore at the exit.   exact, portable, large_products: how many of these
+    contexts are open.
     """
 
     calls: list[OpCall] | None = None
     divider: Callable[..., Any] | None = None
     exact = 0
     portable = 0
+    large_products = 0
 
     def __init__(self) -> None:
         self.backends: tuple[str, ...] = ("auto",)

@@ -1,18 +1,25 @@
-"""Functions of torch as an `exact` context replaces them, on a CPU: a row has the same bits in any company."""
+"""Functions of torch as an `exact` context replaces them, on a CPU: a row has the same bits in any company.
+
+A layer has `F.linear` replaced as well, for large products.
+"""
 
 import functools
 import importlib
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.ops._frame.context import exactly, plain
+from scanl.ops._frame.context import context, exactly, plain
+from scanl.ops._frame.replacing import Replacement
+from scanl.ops.products import by_onednn
 from scanl.ops.products.blocks import MAX_ROWS, has_kernels, rows_by_matrix, rows_by_weight
 
+MIN_ROWS = 16  # from which a product may be large
 STEP = 64  # elements; whole vectors of any processor and dtype
 
 
@@ -88,7 +95,30 @@ def _takes(*operands: Any) -> bool:
     return all(tensor.numel() for tensor in operands)
 
 
+class _LargeProducts:
+    def __enter__(self) -> None:
+        context.large_products += 1
+        _LINEAR.open()
+
+    def __exit__(self, *error: object) -> None:
+        _LINEAR.close()
+        context.large_products -= 1
+
+
+def large_products(rows: int) -> AbstractContextManager[None]:
+    """A context in which `F.linear` multiplies by the fastest library that torch has, unless in `exact`.
+
+    rows: about as many as will be multiplied. The context does nothing for few, nor for what is traced.
+    """
+    return nullcontext() if torch.compiler.is_compiling() or rows < MIN_ROWS else _LargeProducts()
+
+
 def linear(input, weight, bias=None):
+    if context.large_products and not exactly():
+        biases = () if bias is None else (bias,)
+        if plain(input, weight, *biases) and by_onednn.is_able(input, weight, bias):
+            return by_onednn.linear(input, weight, bias)
+        return _ORIGINAL["linear"](input, weight, bias)
     fits = _takes(input, weight) and weight.ndim == 2 and input.shape[-1:] == weight.shape[1:]
     if not (fits and (input.dtype == weight.dtype or torch.is_autocast_enabled("cpu"))):
         return _ORIGINAL["linear"](input, weight, bias)
@@ -296,4 +326,5 @@ for _owner, _name in [
     (F, "tanh"),
 ]:
     _PLACES[_by_element(getattr(_owner, _name))] = [(_owner, _name)]
-REPLACED_FUNCTIONS = [(owner, name, new) for new, places in _PLACES.items() for owner, name in places]
+REPLACED_FUNCTIONS = [Replacement(owner, name, new) for new, places in _PLACES.items() for owner, name in places]
+_LINEAR = next(replaced for replaced in REPLACED_FUNCTIONS if replaced.new is linear)

@@ -1,0 +1,82 @@
+"""Large products of rows by a weight, by oneDNN, where torch has a slower library for them.
+
+torch multiplies matrices of float32 by MKL. On processors of AMD that has no code for AVX-512: it does half of the
+operations in a second that oneDNN does, which torch has too, for convolutions and for `nn.LSTM`.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIN_WORK = 1 << 21  # products of two numbers; with fewer, to start oneDNN takes longer than it saves
+MIN_SIDE = 8  # terms and columns of a weight
+STRIP = 512  # rows that are turned at a time: they stay in the second-level cache
+
+
+@functools.cache
+def _is_faster() -> bool:
+    """Return whether oneDNN is faster on this processor, and this torch has it."""
+    from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
+        return False
+    wide = get_host_cpu_name().startswith("znver") and get_host_cpu_features().get("avx512f", False)
+    return bool(wide) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def is_able(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether `linear` takes ordinary tensors, and is faster."""
+    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1] or min(weight.shape) < MIN_SIDE:
+        return False
+    work = x.numel() * weight.shape[0]
+    same = x.dtype == weight.dtype == torch.float32 and (bias is None or bias.dtype == torch.float32)
+    return work >= MIN_WORK and same and _is_faster() and not torch.is_autocast_enabled("cpu")
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x Wᵀ + bias for x (M, K) and W (N, K), of any strides."""
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def _transposed_times(a: Tensor, b: Tensor) -> Tensor:
+    """Return aᵀ b for a (M, N) and b (M, K). oneDNN turns a, which is the one with fewer columns."""
+    if a.shape[1] > b.shape[1]:
+        return _transposed_times(b, a).t()
+    total = _times(a[:STRIP].t(), b[:STRIP].t())
+    for first in range(STRIP, len(a), STRIP):
+        total += _times(a[first : first + STRIP].t(), b[first : first + STRIP].t())
+    return total
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _times(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # the gradient will be differentiated
+            dx, dw = dy @ weight if of_x else None, dy.mT @ x if of_weight else None
+        else:
+            dx = _times(dy, weight.t()) if of_x else None
+            dw = _transposed_times(dy, x) if of_weight else None
+        return dx, dw, dy.sum(0) if of_bias else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x Wᵀ + bias for x (..., K), as `F.linear` does."""
+    rows = x.reshape(-1, x.shape[-1])
+    learned = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
+    if learned and torch.is_grad_enabled():
+        y: Any = _Linear.apply(rows, weight, bias)
+    else:
+        y = _times(rows, weight, bias)
+    return y.view(*x.shape[:-1], weight.shape[0])
