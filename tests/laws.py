@@ -409,6 +409,53 @@ def packing(op: Op, sample: OpSample, reverse: bool, backend: str) -> None:
         close(*(seen(op, one, cut, more, backend) for one in both), rounding, f"{op.name} {backend} packed state {n}")
 
 
+def starting(op: Op, sample: OpSample, reverse: bool, backend: str) -> None:
+    """Rows, or packed sequences, that `starts` cuts equal their pieces, each alone: in values, states and gradients."""
+    operands, more = at(op, sample, torch.float64, backend), options(sample, backend) | {"reverse": reverse}
+    first = operands[op.names[0]]
+    count, steps = (torch.arange(size, device=first.device) for size in first.shape[:2])
+    starts = (count[:, None] + steps) % 3 == 1  # the state enters row 0, and not row 1
+    pick = more.pop("cu_seqlens", None)
+    packed = {} if pick is None else {"cu_seqlens": pick}
+    bounds = list(itertools.pairwise([0, first.shape[1]] if pick is None else pick.tolist()))
+
+    def whole(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        return op(**given, **more, **packed, starts=starts, backend=backend)
+
+    def in_pieces(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        ys, lasts = [], []
+        for row in range(len(starts)):
+            alone = {k: rows(v, slice(row, row + 1)) if batched(op, operands, k) else v for k, v in given.items()}
+            parts = []
+            for n, (low, high) in enumerate(bounds):
+                inner = [t + reverse for t in range(low, high) if starts[row, t] and low < t + reverse < high]
+                order = list(itertools.pairwise([low, *inner, high]))[:: -1 if reverse else 1]
+                begins = low < high and bool(starts[row, high - 1 if reverse else low])
+                row_of_state = n if packed else row
+                state = None if begins else rows(given[op.state], slice(row_of_state, row_of_state + 1))
+                done = {}
+                for start, end in order:
+                    y, state = op(**timed(op, alone, start, end), **more, **{op.state: state}, backend=backend)
+                    done[start], last, state = y, state, None
+                parts += [done[start] for start in sorted(done)]
+                lasts.append(last)
+            ys.append(torch.cat(parts, 1))
+        return torch.cat(ys), pytree.tree_map(lambda *leaves: torch.cat(leaves), *lasts)
+
+    found = []
+    for run in (whole, in_pieces):
+        given = differentiable(operands)
+        y, last = run(given)
+        last = seen(op, last, given, more | packed, backend)
+        grads = torch.autograd.grad(
+            (y, last), list(wanted(given).values()), [_cotangent(v) for v in (y, last)], materialize_grads=True
+        )
+        found.append({"y": y, "last": last} | {f"d{k}": grad for k, grad in zip(wanted(given), grads, strict=True)})
+    rounding = own_rounding(op, operands, {**more, **packed})
+    for name, value in found[1].items():
+        close(found[0][name], value, rounding, f"{op.name} {backend} starts {name}")
+
+
 def declared(op: Op, name: str) -> Operand:
     return op.operands[op.names.index(name)]
 

@@ -174,6 +174,20 @@ def test_offsets_that_are_no_tensor(op):
             call(**sample.operands, **more)
 
 
+@pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
+def test_starts_that_do_not_fit(op):
+    sample = next(iter(op.samples))
+    batch, steps = sample.operands[op.names[0]].shape[:2]
+    of_steps = rf"expected torch.bool \({batch}, {steps}\), a truth for each step"
+    right = torch.zeros(batch, steps, dtype=torch.bool)
+    for starts, actual in (
+        (right.long(), rf"torch.int64 \({batch}, {steps}\)"), (right[:, 1:], rf"torch.bool \({batch}, {steps - 1}\)"),
+        ([True], "a list"),
+    ):  # fmt: skip
+        with pytest.raises(ShapeError, match=f"{op.name}: starts is {actual}, {of_steps}"):
+            op(**sample.operands, **sample.options, starts=starts)
+
+
 def test_offsets_that_are_no_tensor_outside_the_frame():
     x, who = torch.zeros(1, 4, 2), "cu_seqlens is a tuple, expected a tensor of int"
     with pytest.raises(ShapeError, match=f"long_convolution: {who}"):
@@ -631,7 +645,7 @@ def test_an_option_that_changes_is_compiled():
 @pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
 def test_the_signature_is_the_true_one(op):
     signature = inspect.signature(op)
-    assert {*signature.parameters} == {*op.names, *op.options, "reverse", "cu_seqlens", "backend"}
+    assert {*signature.parameters} == {*op.names, *op.options, "reverse", "cu_seqlens", "starts", "backend"}
     assert list(signature.parameters)[: len(op.positional)] == list(op.positional)
     for operand in op.operands:
         parameter = signature.parameters[operand.name]
@@ -641,7 +655,7 @@ def test_the_signature_is_the_true_one(op):
         assert parameter.default is (None if free else parameter.empty)
         if not operand.tree:
             assert parameter.annotation == (Tensor | None if free else Tensor)
-    defaults = {"reverse": False, "cu_seqlens": None, "backend": "auto"}
+    defaults = {"reverse": False, "cu_seqlens": None, "starts": None, "backend": "auto"}
     for name, default in ({name: option.default for name, option in op.options.items()} | defaults).items():
         assert signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
         assert signature.parameters[name].default == default

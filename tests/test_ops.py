@@ -182,6 +182,13 @@ def test_packing(op, backend, reverse):
         laws.packing(op, sample, reverse, backend)
 
 
+@each
+def test_starts(op, backend):
+    laws.starting(op, _plain(op, backend)[0], False, backend)
+    if backend != "triton":
+        laws.starting(op, _packed(op, backend)[0], True, backend)
+
+
 def test_offsets_that_changed_are_checked_again():
     """They are read once for each tensor, not once for each call: a write to it counts as another tensor."""
     x, cu_seqlens = torch.randn(1, 4, 2), torch.tensor([0, 1, 4])

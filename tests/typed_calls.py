@@ -33,7 +33,8 @@ def models(x: Tensor, stack: Stack, model: LanguageModel, classifier: SequenceCl
 def ops_with_right_arguments(x: Tensor, packed: Tensor | None) -> None:
     assert_type(ops.linear_scan(x, x), tuple[Tensor, Tensor])
     assert_type(
-        ops.linear_scan(x, a=x, state=None, reverse=True, cu_seqlens=packed, backend="cpu"), tuple[Tensor, Tensor]
+        ops.linear_scan(x, a=x, state=None, reverse=True, cu_seqlens=packed, starts=packed, backend="cpu"),
+        tuple[Tensor, Tensor],
     )
     assert_type(ops.linear_attention(x, x, x, x, u=x, scale=1.0)[1], Tensor)
     assert_type(ops.linear_scan.explain(x, x), str)
@@ -44,5 +45,6 @@ def ops_with_wrong_arguments(x: Tensor) -> None:
     ops.linear_scan(x)  # pyright: ignore[reportCallIssue]
     ops.linear_scan(x, x, revers=True)  # pyright: ignore[reportCallIssue]
     ops.linear_scan(x, x, cu_seqlens=[0, 4])  # pyright: ignore[reportArgumentType]
+    ops.linear_scan(x, x, starts=[True])  # pyright: ignore[reportArgumentType]
     ops.linear_scan(x, x, scale=1.0)  # pyright: ignore[reportCallIssue]
     ops.linear_attention(x, x, x, scale="1")  # pyright: ignore[reportArgumentType]

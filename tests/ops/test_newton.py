@@ -359,6 +359,15 @@ def test_empty_and_short_sequences(method):
     assert y.shape == (1, 0, 4)
 
 
+@pytest.mark.parametrize("method", _newton.METHODS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_states_that_begin_anew(method, reverse):
+    x, u, state = _draw(2, 6, 3, 4), _draw(3, 4, 4), _draw(2, 4)
+    starts = torch.tensor([[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1]]).bool()
+    found = ops.gru.solve(method, x, u, None, state, starts=starts, reverse=reverse, tolerance=1e-13)
+    torch.testing.assert_close(tuple(found), ops.gru(x, u, None, state, starts=starts, reverse=reverse))
+
+
 @newton
 def test_half_precision(method):
     x, u = torch.randn(2, 20, 3, 4), torch.randn(3, 4, 4) / 2

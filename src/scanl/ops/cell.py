@@ -34,6 +34,7 @@ from scanl.ops._compiler.cells.constant import holding
 from scanl.ops._compiler.cells.constant import products_hold_inputs as products_hold_inputs
 from scanl.ops._compiler.cells.fields import JOINED_STATE, CellFields, fields
 from scanl.ops._frame.compiled import Kernels, compiled
+from scanl.ops._frame.context import context
 from scanl.ops._frame.declaration import FLOATING, HALF_DTYPES, WIDER, Call, full_shape
 from scanl.ops._frame.op import REGISTRY, Op, cast
 from scanl.ops._newton import METHODS as METHODS
@@ -118,7 +119,7 @@ class Cell(Op[..., Any]):
     def _call(self, *args: Any, cu_seqlens: Tensor | None = None, **more: Any) -> tuple[Tensor, Any]:
         if self.fields is None:
             return super()._call(*args, cu_seqlens=cu_seqlens, **more)
-        call = {name: more.pop(name) for name in ("reverse", "backend") if name in more}
+        call = {name: more.pop(name) for name in Call.__annotations__ if name in more}
         operands, options = self.bind(args, more)
         check_kind(self.name, cu_seqlens)
         operands, sizes = self._pack(operands, cu_seqlens)
@@ -131,7 +132,9 @@ class Cell(Op[..., Any]):
     def explain(self, *args: Any, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         if self.fields is None:
             return super().explain(*args, cu_seqlens=cu_seqlens, **more)
-        operands, options = self.bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
+        operands, options = self.bind(
+            args, {k: v for k, v in more.items() if k not in ("reverse", "starts", "backend")}
+        )
         check_kind(self.name, cu_seqlens)
         return super().explain(cu_seqlens=cu_seqlens, **self._pack(operands, cu_seqlens)[0], **options)
 
@@ -285,6 +288,7 @@ class Cell(Op[..., Any]):
         max_iterations: int = 100,
         reverse: bool = False,
         cu_seqlens: Tensor | None = None,
+        starts: Tensor | None = None,
         **more: Any,
     ) -> Trajectory:
         r"""Run the cell over time, all steps at once by Newton's method.
@@ -297,7 +301,7 @@ class Cell(Op[..., Any]):
         a state of E; "quasi_newton", with the blocks of J_t that couple the variables of one channel, K E numbers a
         step. Axes of the state that are numbers count its K variables, and letters its channels: `state: B 2 D` has
         blocks 2 x 2. Where a cell treats each channel by itself, both methods are the same.
-        args, more: operands and options, as in a call, with `reverse` and `cu_seqlens`.
+        args, more: operands and options, as in a call, with `reverse`, `cu_seqlens` and `starts`.
         tolerance, max_iterations: as in `nonlinear_scan`.
 
         Returns the outputs and the last state, as a call does. `.convergence` of the pair has the iterations, the
@@ -326,11 +330,30 @@ class Cell(Op[..., Any]):
         if self.check is not None:
             self.check(operands, options, cu_seqlens)
         operands, sizes = self._pack(operands, cu_seqlens)
+        pieces = None
+        if starts is not None:
+            pieces, operands = self._cut(operands, options, starts, cu_seqlens, reverse, context.backends)
+            cu_seqlens, sizes = pieces.cu_seqlens, self.sizes(operands, pieces.cu_seqlens)
+        y, last, convergence = self._solved(newton, operands, options, sizes, reverse, cu_seqlens)
+        if pieces is not None:
+            y, last = pieces.unpacked(y), pieces.leaving(last)
+        return Trajectory(y, self._unpacked(last, sizes), convergence)
+
+    def _solved(
+        self,
+        newton: Newton,
+        operands: dict[str, Tensor | None],
+        options: Mapping[str, Any],
+        sizes: Mapping[str, Any],
+        reverse: bool,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Convergence]:
+        """Return the outputs, the last state in one tensor, and the convergence, of operands that `_pack` checked."""
         _, dtype, common = self.kinds(operands)
         compute, steps = WIDER.get(common, common), sizes["T"]
-        if method == "sequential" or steps <= 1 or not sizes["B"]:
+        if newton.method == "sequential" or steps <= 1 or not sizes["B"]:
             y, last = super()._call(reverse=reverse, cu_seqlens=cu_seqlens, **operands, **options)
-            return Trajectory(y, self._unpacked(last, sizes), Convergence(steps, 0.0, newton.limit(compute)))
+            return y, last, Convergence(steps, 0.0, newton.limit(compute))
         first = operands[self.names[0]]
         assert first is not None
         rows = sizes["B"]
@@ -362,7 +385,7 @@ class Cell(Op[..., Any]):
             last = s[:, -1]
         if reverse:
             y = y.flip(1)
-        return Trajectory(cast(y, dtype), self._unpacked(last, sizes), convergence)
+        return cast(y, dtype), last, convergence
 
     def _solve(
         self,

@@ -1,9 +1,17 @@
-"""`cu_seqlens`, the offsets of packed sequences, and its checks, for every op, kernel and layer."""
+"""`cu_seqlens`, the offsets of packed sequences, and `starts`, steps where the state begins anew; with their checks.
+
+Rows that `starts` cuts into pieces are packed sequences: `cut` makes offsets from it. So what reads packed sequences
+needs no more for it.
+"""
 
 import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
 
@@ -46,11 +54,14 @@ def check_numbers(who: str, cu_seqlens: Tensor, steps: int) -> None:
     """Check the values like `offsets`, but only once per tensor: a second call with it costs nothing."""
     if cu_seqlens.is_inference():  # an inference tensor has no version counter
         offsets(cu_seqlens, steps, who)
-        return
-    now = (cu_seqlens._version, steps)
-    if getattr(cu_seqlens, "_scanl_checked", None) != now:
+    elif getattr(cu_seqlens, "_scanl_checked", None) != (cu_seqlens._version, steps):
         offsets(cu_seqlens, steps, who)
-        cu_seqlens._scanl_checked = now  # pyright: ignore[reportAttributeAccessIssue]
+        _note_checked(cu_seqlens, steps)
+
+
+def _note_checked(cu_seqlens: Tensor, steps: int) -> None:
+    if not (cu_seqlens.is_inference() or torch.compiler.is_compiling()):
+        cu_seqlens._scanl_checked = (cu_seqlens._version, steps)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def offsets(cu_seqlens: Tensor, steps: int, who: str) -> tuple[int, ...]:
@@ -59,3 +70,80 @@ def offsets(cu_seqlens: Tensor, steps: int, who: str) -> tuple[int, ...]:
     if bounds[0] != 0 or bounds[-1] != steps or any(b < a for a, b in itertools.pairwise(bounds)):
         raise ShapeError(f"{who}: cu_seqlens is {list(bounds)}, expected offsets that rise from 0 to T={steps}")
     return bounds
+
+
+class CutRows(NamedTuple):
+    """Rows (B, T), or sequences packed in a row, that are cut into pieces: how to call what reads packed sequences.
+
+    shape: (B, T).   cu_seqlens: the offsets of the call.   begins: (N,), whether the first piece of each of the N rows
+    or sequences begins anew.   entered, left: (N,), the pieces of each that its state enters, and that it leaves; None
+    where nothing is cut, so that the call has the rows and sequences as they are.
+    """
+
+    shape: tuple[int, int]
+    cu_seqlens: Tensor | None
+    begins: Tensor
+    entered: Tensor | None = None
+    left: Tensor | None = None
+
+    def packed(self, x: Tensor) -> Tensor:
+        """Return x (B, T, ...) as the call reads it."""
+        return x if self.entered is None else x.flatten(0, 1)[None]
+
+    def unpacked(self, y: Tensor) -> Tensor:
+        """Return an output of the call as (B, T, ...)."""
+        return y if self.entered is None else y.unflatten(1, self.shape)[0]
+
+    def entering(self, state: Any, initial: Callable[[int], Any]) -> Any:
+        """Return the state of the call. initial: called with a number of rows, returns their state before any input."""
+        if state is None:
+            return None
+        rows = len(self.begins) if self.cu_seqlens is None else len(self.cu_seqlens) - 1
+
+        def enter(leaf: Tensor | None, fresh: Tensor | None) -> Tensor | None:
+            if leaf is None or fresh is None:
+                return leaf
+            kind = torch.promote_types(leaf.dtype, fresh.dtype)
+            leaf, fresh = leaf.to(kind), fresh.to(kind)
+            begins = self.begins.view(-1, *[1] * (leaf.ndim - 1))
+            first = torch.where(begins, fresh[: len(leaf)], leaf)
+            return first if self.entered is None else fresh.index_copy(0, self.entered, first)
+
+        return pytree.tree_map(enter, state, initial(rows))
+
+    def leaving(self, last: Any) -> Any:
+        """Return the state (N, ...) after each row or sequence. last: the state of the call."""
+        if self.left is None:
+            return last
+        return pytree.tree_map(lambda leaf: None if leaf is None else leaf[self.left], last)
+
+
+def cut(who: str, starts: Tensor, x: Tensor, cu_seqlens: Tensor | None, reverse: bool = False) -> CutRows:
+    """Cut rows, or sequences packed in a row, at the steps where `starts` (B, T) is True: a piece begins there.
+
+    who: the op or layer that was called.   x: (B, T, ...), its first argument.   cu_seqlens: checked offsets.
+    reverse: the steps are read backwards, so a piece begins at its last step in time. Raises ShapeError.
+    """
+    if not isinstance(starts, Tensor) or starts.dtype != torch.bool or starts.shape != x.shape[:2]:
+        actual = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else f"a {type(starts).__name__}"
+        raise ShapeError(f"{who}: starts is {actual}, expected torch.bool {tuple(x.shape[:2])}, a truth for each step")
+    if starts.device != x.device:
+        raise ShapeError(f"{who}: starts is on {starts.device}, expected {x.device} of the steps")
+    batch, steps = x.shape[:2]
+    if cu_seqlens is None and steps <= 1:  # nothing to cut, which is known without a look at the values
+        return CutRows((batch, steps), None, starts.any(1))
+    rows = cu_seqlens
+    if rows is None:
+        rows = torch.arange(0, batch * steps + 1, steps, device=x.device)
+    # A True at i, of 0 to B T, cuts before step i.
+    cuts = F.pad(starts.flatten(), (1, 0) if reverse else (0, 1))
+    begins = cuts[rows[1:] if reverse else rows[:-1]] & (rows.diff() > 0)
+    cuts = cuts.index_fill(0, rows.long(), False)
+    inside = cuts.nonzero()[:, 0]
+    if len(inside) == 0:
+        return CutRows((batch, steps), cu_seqlens, begins)
+    before = cuts.cumsum(0)[rows] + torch.arange(len(rows), device=x.device)
+    pieces = torch.cat([rows, inside.to(rows.dtype)]).sort().values
+    _note_checked(pieces, batch * steps)
+    first, last = before[:-1], before[1:] - 1
+    return CutRows((batch, steps), pieces, begins, *((last, first) if reverse else (first, last)))

@@ -69,7 +69,7 @@ def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: 
         raise ConfigError(f"segment_attention: window is {window!r}, expected an integer of at least 1")
     if operands["mask"] is not None and cu_seqlens is not None:
         raise ConfigError(
-            "segment_attention: mask and cu_seqlens are both given, expected one: packed sequences have no padding"
+            "segment_attention: mask is given with cu_seqlens or starts, expected one: packed sequences have no padding"
         )
     if options["overwrite"] and torch.is_grad_enabled():
         tensors = (operands["q"], operands["k"], operands["v"], *(operands["memory"] or ()))

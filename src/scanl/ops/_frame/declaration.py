@@ -57,6 +57,13 @@ class Operand:
         axes = next((axes for axes in self.choices if len(axes) == value.ndim), self.choices[0])
         return 1 if "T" in axes else None
 
+    def every_step(self, value: Tensor, first: Tensor) -> Tensor | None:
+        """Return `value` with all rows and steps of `first`, the first operand; None if it is the same for them all."""
+        if self.broadcast and value.ndim >= first.ndim - 1:
+            steps = value if value.ndim == first.ndim else value[None]
+            return None if steps.shape[:2] == (1, 1) else steps.expand(*first.shape[:2], *steps.shape[2:])
+        return None if self.time_axis(value, first.ndim) is None else value
+
 
 @dataclass(frozen=True)
 class OpSample:
@@ -85,6 +92,7 @@ class Call(TypedDict, total=False):
 
     reverse: bool
     cu_seqlens: Tensor | None
+    starts: Tensor | None
     backend: str
 
 
@@ -163,7 +171,7 @@ class Declaration:
             if key in options:
                 options[key] = value
             elif key not in self.names:
-                known = [*self.names, *options, "reverse", "cu_seqlens", "backend"]
+                known = [*self.names, *options, *Call.__annotations__]
                 raise TypeError(f"{self.name}: {unknown('argument', key, known)}")
             elif key in self.positional[: len(args)]:
                 raise TypeError(f"{self.name}: {key} is given twice")

@@ -31,7 +31,7 @@ from scanl.ops._frame.declaration import (
 )
 from scanl.ops._frame.dispatch import Backend, in_forward_mode
 from scanl.ops._frame.summary import Run, Summary
-from scanl.ops.offsets import check_kind, check_numbers
+from scanl.ops.offsets import CutRows, check_kind, check_numbers, cut
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -99,10 +99,17 @@ class Op(Declaration, Generic[P, S]):
         *args: Tensor | None,
         reverse: bool = False,
         cu_seqlens: Tensor | None = None,
+        starts: Tensor | None = None,
         backend: str = "auto",
         **more: Any,
     ) -> tuple[Tensor, S]:
         operands, options = self.bind(args, more)
+        if starts is not None:
+            names = (backend,) if backend != "auto" else context.backends
+            pieces, operands = self._cut(operands, options, starts, cu_seqlens, reverse, names)
+            call = {"reverse": reverse, "cu_seqlens": pieces.cu_seqlens, "backend": backend}
+            y, last = self._call(**operands, **options, **call)
+            return pieces.unpacked(y), pieces.leaving(last)
         if context.calls is not None:
             more = {**options, "reverse": reverse, "cu_seqlens": cu_seqlens}
             context.calls.append(OpCall(self, dict(operands), more))
@@ -149,6 +156,37 @@ class Op(Declaration, Generic[P, S]):
             values[at] = values[at].to(to)
         y, state = self.evaluate(plan.backend, values, plan.output, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return cast(y, plan.dtype), state
+
+    def _cut(
+        self,
+        operands: Mapping[str, Any],
+        options: Mapping[str, Any],
+        starts: Tensor,
+        cu_seqlens: Tensor | None,
+        reverse: bool,
+        names: tuple[str, ...],
+    ) -> tuple[CutRows, dict[str, Any]]:
+        """Return the pieces of the rows or sequences that `starts` cuts, and the operands of a call of them."""
+        if context.divider is not None:
+            raise ConfigError(f"{self.name}: starts is given, expected none where ranks divide the sequence")
+        check_kind(self.name, cu_seqlens)
+        if self.check is not None:
+            self.check(operands, options, starts)
+        self._plan(operands, options, cu_seqlens, names)  # refuses operands that do not fit each other
+        first = operands[self.names[0]]
+        if cu_seqlens is not None:
+            check_numbers(self.name, cu_seqlens, first.shape[1])
+        pieces = cut(self.name, starts, first, cu_seqlens, reverse)
+        packed = dict(operands)
+        for operand in self.operands[:-1]:
+            value = operands[operand.name]
+            steps = None if value is None or pieces.entered is None else operand.every_step(value, first)
+            packed[operand.name] = value if steps is None else pieces.packed(steps)
+        stateless = {**packed, self.state: None}
+        packed[self.state] = pieces.entering(
+            operands[self.state], lambda _: self._empty(stateless, options, pieces.cu_seqlens, names)
+        )
+        return pieces, packed
 
     if TYPE_CHECKING:  # a type checker sees the reference's parameters, as `inspect.signature` does
 
@@ -234,7 +272,16 @@ class Op(Declaration, Generic[P, S]):
         self, operands: Mapping[str, Tensor | None], options: Mapping[str, Any], cu_seqlens: Tensor | None
     ) -> Any:
         """Return the state before any input of a call, in the dtypes in which the call would compute it."""
-        plan = self._plan(operands, options, cu_seqlens, context.backends)
+        return self._empty(operands, options, cu_seqlens, context.backends)
+
+    def _empty(
+        self,
+        operands: Mapping[str, Tensor | None],
+        options: Mapping[str, Any],
+        cu_seqlens: Tensor | None,
+        names: tuple[str, ...],
+    ) -> Any:
+        plan = self._plan(operands, options, cu_seqlens, names)
         if self.form is None:
             return self.initial(plan.zeros())
         sizes = self.sizes(operands, cu_seqlens)
@@ -243,7 +290,9 @@ class Op(Declaration, Generic[P, S]):
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """Return one line per backend: that it can run these arguments, or why not. `auto` takes the first that can."""
-        operands, options = self.bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
+        operands, options = self.bind(
+            args, {k: v for k, v in more.items() if k not in ("reverse", "starts", "backend")}
+        )
         check_kind(self.name, cu_seqlens)
         sizes = {**self.sizes(operands, cu_seqlens), **options, "given": _given(operands)}
         device, _, dtype = self.kinds(operands)
