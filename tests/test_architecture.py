@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {
     "learning": {"common", "ops", "layers", "models", "data", "tasks", "parallel"},
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
-    "export": {"common", "ops", "layers", "models"},
+    "export": {"common", "ops", "layers", "models", "hub"},
     "compat": {"common", "ops", "layers"},
     "parallel": {"common", "ops", "layers", "models"},
     "serve": {"common", "ops", "layers", "models"},

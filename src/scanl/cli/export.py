@@ -1,4 +1,4 @@
-"""`scanl export RUN FILE`: a run's model as an ONNX file, as C99, or as a package of torch."""
+"""`scanl export RUN FILE`: a run's model, or a program of torch, as an ONNX file, as C99, or as a package of torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
+from scanl.hub import convert
 from scanl.learning import RunFolder
 
 NOTES = {
@@ -20,8 +21,10 @@ NOTES = {
 
 def run(argv: Sequence[str]) -> int:
     """Write the file and print its path."""
-    parser = Parser("export", "Write a run's model as a file that runs without scanl.", notes=NOTES)
-    parser.add_argument("run", type=str, help="run folder")
+    parser = Parser("export", "Write a model as a file that runs without scanl.", notes=NOTES)
+    parser.add_argument(
+        "run", type=str, help="run folder, or a program that torch.export.save wrote: its streaming form is written"
+    )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
     args = parser.parse(argv)
@@ -29,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     if args.name is not None and path.suffix != ".c":
         raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
-    model = RunFolder.open(args.run).load_model()
+    model = convert(args.run) if Path(args.run).suffix == ".pt2" else RunFolder.open(args.run).load_model()
     write(model, path, **({} if args.name is None else {"name": args.name}))
     print(path)
     return 0

@@ -48,7 +48,7 @@ def write_c(
     try:
         with torch.no_grad():
             program = one_step(flat, 1)  # it has no checks of numbers, unlike the model
-            step = RecordedFunction(program.module(), flat.example[:1, :1].contiguous(), *flat.start(1))
+            step = RecordedFunction(program.module(), flat.first_step(1), *flat.start(1))
     except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
@@ -84,7 +84,7 @@ def _parts(name: str, flat: FlatModel, step: RecordedFunction) -> Iterator[str]:
     fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
     sizes = [max(1, leaf.start.numel()) for leaf in flat.leaves]
     tokens = not flat.example.is_floating_point()
-    reads, outputs = flat.example[:1, :1].numel(), torch.Size(step.results[0][0]).numel()
+    reads, outputs = flat.first_step(1).numel(), torch.Size(step.results[0][0]).numel()
     yield "\n".join([
         f"/* One step of a {flat.name()}: {name}_start(&s), then {name}_step(x, &s, y) for each step.",
         f"   x: {reads} numbers.   y: {outputs} numbers. */",

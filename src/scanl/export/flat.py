@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from scanl.errors import ConfigError
 from scanl.files import check_new_file
+from scanl.hub.streaming.stream import StreamingModule
 from scanl.layers import state as states
 from scanl.layers.base import Layer
 from scanl.models import Forecaster, LanguageModel, RandomFilters
@@ -30,14 +31,15 @@ class FlatModel(nn.Module):
     """A model whose arguments and results are tensors: `(x, *state) -> (y, *state)`.
 
     model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...) with B and T
-    above 1; None for a layer, a language model, a reader of tokens or features, and a forecaster without covariates.
+    above 1; None for a layer, a language model, a reader of tokens or features, a forecaster without covariates, and a
+    stream, whose time axis may be another one, and whose step may be several steps of its input.
     A complex tensor of the state is a real one with a last axis of 2. Raises ConfigError for a model that has no such
     interface.
     """
 
     def __init__(self, model: nn.Module, example: Tensor | None = None) -> None:
         super().__init__()
-        if not isinstance(model, Layer | LanguageModel | Reader | Forecaster) and example is None:
+        if not isinstance(model, Layer | LanguageModel | Reader | Forecaster | StreamingModule) and example is None:
             raise ConfigError(
                 f"export: example is None for a {type(model).__name__}, expected an input of the model (B, T, ...)"
             )
@@ -46,6 +48,7 @@ class FlatModel(nn.Module):
                 "export: the model has random filters, expected a stack alone; `scanl train` makes one with --steps"
             )
         self.model = copy.deepcopy(model).cpu().eval()  # the caller's may be in training, and on a GPU
+        self.time, self.steps = (model.time, model.stride) if isinstance(model, StreamingModule) else (1, 1)
         self.example = _example(model) if example is None else example.detach().cpu()
         with torch.no_grad():
             self._form = self.model.init_state(1)  # pyright: ignore[reportCallIssue]
@@ -60,6 +63,11 @@ class FlatModel(nn.Module):
         """Return the tensors of the state before the first step."""
         return [leaf.start.repeat(batch_size, *[1] * (leaf.start.ndim - 1)) for leaf in self.leaves]
 
+    def first_step(self, rows: int) -> Tensor:
+        """Return the first step of some sequences of the example."""
+        rows_alone = self.example.narrow(int(self.time == 0), 0, rows)
+        return rows_alone.narrow(self.time, 0, self.steps).contiguous()
+
     def name(self) -> str:
         """Return the name of the model in messages."""
         return str(getattr(self.model, "name", type(self.model).__name__)) or type(self.model).__name__
@@ -71,31 +79,33 @@ def exported(flat: FlatModel) -> ExportedProgram:
     Raises ConfigError if the program would take only as many steps as the example has.
     """
     batch = Dim("batch")
-    inputs = flat.example, *flat.start(len(flat.example))
-    shapes = {0: batch, 1: Dim.AUTO}, tuple({0: batch} for _ in flat.leaves)
+    rows = int(flat.time == 0)
+    inputs = flat.example, *flat.start(flat.example.shape[rows])
+    shapes = {rows: batch, flat.time: Dim.AUTO}, tuple({0: batch} for _ in flat.leaves)
     with torch.no_grad(), backend("cpu", "parallel", "reference"):  # named: a layer then calls no loop of torch's own
         program = export(flat, inputs, dynamic_shapes=shapes, strict=False)
     (x,) = (node for node in program.graph.nodes if node.name == "x")
-    if isinstance(x.meta["val"].shape[1], int):
-        raise ConfigError(
-            f"export: the program of {flat.name()} takes {x.meta['val'].shape[1]} steps and no other number"
-        )
+    steps = x.meta["val"].shape[flat.time]
+    if isinstance(steps, int):
+        raise ConfigError(f"export: the program of {flat.name()} takes {steps} steps and no other number")
     return program
 
 
 def one_step(flat: FlatModel, batch_size: int | None = None) -> ExportedProgram:
     """Return the program of one step, of operations of torch alone. batch_size: None leaves the number of rows open."""
     rows = 2 if batch_size is None else batch_size
-    inputs = flat.example[:rows, :1].contiguous(), *flat.start(rows)
-    axes = {0: Dim("batch")} if batch_size is None else {}
+    inputs = flat.first_step(rows), *flat.start(rows)
+    axes = [{} if batch_size is not None else {axis: Dim("batch")} for axis in (int(flat.time == 0), 0)]
     with torch.no_grad(), backend("reference"):
-        program = export(flat, inputs, dynamic_shapes=(axes, tuple(axes for _ in flat.leaves)), strict=False)
+        program = export(flat, inputs, dynamic_shapes=(axes[0], tuple(axes[1] for _ in flat.leaves)), strict=False)
     for check in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         program.graph.erase_node(check)
     return program
 
 
 def _example(model: Any) -> Tensor:
+    if isinstance(model, StreamingModule):
+        return model.example()
     if isinstance(model, Layer):
         return torch.randn(2, 20, model.dim)
     if isinstance(model, Forecaster):

@@ -1,6 +1,6 @@
 """Models of transformers and torch. Patches run their modules on scanl's ops; formats read and write checkpoints.
 
-Originals read the checkpoints of the programs of models' authors.
+Originals read the checkpoints of the programs of models' authors. `convert` makes a stream of a module of torch.
 """
 
 from scanl.faces import public
@@ -13,5 +13,7 @@ from scanl.hub.lora import lora_config as lora_config
 from scanl.hub.quantizer import enable_quantized as enable_quantized
 from scanl.hub.quantizer import quantize as quantize
 from scanl.hub.sessions import CacheSession as CacheSession
+from scanl.hub.streaming.convert import convert as convert
+from scanl.hub.streaming.stream import StreamingModule as StreamingModule
 
 __dir__ = public(__name__)

@@ -4,8 +4,10 @@
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -188,6 +190,7 @@ def _decompositions() -> dict[Any, Any]:
         aten.linalg_vector_norm.default: functools.partial(_vector_norm, table[aten.linalg_vector_norm.default]),
         aten.log_sigmoid_forward.default: lambda x: (-torch.nn.functional.softplus(-x), x.new_empty(0)),
         aten.baddbmm.default: _baddbmm,
+        aten.convolution.default: _convolution,
         aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
         aten._foreach_add_.Scalar: _foreach_add_,
         aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
@@ -235,6 +238,41 @@ def _vector_norm(other: Callable[..., Tensor], x: Tensor, order: float = 2, *arg
 
 def _baddbmm(*args: Any, **factors: float) -> Tensor:
     return rules.REWRITES["baddbmm"](*args, **factors) if factors else NotImplemented
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Return a convolution as one product: the numbers that each tap of the kernel reads stand beside each other."""
+    if transposed:
+        return NotImplemented
+    sizes = weight.shape[2:]
+    if any(padding):
+        x = torch.constant_pad_nd(x, [width for size in reversed(padding) for width in (size, size)])
+    counts = [
+        (x.shape[2 + axis] - (size - 1) * gap - 1) // hop + 1
+        for axis, (size, gap, hop) in enumerate(zip(sizes, dilation, stride, strict=True))
+    ]
+    taps = []
+    for at in itertools.product(*map(range, sizes)):
+        read = x
+        for axis, (place, gap, hop, count) in enumerate(zip(at, dilation, stride, counts, strict=True), 2):
+            start = place * gap
+            read = aten.slice.Tensor(read, axis, start, start + (count - 1) * hop + 1, hop)
+        taps.append(read.reshape(x.shape[0], groups, -1, prod(counts)))
+    # (B, groups, channels x taps, places), in the order of the weight
+    columns = torch.stack(taps, 3).flatten(2, 3)
+    y = torch.matmul(weight.reshape(groups, weight.shape[0] // groups, -1), columns)
+    y = y.reshape(x.shape[0], weight.shape[0], *counts)
+    return y if bias is None else y + bias.reshape(-1, *[1] * len(sizes))
 
 
 def _diag_embed(other: Callable[..., Tensor], x: Tensor, *places: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""Modules of torch as streams: what each operation of a module keeps between two pieces of a sequence."""

@@ -1,0 +1,274 @@
+"""What an operation of a module does with a piece of a sequence: each part computes some entries and keeps a state.
+
+An entry is what a tensor holds at one place of its time axis. An operation with a stride has fewer entries than the
+input has steps. One that waits for further steps has no entry yet.
+
+A part is called as part(args, kwargs, state): the arguments of the operation for this piece, and the part's own state,
+None before the first piece. It returns the result for this piece, and the state after it: tensors by name, batch first.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from scanl.layers import GRU, LSTM, Elman
+from scanl.ops import elman, gru, lstm
+
+States = dict[str, Tensor]
+
+
+class Part(Protocol):
+    """One operation of a stream."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        """Return the result for a piece, and the state after it."""
+        ...
+
+
+def entries_like(tensor: Tensor, axis: int, count: int, value: float = 0.0) -> Tensor:
+    """Return `count` entries of one value, with the sizes of `tensor` on all axes but `axis`."""
+    shape = list(tensor.shape)
+    shape[axis] = count
+    return tensor.new_full(shape, value)
+
+
+def bound(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of an operation of torch by name."""
+    names = operation._schema.arguments
+    given = {argument.name: value for argument, value in zip(names, args, strict=False)} | kwargs
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in names}
+
+
+@dataclass(frozen=True)
+class StepwisePart:
+    """An operation whose result at one entry depends on its arguments at that entry alone.
+
+    axes: time axis of each argument that has one, by its number among all leaves of the arguments.   after: the time
+    axis of each tensor of the result.   sizes: numbers of those leaves that are the count of entries.
+    """
+
+    operation: Callable[..., Any]
+    axes: Mapping[int, int]
+    after: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        count = next(leaves[number].shape[axis] for number, axis in self.axes.items())
+        if count > 0:
+            return self._run(leaves, form, count), {}
+        filled = [
+            entries_like(leaf, self.axes[number], 1) if number in self.axes else leaf
+            for number, leaf in enumerate(leaves)
+        ]
+        result, form = pytree.tree_flatten(self._run(filled, form, 1))
+        none = [leaf.narrow(axis, 0, 0) for leaf, axis in zip(result, self.after, strict=True)]
+        return pytree.tree_unflatten(none, form), {}
+
+    def _run(self, leaves: list[Any], form: pytree.TreeSpec, count: int) -> Any:
+        settled = [count if number in self.sizes else leaf for number, leaf in enumerate(leaves)]
+        args, kwargs = pytree.tree_unflatten(settled, form)
+        return self.operation(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """An operation whose entry i reads the entries stride i to stride i + span of its first argument.
+
+    operation: called with these entries of all windows, and the other arguments.   before: number of entries that stand
+    before the first one.   value: their value.   batch: the batch axis of the first argument.
+
+    State: the entries that the next windows read.
+    """
+
+    operation: Callable[..., Tensor]
+    axis: int
+    batch: int
+    span: int
+    stride: int = 1
+    before: int = 0
+    value: float = 0.0
+
+    @property
+    def wait(self) -> int:
+        """Number of entries after the first one of a window that have to be there before it is read.
+
+        A stride beyond the window waits for all entries up to the next window, so that what is kept begins there.
+        """
+        return max(self.span, self.stride - 1)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        x, *rest = args
+        kept = (
+            entries_like(x, self.axis, self.before, self.value)
+            if state is None
+            else state["window"].movedim(0, self.batch)
+        )
+        joined = torch.cat([kept, x], self.axis)
+        entries = joined.shape[self.axis]
+        count = (entries - self.wait - 1) // self.stride + 1 if entries > self.wait else 0
+        if count > 0:
+            read = (count - 1) * self.stride + self.span + 1
+            result = self.operation(joined.narrow(self.axis, 0, read), *rest, **kwargs)
+        else:
+            zeros = entries_like(x, self.axis, self.span + 1)
+            result = self.operation(zeros, *rest, **kwargs).narrow(self.axis, 0, 0)
+        past = count * self.stride
+        # A copy: an operation in place on the result must not change the state.
+        window = joined.narrow(self.axis, past, entries - past).movedim(self.batch, 0).clone()
+        return result, {"window": window}
+
+
+@dataclass(frozen=True)
+class LeadingEntries:
+    """An operation that puts `count` entries before the first one of its input."""
+
+    operation: Callable[..., Tensor]
+    axis: int
+    count: int
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        y = self.operation(*args, **kwargs)
+        return (y if state is None else y.narrow(self.axis, self.count, y.shape[self.axis] - self.count)), {}
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """nn.RNN, nn.GRU or nn.LSTM in one direction, by the ops. State: h, and c of an LSTM; (B, layers, H) each."""
+
+    operation: Any
+    axis: int
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        given = bound(self.operation, args, kwargs)
+        x, hx = given["input"].movedim(self.axis, 1), given["hx"]
+        initial = [hx] if isinstance(hx, Tensor) else list(hx)
+        if state is not None:
+            initial = [state[name].movedim(0, 1) for name, _ in zip("hc", initial, strict=False)]
+        width, last = 4 if given["has_biases"] else 2, []
+        for layer in range(given["num_layers"]):
+            weights = given["params"][width * layer : width * (layer + 1)]
+            x, after = _SCANS[self.operation](x, weights, [member[layer] for member in initial])
+            last.append(after)
+        ends = [torch.stack(members) for members in zip(*last, strict=True)]
+        return (x.movedim(1, self.axis), *ends), {
+            name: end.movedim(1, 0) for name, end in zip("hc", ends, strict=False)
+        }
+
+
+def _gru(x: Tensor, weights: list[Tensor], state: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    y, last = gru(*GRU.operands(x, *weights), *state)
+    return y, (last,)
+
+
+def _lstm(x: Tensor, weights: list[Tensor], state: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    y, last = lstm(*LSTM.operands(x, *weights), torch.stack(state, 1))
+    return y, last.unbind(1)
+
+
+def _elman(
+    nonlinearity: str, x: Tensor, weights: list[Tensor], state: list[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    y, last = elman(*Elman.operands(x, *weights), *state, nonlinearity=nonlinearity)
+    return y, (last,)
+
+
+_SCANS: dict[Any, Callable[..., tuple[Tensor, tuple[Tensor, ...]]]] = {
+    torch.ops.aten.gru.input: _gru,
+    torch.ops.aten.lstm.input: _lstm,
+    torch.ops.aten.rnn_tanh.input: partial(_elman, "tanh"),
+    torch.ops.aten.rnn_relu.input: partial(_elman, "relu"),
+}
+
+
+@dataclass(frozen=True)
+class LastEntry:
+    """The last entry so far; zeros before the first one. State: that entry."""
+
+    axis: int
+    batch: int
+    keepdim: bool
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        x = args[0]
+        last = entries_like(x, self.axis, 1) if state is None else state["last"].movedim(0, self.batch)
+        last = torch.cat([last, x], self.axis).narrow(self.axis, x.shape[self.axis], 1)
+        result = last if self.keepdim else last.squeeze(self.axis)
+        return result, {"last": last.movedim(self.batch, 0).clone()}
+
+
+@dataclass(frozen=True)
+class RunningSum:
+    """Sums of all entries so far, at each entry. State: the sum up to the last one."""
+
+    operation: Callable[..., Tensor]
+    axis: int
+    batch: int
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        x, *rest = args
+        total = (
+            entries_like(self.operation(x, *rest, **kwargs), self.axis, 1)
+            if state is None
+            else state["sum"].movedim(0, self.batch)
+        )
+        y = self.operation(x, *rest, **kwargs) + total
+        total = torch.cat([total, y], self.axis).narrow(self.axis, x.shape[self.axis], 1)
+        return y, {"sum": total.movedim(self.batch, 0).clone()}
+
+
+@dataclass(frozen=True)
+class RunningMean:
+    """The mean of all entries so far; NaN before the first one. State: their sum and their number."""
+
+    axis: int
+    batch: int
+    keepdim: bool
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        x = args[0]
+        total = x.sum(self.axis, keepdim=True)
+        count = torch.full_like(total, x.shape[self.axis])
+        if state is not None:
+            total = total + state["sum"].movedim(0, self.batch)
+            count = count + state["count"].movedim(0, self.batch)
+        mean = total / count
+        kept = {"sum": total.movedim(self.batch, 0), "count": count.movedim(self.batch, 0)}
+        return mean if self.keepdim else mean.squeeze(self.axis), kept
+
+
+@dataclass(frozen=True)
+class FilledTensor:
+    """An operation that reads the form of a tensor and none of its numbers."""
+
+    operation: Callable[..., Tensor]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        return self.operation(*args, **kwargs), {}
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """A part some of whose arguments are held back. State: that of the part, and the entries that are held.
+
+    holds: by the number of the argument among all leaves of the arguments.
+    """
+
+    part: Part
+    holds: Mapping[int, SlidingWindow]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        held: States = {}
+        for number, hold in self.holds.items():
+            name = f"held{number}"
+            leaves[number], kept = hold((leaves[number],), {}, None if state is None else {"window": state[name]})
+            held[name] = kept["window"]
+        args, kwargs = pytree.tree_unflatten(leaves, form)
+        result, after = self.part(args, kwargs, state)
+        return result, after | held
