@@ -33,10 +33,24 @@ BELOW: dict[str, set[str]] = {
     "hub": {"common", "ops", "layers", "models"},
     "inspect": {"common", "ops", "layers", "models"},
     "export": {"common", "ops", "layers", "models", "hub"},
+    "packing": {"common", "ops", "layers", "models"},
     "compat": {"common", "ops", "layers"},
     "parallel": {"common", "ops", "layers", "models"},
     "serve": {"common", "ops", "layers", "models"},
-    "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub", "inspect", "export", "serve"},
+    "cli": {
+        "common",
+        "ops",
+        "layers",
+        "models",
+        "data",
+        "tasks",
+        "learning",
+        "hub",
+        "inspect",
+        "export",
+        "serve",
+        "packing",
+    },
 }
 # Folders that hold one kind of thing, one file each. Every other folder has at most `MAX_FILES`.
 REGISTRIES = {
@@ -45,7 +59,20 @@ REGISTRIES = {
 }
 MAX_FILES = 18
 # What `dir()` of a room shows. Those of `compat` are the modules of other libraries.
-ROOMS = ("data", "export", "hub", "inspect", "layers", "learning", "models", "ops", "parallel", "serve", "tasks")
+ROOMS = (
+    "data",
+    "export",
+    "hub",
+    "inspect",
+    "layers",
+    "learning",
+    "models",
+    "ops",
+    "packing",
+    "parallel",
+    "serve",
+    "tasks",
+)
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
 # A name that ends in one of these is no noun: words of a closed class, and participles that do not end in -ed.
 CLOSED = re.findall(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scanl import learning as learning
     from scanl import models as models
     from scanl import ops as ops
+    from scanl import packing as packing
     from scanl import parallel as parallel
     from scanl import serve as serve
     from scanl import tasks as tasks
@@ -37,6 +38,7 @@ _PACKAGES = (
     "learning",
     "models",
     "ops",
+    "packing",
     "parallel",
     "serve",
     "tasks",

@@ -75,3 +75,5 @@ def by_dtype(single: Callable, double: Callable) -> Callable[[Any], Any]:
 
 
 exp = by_dtype(_exp32, np.exp)
+# e^x of float32 without freedom to contract: the same bits on every machine, where what calls it has none either
+fixed_exp = helper(forceinline=True)(_exp32.py_func)
