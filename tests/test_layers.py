@@ -232,6 +232,46 @@ def test_packed_sequences_equal_each_alone(name, carried):
         assert_same(states.index(last, row), state)
 
 
+def test_a_state_that_begins_anew_equals_the_pieces(name):
+    """In one call, packed, and cut with a step between: outputs, states, and the gradients by state, input, weights."""
+    layer, x = make(name), inputs(2, 6).requires_grad_()
+    starts = torch.tensor([[0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 1, 0]]).bool()
+    before = states.map_leaves(lambda leaf: leaf.requires_grad_(leaf.is_floating_point()), some_state(layer, 2))
+    ys, ends = [], []
+    for row, cuts in enumerate([(0, 2, 5, 6), (0, 4, 6)]):
+        at, state = slice(row, row + 1), None
+        for start, end in pairwise(cuts):
+            y, state = layer(x[at, start:end], states.index(before, at) if (row, start) == (0, 0) else None)
+            ys.append(y)
+        ends.append(state)
+    expected, end = torch.cat(ys, 1).view_as(x), states.cat(ends)
+
+    def packed():
+        flat, cuts = x.flatten(0, 1)[None], torch.tensor([0, 6, 12])
+        y, last = layer(flat, before, cu_seqlens=cuts, starts=starts.flatten()[None])
+        return y.view_as(x), last
+
+    def cut():
+        left, state = layer(x[:, :4], before, starts=starts[:, :4])
+        middle, state = layer.step(x[:, 4], state, starts=starts[:, 4])
+        right, state = layer(x[:, 5:], state, starts=starts[:, 5:])
+        return torch.cat([left, middle[:, None], right], 1), state
+
+    whole = layer(x, before, starts=starts)
+    for y, last in [whole, packed()] if layer.bidirectional else [whole, packed(), cut()]:
+        torch.testing.assert_close(y, expected)
+        assert_same(last, end)
+    parts = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    parts += [leaf for _, leaf in states.leaves(before) if leaf.requires_grad]
+    found = []
+    for y, last in (whole, (expected, end)):
+        loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum()
+        loss = loss + sum(leaf.abs().square().sum() for _, leaf in states.leaves(last) if leaf.requires_grad)
+        found.append(torch.autograd.grad(loss, parts, materialize_grads=True, allow_unused=True))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_equal_each_alone(name, side):
     layer, lengths, x = make(name), [3, 6, 1], inputs(3, 6)
@@ -570,6 +610,14 @@ WRONG = [
         r"expected offsets that rise from 0 to T=3",
     ),
     (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0.0, 3.0])), r"cu_seqlens is float32 of shape \(2,\)"),
+    (
+        lambda layer: layer(inputs(2, 3), starts=torch.zeros(2, 4, dtype=torch.bool)),
+        r"starts is torch.bool \(2, 4\), expected torch.bool \(2, 3\)",
+    ),
+    (
+        lambda layer: layer(inputs(2, 3), starts=torch.zeros(2, 3)),
+        r"starts is torch.float32 \(2, 3\), expected torch.bool",
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.adapters import check_read
 from scanl.layers.initial_state import Form, declare, initial, rows
 from scanl.layers.module import Module
+from scanl.layers.packing import restarted
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
@@ -126,11 +127,18 @@ class Layer(Module, metaclass=ConfiguredMeta):
         return initial(self, self.state, batch_size, device, dtype)
 
     def forward(
-        self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None, **others: Any
+        self,
+        x: Tensor,
+        state: State = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        starts: Tensor | None = None,
+        **others: Any,
     ) -> tuple[Tensor, State]:
         """Map x (B, T, dim) to y (B, T, dim) and the state after the last step. state: None for `init_state`.
 
         cu_seqlens: (N+1,) offsets of N sequences packed over B == 1. Each sequence has its own row of the state.
+        starts: (B, T) bool, True at steps before which the state begins anew, as at an episode's first step.
         others: arguments in `takes`.
         """
         self._check(x, state, cu_seqlens)
@@ -140,7 +148,9 @@ class Layer(Module, metaclass=ConfiguredMeta):
                 raise TypeError(f"{self._who()}: forward got {argument!r}, which the layer does not take{hint}")
         check_timespans(self._who(), others.get("timespans"), x)
         with large_products(x.shape[0] * x.shape[1]):
-            return self.run(x, state, cu_seqlens, **others)
+            if starts is None:
+                return self.run(x, state, cu_seqlens, **others)
+            return self._restarted(x, state, cu_seqlens, starts, others)
 
     def run(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         """Compute `forward` from checked x, state, cu_seqlens and, by name, the arguments in `takes`."""
@@ -155,22 +165,31 @@ class Layer(Module, metaclass=ConfiguredMeta):
             state: State = None,
             *,
             cu_seqlens: Tensor | None = None,
+            starts: Tensor | None = None,
             timespans: Tensor | None = None,
         ) -> "Result_co": ...
         @overload
         def __call__(
-            self: "Runs[Result_co]", x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None
+            self: "Runs[Result_co]",
+            x: Tensor,
+            state: State = None,
+            *,
+            cu_seqlens: Tensor | None = None,
+            starts: Tensor | None = None,
         ) -> "Result_co": ...
         def __call__(self, *args: Any, **others: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run `forward` for one step: x (B, dim) to y (B, dim). Raises ConfigError for a bidirectional layer."""
+    def step(self, x: Tensor, state: State, *, starts: Tensor | None = None) -> tuple[Tensor, State]:
+        """Run `forward` for one step: x (B, dim) to y (B, dim). Raises ConfigError for a bidirectional layer.
+
+        starts: (B,) bool, True for rows whose state begins anew before the step.
+        """
         if self.bidirectional:
             raise ConfigError(
                 f"{self._who()}: step is called, expected forward over the whole sequence because the layer is "
                 "bidirectional: each output depends on steps to come"
             )
-        y, state = self(x[:, None], state)
+        y, state = self(x[:, None], state) if starts is None else self(x[:, None], state, starts=starts[:, None])
         return y[:, 0], state
 
     def extra_repr(self) -> str:
@@ -260,6 +279,12 @@ class Layer(Module, metaclass=ConfiguredMeta):
     def _begin(self, x: Tensor, state: S | None, cu_seqlens: Tensor | None) -> S:
         """Return the state before the first step of x: `state`, or the initial one if it is None."""
         return cast(S, self.init_state(sequences(x, cu_seqlens))) if state is None else state
+
+    def _restarted(
+        self, x: Tensor, state: State, cu_seqlens: Tensor | None, starts: Tensor, others: dict[str, Any]
+    ) -> tuple[Tensor, State]:
+        """Compute `forward` with a state that begins anew at `starts`."""
+        return restarted(self._who(), self.run, self.init_state, x, state, cu_seqlens, starts, **others)
 
     def _state_form(self) -> State:
         """Return an initial state of one row on the meta device; None if the layer does not know its form."""

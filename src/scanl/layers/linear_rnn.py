@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
+from scanl.layers.packing import restarted
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType, State, cat, index, leaves, loadable, map_leaves
 from scanl.ops import linear_scan
@@ -102,6 +103,15 @@ class LinearRNN(Layer):
         if self._custom:  # only the subclass knows the form of its state; it begins with None
             return LinearRNNState(None, conv)
         return LinearRNNState(self._zeros(batch_size, *self.recurrent_shape(), **kind), conv)
+
+    def _restarted(
+        self, x: Tensor, state: State, cu_seqlens: Tensor | None, starts: Tensor, others: dict[str, Any]
+    ) -> tuple[Tensor, State]:
+        def initial(rows: int) -> LinearRNNState:  # which a custom recurrence tells in a call of no steps
+            return self.run(x.new_zeros(rows, 0, self.dim), None, None)[1] if self._custom else self.init_state(rows)
+
+        state = self._with_cache(x, state, cu_seqlens)
+        return restarted(self._who(), self.run, initial, x, state, cu_seqlens, starts, **others)
 
     def _state_form(self) -> State:
         return None if self._custom else super()._state_form()

@@ -1,16 +1,17 @@
-"""Sequences of different lengths: packed into one row (`cu_seqlens`), or padded with a mask."""
+"""Sequences of different lengths: packed into one row (`cu_seqlens`), padded with a mask, or cut out of rows."""
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
-from scanl.layers.state import cat, index
-from scanl.ops.offsets import offsets
+from scanl.layers.state import cat, index, leaves, map_leaves
+from scanl.ops.offsets import CutRows, cut, offsets, sequences
 
 if TYPE_CHECKING:
     from scanl.layers.base import Layer
@@ -64,6 +65,55 @@ def each_alone(
     if not parts:
         return x, state
     return torch.cat([y for y, _ in parts], 1), cat([last for _, last in parts])
+
+
+def restarted(
+    who: str,
+    run: Callable[..., "tuple[Tensor, State]"],
+    initial: "Callable[[int], State]",
+    x: Tensor,
+    state: "State",
+    cu_seqlens: Tensor | None,
+    starts: Tensor,
+    **others: Any,
+) -> "tuple[Tensor, State]":
+    """Call `run`, which reads packed sequences, so that its state begins anew where `starts` (B, T) is True.
+
+    who: the layer or model, for messages.   initial: called with a number of rows, returns their state before any
+    input.   others: further arguments of `run`: tensors of all steps, or a dict of them to which `run` adds some.
+    """
+    rows = cut(who, starts, x, cu_seqlens)
+    packed = {name: pytree.tree_map_only(Tensor, rows.packed, value) for name, value in others.items()}
+    state = _entering(who, rows, state, initial, sequences(x, rows.cu_seqlens))
+    y, last = run(rows.packed(x), state, cu_seqlens=rows.cu_seqlens, **packed)
+    for name, value in others.items():
+        if isinstance(value, dict):
+            value.update({key: rows.unpacked(tensor) for key, tensor in packed[name].items()})
+    return rows.unpacked(y), map_leaves(rows.leave, last)
+
+
+def renewed(who: str, state: "State", initial: "Callable[[int], State]", starts: Tensor, step: Tensor) -> "State":
+    """Return the state of B rows, but that before any input for the rows where starts (B,) is True.
+
+    who, initial: as in `restarted`.   step: (B, ...), what is read next.
+    """
+    if not isinstance(starts, Tensor) or starts.ndim != 1:
+        actual = f"of shape {tuple(starts.shape)}" if isinstance(starts, Tensor) else f"a {type(starts).__name__}"
+        raise ShapeError(f"{who}: starts is {actual}, expected torch.bool ({len(step)},), a truth for each row")
+    return _entering(who, cut(who, starts[:, None], step[:, None], None), state, initial, len(step))
+
+
+def _entering(who: str, rows: CutRows, state: "State", initial: "Callable[[int], State]", count: int) -> "State":
+    """Return the state of `count` pieces. Raises ShapeError for one that does not have a row for each row of x."""
+    if state is None or rows.begins is None:
+        return state
+    fresh = initial(count)
+    expected = {path: (len(rows.begins), *leaf.shape[1:]) for path, leaf in leaves(fresh)}
+    for path, leaf in leaves(state):
+        if leaf.shape != expected.get(path):
+            fitting = expected.get(path, "no tensor")
+            raise ShapeError(f"{who}: {path} has shape {tuple(leaf.shape)}, expected {fitting} because of starts")
+    return map_leaves(rows.enter, state, fresh)
 
 
 def padded(layer: "Layer", x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":

@@ -336,7 +336,7 @@ class Cell(Op[..., Any]):
             cu_seqlens, sizes = pieces.cu_seqlens, self.sizes(operands, pieces.cu_seqlens)
         y, last, convergence = self._solved(newton, operands, options, sizes, reverse, cu_seqlens)
         if pieces is not None:
-            y, last = pieces.unpacked(y), pieces.leaving(last)
+            y, last = pieces.unpacked(y), pieces.leave(last)
         return Trajectory(y, self._unpacked(last, sizes), convergence)
 
     def _solved(

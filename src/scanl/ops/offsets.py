@@ -5,13 +5,11 @@ needs no more for it.
 """
 
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
 
@@ -76,13 +74,13 @@ class CutRows(NamedTuple):
     """Rows (B, T), or sequences packed in a row, that are cut into pieces: how to call what reads packed sequences.
 
     shape: (B, T).   cu_seqlens: the offsets of the call.   begins: (N,), whether the first piece of each of the N rows
-    or sequences begins anew.   entered, left: (N,), the pieces of each that its state enters, and that it leaves; None
-    where nothing is cut, so that the call has the rows and sequences as they are.
+    or sequences begins anew; None where no piece does.   entered, left: (N,), the pieces of each that its state enters,
+    and that it leaves; None where nothing is cut, so that the call has the rows and sequences as they are.
     """
 
     shape: tuple[int, int]
     cu_seqlens: Tensor | None
-    begins: Tensor
+    begins: Tensor | None = None
     entered: Tensor | None = None
     left: Tensor | None = None
 
@@ -94,28 +92,30 @@ class CutRows(NamedTuple):
         """Return an output of the call as (B, T, ...)."""
         return y if self.entered is None else y.unflatten(1, self.shape)[0]
 
-    def entering(self, state: Any, initial: Callable[[int], Any]) -> Any:
-        """Return the state of the call. initial: called with a number of rows, returns their state before any input."""
-        if state is None:
-            return None
-        rows = len(self.begins) if self.cu_seqlens is None else len(self.cu_seqlens) - 1
+    def enter(self, state: Tensor, initial: Tensor) -> Tensor:
+        """Return a tensor of the state of the call. initial: the same of rows, one for each of the call, before any
+        input."""
+        assert self.begins is not None
+        kind = torch.promote_types(state.dtype, initial.dtype)
+        state, initial = state.to(kind), initial.to(kind)
+        begins = self.begins.view(-1, *[1] * (state.ndim - 1))
+        first = torch.where(begins, initial[: len(state)], state)
+        return first if self.entered is None else initial.index_copy(0, self.entered, first)
 
-        def enter(leaf: Tensor | None, fresh: Tensor | None) -> Tensor | None:
-            if leaf is None or fresh is None:
-                return leaf
-            kind = torch.promote_types(leaf.dtype, fresh.dtype)
-            leaf, fresh = leaf.to(kind), fresh.to(kind)
-            begins = self.begins.view(-1, *[1] * (leaf.ndim - 1))
-            first = torch.where(begins, fresh[: len(leaf)], leaf)
-            return first if self.entered is None else fresh.index_copy(0, self.entered, first)
+    def leave(self, last: Tensor) -> Tensor:
+        """Return a tensor of the state after each row or sequence. last: the same of the state of the call."""
+        return last if self.left is None else last[self.left]
 
-        return pytree.tree_map(enter, state, initial(rows))
 
-    def leaving(self, last: Any) -> Any:
-        """Return the state (N, ...) after each row or sequence. last: the state of the call."""
-        if self.left is None:
-            return last
-        return pytree.tree_map(lambda leaf: None if leaf is None else leaf[self.left], last)
+def check_starts(who: str, starts: Tensor | None, x: Tensor) -> None:
+    """Check that starts, if it is not None, has a truth for each row and step of x. Raises ShapeError."""
+    if starts is None:
+        return
+    if not isinstance(starts, Tensor) or starts.dtype != torch.bool or starts.shape != x.shape[:2]:
+        actual = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else f"a {type(starts).__name__}"
+        raise ShapeError(f"{who}: starts is {actual}, expected torch.bool {tuple(x.shape[:2])}, a truth for each step")
+    if starts.device != x.device:
+        raise ShapeError(f"{who}: starts is on {starts.device}, expected {x.device} of the steps")
 
 
 def cut(who: str, starts: Tensor, x: Tensor, cu_seqlens: Tensor | None, reverse: bool = False) -> CutRows:
@@ -124,13 +124,13 @@ def cut(who: str, starts: Tensor, x: Tensor, cu_seqlens: Tensor | None, reverse:
     who: the op or layer that was called.   x: (B, T, ...), its first argument.   cu_seqlens: checked offsets.
     reverse: the steps are read backwards, so a piece begins at its last step in time. Raises ShapeError.
     """
-    if not isinstance(starts, Tensor) or starts.dtype != torch.bool or starts.shape != x.shape[:2]:
-        actual = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else f"a {type(starts).__name__}"
-        raise ShapeError(f"{who}: starts is {actual}, expected torch.bool {tuple(x.shape[:2])}, a truth for each step")
-    if starts.device != x.device:
-        raise ShapeError(f"{who}: starts is on {starts.device}, expected {x.device} of the steps")
+    check_starts(who, starts, x)
     batch, steps = x.shape[:2]
-    if cu_seqlens is None and steps <= 1:  # nothing to cut, which is known without a look at the values
+    single = cu_seqlens is None and steps <= 1
+    looks = not torch.compiler.is_compiling() and (starts.device.type == "cpu" or not single)  # a GPU waits for a look
+    if looks and not starts.any():
+        return CutRows((batch, steps), cu_seqlens)
+    if single:  # nothing to cut
         return CutRows((batch, steps), None, starts.any(1))
     rows = cu_seqlens
     if rows is None:

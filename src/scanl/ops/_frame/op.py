@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from scanl.errors import ConfigError, ScanlError
 from scanl.ops._frame import dispatch, packing, trees
@@ -109,7 +110,7 @@ class Op(Declaration, Generic[P, S]):
             pieces, operands = self._cut(operands, options, starts, cu_seqlens, reverse, names)
             call = {"reverse": reverse, "cu_seqlens": pieces.cu_seqlens, "backend": backend}
             y, last = self._call(**operands, **options, **call)
-            return pieces.unpacked(y), pieces.leaving(last)
+            return pieces.unpacked(y), pytree.tree_map(pieces.leave, last)
         if context.calls is not None:
             more = {**options, "reverse": reverse, "cu_seqlens": cu_seqlens}
             context.calls.append(OpCall(self, dict(operands), more))
@@ -183,9 +184,9 @@ class Op(Declaration, Generic[P, S]):
             steps = None if value is None or pieces.entered is None else operand.every_step(value, first)
             packed[operand.name] = value if steps is None else pieces.packed(steps)
         stateless = {**packed, self.state: None}
-        packed[self.state] = pieces.entering(
-            operands[self.state], lambda _: self._empty(stateless, options, pieces.cu_seqlens, names)
-        )
+        if operands[self.state] is not None and pieces.begins is not None:
+            initial = self._empty(stateless, options, pieces.cu_seqlens, names)
+            packed[self.state] = pytree.tree_map(pieces.enter, operands[self.state], initial)
         return pieces, packed
 
     if TYPE_CHECKING:  # a type checker sees the reference's parameters, as `inspect.signature` does
