@@ -228,6 +228,34 @@ def test_packed_sequences_equal_each_alone():
         assert_same_state(states.index(last, [n]), state)
 
 
+def test_a_state_that_begins_anew_equals_the_pieces():
+    """In a model of tokens, padded on the left, and in a stack, whose layers hand on a memo; and by steps."""
+    model, x = hybrid(), tokens(2, 7)
+    stack = Stack(DIM, 2, "rwkv7", layer_options=layers.get("rwkv7").sample)
+    labeler = SequenceLabeler(3, stack, Features(4))
+    seen, mask = torch.randn(2, 7, 4), torch.tensor([[0, 1, 1, 1, 1, 1, 1], [1] * 7]).bool()
+    starts = torch.tensor([[0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0]]).bool()
+    for run, read, more in ((model, x, {}), (model, x, {"mask": mask}), (labeler, seen, {"mask": mask})):
+        _, before = run(read[:, :3])
+        y, last = run(read, before, starts=starts, **more)
+        first = 1 if more else 0
+        for row, cuts in enumerate(((first, 3, 7), (0, 5, 7))):
+            at = slice(row, row + 1)
+            for start, end in itertools.pairwise(cuts):
+                state = states.index(before, [0]) if (row, start) == (0, first) else None
+                alone, state = run(read[at, start:end], state)
+                torch.testing.assert_close(y[at, start:end], alone)
+            assert_same_state(states.index(last, [row]), state)
+    expected, _ = stack(torch.ones(2, 7, DIM), starts=starts)
+    torch.testing.assert_close(expected[0, 3:], stack(torch.ones(1, 4, DIM))[0][0])
+    _, state = model(x[:, :2])
+    y, last = model.step(x[:, 2], state, starts=starts[:, 0])
+    alone, end = model.step(x[1:, 2], None)
+    torch.testing.assert_close(y[1:], alone)
+    assert_same_state(states.index(last, [1]), end)
+    torch.testing.assert_close(y[:1], model.step(x[:1, 2], states.index(state, [0]))[0])
+
+
 @pytest.mark.parametrize("tie", [False, True])
 def test_saved_and_loaded_continues_exactly(tie, tmp_path):
     model, x = hybrid(tie_embeddings=tie), tokens(2, 8)
@@ -572,6 +600,12 @@ WRONG = [
         lambda: language_model()(tokens(1, 2), mask=torch.ones(1, 2).bool(), cu_seqlens=torch.tensor([0, 2])),
         ShapeError,
         "mask and cu_seqlens are both given",
+    ),
+    (lambda: language_model()(tokens(1, 2), starts=tokens(1, 2)), ShapeError, "language model: starts is torch.int64"),
+    (
+        lambda: language_model("lru")(tokens(2, 1), language_model("lru").init_state(1), starts=tokens(2, 1) >= 0),
+        ShapeError,
+        r"language model: state.0.mixer has shape \(1, 6\), expected \(2, 6\) because of starts",
     ),
     (lambda: language_model()(tokens(1, 2), mask=torch.ones(2, 2).bool()), ShapeError, r"expected torch.bool \(1, 2\)"),
     (lambda: language_model()(tokens(1, 2), mask=tokens(1, 2)), ShapeError, r"mask is torch.int64 \(1, 2\), expected"),

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers.packing import pack
+from scanl.layers.packing import pack, restarted
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State
 from scanl.models.embedding import check_tensor, check_tokens, embedded
 from scanl.models.inputs import Features, Scales, Tokens
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone
+from scanl.ops.offsets import check_starts
 
 
 class Standard(nn.Module):
@@ -98,10 +99,18 @@ class Reader(Saved):
         mask: Tensor | None,
         cu_seqlens: Tensor | None,
         timespans: Tensor | None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, State, Tensor | None]:
         """Return the features of the steps, the state of the stack, and the offsets if the rows are packed."""
+        check_starts(self._who(), starts, x)
         x, cu_seqlens, timespans = self._input(x, mask, cu_seqlens, timespans)
-        y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
+        if starts is None:
+            y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
+        else:
+            y, after = restarted(
+                self._who(), self.stack, self.stack.init_state, x, state, cu_seqlens,
+                starts if mask is None else pack(starts, mask)[0], timespans=timespans,
+            )  # fmt: skip
         return y, after, cu_seqlens
 
     def _input(

@@ -14,6 +14,7 @@ from scanl.layers import auxiliary
 from scanl.layers.base import Layer, widen
 from scanl.layers.designation import Designation, label, layer_class, make_layer
 from scanl.layers.module import Module
+from scanl.layers.packing import restarted
 from scanl.layers.registry import layers
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import CHANNEL_MIXERS, NORMS, Block, BlockState, make_norm, normed
@@ -173,12 +174,18 @@ class Stack(Backbone):
         state: StackState | None = None,
         *,
         cu_seqlens: Tensor | None = None,
+        starts: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, StackState]:
         """Apply all blocks and the norm to x (B, T, dim).
 
+        starts: (B, T) bool, True at steps before which the state begins anew.
         timespans: (B, T), duration of each step. Every layer must accept it.
         """
+        if starts is not None:
+            self._check_state(state)
+            more = {"cu_seqlens": cu_seqlens, "starts": starts, "timespans": timespans}
+            return restarted(self.name, self.forward, self.init_state, x, state, **more)
         x, state = self.run_blocks(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
         return normed(self.norm, x), state
 

@@ -41,10 +41,12 @@ def model_of(layer: str, dim: int = DIM, depth: int = 1, **options: Any) -> Lang
 
 
 def check_equal(model: LanguageModel, step: CompiledStep, batch: int, tokens: int = 3) -> None:
+    """From the second step on every other row begins anew, the last one first."""
     state = after = None
-    for token in torch.randint(VOCABULARY, (tokens, batch)):
-        expected, state = model.step(token, state)
-        logits, after = step(token, after)
+    for n, token in enumerate(torch.randint(VOCABULARY, (tokens, batch))):
+        starts = (torch.arange(batch, 0, -1) + n) % 2 == 0
+        expected, state = model.step(token, state, starts=starts)
+        logits, after = step(token, after, starts=starts)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
         for (path, leaf), (_, other) in zip(leaves(after), leaves(state), strict=True):
             torch.testing.assert_close(leaf, other, rtol=1e-4, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
@@ -342,6 +344,8 @@ def test_bad_input_is_refused() -> None:
         step(torch.tensor([[3]]), None)
     with pytest.raises(ShapeError, match="gru: state has "):
         step(torch.tensor([3]), model.init_state(2))
+    with pytest.raises(ShapeError, match=r"compiled step: starts is of shape \(1, 1\), expected torch.bool \(1,\)"):
+        step(torch.tensor([3]), None, starts=torch.tensor([[True]]))
     with pytest.raises(ShapeError, match="token 11 is out of range, expected 0 to 10 of 11"):
         step(torch.tensor([11]), None)
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import published
 from scanl.data.base import IGNORED
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers import state as states
 from scanl.learning import TrainConfig
 from scanl.models import Features, Policy, SequenceLabeler, Stack, Tokens
 
@@ -73,6 +74,21 @@ def test_the_return_that_is_asked_for_is_reached(policy, last):
     found = [policy.play(Maze(), target, max_steps=20, temperature=0, seed=seed) for seed in range(12)]
     np.testing.assert_allclose(found, target)
     assert {Maze().reset(seed=seed)[0].argmax() for seed in range(12)} == {0, 1}
+
+
+def test_another_episode_begins_in_one_row(policy):
+    seen = torch.randn(5, 2, 3)
+    state = policy.start(torch.tensor([3.5, -1.5]), 2)
+    for t in range(3):
+        _, state = policy.act(seen[t], state, 0.5, temperature=0)
+    action, both = policy.act(seen[3], state, 7.0, starts=torch.tensor([False, True]), temperature=0)
+    new, alone = policy.act(seen[3, 1:], policy.start(-1.5), temperature=0)
+    assert (action[1], both.to_go[1], both.target[1]) == (new[0], -1.5, -1.5)
+    torch.testing.assert_close(states.index(both.stack, [1]), alone.stack)
+    _, kept = policy.act(seen[3], state, 7.0, temperature=0)
+    torch.testing.assert_close(states.index(both, [0]), states.index(kept, [0]))
+    with pytest.raises(ShapeError, match=r"policy: starts is of shape \(2, 1\), expected torch.bool \(2,\)"):
+        policy.act(seen[3], state, starts=torch.zeros(2, 1, dtype=torch.bool))
 
 
 def test_an_episode_ends_at_the_limit_of_steps(policy):

@@ -7,12 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from scanl.data.base import IGNORED, Source
 from scanl.data.batch import Batch
 from scanl.data.questions import NextToken
-from scanl.errors import ConfigError
 from scanl.files import written_whole
 from scanl.layers.base import widen
 from scanl.layers.state import State
@@ -46,20 +44,8 @@ class NextTokenAnswerer(Answerer[NextToken]):
         return LanguageModel(self.question.inputs.size, stack, **options)
 
     def answers(self, model: LanguageModel, batch: Batch, state: State = None) -> Answers:
-        if batch.starts is not None:
-            return self._packed(model, batch, state)
-        logits, state = model(batch.inputs, state)
+        logits, state = model(batch.inputs, state, starts=batch.starts)
         return Answers(logits.flatten(0, 1), batch.targets.flatten(), state)
-
-    def _packed(self, model: LanguageModel, batch: Batch, state: State) -> Answers:
-        """Read every sequence of every row from its own first state."""
-        if state is not None:
-            raise ConfigError("next token: a state enters a batch with starts, expected none because they reset it")
-        starts = batch.starts.clone()
-        starts[:, 0] = True
-        offsets = F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=starts.numel())
-        logits, state = model(batch.inputs.flatten()[None], cu_seqlens=offsets)
-        return Answers(logits[0], batch.targets.flatten(), state)
 
     def loss(self, model: LanguageModel, batch: Batch, state: State = None) -> tuple[Tensor, State]:
         outputs, targets, state = self.answers(model, batch, state)

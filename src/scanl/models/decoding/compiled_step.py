@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from scanl.errors import BackendError, ConfigError, ShapeError
+from scanl.layers.packing import renewed
 from scanl.layers.state import State, map_leaves
 from scanl.ops._frame.context import exactly, portably
 
@@ -101,9 +102,14 @@ class CompiledStep:
         """Leave the kernels out of copies: they read this model's parameters."""
         return {**vars(self), "_kernels": {}, "_made_for": None}
 
-    def __call__(self, tokens: Tensor, state: State = None) -> tuple[Any, State]:
-        """Return the results and the state after one token (B,) of each row."""
+    def __call__(self, tokens: Tensor, state: State = None, *, starts: Tensor | None = None) -> tuple[Any, State]:
+        """Return the results and the state after one token (B,) of each row.
+
+        starts: (B,) bool, True for rows whose state begins anew before the token.
+        """
         rows = self._enter(tokens)
+        if starts is not None:
+            state = renewed("compiled step", state, self.model.init_state, starts, rows)  # pyright: ignore[reportArgumentType]
         kernel = self._kernel(rows)
         if kernel is None:
             return self._finish(rows, state)

@@ -33,12 +33,13 @@ class SequenceLabeler(Reader):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Map tokens (B, T) or features (B, T, channels) to logits (B, T, C) and the state.
 
         mask: (B, T) bool, True at valid steps; logits are zero at the others.   cu_seqlens, timespans: as in
-        `SequenceClassifier.forward`.
+        `SequenceClassifier.forward`.   starts: (B, T) bool, True at steps before which the state begins anew.
         """
-        y, state, _ = self._hidden(x, state, mask, cu_seqlens, timespans)
+        y, state, _ = self._hidden(x, state, mask, cu_seqlens, timespans, starts)
         logits = self.head(y)
         return (logits if mask is None else unpack(logits, mask)), state

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers.packing import pack, unpack
+from scanl.layers.packing import pack, restarted, unpack
 from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
 from scanl.models.decoding.compiled_step import CompiledStep
@@ -20,6 +20,7 @@ from scanl.models.embedding import check_step, check_tensor, check_tokens, embed
 from scanl.models.inputs import Tokens
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
+from scanl.ops.offsets import check_starts
 from scanl.ops.products.functions import large_products
 from scanl.options import above, at_least
 
@@ -90,21 +91,28 @@ class LanguageModel(Saved):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Map tokens (B, T) to logits (B, T, V) and the state.
 
         mask: (B, T) bool, True at valid tokens. Padding may be left or right; logits are zero there.
         cu_seqlens: (N+1,) offsets of N sequences packed over B == 1.
+        starts: (B, T) bool, True at steps before which the state begins anew.
         """
-        hidden, state, mask = self._hidden(tokens, state, mask, cu_seqlens)
+        hidden, state, mask = self._hidden(tokens, state, mask, cu_seqlens, starts)
         logits = self._read_out(hidden)
         return (logits if mask is None else unpack(logits, mask)), state
 
     def next_logits(
-        self, tokens: Tensor, state: State | None = None, *, mask: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: State | None = None,
+        *,
+        mask: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Read tokens (B, T), T at least 1. Return logits (B, V) after the last valid token of each row."""
-        hidden, state, mask = self._hidden(tokens, state, mask, None)
+        hidden, state, mask = self._hidden(tokens, state, mask, None, starts)
         last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
         return self._read_out(last), state
 
@@ -114,10 +122,13 @@ class LanguageModel(Saved):
             return self._step()(tokens[:, 0], state)
         return self.next_logits(tokens, state, mask=mask)
 
-    def step(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Read one token (B,) of each row. Return logits (B, V) and the state."""
+    def step(self, tokens: Tensor, state: State | None, *, starts: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read one token (B,) of each row. Return logits (B, V) and the state.
+
+        starts: (B,) bool, True for rows whose state begins anew before the token.
+        """
         check_step("language model", tokens)
-        return self.next_logits(tokens[:, None], state)
+        return self.next_logits(tokens[:, None], state, starts=None if starts is None else starts[:, None])
 
     def compile_step(self, batch_size: int = 1) -> CompiledStep:
         """Return `step` as a kernel of the CPU, compiled for `batch_size` rows.
@@ -142,7 +153,7 @@ class LanguageModel(Saved):
 
     def logits_at(self, tokens: Tensor, places: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Read tokens (B, T). Return logits (n, V) where the mask `places` (B, T) is True, in row-major order."""
-        hidden, state, _ = self._hidden(tokens, state, None, None)
+        hidden, state, _ = self._hidden(tokens, state, None, None, None)
         return self._read_out(hidden[places]), state
 
     def generate(
@@ -224,14 +235,25 @@ class LanguageModel(Saved):
         return draft
 
     def _hidden(
-        self, tokens: Tensor, state: State | None, mask: Tensor | None, cu_seqlens: Tensor | None
+        self,
+        tokens: Tensor,
+        state: State | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        starts: Tensor | None,
     ) -> tuple[Tensor, State, Tensor | None]:
         check_tokens("language model", "tokens", tokens)
+        check_starts("language model", starts, tokens)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")
+            starts = None if starts is None else pack(starts, mask)[0]
             tokens, cu_seqlens = pack(tokens, mask)
-        hidden, after = self._read(embedded("language model", self.embedding, tokens), state, cu_seqlens)
+        x = embedded("language model", self.embedding, tokens)
+        if starts is None:
+            hidden, after = self._read(x, state, cu_seqlens)
+        else:
+            hidden, after = restarted("language model", self._read, self.stack.init_state, x, state, cu_seqlens, starts)
         return hidden, after, mask
 
     def _read(self, x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:

@@ -1,5 +1,6 @@
 """A policy: a labeler of steps that chooses actions to reach a return."""
 
+from functools import partial
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers.packing import renewed
 from scanl.layers.state import State, loadable
 from scanl.models.decoding.sampling import as_generator, as_limit, check_options, sample
 from scanl.models.heads.labeler import SequenceLabeler
@@ -20,12 +22,14 @@ class PolicyState(NamedTuple):
     """The state of a policy between two steps of B episodes.
 
     stack: the model's state.   to_go: (B,) the return to go when `action` was chosen.
-    action: (B,) int64, the last action; -1 before the first step, where `to_go` is the target.
+    action: (B,) int64, the last action; -1 before the first step, where `to_go` is the target.   target: (B,) the
+    return to reach in each episode.
     """
 
     stack: State
     to_go: Tensor
     action: Tensor
+    target: Tensor
 
 
 class Environment(Protocol):
@@ -76,7 +80,7 @@ class Policy:
             raise ShapeError(f"policy: target has shape {tuple(to_go.shape)}, expected () or ({batch_size},)")
         no_action = torch.full((batch_size,), -1, device=weight.device)
         stack = self.model.init_state(batch_size, device=weight.device)
-        return PolicyState(stack, to_go.expand(batch_size), no_action)
+        return PolicyState(stack, to_go.expand(batch_size), no_action, to_go.expand(batch_size))
 
     @torch.no_grad()
     def act(
@@ -85,12 +89,15 @@ class Policy:
         state: PolicyState,
         reward: float | Tensor = 0.0,
         *,
+        starts: Tensor | None = None,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, PolicyState]:
         """Return the next actions (B,) int64 and the state after them.
 
         observation: (B, ...), flattened to (B, C).   reward: of the action before, a number or one for each episode.
+        starts: (B,) bool, True where the observation is the first of another episode, with the same target; the reward
+        was that of the episode before, and counts no more.
         temperature: divides the logits; 0 takes the likeliest action.   generator: of random numbers.
         """
         check_options("policy", temperature)
@@ -101,13 +108,17 @@ class Policy:
                 f"{self.channels} numbers for each episode"
             )
         weight = self.model.head.weight
-        to_go = state.to_go - torch.as_tensor(reward, dtype=torch.float64, device=weight.device)
+        reward = torch.as_tensor(reward, dtype=torch.float64, device=weight.device)
+        if starts is not None:
+            state = renewed("policy", state, partial(self.start, state.target), starts, observation)
+            reward = torch.where(starts, 0, reward)
+        to_go = state.to_go - reward
         last_action = F.one_hot(state.action + 1, self.actions + 1)[:, 1:]  # zeros for -1
         parts = (to_go[:, None] / self.unit, last_action, observation.reshape(rows, -1))
         x = torch.cat([values.to(weight) for values in parts], -1)
         logits, stack = self.model(x[:, None], state.stack)
         action = sample(logits[:, 0], temperature, generator=generator)
-        return action, PolicyState(stack, to_go, action)
+        return action, PolicyState(stack, to_go, action, state.target)
 
     def play(
         self,
