@@ -8,6 +8,8 @@ import numba
 from numba import config, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.compiler_lock import global_compiler_lock
 
+from scanl.ops._cpu._pipeline import HelperCompiler
+
 
 @contextmanager
 def compiling() -> Iterator[Any]:
@@ -33,7 +35,9 @@ def helper(**options: Any) -> Callable[[Callable], Any]:
     """
 
     def made(function: Callable) -> Any:
-        compiler: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)  # pyright: ignore[reportCallIssue]
+        compiler: Any = numba.njit(  # pyright: ignore[reportCallIssue]
+            no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=HelperCompiler, **options
+        )
         with compiling():
             compiled = compiler(function)
         resolve = compiled.get_call_template
