@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from scanl import layers
-from scanl.errors import CheckpointError, ConfigError, ShapeError
+from scanl.errors import CheckpointError, ConfigError, DivergenceError, ShapeError
 from scanl.layers import Layer
 from scanl.layers import state as states
 from scanl.models import (
@@ -380,6 +380,17 @@ def test_a_conversation_is_put_down_and_picked_up():
     assert_same_state(state, expected)
     model(first.pending, state)[0].sum().backward()
     assert next(model.parameters()).grad is not None
+
+
+def test_tokens_are_those_that_torch_draws():
+    logits = 3 * torch.randn(7, 50, generator=torch.Generator().manual_seed(0))
+    for options in (dict[str, float](), {"temperature": 0.5, "top_p": 0.9}):
+        ours, theirs = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+        expected = torch.multinomial(distribution(logits, **options), 1, generator=theirs)[:, 0]
+        assert torch.equal(sample(logits, **options, generator=ours), expected)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(DivergenceError, match=f"the largest logit of the next token is {bad}, expected a finite"):
+            sample(logits.index_fill(1, torch.tensor([4]), bad))
 
 
 def test_a_seed_decides():

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from scanl.errors import ShapeError
 from scanl.layers.parts.quantized import QuantizedEmbedding
 
+INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+
 
 def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
     """Raise ShapeError for a value that is no tensor, such as a list or an array of NumPy."""
@@ -20,8 +22,7 @@ def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
 def check_tokens(who: str, name: str, tokens: Any, axes: str = "(B, T)") -> None:
     """Raise ShapeError unless tokens are integers with these axes."""
     check_tensor(who, name, tokens, f"{axes} of integers")
-    is_integer = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
-    if tokens.ndim != axes.count(",") + (axes[-2] != ",") or not is_integer:
+    if tokens.dtype not in INTEGERS or tokens.ndim != axes.count(",") + (axes[-2] != ","):
         raise ShapeError(f"{who}: {name} is {tokens.dtype} {tuple(tokens.shape)}, expected integers {axes}")
 
 

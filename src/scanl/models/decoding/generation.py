@@ -34,7 +34,7 @@ class Generation(Iterator[Tensor]):
         mask: Tensor | None = None,
         stop: Callable[[Tensor, int], bool] | None = None,
     ) -> None:
-        self.pending = prompt
+        self._pending = prompt
         self._state = state
         self.generator = as_generator("generate", seed, prompt.device)
         self._draw = draw
@@ -42,6 +42,11 @@ class Generation(Iterator[Tensor]):
         self._left = max_steps
         self._stop = stop
         self._count = 0
+
+    @property
+    def pending(self) -> Tensor:
+        """Return a copy of the steps that the model has not read yet."""
+        return self._pending.clone()
 
     @property
     def state(self) -> State:
@@ -52,9 +57,8 @@ class Generation(Iterator[Tensor]):
         if self._left == 0:
             raise StopIteration
         with torch.inference_mode():
-            step, pending, self._state = self._draw(self.pending, self._state, self._mask, self.generator)
-        # Autograd rejects a tensor made in inference mode.
-        step, self.pending, self._mask = step.clone(), pending.clone(), None
+            step, self._pending, self._state = self._draw(self._pending, self._state, self._mask, self.generator)
+        step, self._mask = step.clone(), None  # autograd rejects a tensor made in inference mode
         self._count += 1
         if self._left is not None:
             self._left -= 1

@@ -23,9 +23,11 @@ def distribution(
     top_p: keep the smallest set of most likely tokens whose total probability reaches p, at least one token
     (Holtzman et al., arXiv:1904.09751).
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # Relative to the largest one, so that no quotient overflows but to -inf. A smaller temperature is 0 in float32.
-    logits = (logits - logits.amax(-1, keepdim=True)).float() / max(temperature, TINY_NUMBER)
+    if temperature != 1 or logits.dtype != torch.float32:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # Relative to the largest one, so that no quotient overflows but to -inf. A smaller temperature is 0 in float32.
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, TINY_NUMBER)
+    logits = logits.float()
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
@@ -46,10 +48,18 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one token (B,) int64 for each row of logits (B, V). Temperature 0 takes the most likely token."""
+    """Draw one token (B,) int64 for each row of logits (B, V). Temperature 0 takes the most likely token.
+
+    Raises DivergenceError on the CPU, if it draws where a logit is NaN or the largest one is infinite.
+    """
     if temperature == 0:
         return logits.argmax(-1)
-    return torch.multinomial(distribution(logits, temperature, top_k, top_p), 1, generator=generator)[:, 0]
+    # What `torch.multinomial` draws by, in half of its time: it looks at all probabilities several times.
+    probabilities = distribution(logits, temperature, top_k, top_p)
+    races, tokens = (probabilities / torch.empty_like(probabilities).exponential_(generator=generator)).max(-1)
+    if races.is_cpu and not math.isfinite(races.sum().item()):
+        check_largest(float(logits.amax()))
+    return tokens
 
 
 def check_largest(largest: float) -> None:

@@ -118,8 +118,11 @@ class LanguageModel(Saved):
 
     def decode_logits(self, tokens: Tensor, state: State | None, *, mask: Tensor | None = None) -> tuple[Tensor, State]:
         """Compute `next_logits`, by the compiled step where it pays and each row has one token."""
-        if mask is None and tokens.shape[1] == 1 and self._step().pays(tokens.shape[0]):
-            return self._step()(tokens[:, 0], state)
+        rows, count = tokens.shape
+        if mask is None and count == 1:
+            step = self._step()
+            if step.pays(rows):
+                return step(tokens.squeeze(1), state)
         return self.next_logits(tokens, state, mask=mask)
 
     def step(self, tokens: Tensor, state: State | None, *, starts: Tensor | None = None) -> tuple[Tensor, State]:
@@ -201,7 +204,7 @@ class LanguageModel(Saved):
         def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
             logits, after = self.decode_logits(pending, state, mask=valid)
             token = choice(logits)
-            return token, token[:, None], after
+            return token, token.unsqueeze(1), after
 
         return Generation(draw, prompt, state, max_steps=max_steps, seed=choice.generator, mask=mask, stop=stop)
 

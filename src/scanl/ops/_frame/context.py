@@ -124,7 +124,7 @@ class backend:
 
 def exactly() -> bool:
     """Return whether an `exact` context is open in this thread. What is traced does not ask: it is as without."""
-    return not torch.compiler.is_compiling() and context.exact > 0
+    return context.exact > 0 and not torch.compiler.is_compiling()
 
 
 def portably() -> bool:
