@@ -155,7 +155,26 @@ def enlarged(model: LanguageModel) -> None:
     model.head.weight.data = torch.ones(VOCABULARY + 3, DIM)  # pyright: ignore
 
 
-CHANGES = {change.__name__: change for change in (adapted, capped, parametrized, replaced_by_method, enlarged)}
+def turned(model: LanguageModel) -> None:
+    """The same memory, in another order."""
+    weight: Any = model.stack.blocks[0].mixer.weight_ih_l0  # pyright: ignore
+    weight.data = weight.data.view(DIM, 3 * DIM).T
+
+
+def renormed(model: LanguageModel) -> None:
+    model.stack.norm = nn.LayerNorm(DIM, eps=1.0)  # pyright: ignore
+
+
+def another_parameter(model: LanguageModel) -> None:
+    model.head.weight = nn.Parameter(torch.ones(VOCABULARY, DIM))  # pyright: ignore
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        adapted, capped, parametrized, replaced_by_method, enlarged, turned, renormed, another_parameter,
+    )
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

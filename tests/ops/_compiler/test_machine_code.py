@@ -17,7 +17,7 @@ def test_machine_code_is_read_from_disk_unless_it_is_damaged(tmp_path: Path, mon
     monkeypatch.setattr(machine_code, "_compiled", lambda *args: (compiled.append(args), compile_module(*args))[1])
     x, content = torch.randn(3, 5), b""
     for change, count in (("none", 1), ("none", 1), ("a byte", 2), ("half", 3)):
-        machine_code._address.cache_clear()
+        machine_code.address.cache_clear()
         if content:
             (path,) = tmp_path.rglob("*.o")
             content = path.read_bytes()

@@ -4,11 +4,12 @@ A step of a small model is hundreds of calls of torch, and most of its time goes
 without numbers; what it computes becomes the loops of one kernel, which reads each weight once.
 """
 
+import functools
 import importlib.util
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.layers.packing import renewed
-from scanl.layers.state import State, map_leaves
+from scanl.layers.state import State, leaves, map_leaves
 from scanl.ops._frame.context import exactly, portably
 
 if TYPE_CHECKING:
@@ -25,48 +26,42 @@ if TYPE_CHECKING:
 
 MIN_TOKENS = 64  # tokens: to record and compile takes the time of 50 to 150 ordinary ones
 MAX_ROWS = 16  # rows of a kernel; more rows run in parts
+UNREAD_NAMES = vars(nn.Module()).keys() - {"training", "_modules"}  # attributes of modules that no function sets
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
-MODULE_ATTRIBUTES = vars(nn.Module()).keys()
-
-_form = attrgetter("dtype", "is_cpu", "shape")
 
 
 class Makeup:
     """Contents of a model: modules, tensors, hooks and other attributes. They are compared by identity."""
 
     def __init__(self, model: nn.Module) -> None:
+        from scanl.ops._compiler.snapshot import Snapshot
+
         self.tensors = [*model.parameters(), *model.buffers()]
-        self._forms = self._forms_now()
-        self._holders: list[Collection[Any]] = []  # whose sizes tell of what was added
-        self._views: list[Iterable[Any]] = []
-        self._attributes: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+        dicts: list[dict[Any, Any]] = [*GLOBAL_HOOKS]
+        self._lists: list[Collection[Any]] = []
         for module in model.modules():
             attributes = vars(module)
-            own = attributes.keys() - MODULE_ATTRIBUTES
-            groups = [module._modules, module._parameters, module._buffers]
-            groups += [attributes[name] for name in own if isinstance(attributes[name], dict | list | set)]
-            self._holders += [attributes, module._forward_hooks, module._forward_pre_hooks, *groups]
-            self._views += [group.values() if isinstance(group, dict) else group for group in groups if group]
-            self._attributes.append((itemgetter("training", "_modules", *own), attributes))
-        self._holders += GLOBAL_HOOKS
-        self._sizes, self._members = list(map(len, self._holders)), list(self._members_now())
+            own = [value for name, value in attributes.items() if name not in UNREAD_NAMES]
+            dicts += [attributes, module._forward_hooks, module._forward_pre_hooks, module._parameters, module._buffers]
+            dicts += [value for value in own if isinstance(value, dict)]
+            self._lists += [value for value in own if isinstance(value, list | set)]
+        self._snapshot, self._members = Snapshot(dicts, self.tensors, UNREAD_NAMES), self._members_now()
 
     def holds(self) -> bool:
-        """Return whether the model still consists of this. It runs for every token."""
-        try:
-            return (
-                list(map(len, self._holders)) == self._sizes
-                and all(map(is_, self._members_now(), self._members))
-                and self._forms_now() == self._forms
-            )
-        except KeyError:  # an attribute was removed, and another one added
-            return False
+        """Return whether the model still consists of this, and its numbers lie there. It runs for every token."""
+        return self._snapshot.holds() and (not self._lists or self._same_members(self._members_now()))
 
-    def _members_now(self) -> Iterator[Any]:
-        return chain(*self._views, *[read(attributes) for read, attributes in self._attributes])
+    def equals(self, other: "Makeup") -> bool:
+        """Return whether another one has the same, though its numbers may lie elsewhere."""
+        return self._snapshot.equals(other._snapshot) and self._same_members(other._members)
 
-    def _forms_now(self) -> list[Any]:
-        return list(map(_form, self.tensors))
+    def _members_now(self) -> list[list[Any]]:
+        return list(map(list, self._lists))
+
+    def _same_members(self, others: list[list[Any]]) -> bool:
+        return list(map(len, others)) == list(map(len, self._members)) and all(
+            map(is_, chain(*others), chain(*self._members))
+        )
 
 
 class CompiledStep:
@@ -94,13 +89,14 @@ class CompiledStep:
         self.model, self._enter, self._finish = model, enter, finish
         self.reason: str | None = None
         self._kernels: dict[tuple[int, bool], RecordedFunction] = {}  # by the number of rows, and whether portable
+        self._read: Callable[[State], list[Tensor]] = list  # the tensors of a state
         self._made_for: Makeup | None = None
         self._asked = False  # whether `compile` was called
         self._tokens = Counter[int]()  # decoded or expected, by the number of rows
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the kernels out of copies: they read this model's parameters."""
-        return {**vars(self), "_kernels": {}, "_made_for": None}
+        return {**vars(self), "_kernels": {}, "_made_for": None, "_read": list}
 
     def __call__(self, tokens: Tensor, state: State = None, *, starts: Tensor | None = None) -> tuple[Any, State]:
         """Return the results and the state after one token (B,) of each row.
@@ -113,14 +109,21 @@ class CompiledStep:
         kernel = self._kernel(rows)
         if kernel is None:
             return self._finish(rows, state)
-        operands = [rows]
-        _gather(self.model.init_state(len(rows)) if state is None else state, operands)  # pyright: ignore
-        if torch.is_grad_enabled() and self._differentiated(operands):
+        before = self.model.init_state(rows.shape[0]) if state is None else state  # pyright: ignore
+        operands = self._leaves_of(before)
+        if operands is None or (torch.is_grad_enabled() and self._differentiated([rows, *operands])):
             return self._finish(rows, state)
         try:
-            return kernel(*operands)
+            return kernel(rows, *operands)
         except ShapeError:  # the ordinary step casts a state of another dtype, and has an error for another shape
             return self._finish(rows, state)
+
+    def _leaves_of(self, state: State) -> list[Tensor] | None:
+        """Return the tensors of a state; None if it has another form, for which the ordinary step has an error."""
+        try:
+            return self._read(state)
+        except (TypeError, ValueError, KeyError):  # what Python raises where it cannot unpack a value
+            return None
 
     def pays(self, batch_size: int) -> bool:
         """Return whether to decode the next token of `batch_size` rows by the compiled step. That token then counts.
@@ -162,16 +165,22 @@ class CompiledStep:
 
     def _examples(self, batch_size: int) -> list[Tensor]:
         """Return rows of zeros and a first state."""
-        operands = [self._enter(torch.zeros(batch_size, dtype=torch.long, device=_device(self.model)))]
-        _gather(self.model.init_state(batch_size), operands)  # pyright: ignore[reportCallIssue]
+        state = self.model.init_state(batch_size)  # pyright: ignore[reportCallIssue]
+        rows = self._enter(torch.zeros(batch_size, dtype=torch.long, device=_device(self.model)))
+        operands = [rows, *(leaf for _, leaf in leaves(state))]
         return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
 
     def _kernel(self, rows: Tensor) -> "RecordedFunction | None":
         """Return the kernel for these rows of numbers; None if the ordinary step runs."""
+        if not _has_numba():
+            self.reason = "package numba is not installed"
+            return None
         if self._made_for is None or not self._made_for.holds():
-            self._kernels, self.reason, self._made_for = {}, None, Makeup(self.model)
-        batch = len(rows)
-        portable = portably()
+            makeup = Makeup(self.model)
+            if self._made_for is None or not self._made_for.equals(makeup):
+                self._kernels, self.reason = {}, None
+            self._made_for = makeup
+        batch, portable = rows.shape[0], portably()
         if batch == 0 or (exactly() and not portable) or torch.is_autocast_enabled("cpu"):
             return None
         size = rows_of_kernel(batch)
@@ -196,8 +205,6 @@ class CompiledStep:
         from scanl.ops._compiler.recorded import RecordedFunction  # with torch's tracer, which takes long to import
         from scanl.ops._compiler.rules import UnsupportedOperation
 
-        if importlib.util.find_spec("numba") is None:
-            return "package numba is not installed", None
         if any(map(len, GLOBAL_HOOKS)):
             return "all modules have hooks", None
         for name, module in self.model.named_modules():
@@ -210,6 +217,7 @@ class CompiledStep:
                 return f"{name.rpartition('.')[2]} is {tensor.dtype} (takes float32 and float64)", None
         with torch.inference_mode(False), torch.no_grad():
             state = self.model.init_state(size)  # pyright: ignore[reportCallIssue]
+            self._read = _reader(state)
 
             def flat(rows: Tensor, *leaves: Tensor) -> tuple[Tensor, State]:
                 members = iter(leaves)
@@ -221,19 +229,46 @@ class CompiledStep:
                 return str(error), None
 
 
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
 def rows_of_kernel(batch: int) -> int:
     """Return how many rows the kernel for a batch has. Five kernels serve batches of any size."""
-    units = max(-(-batch // MAX_ROWS), min(torch.get_num_threads(), batch // 4), 1)
+    return 1 if batch == 1 else _rows_for_threads(batch, torch.get_num_threads())
+
+
+def _rows_for_threads(batch: int, threads: int) -> int:
+    units = max(-(-batch // MAX_ROWS), min(threads, batch // 4), 1)
     return 1 << max(0, (-(-batch // units)).bit_length() - 1)
 
 
-def _gather(state: State, tensors: list[Tensor]) -> None:
-    """Append the tensors of a state. This runs for every token, and takes a third of the time of `map_leaves`."""
+def _reader(state: State) -> Callable[[State], list[Tensor]]:
+    """Return the function that lists the tensors of a state of this form. It raises TypeError, ValueError or KeyError
+    for another form.
+    """
+    names, lines = list[str](), list[str]()
+    target = _target(state, names, lines)
+    scope: dict[str, Any] = {}
+    source = ["def read(state):", f"    {target} = state", *lines, f"    return [{', '.join(names)}]"]
+    exec("\n".join(source), scope)
+    return scope["read"]
+
+
+def _target(state: State, names: list[str], lines: list[str]) -> str:
+    """Return what a state is assigned to. names: of its tensors.   lines: further assignments, of members of dicts."""
+    name = f"v{len(names)}_{len(lines)}"
     if isinstance(state, Tensor):
-        tensors.append(state)
+        names.append(name)
+    elif isinstance(state, dict):
+        for key, member in state.items():
+            at = len(lines)
+            lines.append("")
+            lines[at] = f"    {_target(member, names, lines)} = {name}[{key!r}]"
     elif state is not None:
-        for member in state.values() if isinstance(state, dict) else state:
-            _gather(member, tensors)
+        return f"({''.join(f'{_target(member, names, lines)}, ' for member in state)})"
+    return name
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -32,7 +32,7 @@ class BoundKernel:
         inputs, first = len(first), first + [0] * len(self._inputs) + _addresses(sources)
         self._at = inputs, len(first), len(first) + len(self._captured)
         last = [0] * len(outputs) + _addresses(targets)
-        self._kernel = recorded.kernel.alone([*first, *self._places(), *last])
+        self._kernel = recorded.kernel.prepared([*first, *self._places(), *last])
 
     def _places(self) -> list[int]:
         """Return the addresses of the tensors that are no operands."""
@@ -45,16 +45,14 @@ class BoundKernel:
         pointers = [tensor.data_ptr() for tensor in self._captured]
         if pointers != self._pointers:
             self._pointers = pointers
-            for at, address in enumerate(self._places(), first_captured):
-                kernel[at] = address
+            kernel.put(first_captured, self._places())
         for operand, (shape, dtype) in zip(inputs, self._inputs, strict=True):
             operands.append(as_stored(operand, shape, dtype))  # kept until the kernel has run
-            kernel[first_input + len(operands) - 1] = operands[-1].data_ptr()
+        kernel.put(first_input, list(map(Tensor.data_ptr, operands)))
         for tensor, stored in self._reading:
             stored.copy_(tensor)
         results = [torch.empty(shape, dtype=dtype) for shape, dtype in self._outputs]
-        for at, result in enumerate(results, first_output):
-            kernel[at] = result.data_ptr()
+        kernel.put(first_output, list(map(Tensor.data_ptr, results)))
         kernel()
         for tensor, stored in self._writing:
             tensor.copy_(stored)

@@ -54,7 +54,12 @@ class LoopFunction:
     @property
     def kind(self) -> str:
         """The kind of its numbers; "" for that of the kernel."""
-        return max([*set(self.kinds) & {"float32", "float64"}, ""])
+        return max([*set(map(number_kind, self.kinds)) & {"float32", "float64"}, ""])
+
+
+def number_kind(kind: str) -> str:
+    """Return the kind of numbers that memory of a kind is read as; "" for what is no number."""
+    return {"int64": "float64", "int8": "float32", "team": ""}.get(kind, kind)
 
 
 def axes_of(names: Sequence[str], sizes: Sequence[Expression | int]) -> LoopAxes:

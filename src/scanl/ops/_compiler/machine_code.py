@@ -12,7 +12,7 @@ from llvmlite import binding
 from scanl.ops._compiler.print_llvm import KERNEL, KernelSource, elementary
 from scanl.ops._cpu import _elementary
 from scanl.ops._cpu._cache import keep
-from scanl.ops._cpu._team import SingleUnit, run
+from scanl.ops._cpu._team import PreparedCall
 from scanl.ops._frame import cache
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -24,20 +24,16 @@ class NativeKernel:
     """A kernel that gets its slots as those of numba do: the counter of units, their number, and its own."""
 
     def __init__(self, source: KernelSource) -> None:
-        self._address = _address(source)
+        self._address = address(source)
         self._call = _FUNCTION(self._address)
 
-    def run(self, packed: list[int], units: int, work: int) -> None:
-        """Run the kernel. packed: its own slots.   work: about how many numbers it touches."""
-        run(self._call, self._address, packed, units, work)
-
-    def alone(self, packed: list[int]) -> SingleUnit:
-        """Return the kernel for one unit, which keeps its numbers."""
-        return SingleUnit(self._call, packed)
+    def prepared(self, packed: list[int], units: int = 1, work: int = 0) -> PreparedCall:
+        """Return the kernel with its own slots.   work: about how many numbers it touches."""
+        return PreparedCall(self._call, self._address, packed, units, work)
 
 
 @functools.cache
-def _address(source: KernelSource) -> int:
+def address(source: KernelSource) -> int:
     """Return the address of a kernel, which is compiled unless its machine code is on disk."""
     parts = source.text, sorted(source.elementary), source.portable, _elementary.digest(), _machine()
     title = f"{KERNEL}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"  # no other function has this name

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from scanl.ops._compiler.expressions import LEVELS, Expression, Load, Name, Printer
 from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement
 
-KINDS = {"float32": "float", "float64": "double"}  # memory of another kind is not in C: the other threads
+# In C a state has no whole numbers. Memory of another kind is not in C: the other threads.
+KINDS = {"float32": "float", "float64": "double", "int64": "double", "int8": "float"}
 SUFFIXES = {"float": "f", "double": ""}  # of functions
 FUNCTIONS = {"abs": "fabs", "**": "pow"}  # others have their names
 SIGNS = {"not": "!", "neg": "-"}

@@ -13,7 +13,13 @@ from scanl.ops._compiler.expressions import Constant, Expression, Load, Name, Op
 from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement
 from scanl.ops._compiler.rules import UnsupportedOperation
 
-TYPES = {"float32": "float", "float64": "double", "int64": "i64", "int8": "i8"}  # of numbers in memory, by kind
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "int64": "i64",
+    "int8": "i8",
+    "team": "i64",
+}  # of numbers in memory, by kind
 WIDTHS = {"i1": 0, "i8": 1, "i64": 2, "float": 3, "double": 4}  # the wider one is the type of an operation's result
 NUMBERS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
 INDICES = {"+": "add nsw", "-": "sub nsw", "*": "mul nsw"}
@@ -136,7 +142,7 @@ class LLVMPrinter:
             case Load(pointer, _):
                 kind = TYPES[self._kinds[pointer]]
                 read = self._new(f"load {kind}, ptr {self._place(expression)}, align {_bytes(kind)}", kind)
-                return self._as(self._number, read) if kind == "i8" else read
+                return self._as(self._number, read) if kind in ("i8", "i64") else read
             case Operation("address", (pointer,)):
                 return self._address(pointer)
             case Operation(name, args):
@@ -194,6 +200,8 @@ class LLVMPrinter:
             return value
         if kind in ("float", "double") and value.type in ("float", "double"):
             change = "fpext" if kind == "double" else "fptrunc"
+        elif kind in ("i8", "i64"):
+            change = "zext" if value.type == "i1" else "fptosi"
         else:
             change = "uitofp" if value.type == "i1" else "sitofp"
         return self._new(f"{change} {value.type} {value.text} to {kind}", kind)

@@ -28,17 +28,19 @@ from scanl.ops._frame.context import backend
 
 if TYPE_CHECKING:
     from scanl.ops._compiler.machine_code import NativeKernel
+    from scanl.ops._compiler.snapshot import Snapshot
 
 MAX_OPERATIONS = 8000  # operations: a kernel of more takes longer than 2 s to record and compile
-STORED_DTYPES: dict[Any, torch.dtype] = {  # as what kernels have them
-    torch.bool: torch.float32, torch.uint8: torch.float32, torch.int64: torch.float64,
-}  # fmt: skip
+STORED_DTYPES: dict[Any, torch.dtype] = {torch.uint8: torch.float32}  # as what kernels have operands and results
 KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float32", torch.uint8: "float32",
          torch.int64: "float64"}  # fmt: skip
-AS_THEY_ARE = {torch.float32, torch.float64}  # dtypes of contiguous operands that a kernel reads where they lie
-READ_KINDS = {**KINDS, torch.int8: "int8"}  # of tensors that are no operands: weights of whole numbers
+# Kinds of memory from outside, where whole numbers and truths are read and written as torch has them.
+OUTER_KINDS = {**KINDS, torch.bool: "int8", torch.int64: "int64", torch.int8: "int8"}
 ROW_KINDS = {**KINDS, torch.int8: "float32"}  # of rows of a tensor, which are to be multiplied by their scales
+SMALL_RESULT = 1 << 18  # numbers: less than `empty` keeps memory for
+AS_THEY_ARE = {torch.float32, torch.float64, torch.int64, torch.bool}  # contiguous operands are read where they lie
 aten = torch.ops.aten
+_dtype = operator.attrgetter("dtype")
 
 
 class RecordedFunction:
@@ -63,7 +65,7 @@ class RecordedFunction:
         self.schedule = Schedule(portable)
         self.rows = examples[0].shape[0] if by_rows else 0
         self.captured: dict[str, Tensor] = {}
-        self.kinds: dict[str, str] = {"team": "int64", "scratch32": "float32", "scratch64": "float64"}
+        self.kinds: dict[str, str] = {"team": "team", "scratch32": "float32", "scratch64": "float64"}
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
         self._values: dict[fx.Node, Any] = {}
         self._built: Callable[[list[Tensor]], Any]  # makes a result of tensors
@@ -85,15 +87,13 @@ class RecordedFunction:
         self.inputs = inputs
         self.scratch = self.schedule.allocate()
         self._called = frozenset(self.schedule.called)
-        self._stored = any(dtype in STORED_DTYPES for _, dtype in self.results)
         self.starts = [int(tensor.storage_offset()) * tensor.itemsize for tensor in self.captured.values()]
-        self._work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
+        self.work = sum(self.scratch.values()) + sum(map(Tensor.numel, self.captured.values()))
         self._row = self._numbers_of_a_row()
         self._source = self.schedule.source(self.kinds, self.rows, self._row)
-        self._made = [(shape, STORED_DTYPES.get(dtype, dtype)) for shape, dtype in self.results]
         self._tensors = list(self.captured.values())
-        self._known: tuple[list[int], list[int]] = [], []  # their pointers, and the addresses of their memory
-        self._forms: tuple[Any, list[Any], list[Any]] = None, [], []  # of the last call: rows, operands, results
+        self._places: tuple[Snapshot, list[int]] | None = None  # the tensors, and the addresses of their memory
+        self._calls: _CallsOfRows | None = None  # of the number of rows of the last call
 
     @functools.cached_property
     def kernel(self) -> "NativeKernel":
@@ -102,13 +102,14 @@ class RecordedFunction:
 
         return NativeKernel(self._source)
 
-    def team(self, units: int) -> int:
-        """Return the address of what the kernel calls others by."""
+    @functools.cached_property
+    def team(self) -> Callable[[int], int]:
+        """The function of the number of units that returns the address of what the kernel calls others by."""
         if not self._called:
-            return 0
+            return lambda units: 0
         from scanl.ops.products.in_team import team
 
-        return team(units, self._called)
+        return functools.partial(team, used=self._called)
 
     def _numbers_of_a_row(self) -> dict[str, int]:
         """Return how many numbers a row has in each memory that has rows, and in the scratch memory of a unit."""
@@ -151,12 +152,12 @@ class RecordedFunction:
             raise UnsupportedOperation(f"a tensor of {tensor.dtype}")
         return kinds[dtype]
 
-    def _outside(self, name: str, tensor: Tensor, kinds: Mapping[torch.dtype, str] = KINDS) -> View:
+    def _outside(self, name: str, tensor: Tensor) -> View:
         """Return the value of a tensor whose memory the kernel gets."""
         memory = self._memories.get(tensor.untyped_storage()._cdata)
         if memory is None:
             numbers = tensor.untyped_storage().nbytes() // tensor.itemsize * (2 if tensor.is_complex() else 1)
-            self.kinds[name] = self._kind(tensor, kinds)
+            self.kinds[name] = self._kind(tensor, OUTER_KINDS)
             memory = self._memory(tensor, Memory(name, numbers, self.kinds[name]))
         return _view(tensor, memory)
 
@@ -169,7 +170,7 @@ class RecordedFunction:
             tensor = tensor.to(STORED_DTYPES[tensor.dtype])
             shaped = tensor
         name = f"a{len(self.captured)}"
-        value = self._outside(name, shaped, READ_KINDS)
+        value = self._outside(name, shaped)
         if value.memory.name == name:
             self.captured[name] = tensor
         return value
@@ -258,10 +259,10 @@ class RecordedFunction:
             if fake.dtype not in KINDS and not fake.is_complex():
                 raise UnsupportedOperation(f"a result of {fake.dtype}")
             name = f"y{len(self.results)}"
-            kind = value.memory.kind
-            self.kinds[name] = kind
+            kind = self.kinds[name] = self._kind(fake, OUTER_KINDS)
             self.results.append((value.shape, fake.dtype))
-            if not value.memory.name and value.memory.fill is None and value.whole:
+            fresh = not value.memory.name and value.memory.fill is None and value.whole
+            if fresh and value.memory.kind == kind:
                 value.memory.name = name
                 continue
             like = torch.empty(value.shape, dtype=fake.dtype, device="meta")
@@ -277,40 +278,91 @@ class RecordedFunction:
         ]
 
     def __call__(self, *operands: Tensor) -> Any:
-        """Return what the function returns of these operands. A kernel of a small step takes less time than this."""
-        units, lead = 1, ()
-        if self.rows:
-            lead = (operands[0].shape[0],)
-            units = -(-lead[0] // self.rows)
-        forms = self._forms  # another thread may set it
-        if forms[0] != lead:
-            forms = self._forms = lead, self._with_rows(self.inputs, lead), self._with_rows(self._made, lead)
-        _, inputs, outputs = forms
-        tensors = self.memory(units)
-        for operand, (shape, dtype) in zip(operands, inputs, strict=True):
-            as_it_is = operand.dtype == dtype and operand.shape == shape and operand.is_contiguous()
-            tensors.append(operand if as_it_is and dtype in AS_THEY_ARE else as_stored(operand, shape, dtype))
-        results = [empty(shape, dtype) for shape, dtype in outputs]
-        packed = [self.team(units), *map(Tensor.data_ptr, tensors), *self._places(), *map(Tensor.data_ptr, results)]
-        if self.rows:
-            packed += lead
-        self.kernel.run(packed, units, self._work * units)
-        if self._stored:
-            results = [result.to(dtype) for result, (_, dtype) in zip(results, self.results, strict=True)]
-        return self._built(results)
+        """Return what the function returns of these operands. A kernel of a small step takes no longer than this."""
+        lead = (operands[0].shape[0],) if self.rows else ()
+        calls = self._calls  # another thread may set it
+        if calls is None or calls.lead != lead:
+            calls = self._calls = _CallsOfRows(self, lead)
+        return self._built(calls.results(operands))
 
-    def _with_rows(self, forms: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """Return shapes and dtypes with another number of rows."""
-        return [((*lead, *shape[1:]) if self.rows else shape, dtype) for shape, dtype in forms]
+    def places(self) -> list[int]:
+        """Return the addresses of the tensors that are no operands: the same list as long as they are the same."""
+        known = self._places
+        if known is None or not known[0].holds():
+            from scanl.ops._compiler.snapshot import Snapshot
 
-    def _places(self) -> list[int]:
-        """Return the addresses of the tensors that are no operands."""
-        pointers = list(map(Tensor.data_ptr, self._tensors))
-        known = self._known
-        if known[0] != pointers:
-            places = [pointer - start for pointer, start in zip(pointers, self.starts, strict=True)]
-            known = self._known = pointers, places
+            starts = zip(self._tensors, self.starts, strict=True)
+            known = Snapshot((), self._tensors), [tensor.data_ptr() - start for tensor, start in starts]
+            self._places = known
         return known[1]
+
+
+class _CallsOfRows:
+    """Calls of a recorded function with this many rows."""
+
+    def __init__(self, recorded: RecordedFunction, lead: tuple[int, ...]) -> None:
+        self.lead, self._recorded = lead, recorded
+        self._units = -(-lead[0] // recorded.rows) if lead else 1
+        inputs, made = self._with_rows(recorded.inputs), self._with_rows(recorded.results)
+        self._shapes, self._dtypes = [torch.Size(shape) for shape, _ in inputs], [dtype for _, dtype in inputs]
+        self._as_they_are = AS_THEY_ARE.issuperset(self._dtypes)
+        stored: list[Any] = [(shape, STORED_DTYPES.get(dtype, dtype)) for shape, dtype in made]
+        self._empty = [
+            functools.partial(torch.empty_like, torch.empty(shape, dtype=dtype))
+            if prod(shape) < SMALL_RESULT
+            else functools.partial(empty, shape, dtype)
+            for shape, dtype in stored
+        ]
+        self._made = [dtype for _, dtype in made] if any(dtype in STORED_DTYPES for _, dtype in made) else None
+        self._kernels: list[_KernelOfRows] = []  # which no call is using
+
+    def _with_rows(self, forms: Sequence[Any]) -> list[Any]:
+        return [((*self.lead, *shape[1:]) if self.lead else shape, dtype) for shape, dtype in forms]
+
+    def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        read = operands
+        if not (
+            self._as_they_are
+            and list(map(Tensor.size, operands)) == self._shapes
+            and list(map(_dtype, operands)) == self._dtypes
+            and all(map(Tensor.is_contiguous, operands))
+        ):
+            forms = zip(operands, self._shapes, self._dtypes, strict=True)
+            read = [as_stored(operand, shape, dtype) for operand, shape, dtype in forms]
+        results = [make() for make in self._empty]
+        try:
+            kernel = self._kernels.pop()
+        except IndexError:  # at first, or other threads use them
+            kernel = _KernelOfRows(self._recorded, self._units, self.lead)
+        kernel.run(read, results)
+        self._kernels.append(kernel)
+        if self._made is not None:
+            results = [result.to(dtype) for result, dtype in zip(results, self._made, strict=True)]
+        return results
+
+
+class _KernelOfRows:
+    """A kernel with the scratch memory that it needs. One thread may run it at a time."""
+
+    def __init__(self, recorded: RecordedFunction, units: int, lead: tuple[int, ...]) -> None:
+        self._recorded, self._units, self._scratch = recorded, units, recorded.memory(units)
+        self._places = recorded.places()
+        first = [recorded.team(units), *map(Tensor.data_ptr, self._scratch)]
+        self._inputs = len(first)
+        self._others = self._inputs + len(recorded.inputs)
+        self._outputs = self._others + len(self._places)
+        packed = [*first, *[0] * len(recorded.inputs), *self._places, *[0] * len(recorded.results), *lead]
+        self._call = recorded.kernel.prepared(packed, units, recorded.work * units)
+
+    def run(self, operands: Sequence[Tensor], results: list[Tensor]) -> None:
+        call, places = self._call, self._recorded.places()
+        if places is not self._places:
+            call.put(self._others, places)
+            self._places = places
+        call.put(0, (self._recorded.team(self._units),))
+        call.put(self._inputs, list(map(Tensor.data_ptr, operands)))
+        call.put(self._outputs, list(map(Tensor.data_ptr, results)))
+        call()
 
 
 def as_stored(operand: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -342,12 +394,12 @@ def _form(result: Any, leaves: list[Any], scope: dict[str, Any]) -> str:
     if isinstance(result, dict):
         return f"{{{', '.join(f'{_named(key, scope)}: {_form(each, leaves, scope)}' for key, each in result.items())}}}"
     members = "".join(f"{_form(member, leaves, scope)}, " for member in result)
+    if type(result) is tuple:
+        return f"({members})"
     name = _named(type(result), scope)
-    return (
-        f"({members})"
-        if type(result) is tuple
-        else f"{name}({members if hasattr(result, '_fields') else f'[{members}]'})"
-    )
+    if hasattr(result, "_fields"):  # the class itself would check its arguments
+        return f"{_named(tuple.__new__, scope)}({name}, ({members}))"
+    return f"{name}([{members}])"
 
 
 def _named(value: Any, scope: dict[str, Any]) -> str:

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 from scanl.ops._compiler import print_llvm
 from scanl.ops._compiler.expressions import Constant, Expression, Load, Name, Operation, as_number, expression, place
-from scanl.ops._compiler.loops import Assign, KernelCall, LoopFunction, Statement, axes_of, nested, reduction
+from scanl.ops._compiler.loops import (
+    Assign,
+    KernelCall,
+    LoopFunction,
+    Statement,
+    axes_of,
+    nested,
+    number_kind,
+    reduction,
+)
 from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.views import Memory, Operand, View, merged
 
@@ -39,7 +48,7 @@ class Schedule:
         self.scratch: dict[str, int] = {}  # numbers of the scratch memory, by kind
         self.called = set[str]()  # kernels, and kinds of weights whose kernels they call
         size = FIRST_CALLEE + len(CALLEES)
-        self._team = View(Memory("team", size, "int64"), 0, (size,), (1,), "real")
+        self._team = View(Memory("team", size, "team"), 0, (size,), (1,), "real")
         self._open: list[list[_Statement | _Other]] = []  # the last calls; elementwise loops of a list become one
 
     def elementwise(self, out: View, args: Sequence[Operand], rule: Rule) -> None:
@@ -98,7 +107,9 @@ class Schedule:
         """
         views = [view for statement in statements for view in statement.views]
         local: dict[int, str] = {}
-        one_kind = len({view.memory.kind for view in views}) == 1  # else a conversion would not round
+        one_kind = (
+            len({number_kind(view.memory.kind) for view in views} - {""}) == 1
+        )  # else a conversion would not round
         for number, statement in enumerate(statements if one_kind else ()):
             memory, first = statement.out.memory, statement.out
             alone = not memory.name and memory.first == memory.last == at and id(memory) not in local

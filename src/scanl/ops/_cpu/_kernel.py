@@ -27,7 +27,7 @@ from scanl.ops._cpu._half import HALF_TYPES
 from scanl.ops._cpu._helper import compiling
 from scanl.ops._cpu._pipeline import KernelCompiler
 from scanl.ops._cpu._slots import Slots, SlotsType
-from scanl.ops._cpu._team import SingleUnit, run
+from scanl.ops._cpu._team import PreparedCall, run
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -78,10 +78,9 @@ class Kernel:
         call, address = self._calls.get(dtype) or self._compile(dtype)
         run(call, address, packed, units, work)
 
-    def alone(self, dtype: torch.dtype, packed: list[int]) -> SingleUnit:
+    def alone(self, dtype: torch.dtype, packed: list[int]) -> PreparedCall:
         """Return the kernel for one unit, which keeps its numbers. packed: as in `run`."""
-        call, _ = self._calls.get(dtype) or self._compile(dtype)
-        return SingleUnit(call, packed)
+        return PreparedCall(*(self._calls.get(dtype) or self._compile(dtype)), packed)
 
 
 def kernel(numbers: str, *, rows: str = "") -> Callable[[Callable[[Any], None]], Kernel]:

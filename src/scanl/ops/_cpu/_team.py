@@ -82,29 +82,36 @@ def run(call: Callable, address: int, packed: list[int], units: int, work: int) 
     """Run a kernel, which gets the counter's address, `units`, then the packed numbers."""
     counter = ctypes.c_int64(0)
     arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(counter), units, *packed)
-    workers = 1 if work < MIN_SHARED_ELEMENTS else min(threads(), units)
+    _run(call, address, arguments, 1 if work < MIN_SHARED_ELEMENTS else min(threads(), units))
+
+
+def _run(call: Callable, address: int, arguments: ctypes.Array, workers: int) -> None:
     if workers == 1:
         call(arguments)
     else:
         _start(call, address, arguments, workers)
 
 
-class SingleUnit:
-    """A kernel of one unit on the calling thread, whose numbers stay from call to call: `alone[at] = number` sets one.
+class PreparedCall:
+    """A kernel whose numbers stay from call to call. One thread may call it at a time.
 
-    A kernel that takes microseconds takes as long to be given its numbers. One thread may call it at a time.
+    A kernel that takes microseconds takes as long to be given its numbers.
     """
 
-    def __init__(self, call: Callable, packed: Sequence[int]) -> None:
-        self._call, self._counter = call, ctypes.c_int64(0)
-        self._arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(self._counter), 1, *packed)
+    def __init__(self, call: Callable, address: int, packed: Sequence[int], units: int = 1, work: int = 0) -> None:
+        """work: about how many numbers it touches."""
+        self._call, self._address, self._counter = call, address, ctypes.c_int64(0)
+        self._arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(self._counter), units, *packed)
+        self._workers = 1 if work < MIN_SHARED_ELEMENTS else units
 
-    def __setitem__(self, at: int, number: int) -> None:
-        self._arguments[at + 2] = number
+    def put(self, first: int, numbers: Sequence[int]) -> None:
+        """Set the numbers from number `first` on."""
+        self._arguments[first + 2 : first + 2 + len(numbers)] = numbers
 
     def __call__(self) -> None:
         self._counter.value = 0
-        self._call(self._arguments)
+        workers = 1 if self._workers == 1 else min(threads(), self._workers)
+        _run(self._call, self._address, self._arguments, workers)
 
 
 _forked = False
