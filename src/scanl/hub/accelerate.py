@@ -262,6 +262,9 @@ def _exactly(run: forwards.Run, module: nn.Module, original: Any, /, *args: Any,
 
 
 def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    result = patch.whole(module, *args, **kwargs)
+    if result is not None:
+        return result
     if not patch.takes(module, *args, **kwargs):
         return original(*args, **kwargs)
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))

@@ -40,6 +40,11 @@ class Patch(ABC):
         return ""
 
     @classmethod
+    def whole(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a call that kernels compute whole; None for other calls, which `takes` decides."""
+        return None
+
+    @classmethod
     def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
         """Whether `forward` computes this call. If not, the module's own forward does."""
         return True

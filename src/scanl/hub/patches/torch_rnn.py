@@ -1,6 +1,8 @@
 """torch's own recurrent modules: `torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN`."""
 
+import functools
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,9 +13,12 @@ from torch.nn.utils.rnn import PackedSequence
 from scanl.hub.patches.base import Patch, register
 from scanl.layers import GRU, LSTM, Elman
 from scanl.ops import elman, gru, lstm
-from scanl.ops._frame.context import exactly
+from scanl.ops._cpu._team import threads
+from scanl.ops._frame.context import exactly, plain, undirected
+from scanl.ops._recurrent.layer import RecurrentLayer, outputs, run, sizes_of
 
 States = tuple[Tensor, ...]
+_TENSORS = {Tensor, nn.Parameter}
 
 
 class _Packing(NamedTuple):
@@ -39,17 +44,26 @@ class _Packing(NamedTuple):
 class TorchPatch(Patch):
     """Patch for a recurrent module of torch. What torch refuses, its own forward refuses with its own message.
 
-    A subclass names the op in `scan`. The projected inputs of all steps are one product before it.
+    Kernels of whole layers compute calls of float32 at any length. An op computes what they do not: packed sequences,
+    other dtypes, traced calls, and all calls under `exact`. A subclass names the op in `scan`. The projected inputs of
+    all steps are one product before it.
 
-    least_steps: of a call that takes no more time than torch's. Of 120 calls with or without gradients on one core of a
-    CPU, float32, B = 1 to 32, D = 8 to 512, one or two directions, those of fewer steps took up to 6 times torch's
-    time, because the weights are packed once a call; those of more took 0.03 to 0.97 of it. Under `exact` there is no
-    such bound, because torch's own have other bits for a step than for a sequence.
+    least_steps: of a call of the op that takes no more time than torch's. Of 120 calls with or without gradients on one
+    core of a CPU, float32, B = 1 to 32, D = 8 to 512, one or two directions, those of fewer steps took up to 6 times
+    torch's time, because the weights are packed once a call; those of more took 0.03 to 0.97 of it. Under `exact` there
+    is no such bound, because torch's own have other bits for a step than for a sequence.
     """
 
     original: ClassVar = "a loop over the steps in C++, with several kernels a step"
     corrects: ClassVar = ()
     least_steps: ClassVar[int]
+    of_kernels: ClassVar = (
+        "float32, from one step on: one kernel for each layer, and one for its gradients, which take less time"
+    )
+    of_torch: ClassVar = (
+        "others, and large products on more threads than rows of the batch keep busy: torch's own forward, which takes "
+        "less time"
+    )
 
     @staticmethod
     @abstractmethod
@@ -60,6 +74,86 @@ class TorchPatch(Patch):
 
         weights: weight_ih and weight_hh, then bias_ih and bias_hh if the module has biases.   options: of the op.
         """
+
+    @classmethod
+    def whole(cls, module: Any, input: Any, hx: Any = None) -> Any:
+        """Return the outputs and the last state by one kernel for each layer, and one for its gradients."""
+        if not (_is_ordinary(input) and plain() and undirected()) or exactly() or torch.is_autocast_enabled("cpu"):
+            return None
+        shape, directions, units = input.shape, 2 if module.bidirectional else 1, module.hidden_size
+        if len(shape) == 3:
+            x, steps_first = (input, False) if module.batch_first else (input.transpose(0, 1), True)
+        elif len(shape) == 2:
+            x, steps_first = input[None], False
+        else:
+            return None
+        batch, steps, inputs = x.shape
+        weights, initial = _weights(module), ()
+        if not input.numel() or inputs != module.input_size:
+            return None
+        if hx is not None:
+            of_lstm = isinstance(module, nn.LSTM)
+            if isinstance(hx, Tensor) == of_lstm or not isinstance(hx, Tensor | tuple | list):
+                return None
+            initial = _parts(hx)
+            lead = (module.num_layers * directions, *((batch,) if len(shape) == 3 else ()), units)
+            if len(initial) != 1 + of_lstm:
+                return None
+            if not all(_is_ordinary(state) and state.shape == lead for state in initial):
+                return None
+            initial = tuple((state if len(shape) == 3 else state[:, None]).contiguous() for state in initial)
+        if not all(_is_ordinary(weight) and weight.is_contiguous() for weight in weights):
+            return None
+        if sizes_of(module.mode, batch, steps, inputs, units, directions, threads()).idle:
+            return None
+        y, last = cls._whole_layers(module, x, weights, initial, steps_first)
+        if input.ndim == 2:
+            return y[0], _joined(module, [state[:, 0] for state in last])
+        return y, _joined(module, last)
+
+    @classmethod
+    def _whole_layers(
+        cls, module: Any, x: Tensor, weights: Sequence[Tensor], initial: States, steps_first: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run all layers over x (B, T, ·). Return the outputs as they lie in memory, and the last states."""
+        directions, layers, mode = 2 if module.bidirectional else 1, module.num_layers, module.mode
+        each, units, parts, last = len(weights) // layers, module.hidden_size, [], []
+        differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights, *initial))
+        if not differentiated:
+            last = [x.new_empty(layers * directions, x.shape[0], units) for _ in range(1 + (mode == "LSTM"))]
+        y = x
+        for at in range(layers):
+            if at:
+                x = y.transpose(0, 1) if steps_first else y
+                if module.dropout and module.training:
+                    x = x * _dropped(x, module.dropout, None)
+            x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+            own, rows = weights[at * each : (at + 1) * each], slice(at * directions, (at + 1) * directions)
+            first = initial if layers == 1 else tuple(state[rows] for state in initial)
+            if differentiated:
+                by_ops = functools.partial(cls._plain, module, steps_first, len(first))
+                y, *states = RecurrentLayer.apply(mode, by_ops, steps_first, len(first), x, *first, *own)
+                parts.append(states)
+            else:
+                y, in_rows = outputs(x, directions * units, steps_first)
+                run(mode, x, own, first, in_rows, last if layers == 1 else [state[rows] for state in last], keeps=False)
+        if differentiated:
+            last = parts[0] if layers == 1 else [torch.cat(states) for states in zip(*parts, strict=True)]
+        return y, last
+
+    @classmethod
+    def _plain(cls, module: Any, steps_first: bool, states: int, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run one layer by the op, which has derivatives of its gradient."""
+        initial, weights = tensors[:states], tensors[states:]
+        directions = 2 if module.bidirectional else 1
+        each, ys, last = len(weights) // directions, [], []
+        for direction in range(directions):
+            own = list(weights[direction * each : (direction + 1) * each])
+            y, state = cls.scan(module, x, own, [tensor[direction] for tensor in initial], reverse=direction == 1)
+            ys.append(y)
+            last.append(state)
+        y = torch.cat(ys, -1)
+        return y.transpose(0, 1) if steps_first else y, *(torch.stack(parts) for parts in zip(*last, strict=True))
 
     @classmethod
     def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
@@ -76,10 +170,8 @@ class TorchPatch(Patch):
 
     @classmethod
     def calls(cls) -> tuple[str, ...]:
-        return (
-            f"from {cls.least_steps} steps on, and under exact: {cls.runs}",
-            "fewer steps: torch's own forward, which takes less time",
-        )
+        by_op = f"packed sequences and float64 from {cls.least_steps} steps on, and under exact: {cls.runs}"
+        return cls.of_kernels, by_op, cls.of_torch
 
     @staticmethod
     def unable(module: Any) -> str:
@@ -134,9 +226,8 @@ def _takes(module: Any, input: Any, hx: Any = None) -> bool:
     x = input.data if isinstance(input, PackedSequence) else input
     if not isinstance(x, Tensor) or not (hx is None or isinstance(hx, Tensor | tuple | list)):
         return False
-    # A replica of DataParallel has no parameters, only their copies.
-    tensors = [x, *_parts(hx), *(tuple(module.parameters()) or module._flat_weights)]
-    if any(tensor.device.type != "cpu" or tensor.dtype != x.dtype for tensor in tensors if isinstance(tensor, Tensor)):
+    tensors = [x, *_parts(hx), *_weights(module)]
+    if any(not tensor.is_cpu or tensor.dtype != x.dtype for tensor in tensors if isinstance(tensor, Tensor)):
         return False
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu") or not x.numel():
         return False
@@ -153,6 +244,19 @@ def _takes(module: Any, input: Any, hx: Any = None) -> bool:
     else:
         batch = () if x.ndim == 2 else (x.shape[0 if module.batch_first else 1],)
     return all(isinstance(state, Tensor) and state.shape == (rows, *batch, module.hidden_size) for state in _parts(hx))
+
+
+def _is_ordinary(tensor: Any) -> bool:
+    """Whether a value is a tensor of float32 on a CPU as kernels read it, of no class of its own."""
+    if type(tensor) not in _TENSORS or tensor.dtype is not torch.float32:
+        return False
+    return tensor.is_cpu and not tensor.is_neg()
+
+
+def _weights(module: Any) -> list[Tensor]:
+    """Return the weights of all layers. A replica of DataParallel has no parameters, only their copies."""
+    parameters, names = module._parameters, module._flat_weights_names
+    return [parameters[name] if name in parameters else getattr(module, name) for name in names]
 
 
 def _parts(hx: Any) -> tuple[Any, ...]:
@@ -209,10 +313,7 @@ class LSTMPatch(TorchPatch):
 
     @classmethod
     def calls(cls) -> tuple[str, ...]:
-        return (
-            "two packed sequences or more, and under exact: lstm",
-            "batches: torch's own forward, for oneDNN takes as little time",
-        )
+        return cls.of_kernels, "two packed sequences or more, and under exact: lstm", cls.of_torch
 
     @staticmethod
     def scan(

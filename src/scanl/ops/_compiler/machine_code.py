@@ -31,6 +31,10 @@ class NativeKernel:
         """Return the kernel with its own slots.   work: about how many numbers it touches."""
         return PreparedCall(self._call, self._address, packed, units, work)
 
+    def once(self, slots: bytes) -> None:
+        """Run the kernel on this thread. slots: all of them, the first for a counter that this kernel does without."""
+        self._call(slots)
+
 
 @functools.cache
 def address(source: KernelSource) -> int:

@@ -132,6 +132,11 @@ def portably() -> bool:
     return context.portable > 0
 
 
+def undirected() -> bool:
+    """Return whether no context of this thread records calls, divides them or names backends."""
+    return context.calls is None and context.divider is None and context.backends == ("auto",)
+
+
 def late(owner: Any, name: str, **options: Any) -> Callable[..., Any]:
     """Return a function that looks up `owner.name` at each call: a context replaces functions of torch."""
     return lambda *args: getattr(owner, name)(*args, **options)
