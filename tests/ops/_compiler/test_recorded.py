@@ -128,6 +128,13 @@ def test_doubles_whole_numbers_and_truths() -> None:
         torch.testing.assert_close(y, expected)
 
 
+def test_a_scale_of_half_precision_is_read_anew() -> None:
+    scale = torch.tensor(1.5, dtype=torch.bfloat16)
+    kernel = RecordedFunction(lambda x: x * scale.float(), A)
+    scale.fill_(3)
+    assert torch.equal(kernel(A), 3 * A)
+
+
 def test_rows_of_whole_numbers() -> None:
     table, scale = torch.tensor([[-128, 3], [127, -1]], dtype=torch.int8), torch.tensor([[0.5], [2.0]])
 

@@ -36,6 +36,8 @@ KINDS = {torch.float32: "float32", torch.float64: "float64", torch.bool: "float3
          torch.int64: "float64"}  # fmt: skip
 # Kinds of memory from outside, where whole numbers and truths are read and written as torch has them.
 OUTER_KINDS = {**KINDS, torch.bool: "int8", torch.int64: "int64", torch.int8: "int8"}
+HALF = {torch.bfloat16, torch.float16}
+MAX_HALF = 64  # numbers of a tensor of half precision that is copied in each call: a scale, not a weight
 ROW_KINDS = {**KINDS, torch.int8: "float32"}  # of rows of a tensor, which are to be multiplied by their scales
 SMALL_RESULT = 1 << 18  # numbers: less than `empty` keeps memory for
 AS_THEY_ARE = {torch.float32, torch.float64, torch.int64, torch.bool}  # contiguous operands are read where they lie
@@ -69,6 +71,7 @@ class RecordedFunction:
         self._memories: dict[int, Memory] = {}  # by the storage of the tensor that stands for it
         self._values: dict[fx.Node, Any] = {}
         self._built: Callable[[list[Tensor]], Any]  # makes a result of tensors
+        self._widened: list[tuple[Tensor, Tensor]] = []  # copies, and the tensors of half precision that they are of
         self._storages: list[Any] = []  # kept, so that no two have one address
         recording = self._record(function, examples)
         reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
@@ -169,6 +172,10 @@ class RecordedFunction:
                 raise UnsupportedOperation(f"a tensor of {tensor.dtype} that is no operand")
             tensor = tensor.to(STORED_DTYPES[tensor.dtype])
             shaped = tensor
+        if tensor.dtype in HALF and tensor.numel() <= MAX_HALF:
+            shaped = tensor.float()
+            self._widened.append((shaped, tensor))
+            tensor = shaped
         name = f"a{len(self.captured)}"
         value = self._outside(name, shaped)
         if value.memory.name == name:
@@ -283,6 +290,8 @@ class RecordedFunction:
         calls = self._calls  # another thread may set it
         if calls is None or calls.lead != lead:
             calls = self._calls = _CallsOfRows(self, lead)
+        for wide, half in self._widened:
+            wide.copy_(half)
         return self._built(calls.results(operands))
 
     def places(self) -> list[int]:

@@ -46,7 +46,7 @@ class RecurrentKernel:
     def run(self, packed: Sequence[int], units: int, work: int) -> None:
         """Run the kernel; on this thread alone if `work` is 0: an array of ctypes takes longer than a small step."""
         if work:
-            self._native.run(packed, units, work)
+            self._native.prepared(list(packed), units, work)()
         else:
             self._native.once(struct.pack(f"{BEFORE + len(packed)}q", 0, units, *packed))
 
