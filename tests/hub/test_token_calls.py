@@ -16,9 +16,9 @@ from transformers import DynamicCache
 
 from hub_models import CASES, VOCAB
 from scanl import hub
-from scanl.hub import token_calls
+from scanl.hub import key_buffers, token_calls
 
-COVERS = ["hub/cached_tensors"]
+COVERS = ["hub/cached_tensors", "hub/key_buffers"]
 
 PROMPT, STEPS = 6, 10
 KERNELS = {  # what is one kernel
@@ -26,8 +26,9 @@ KERNELS = {  # what is one kernel
     "mamba2": ["Mamba2ForCausalLM"],
     "xlstm": ["xLSTMForCausalLM"],
     "rwkv": ["RwkvForCausalLM"],
-    "recurrent_gemma": ["RecurrentGemmaDecoderLayer", "RecurrentGemmaMlp"],
-    "qwen3_next": ["Qwen3NextDecoderLayer", "Qwen3NextMLP"],
+    "recurrent_gemma": ["RecurrentGemmaForCausalLM"],
+    "qwen3_next": ["Qwen3NextForCausalLM"],
+    "jamba": ["JambaMambaDecoderLayer"],
 }
 
 
@@ -108,7 +109,13 @@ def test_numbers(name, ordinary):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("mamba", {"do_sample": True}), ("mamba", {"num_beams": 2}), ("qwen3_next", {"num_beams": 2})]
+    ("name", "options"),
+    [
+        ("mamba", {"do_sample": True}),
+        ("mamba", {"num_beams": 2}),
+        ("qwen3_next", {"num_beams": 2}),
+        ("recurrent_gemma", {"do_sample": False}),
+    ],
 )
 def test_generate(name, options, ordinary):
     """Left padding, beams, sampling."""
@@ -124,6 +131,26 @@ def test_generate(name, options, ordinary):
 
     assert torch.equal(text(), ordinary(text))
     assert kernels(model) == KERNELS[name]
+
+
+def test_long_texts(monkeypatch, ordinary):
+    """Keys outgrow their buffers, leave the window of attention, and go on in the patched forward."""
+    monkeypatch.setattr(key_buffers, "SPARE_SLOTS", 2)
+    wide = CASES["recurrent_gemma"].build()
+    wide.config.attention_window_size = 11
+    torch.manual_seed(0)
+    model = type(wide)(wide.config).eval()
+    assert any(getattr(layer, "sliding_window", 0) == 11 for layer in DynamicCache(config=model.config).layers)
+    hub.accelerate(model)
+    whole = ordinary(logits, model, tokens(1, 24))
+    close(logits(model, tokens(1, 24)), whole)
+
+    def text():
+        reader = Reader(model)
+        pieces = [reader(piece) for piece in tokens(1, 24).split([PROMPT, 1, 1, 3, 1, 1, 11], 1)]
+        return torch.cat(pieces, 1)
+
+    close(text(), whole)
 
 
 class Added(nn.Module):

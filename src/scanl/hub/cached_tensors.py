@@ -86,7 +86,7 @@ def _blank_layers(cache: Any, indices: Collection[int]) -> Any:
         layer.conv_states, layer.recurrent_states = dict(layer.conv_states), dict(layer.recurrent_states)
         if hasattr(layer, "keys"):
             layer.update = _closed
-    blank.update = blank.get_seq_length = blank.get_mask_sizes = blank.get_query_offset = _closed
+    blank.get_seq_length = blank.get_mask_sizes = blank.get_query_offset = _closed
     return blank
 
 

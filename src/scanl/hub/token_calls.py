@@ -10,6 +10,7 @@ import importlib.util
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ShapeError
 from scanl.hub.cached_tensors import CACHES, LAYER_ATTRIBUTE, CacheKind, Places, kind_of, tensors_at, write
+from scanl.hub.key_buffers import AttentionByProducts, KeyBuffer, RecordedKeys, buffers, with_masks
 from scanl.layers.adapters import has_hooks
 from scanl.models.decoding.compiled_step import GLOBAL_HOOKS, Makeup, rows_of_kernel
 from scanl.ops._compiler.rules import UnsupportedOperation
@@ -74,20 +76,17 @@ class TokenCalls:
             return original(**arguments)
         token = _running.set(_Running(self, batch))
         try:
-            return self.part(model, original, arguments, batch, None)
+            return self.part(model, original, arguments, batch, True)
         finally:
             _running.reset(token)
 
     def part(
-        self, part: nn.Module, original: Callable[..., Any], arguments: dict[str, Any], batch: int, mask: Any
+        self, part: nn.Module, original: Callable[..., Any], arguments: dict[str, Any], batch: int, is_model: bool
     ) -> Any:
-        """Run the model or a part of it: by a kernel, or else its own forward, whose parts may have kernels.
-
-        mask: what the kernel has in the place of a mask of attention.
-        """
+        """Run the model or a part of it: by a kernel, or else its own forward, whose parts may have kernels."""
         if part not in self._refused:
             try:
-                call = _PartCall.of(arguments, self._layers_of(part), batch, mask)
+                call = _PartCall.of(arguments, self._layers_of(part), batch, is_model)
                 kernel = None if call is None else self._kernel(part, original, call)
                 if call is not None and kernel is not None:
                     return kernel.run(call)
@@ -165,8 +164,8 @@ def of_part(
     running = _running.get()
     if running is None:
         return own(*args, **kwargs)
-    mask = None if "input_ids" in names else UNREAD_MASK
-    return running.calls.part(part, own, dict(zip(names, args, strict=False)) | kwargs, running.batch, mask)
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    return running.calls.part(part, own, arguments, running.batch, "input_ids" in names)
 
 
 class _PartCall(NamedTuple):
@@ -182,14 +181,18 @@ class _PartCall(NamedTuple):
     operands: list[Tensor]
     form: Any
     caches: list[tuple[CacheKind, Any, Places]]
+    buffers: dict[int, KeyBuffer]
 
     @classmethod
-    def of(cls, arguments: dict[str, Any], layers: tuple[int, ...], batch: int, mask: Any) -> "_PartCall | None":
+    def of(cls, arguments: dict[str, Any], layers: tuple[int, ...], batch: int, is_model: bool) -> "_PartCall | None":
         """Take arguments apart; None if a cache has not all of its tensors yet."""
-        if arguments.get("attention_mask") is not None:
-            arguments = {**arguments, "attention_mask": mask}
-        call = cls(arguments, layers, batch, [], None, [])
-        form = call._form(arguments)
+        made: dict[int, KeyBuffer] = {}
+        if is_model:
+            arguments, made = _with_buffers(arguments)
+        elif arguments.get("attention_mask") is not None:
+            arguments = {**arguments, "attention_mask": UNREAD_MASK}
+        call = cls(arguments, layers, batch, [], None, [], made)
+        form, given = call._form(arguments), len(call.operands)
         operands = call.operands
         for kind, cache, places in call.caches:
             found = kind.places(cache, layers)
@@ -197,21 +200,23 @@ class _PartCall(NamedTuple):
                 return None
             places += found
             operands += tensors_at(found)
-        return call._replace(form=(form, len(operands)))
+        for buffer in made.values():
+            operands += buffer.keys, buffer.values
+        return call._replace(form=(form, *[operand.shape[1:] for operand in operands[given:]]))
 
     def _form(self, value: Any) -> Any:
         if value is None or value is UNREAD_MASK or isinstance(value, bool | int | float | str):
             return type(value), value
         if isinstance(value, Tensor):
             return self._operand(value)
+        if isinstance(value, dict):
+            return tuple((name, self._form(member)) for name, member in value.items())
         kind = kind_of(value)
         if kind is not None:
             known = next((at for at, (_, cache, _) in enumerate(self.caches) if cache is value), None)
             if known is None:
                 self.caches.append((kind, value, []))
             return kind.name, known
-        if isinstance(value, dict):
-            return tuple((name, self._form(member)) for name, member in value.items())
         if isinstance(value, tuple | list):
             return tuple(map(self._form, value))
         raise UnsupportedOperation(f"an argument is a {type(value).__name__}")
@@ -234,10 +239,28 @@ class _PartCall(NamedTuple):
             if at is not None:
                 return caches[at]
             if isinstance(value, dict):
-                return {name: other(member) for name, member in value.items()}
+                return type(value)({name: other(member) for name, member in value.items()})
             return type(value)(map(other, value)) if isinstance(value, tuple | list) else value
 
         return other(self.arguments)
+
+
+def _with_buffers(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[int, KeyBuffer]]:
+    """Return the arguments of a model for a kernel, and the buffers of its keys and values; none, if it can have none.
+
+    A mask of padding is dropped where there is no attention: the token of no row is padding.
+    """
+    plain = {**arguments, "attention_mask": None} if "attention_mask" in arguments else arguments
+    cache: Any = next((value for value in map(arguments.get, CACHES) if value is not None), None)
+    made = buffers(cache)
+    if not made:
+        return plain, {}
+    changed = with_masks(arguments, cache, made)
+    if changed is None:
+        return plain, {}
+    if changed.get("position_ids") is None:
+        changed["position_ids"] = torch.tensor([[cache.get_seq_length()]])
+    return changed, made
 
 
 class _PartKernel:
@@ -252,14 +275,19 @@ class _PartKernel:
         def function(*operands: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             members = iter(operands)
             blanks = [kind.blank(cache, call.layers) for kind, cache, _ in call.caches]
-            given = [next(members) for _ in range(len(operands) - sum(len(places) for *_, places in call.caches))]
+            count = len(operands) - sum(len(places) for *_, places in call.caches) - 2 * len(call.buffers)
+            given = list(islice(members, count))
             found = [kind.places(blank, call.layers) for (kind, *_), blank in zip(call.caches, blanks, strict=True)]
             for places in found:
                 # what a patch writes in place is a copy: several threads may compute a row
                 write(places or [], [next(members).clone() for _ in places or []])
+            for index in call.buffers:
+                recorded = RecordedKeys(next(members), next(members))
+                blanks[0].layers[index] = recorded.beside(blanks[0].layers[index])
             token = _running.set(None)
             try:
-                result = original(**call.arguments_of(iter(given), blanks))
+                with AttentionByProducts():
+                    result = original(**call.arguments_of(iter(given), blanks))
             finally:
                 _running.reset(token)
             results: list[Tensor] = []
@@ -279,6 +307,8 @@ class _PartKernel:
             write(places, states[at : at + len(places)])
             kind.add_tokens(cache, tokens)
             at += len(places)
+        for index, buffer in call.buffers.items():
+            buffer.advance(call.caches[0][1].layers[index])
         return self._build(results, [cache for _, cache, _ in call.caches])
 
 
