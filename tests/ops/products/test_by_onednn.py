@@ -1,6 +1,7 @@
 """Large products of rows by a weight: oneDNN gives what torch does, in a layer alone, and in its thread alone."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -30,6 +31,17 @@ def test_it_is_the_product_in_value_and_gradients(rows, terms, columns):
         bound = (left.shape[1] + 2) * eps * (left.abs() @ right.abs() + wide[2].abs().max())
         assert ((found - left @ right).abs() <= bound).all()
     torch.testing.assert_close(gradients[2], dy.sum(0))
+
+
+def test_rows_that_lie_apart_take_no_longer():
+    """oneDNN has a loop of its own for them, which takes a thousand times as long."""
+    x, w = torch.randn(512, 512), torch.randn(512, 512)
+    seconds = []
+    for operands in [(x[:, :256].contiguous(), w[:, :256].contiguous()), (x[:, :256], w[:, :256])]:
+        begin = time.process_time()
+        by_onednn.linear(*operands, None)
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 20 * seconds[0]
 
 
 def test_gradients_of_gradients_are_those_of_torch():
