@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MIN_WORK = 1 << 21  # products of two numbers; with fewer, to start oneDNN takes longer than it saves
 MIN_SIDE = 8  # terms and columns of a weight
 STRIP = 512  # rows that are turned at a time: they stay in the second-level cache
 
@@ -27,12 +26,11 @@ def _is_faster() -> bool:
 
 
 def is_able(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether `linear` takes ordinary tensors, and is faster."""
+    """Return whether `linear` takes ordinary tensors, and is faster for many rows."""
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1] or min(weight.shape) < MIN_SIDE:
         return False
-    work = x.numel() * weight.shape[0]
     same = x.dtype == weight.dtype == torch.float32 and (bias is None or bias.dtype == torch.float32)
-    return work >= MIN_WORK and same and _is_faster() and not torch.is_autocast_enabled("cpu")
+    return same and _is_faster() and not torch.is_autocast_enabled("cpu")
 
 
 def _times(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

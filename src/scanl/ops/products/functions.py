@@ -1,11 +1,12 @@
 """Functions of torch as an `exact` context replaces them, on a CPU: a row has the same bits in any company.
 
-A layer has `F.linear` replaced as well, for large products.
+A layer has those that multiply matrices replaced as well, for large products.
 """
 
 import functools
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +21,8 @@ from scanl.ops.products import by_onednn
 from scanl.ops.products.blocks import MAX_ROWS, has_kernels, rows_by_matrix, rows_by_weight
 
 MIN_ROWS = 16  # from which a product may be large
+MIN_WORK = 1 << 21  # products of two numbers; with fewer, to start a program takes longer than it saves
+VECTOR = 16  # rows or columns of which matrices of the kernel have a multiple
 STEP = 64  # elements; whole vectors of any processor and dtype
 
 
@@ -98,27 +101,45 @@ def _takes(*operands: Any) -> bool:
 class _LargeProducts:
     def __enter__(self) -> None:
         context.large_products += 1
-        _LINEAR.open()
+        for replacement in _MULTIPLYING:
+            replacement.open()
 
     def __exit__(self, *error: object) -> None:
-        _LINEAR.close()
+        for replacement in _MULTIPLYING:
+            replacement.close()
         context.large_products -= 1
 
 
 def large_products(rows: int) -> AbstractContextManager[None]:
-    """A context in which `F.linear` multiplies by the fastest library that torch has, unless in `exact`.
+    """A context in which torch's products of matrices are computed by the fastest program there is, unless in `exact`.
 
     rows: about as many as will be multiplied. The context does nothing for few, nor for what is traced.
     """
     return nullcontext() if torch.compiler.is_compiling() or rows < MIN_ROWS else _LargeProducts()
 
 
+def _is_large(work: int, *operands: Any) -> bool:
+    """Return whether a product of so many pairs of numbers may take another program than torch's."""
+    enough = context.large_products and work >= MIN_WORK and not exactly()
+    return bool(enough) and plain(*(tensor for tensor in operands if tensor is not None))
+
+
+def _large_product(a: Tensor, b: Tensor) -> Tensor | None:
+    """Return a b by the faster program; None if there is none."""
+    if b.ndim == 2 and a.ndim > 1:
+        return by_onednn.linear(a, b.t(), None) if by_onednn.is_able(a, b.t(), None) else None
+    whole = a.shape[-2] % VECTOR == 0 or b.shape[-1] % VECTOR == 0
+    if not (a.ndim == b.ndim > 2 and a.shape[-1] == b.shape[-2] and whole and has_kernels()):
+        return None
+    if not a.dtype == b.dtype == torch.float32 or torch.is_autocast_enabled("cpu"):
+        return None
+    return importlib.import_module("scanl.ops.products.batched").product(a, b)
+
+
 def linear(input, weight, bias=None):
-    if context.large_products and not exactly():
-        biases = () if bias is None else (bias,)
-        if plain(input, weight, *biases) and by_onednn.is_able(input, weight, bias):
-            return by_onednn.linear(input, weight, bias)
-        return _ORIGINAL["linear"](input, weight, bias)
+    large = _is_large(input.numel() * weight.shape[0], input, weight, bias)
+    if large and by_onednn.is_able(input, weight, bias):
+        return by_onednn.linear(input, weight, bias)
     fits = _takes(input, weight) and weight.ndim == 2 and input.shape[-1:] == weight.shape[1:]
     if not (fits and (input.dtype == weight.dtype or torch.is_autocast_enabled("cpu"))):
         return _ORIGINAL["linear"](input, weight, bias)
@@ -132,6 +153,10 @@ def linear(input, weight, bias=None):
 
 
 def matmul(input, other, *, out=None):
+    if out is None and isinstance(other, Tensor) and other.ndim > 1:
+        large = _is_large(input.numel() * other.shape[-1], input, other)
+        if large and (y := _large_product(input, other)) is not None:
+            return y
     if out is not None or not _takes(input, other):
         return _ORIGINAL["matmul"](input, other, out=out)
     a, b = _as_autocast((input, other))
@@ -159,7 +184,8 @@ def _matrices(name: str, axes: int) -> Callable[..., Tensor]:
 
     @functools.wraps(original)
     def product(input, mat2, *, out=None):
-        takes = out is None and _takes(input, mat2) and input.ndim == mat2.ndim == axes
+        takes = out is None and input.ndim == mat2.ndim == axes
+        takes = takes and (_takes(input, mat2) or _is_large(input.numel() * mat2.shape[-1], input, mat2))
         if takes and input.shape[:-2] == mat2.shape[:-2]:
             return matmul(input, mat2)
         return original(input, mat2, **({} if out is None else {"out": out}))
@@ -187,7 +213,8 @@ def einsum(equation, *operands):
     The operand with the first letter of the output, its batch, has the rows.
     """
     pair = list(operands[0]) if len(operands) == 1 and not isinstance(operands[0], Tensor) else list(operands)
-    letters_of = _letters(equation, *(tensor.ndim for tensor in pair)) if len(pair) == 2 and _takes(*pair) else None
+    takes = len(pair) == 2 and (_takes(*pair) or _is_large(max(tensor.numel() for tensor in pair) ** 2, *pair))
+    letters_of = _letters(equation, *(tensor.ndim for tensor in pair)) if takes else None
     if letters_of is None or pair[0].dtype != pair[1].dtype:
         return _ORIGINAL["einsum"](equation, *operands)
     first, second, result = letters_of
@@ -202,17 +229,21 @@ def einsum(equation, *operands):
     outer, right = ([c for c in result if c in letters and c not in both] for letters in (first, second))
     summed = [letter for letter in first if letter not in result]
 
+    if not exactly() and math.prod(sizes.values()) < MIN_WORK:
+        return _ORIGINAL["einsum"](equation, *operands)
+
     def arranged(tensor: Tensor, letters: str, *groups: list[str]) -> Tensor:
         tensor = tensor.permute([letters.index(letter) for group in groups for letter in group])
-        shape = [functools.reduce(lambda n, letter: n * sizes[letter], group, 1) for group in groups]
+        shape = [math.prod(sizes[letter] for letter in group) for group in groups]
         return tensor.reshape(shape)
 
     if both:
-        y = matmul(arranged(a, first, both, outer, summed), arranged(b, second, both, summed, right))
+        each = [[letter] for letter in both]
+        y = matmul(arranged(a, first, *each, outer, summed), arranged(b, second, *each, summed, right))
     else:
         y = matmul(arranged(a, first, outer, summed), arranged(b, second, right, summed).t())
     now = [*both, *outer, *right]
-    return y.view([sizes[letter] for letter in now]).permute([now.index(letter) for letter in result])
+    return y.reshape([sizes[letter] for letter in now]).permute([now.index(letter) for letter in result])
 
 
 @functools.cache
@@ -327,4 +358,4 @@ for _owner, _name in [
 ]:
     _PLACES[_by_element(getattr(_owner, _name))] = [(_owner, _name)]
 REPLACED_FUNCTIONS = [Replacement(owner, name, new) for new, places in _PLACES.items() for owner, name in places]
-_LINEAR = next(replaced for replaced in REPLACED_FUNCTIONS if replaced.new is linear)
+_MULTIPLYING = [each for each in REPLACED_FUNCTIONS if each.name in ("linear", "matmul", "__matmul__", "bmm", "einsum")]

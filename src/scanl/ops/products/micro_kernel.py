@@ -40,12 +40,13 @@ def _add(e: Emitter, sums: Sequence[Any], terms: Iterable[tuple[Sequence[Any], I
                 e.builder.store(add(e.builder.load(total), factor, column), total)
 
 
-def by_columns(rows: int, wide: int) -> Any:
+def by_columns(rows: int, wide: int, *, fresh: bool = False) -> Any:
     """Build an intrinsic: out[r, j] = keep out[r, j] + Σ_k x[r, k] w[k, j] for `rows` rows, columns of `wide` vectors.
 
     k takes `terms` values. The arrays are flat; for each, the arguments give the index at which the tile begins and the
     stride of rows. For x they also give the stride over k, so that x may be a transposed matrix; for w the distance of
     two vectors of a row.
+    fresh: `out` may hold anything where keep is 0.
     """
 
     @emitted(width=BYTES)
@@ -56,10 +57,12 @@ def by_columns(rows: int, wide: int) -> Any:
             _add(
                 e, sums, [(columns, (e.number_at(e.at(x, x_at, (k, x_term), (r, x_row))) for r in range(rows)))], e.add
             )
+        empty = e.builder.fcmp_ordered("==", keep, ir.Constant(keep.type, 0)) if fresh else None
         keep = e.spread(keep)
         for n, total in enumerate(sums):
             place = e.at(out, out_at, (n // wide, out_row), n % wide * e.strip.count)
-            e.write(e.add(e.builder.load(total), keep, e.read(place)), place)
+            added = e.add(e.builder.load(total), keep, e.read(place))
+            e.write(added if empty is None else e.builder.select(empty, e.builder.load(total), added), place)
 
     return product
 
