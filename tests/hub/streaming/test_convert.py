@@ -59,6 +59,19 @@ class Delayed(nn.Module):
         return F.glu(self.linear(torch.cat([x, before], -1)), -1)
 
 
+class Chunks(nn.Module):
+    """A convolution within each step, whose rows are those of all sequences."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 2, 3, padding=1)
+        self.linear = nn.Linear(2 * dim, dim)
+
+    def forward(self, x):
+        rows = x.reshape(-1, 1, x.shape[-1])
+        return x + self.linear(self.conv(rows).flatten(1)).view(*x.shape[:2], -1)
+
+
 class Channels(nn.Module):
     """What reads channels before steps."""
 
@@ -86,7 +99,7 @@ def drawn(seed):
             "conv": lambda: CausalConvolution(
                 dim, one(1, 2, 4), one(1, 3), one(1, 1, 2, 3), one(1, 2), cut=one(True, False)
             ),
-            "delay": lambda: Delayed(dim, one(1, 3)),
+            "delay": lambda: one(Delayed(dim, one(1, 3)), Chunks(dim)),
             "norm": lambda: one(nn.LayerNorm(dim), nn.RMSNorm(dim), Channels(nn.BatchNorm1d(dim)), nn.Softmax(-1)),
             "map": lambda: nn.Sequential(
                 nn.Linear(dim, dim), one(nn.ReLU(inplace=True), nn.GELU(), nn.Tanh()), nn.Dropout()
@@ -161,7 +174,9 @@ class Told(nn.Module):
     (Told(lambda gru, x: gru(x)[0].flip(1)), "flip mixes steps"),
     (Told(lambda gru, x: gru(x)[0].softmax(1)), "softmax mixes steps"),
     (Told(lambda gru, x: gru(x)[0][:, :5]), "gives pieces another result"),
-    (Told(lambda gru, x: gru(x)[0].reshape(-1, 3)), "reshape joins the time axis"),
+    (Told(lambda gru, x: gru(x)[0].reshape(-1, 3)), "the result has the steps of all sequences in one axis"),
+    (Told(lambda gru, x: gru(x)[0].flatten(0, 1).cumsum(0)), "cumsum mixes steps"),
+    (Told(lambda gru, x: gru(x)[0].flatten(1)), "flatten moves entries"),
 ])  # fmt: skip
 def test_a_part_without_a_stream_is_named(module, named):
     with pytest.raises(ConfigError, match=named) as error:

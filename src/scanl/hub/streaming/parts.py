@@ -45,34 +45,64 @@ def bound(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 
 @dataclass(frozen=True)
+class ViewSize:
+    """The size among the arguments of a view that counts entries.
+
+    number: of the argument, among all leaves.   kind: "same"; "joined", with the rows of the axis before; or "split",
+    from the rows, whose size stands before it.
+    """
+
+    number: int
+    kind: str
+
+    def settled(self, leaves: list[Any], size: int, before: int) -> list[Any]:
+        """Return the arguments for a tensor with this size of the time axis, and that of the axis before it."""
+        settled = list(leaves)
+        if self.kind == "split" and leaves[self.number - 1] == -1:
+            return settled
+        settled[self.number] = (
+            size * before
+            if self.kind == "joined"
+            else size // leaves[self.number - 1]
+            if self.kind == "split"
+            else size
+        )
+        return settled
+
+
+@dataclass(frozen=True)
 class StepwisePart:
     """An operation whose result at one entry depends on its arguments at that entry alone.
 
     axes: time axis of each argument that has one, by its number among all leaves of the arguments.   after: the time
-    axis of each tensor of the result.   sizes: numbers of those leaves that are the count of entries.
+    axis of each tensor of the result.   view: the size that counts the entries, for a view.
     """
 
     operation: Callable[..., Any]
     axes: Mapping[int, int]
     after: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
+    view: ViewSize | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
         leaves, form = pytree.tree_flatten((args, kwargs))
-        count = next(leaves[number].shape[axis] for number, axis in self.axes.items())
-        if count > 0:
-            return self._run(leaves, form, count), {}
+        number, axis = next(iter(self.axes.items()))
+        if leaves[number].shape[axis] > 0:
+            return self._run(leaves, form), {}
+        rows = leaves[self.view.number - 1] if self.view is not None and self.view.kind == "split" else 1
         filled = [
-            entries_like(leaf, self.axes[number], 1) if number in self.axes else leaf
+            entries_like(leaf, self.axes[number], max(1, rows)) if number in self.axes else leaf
             for number, leaf in enumerate(leaves)
         ]
-        result, form = pytree.tree_flatten(self._run(filled, form, 1))
+        result, form = pytree.tree_flatten(self._run(filled, form))
         none = [leaf.narrow(axis, 0, 0) for leaf, axis in zip(result, self.after, strict=True)]
         return pytree.tree_unflatten(none, form), {}
 
-    def _run(self, leaves: list[Any], form: pytree.TreeSpec, count: int) -> Any:
-        settled = [count if number in self.sizes else leaf for number, leaf in enumerate(leaves)]
-        args, kwargs = pytree.tree_unflatten(settled, form)
+    def _run(self, leaves: list[Any], form: pytree.TreeSpec) -> Any:
+        if self.view is not None:
+            number, axis = next(iter(self.axes.items()))
+            shape = leaves[number].shape
+            leaves = self.view.settled(leaves, shape[axis], shape[axis - 1] if axis else 1)
+        args, kwargs = pytree.tree_unflatten(leaves, form)
         return self.operation(*args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from scanl.hub.streaming.parts import (
     RunningSum,
     SlidingWindow,
     StepwisePart,
+    ViewSize,
     bound,
 )
 
@@ -47,7 +48,8 @@ class UnstreamableError(ConfigError):
 class Entries:
     """A tensor with a time axis. After n steps of the input it has (n + lead) // stride entries in a stream.
 
-    ahead: the part that last put entries behind the end; empty if none did.
+    ahead: the part that last put entries behind the end; empty if none did.   joined: the axis has the entries of the
+    first row, then those of the second one, and so on.
     """
 
     axis: int
@@ -55,6 +57,7 @@ class Entries:
     lead: int = 0
     stride: int = 1
     ahead: str = ""
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Survey:
         self.parts: dict[fx.Node, Part] = {}
         self._facts: dict[fx.Node, Any] = {}
         self._values: dict[fx.Node, Any] = {}
-        self._steps = x.shape[time]
+        self._steps, self._rows = x.shape[time], x.shape[int(time == 0)]
         self.outputs: list[Fact] = []
         self.holds: list[SlidingWindow | None] = []
         for place, node in enumerate(module.graph.nodes):
@@ -121,7 +124,7 @@ class Survey:
             self._facts[node] = pytree.tree_map(lambda _: EndResult(), result)
         else:
             holds, facts = self._aligned(args, kwargs, facts)
-            rule = _RULES.get(_name(node))
+            rule = None if _any_joined(known) else _RULES.get(_name(node))
             made = None if rule is None else rule(self, args, kwargs, facts)
             part, fact = self._stepwise(args, kwargs, facts, result) if made is None else made
             self.parts[node], self._facts[node] = HeldPart(part, holds) if holds else part, fact
@@ -141,6 +144,8 @@ class Survey:
             for number, fact in timed.items()
         ]
         ahead = next((fact.ahead for fact in timed.values() if fact.ahead), "")
+        if len(set(leads)) > 1 and _any_joined(list(timed.values())):
+            raise self._refused("joins entries of different times, and those of several sequences")
         holds = {number: hold for number, fact in timed.items() if (hold := _hold(fact, min(leads))) is not None}
         after = [
             replace(fact, lead=min(leads), ahead=ahead) if number in timed else fact
@@ -161,62 +166,83 @@ class Survey:
         fact = next(iter(timed.values()))
         axes = {number: fact.axis for number, fact in timed.items()}
         counts = {leaves[number].shape[axis] for number, axis in axes.items()}
-        if len(counts) > 1:
+        if len(counts) > 1 or len({fact.joined for fact in timed.values()}) > 1:
             raise self._refused(f"joins tensors of {' and '.join(map(str, sorted(counts)))} entries", ahead=True)
-        (count,) = counts
+        count = counts.pop() // (self._rows if fact.joined else 1)
         if count < LEAST_ENTRIES:
             reason = f"has {count} entries of the example, expected at least {LEAST_ENTRIES}; give a longer one"
             message = f"convert: {described(self._node)} {reason}"
             raise UnstreamableError(message, self._place, multiple=10 * self._steps)
         drawn = torch.Generator().manual_seed(0)
         probe = [_drawn(leaf, drawn) if number in axes else leaf for number, leaf in enumerate(leaves)]
-        part = StepwisePart(self._node.target, axes, (), self._sizes(leaves, axes, result))  # pyright: ignore
+        view = self._view(leaves, timed, result) if _name(self._node) in _VIEWS else None
+        part = StepwisePart(self._node.target, axes, (), view)  # pyright: ignore[reportArgumentType]
         try:
             whole, late, early = (
-                pytree.tree_leaves(part(*_cut(probe, form, axes, start, count - kept), None)[0])
+                pytree.tree_leaves(part(*self._cut(probe, form, timed, start, count - kept), None)[0])
                 for start, kept in ((0, 0), (1, 1), (0, 1))
             )
         except (RuntimeError, IndexError) as error:
             raise self._refused(f"has no form for fewer steps: {str(error).splitlines()[0]}") from error
-        after = tuple(self._axis_after(*tensors) for tensors in zip(whole, late, early, strict=True))
         values = pytree.tree_leaves(self._node.meta["val"])
         found = [
-            replace(fact, axis=axis, batch=_batch(self._node, value, axis))
-            for axis, value in zip(after, values, strict=True)
+            self._fact_after(fact, tensors, value)
+            for tensors, value in zip(zip(whole, late, early, strict=True), values, strict=True)
         ]
+        after = tuple(each.axis for each in found)
         return replace(part, after=after), pytree.tree_unflatten(found, pytree.tree_structure(result))
 
-    def _axis_after(self, whole: Tensor, late: Tensor, early: Tensor) -> int:
-        """Return the time axis of a result on all entries, on all but the first, and on all but the last one."""
+    def _cut(
+        self, leaves: list[Any], form: pytree.TreeSpec, facts: dict[int, Entries], start: int, count: int
+    ) -> tuple[Any, Any]:
+        """Return the arguments with some of the entries."""
+        cut = [
+            self._some(leaf, facts[number].axis, facts[number].joined, start, count) if number in facts else leaf
+            for number, leaf in enumerate(leaves)
+        ]
+        return pytree.tree_unflatten(cut, form)
+
+    def _some(self, tensor: Tensor, axis: int, joined: bool, start: int, count: int) -> Tensor:
+        if not joined:
+            return tensor.narrow(axis, start, count).clone()
+        rows = tensor.unflatten(axis, (self._rows, -1))
+        return rows.narrow(axis + 1, start, count).flatten(axis, axis + 1)
+
+    def _fact_after(self, fact: Entries, tensors: tuple[Tensor, ...], value: Any) -> Entries:
+        """Return the fact of a result, from that on all entries, on all but the first, and on all but the last one."""
+        whole, late, early = tensors
         axes = [axis for axis in range(whole.ndim) if whole.shape[axis] != early.shape[axis]]
         if len(axes) != 1:
             raise self._refused("mixes all steps of the sequence", ahead=True)
         (axis,) = axes
-        count = whole.shape[axis]
-        if early.shape[axis] != count - 1:
+        lost = whole.shape[axis] - early.shape[axis]
+        joined = lost > 1
+        if lost not in (1, self._rows):
             raise self._refused("moves entries from the time axis to another one")
-        if not (same(whole.narrow(axis, 1, count - 1), late) and same(whole.narrow(axis, 0, count - 1), early)):
+        count = whole.shape[axis] // lost
+        pieces = (self._some(whole, axis, joined, start, count - 1) for start in (1, 0))
+        if not all(map(same, pieces, (late, early))):
             raise self._refused("mixes steps of the sequence, and is no part that has a streaming form", ahead=True)
-        return axis
+        return replace(fact, axis=axis, joined=joined, batch=axis if joined else _batch(self._node, value, axis))
 
-    def _sizes(self, leaves: list[Any], axes: dict[int, int], result: Any) -> tuple[int, ...]:
-        """Return which arguments of a view are the number of entries: a program may hold that of its example."""
-        if _name(self._node) not in ("view", "reshape", "_unsafe_view", "expand"):
-            return ()
-        ((number, axis),) = axes.items()
-        x = leaves[number]
-        places = (
-            [axis + result.ndim - x.ndim]
-            if _name(self._node) == "expand"
-            else [
-                place
-                for place in range(result.ndim)
-                if result.shape[place] == x.shape[axis] and prod(result.shape[:place]) == prod(x.shape[:axis])
-            ]
-        )
-        if len(places) != 1:
-            raise self._refused("joins the time axis and another one")
-        return (number + 1 + places[0],)
+    def _view(self, leaves: list[Any], facts: dict[int, Entries], result: Tensor) -> ViewSize:
+        """Return which argument of a view is the number of entries: a program may hold that of its example."""
+        ((number, fact),) = facts.items()
+        shape, axis, rows = leaves[number].shape, fact.axis, self._rows
+        if _name(self._node) == "expand":
+            return ViewSize(number + 1 + axis + result.ndim - len(shape), "same")
+        kinds = {"same": (shape[axis : axis + 1], shape[:axis])}
+        if fact.joined:
+            kinds["split"] = ((rows, shape[axis] // rows), shape[:axis])
+        elif axis and fact.batch == axis - 1:
+            kinds["joined"] = ((rows * shape[axis],), shape[: axis - 1])
+        for kind, (sizes, before) in reversed(kinds.items()):
+            for place in range(result.ndim):
+                if tuple(result.shape[place : place + len(sizes)]) == tuple(sizes) and prod(
+                    result.shape[:place]
+                ) == prod(before):
+                    return ViewSize(number + place + len(sizes), kind)
+        raise self._refused("joins the time axis and another one")
 
     def _hold_output(self, fact: Fact, value: Any) -> SlidingWindow | None:
         """Return what holds back the entries of a result that the whole sequence leaves out at the end."""
@@ -225,6 +251,8 @@ class Survey:
             raise UnstreamableError(message, self._place, multiple=self.stride)
         if not isinstance(fact, Entries):
             return None
+        if fact.joined:
+            raise self._refused("has the steps of all sequences in one axis", part="the result")
         missing = self._missing(value, fact)
         if missing > 0:
             reason = f"reads {missing * fact.stride} steps ahead"
@@ -233,7 +261,7 @@ class Survey:
 
     def _missing(self, value: Tensor, fact: Entries) -> int:
         """Return how many entries more the whole sequence has than a stream has after its last step."""
-        return value.shape[fact.axis] - (self._steps + fact.lead) // fact.stride
+        return value.shape[fact.axis] // (self._rows if fact.joined else 1) - (self._steps + fact.lead) // fact.stride
 
     def _refused(self, reason: str, *, part: str = "", ahead: bool = False) -> UnstreamableError:
         return UnstreamableError(f"convert: {part or described(self._node)} {reason}", self._place, ahead=ahead)
@@ -256,7 +284,7 @@ class Survey:
         ahead = described(self._node) if after > 0 else fact.ahead
         return part, replace(fact, lead=lead, stride=fact.stride * stride, ahead=ahead)
 
-    def _convolution(self, args: Any, kwargs: Any, facts: Any) -> tuple[Part, Entries]:
+    def _convolution(self, args: Any, kwargs: Any, facts: Any) -> tuple[Part, Entries] | None:
         target: Any = self._node.target
         given, known = bound(target, args, kwargs), bound(target, *facts)
         fact, x, weight = known["input"], given["input"], given["weight"]
@@ -266,6 +294,8 @@ class Survey:
             raise self._refused("has weights that are different at each step")
         at = fact.axis - 2
         spatial = weight.ndim - 2
+        if fact.axis == 0:
+            return None
         if at < 0 or x.ndim != weight.ndim:
             raise self._refused("has the time axis among its channels or rows")
         if given.get("transposed"):
@@ -308,12 +338,14 @@ class Survey:
             return None
         return self._window(self._node.target, fact, span=given["size"] - 1, stride=given["step"])  # pyright: ignore
 
-    def _pad(self, args: Any, kwargs: Any, facts: Any) -> tuple[Part, Entries]:
+    def _pad(self, args: Any, kwargs: Any, facts: Any) -> tuple[Part, Entries] | None:
         target: Any = self._node.target
         given, fact = bound(target, args, kwargs), facts[0][0]
         pads, place = list(given["pad"]), 2 * (given["self"].ndim - 1 - fact.axis)
         left, right = pads[place : place + 2] if place < len(pads) else (0, 0)
-        if (left or right) and given.get("mode", "constant") != "constant":
+        if not left and not right:
+            return None
+        if given.get("mode", "constant") != "constant":
             raise self._refused(f"pads the time axis by {given['mode']}")
         if left < 0 or right < 0:
             raise self._refused("cuts the time axis by a negative pad")
@@ -404,6 +436,7 @@ class Survey:
         return Recurrence(self._node.target, fact.axis), (fact, *[EndResult()] * members)
 
 
+_VIEWS = ("view", "reshape", "_unsafe_view", "expand")
 # Operations with a result that depends on the last entry.
 _READ_THE_END = {"gru", "lstm", "rnn_tanh", "rnn_relu", "slice", "select", "mean"}
 _RULES: dict[str, Callable[[Survey, Any, Any, Any], tuple[Part, Any] | None]] = {
@@ -419,6 +452,10 @@ _RULES: dict[str, Callable[[Survey, Any, Any, Any], tuple[Part, Any] | None]] = 
     "mean": Survey._mean,
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), Survey._made_new),
 }
+
+
+def _any_joined(facts: list[Any]) -> bool:
+    return any(isinstance(fact, Entries) and fact.joined for fact in facts)
 
 
 def _hold(fact: Entries, lead: int) -> SlidingWindow | None:
@@ -471,14 +508,6 @@ def _drawn(leaf: Tensor, generator: torch.Generator) -> Tensor:
     if not leaf.is_floating_point():
         return leaf.clone()
     return torch.rand(leaf.shape, generator=generator).to(leaf) + 0.1
-
-
-def _cut(leaves: list[Any], form: pytree.TreeSpec, axes: dict[int, int], start: int, count: int) -> tuple[Any, Any]:
-    cut = [
-        leaf.narrow(axes[number], start, count).clone() if number in axes else leaf
-        for number, leaf in enumerate(leaves)
-    ]
-    return pytree.tree_unflatten(cut, form)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
