@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     """Write the file and print its path."""
     parser = Parser("export", "Write a model as a file that runs without scanl.", notes=NOTES)
     parser.add_argument(
-        "run", type=str, help="run folder, or a program that torch.export.save wrote: its streaming form is written"
+        "run", type=str, help="run folder, or a program of torch (.pt2) or ONNX, whose streaming form is written"
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     if args.name is not None and path.suffix != ".c":
         raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
-    model = convert(args.run) if Path(args.run).suffix == ".pt2" else RunFolder.open(args.run).load_model()
+    model = convert(args.run) if Path(args.run).suffix in (".pt2", ".onnx") else RunFolder.open(args.run).load_model()
     write(model, path, **({} if args.name is None else {"name": args.name}))
     print(path)
     return 0

@@ -48,7 +48,9 @@ class FlatModel(nn.Module):
                 "export: the model has random filters, expected a stack alone; `scanl train` makes one with --steps"
             )
         self.model = copy.deepcopy(model).cpu().eval()  # the caller's may be in training, and on a GPU
-        self.time, self.steps = (model.time, model.stride) if isinstance(model, StreamingModule) else (1, 1)
+        self.time, self.batch, self.steps = 1, 0, 1
+        if isinstance(model, StreamingModule):
+            self.time, self.batch, self.steps = model.time, model.batch, model.stride
         self.example = _example(model) if example is None else example.detach().cpu()
         with torch.no_grad():
             self._form = self.model.init_state(1)  # pyright: ignore[reportCallIssue]
@@ -65,8 +67,12 @@ class FlatModel(nn.Module):
 
     def first_step(self, rows: int) -> Tensor:
         """Return the first step of some sequences of the example."""
-        rows_alone = self.example.narrow(int(self.time == 0), 0, rows)
-        return rows_alone.narrow(self.time, 0, self.steps).contiguous()
+        step = self.example.narrow(self.time, 0, self.steps)
+        return (step if self.batch is None else step.narrow(self.batch, 0, rows)).contiguous()
+
+    def open_axes(self, dim: Dim) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Return the open axes of the input and of each tensor of the state: that of the batch, if there is one."""
+        return ({}, {}) if self.batch is None else ({self.batch: dim}, {0: dim})
 
     def name(self) -> str:
         """Return the name of the model in messages."""
@@ -78,10 +84,9 @@ def exported(flat: FlatModel) -> ExportedProgram:
 
     Raises ConfigError if the program would take only as many steps as the example has.
     """
-    batch = Dim("batch")
-    rows = int(flat.time == 0)
-    inputs = flat.example, *flat.start(flat.example.shape[rows])
-    shapes = {rows: batch, flat.time: Dim.AUTO}, tuple({0: batch} for _ in flat.leaves)
+    of_input, of_state = flat.open_axes(Dim("batch"))
+    inputs = flat.example, *flat.start(1 if flat.batch is None else flat.example.shape[flat.batch])
+    shapes = {**of_input, flat.time: Dim.AUTO}, tuple(of_state for _ in flat.leaves)
     with torch.no_grad(), backend("cpu", "parallel", "reference"):  # named: a layer then calls no loop of torch's own
         program = export(flat, inputs, dynamic_shapes=shapes, strict=False)
     (x,) = (node for node in program.graph.nodes if node.name == "x")
@@ -95,9 +100,10 @@ def one_step(flat: FlatModel, batch_size: int | None = None) -> ExportedProgram:
     """Return the program of one step, of operations of torch alone. batch_size: None leaves the number of rows open."""
     rows = 2 if batch_size is None else batch_size
     inputs = flat.first_step(rows), *flat.start(rows)
-    axes = [{} if batch_size is not None else {axis: Dim("batch")} for axis in (int(flat.time == 0), 0)]
+    of_input, of_state = ({}, {}) if batch_size is not None else flat.open_axes(Dim("batch"))
+    shapes = of_input, tuple(of_state for _ in flat.leaves)
     with torch.no_grad(), backend("reference"):
-        program = export(flat, inputs, dynamic_shapes=(axes[0], tuple(axes[1] for _ in flat.leaves)), strict=False)
+        program = export(flat, inputs, dynamic_shapes=shapes, strict=False)
     for check in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         program.graph.erase_node(check)
     return program

@@ -1,7 +1,7 @@
 """From a module of torch to its streaming form."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from os import PathLike
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export, load
 
 from scanl.errors import ConfigError
+from scanl.hub.streaming.onnx_module import ONNXModule
 from scanl.hub.streaming.stream import StreamingModule
 from scanl.hub.streaming.survey import LEAST_ENTRIES, UnstreamableError
 
@@ -22,7 +23,11 @@ LAST_PLACE = 1 << 30  # behind every operation
 
 
 def convert(
-    module: nn.Module | ExportedProgram | str | PathLike[str], example: Tensor | None = None, *, time: int | None = None
+    module: nn.Module | ExportedProgram | str | PathLike[str],
+    example: Tensor | None = None,
+    *,
+    time: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> StreamingModule:
     """Return the streaming form of a module, which reads a sequence in pieces.
 
@@ -34,13 +39,16 @@ def convert(
     the module gives.
 
     module: a module with one tensor for its input, the program of one, or the path of a file that `torch.export.save`
-    wrote. The stream has the module's own parameters.   example: an input; None to make one for the module's first
-    part.   time: the time axis of the input; None to find it.
+    wrote, or of an ONNX file. The stream has the module's own parameters. Of an ONNX file it reads the first input, and
+    gives the first output; inputs that are the first state of a recurrence are zeros.   example: an input; None to make
+    one for the module's first part.   time: the time axis of the input; None to find it.   inputs: of an ONNX file,
+    values of other inputs by name.
 
     Raises ConfigError for a module with a part that has no streaming form, and names the part.
     """
     if isinstance(module, str | PathLike):
-        module = _program(Path(module))
+        path = Path(module)
+        module = ONNXModule(_found(path), dict(inputs or {})) if path.suffix == ".onnx" else _program(_found(path))
     if isinstance(module, ExportedProgram):
         (given,), _ = module.example_inputs or ((None,), {})
         return _converted(module, _checked(given if example is None else example, 1), time, None)
@@ -99,7 +107,7 @@ def _check(stream: StreamingModule, x: Tensor, module: nn.Module) -> None:
     cuts = sorted({0, 1, 2, min(2 + stream.stride, steps), steps // 2, steps})
     with torch.no_grad():
         whole = module(x)
-        pieces, state = [], stream.init_state(x.shape[stream.batch])
+        pieces, state = [], None
         for start, end in pairwise(cuts):
             y, state = stream(x.narrow(stream.time, start, end - start), state)
             pieces.append(y)
@@ -124,9 +132,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _found(path: Path) -> Path:
+    if not path.is_file() or path.suffix not in (".pt2", ".onnx"):
+        raise ConfigError(f"convert: module is {path}, expected a file .pt2 that torch.export.save wrote, or .onnx")
+    return path
+
+
 def _program(path: Path) -> ExportedProgram:
-    if not path.is_file():
-        raise ConfigError(f"convert: module is {path}, expected a file that torch.export.save wrote")
     with _quiet():
         return load(path)
 
@@ -151,6 +163,8 @@ def _example(module: nn.Module) -> Tensor:
     numbers, steps = torch.Generator().manual_seed(0), EXAMPLE_STEPS
     for part in module.modules():
         match part:
+            case ONNXModule():
+                return part.example()
             case nn.Embedding():
                 return torch.randint(part.num_embeddings, (2, steps), generator=numbers)
             case nn.RNNBase():

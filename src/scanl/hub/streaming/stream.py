@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from scanl.errors import ShapeError
+from scanl.errors import ConfigError, ShapeError
 from scanl.hub.streaming.parts import Part
 from scanl.hub.streaming.survey import Entries, Survey, named_parts, same
 from scanl.layers.state import Device, DType
@@ -51,6 +51,10 @@ def _filled(template: Any, values: Sequence[Any]) -> Any:
     return pytree.tree_map_only(_Result, lambda result: values[result.number], template)
 
 
+def _batch_axis(x: Tensor, time: int) -> int | None:
+    return None if time == 0 and x.ndim == 2 and x.is_floating_point() else int(time == 0)
+
+
 def _weights(program: fx.GraphModule) -> nn.Module:
     """Return modules that hold the tensors of a program under their names, and nothing else of it."""
     root = nn.Module()
@@ -78,7 +82,8 @@ class StreamingModule(nn.Module):
     Its parameters are those of the module, and gradients reach them. It computes what the module computes in its mode
     `eval`, and the results for the pieces, one behind the other, are the result for the whole sequence.
 
-    time: the time axis of the input; the batch axis is the first other one.   stride: number of steps for which each
+    time: the time axis of the input.   batch: its batch axis, the first other one; None for real numbers (T, D), which
+    are one sequence.   stride: number of steps for which each
     result with a time axis has one entry more, or a whole number of them: pieces may be of any length, and a whole
     sequence has a multiple of it. Results without a time axis are those at the end of the piece.
 
@@ -92,18 +97,22 @@ class StreamingModule(nn.Module):
         self.module, self.time, self.stride = _weights(module), time, survey.stride
         self._operations = list(_operations(module, survey.parts))
         self._form = pytree.tree_unflatten([_Result(number) for number in range(form.num_leaves)], form)
-        self._example, self.batch = x, int(time == 0)
+        self._example, self.batch = x, _batch_axis(x, time)
         self._outputs, self._holds = survey.outputs, survey.holds
         self._keys: dict[str, list[str]] = {}
         with torch.no_grad():
-            for name in self.init_state(x.shape[self.batch]):
+            for name in self.init_state(1 if self.batch is None else x.shape[self.batch]):
                 part, _, key = name.rpartition(".")
                 self._keys.setdefault(part, []).append(key)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> dict[str, Tensor]:
         """Return the state before the first step. device, dtype: None for those of the module."""
         shape = [*self._example.shape]
-        shape[self.time], shape[self.batch] = 0, batch_size
+        shape[self.time] = 0
+        if self.batch is not None:
+            shape[self.batch] = batch_size
+        elif batch_size != 1:
+            raise ConfigError(f"stream: batch_size is {batch_size}, expected 1: the module reads one sequence")
         state = self._run(torch.zeros(shape, dtype=self._example.dtype, device=device or self._device()), None)[1]
         return {
             name: part if dtype is None or not part.is_floating_point() else part.to(dtype)
@@ -126,7 +135,9 @@ class StreamingModule(nn.Module):
                 for axis, size in enumerate(self._example.shape)
             ]
             raise ShapeError(f"stream: x has shape {tuple(x.shape)}, expected ({', '.join(map(str, sizes))})")
-        return self._run(x, self.init_state(x.shape[self.batch], device=x.device) if state is None else state)
+        if state is None:
+            state = self.init_state(1 if self.batch is None else x.shape[self.batch], device=x.device)
+        return self._run(x, state)
 
     def example(self) -> Tensor:
         """Return the input from which the stream was made."""

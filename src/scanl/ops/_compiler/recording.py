@@ -191,6 +191,7 @@ def _decompositions() -> dict[Any, Any]:
         aten.log_sigmoid_forward.default: lambda x: (-torch.nn.functional.softplus(-x), x.new_empty(0)),
         aten.baddbmm.default: _baddbmm,
         aten.convolution.default: _convolution,
+        aten.reflection_pad1d.default: _reflection_pad1d,
         aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
         aten._foreach_add_.Scalar: _foreach_add_,
         aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
@@ -251,7 +252,7 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Return a convolution as one product: the numbers that each tap of the kernel reads stand beside each other."""
+    """Return a convolution as one product: the numbers that each place reads stand beside each other."""
     if transposed:
         return NotImplemented
     sizes = weight.shape[2:]
@@ -267,12 +268,23 @@ def _convolution(
         for axis, (place, gap, hop, count) in enumerate(zip(at, dilation, stride, counts, strict=True), 2):
             start = place * gap
             read = aten.slice.Tensor(read, axis, start, start + (count - 1) * hop + 1, hop)
-        taps.append(read.reshape(x.shape[0], groups, -1, prod(counts)))
-    # (B, groups, channels x taps, places), in the order of the weight
-    columns = torch.stack(taps, 3).flatten(2, 3)
-    y = torch.matmul(weight.reshape(groups, weight.shape[0] // groups, -1), columns)
+        taps.append(read.reshape(x.shape[0], groups, -1, prod(counts)).mT)
+    # (B, groups, places, channels x taps), in the order of the weight
+    rows = torch.stack(taps, 4).flatten(3)
+    y = torch.matmul(rows, weight.reshape(groups, weight.shape[0] // groups, -1).mT).mT
     y = y.reshape(x.shape[0], weight.shape[0], *counts)
     return y if bias is None else y + bias.reshape(-1, *[1] * len(sizes))
+
+
+def _reflection_pad1d(x: Tensor, pad: Sequence[int]) -> Tensor:
+    """Return the ends mirrored. Which number stands where is known, so they are read as rows of a table."""
+    count = x.shape[-1]
+    places = [abs(place) for place in range(-pad[0], count + pad[1])]
+    places = [place if place < count else 2 * (count - 1) - place for place in places]
+    with _disable_current_modes():
+        rows = torch.tensor(places, dtype=torch.float64)
+    mirrored = aten.embedding.default(x.reshape(-1, count).t(), rows.long()).t()
+    return mirrored.reshape(*x.shape[:-1], len(places))
 
 
 def _diag_embed(other: Callable[..., Tensor], x: Tensor, *places: int) -> Tensor:

@@ -1,0 +1,375 @@
+"""A module of torch made of an ONNX file: its operators run one by one, and the file's weights are parameters."""
+
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+
+ANY_SIZE = 12  # of an open axis of an example
+ROWS = 2  # of an open axis that is named as that of the batch
+_LARGEST = (1 << 63) - 1
+_KINDS: dict[int, torch.dtype] = {
+    1: torch.float32, 2: torch.uint8, 3: torch.int8, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16,
+    11: torch.float64,
+}  # fmt: skip
+
+
+class ONNXModule(nn.Module):
+    """The first output of an ONNX file as a function of its first input.
+
+    path: the file.   inputs: values of other inputs. Those without one that enter a recurrence alone, its first state,
+    are zeros.   Raises ConfigError for a file with an operator that is not known here, and names it.
+    """
+
+    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
+        super().__init__()
+        if importlib.util.find_spec("onnx") is None:
+            raise ConfigError("convert: an ONNX file needs onnx: pip install 'scanl[export]'")
+        import onnx  # pyright: ignore[reportMissingImports]
+        from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+        model = onnx.load(path)
+        graph = model.graph
+        self._names: dict[str, str] = {}
+        self._constants: dict[str, Any] = {}
+        self._nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
+        for weight in graph.initializer:
+            self._keep(weight.name, torch.from_numpy(numpy_helper.to_array(weight).copy()))
+        known = {weight.name for weight in graph.initializer}
+        first, *others = [one for one in graph.input if one.name not in known]
+        self._first, self._last = first.name, graph.output[0].name
+        self.shape = [size.dim_value or size.dim_param for size in first.type.tensor_type.shape.dim]
+        self.dtype = _KINDS[first.type.tensor_type.elem_type]
+        unknown = sorted(inputs.keys() - {one.name for one in others})
+        if unknown:
+            raise ConfigError(f"convert: inputs has {unknown[0]!r}, expected names of {[one.name for one in others]}")
+        self._states = {one.name for one in others} - inputs.keys()
+        self._constants |= {name: torch.as_tensor(value) for name, value in inputs.items()}
+        for node in graph.node:
+            attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+            if node.op_type == "Constant":
+                (value,) = attributes.values()
+                array = numpy_helper.to_array(value) if hasattr(value, "raw_data") else value
+                self._constants[node.output[0]] = torch.as_tensor(array).clone()
+                continue
+            if node.op_type not in _OPERATORS and node.op_type not in _RECURRENCES:
+                raise ConfigError(f"convert: {path.name} has the operator {node.op_type}, which has no function here")
+            self._nodes.append((node.op_type, list(node.input), list(node.output), attributes))
+        self._fold()
+        for number, (kind, names, outputs, attributes) in enumerate(self._nodes):
+            if kind in _RECURRENCES:
+                self.add_module(
+                    f"recurrence{number}", _recurrence(kind, self._weights(names[1:4]), attributes, outputs)
+                )
+
+    def example(self) -> Tensor:
+        """Return an input of the sizes that the file says, with numbers where it leaves them open."""
+        sizes = [size if isinstance(size, int) else ROWS if "batch" in size else ANY_SIZE for size in self.shape]
+        return torch.randn(sizes).to(self.dtype)
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        if not tensor.is_floating_point():
+            self._constants[name] = tensor
+            return
+        place = re.sub(r"\W", "_", name) or "weight"
+        while hasattr(self, place):
+            place += "_"
+        self._names[name] = place
+        self.register_parameter(place, nn.Parameter(tensor))
+
+    def _weights(self, names: Sequence[str]) -> list[Tensor | None]:
+        """Take parameters away from this module and return them."""
+        weights = []
+        for name in names:
+            place = self._names.pop(name, None)
+            weights.append(None if place is None else self._parameters.pop(place))
+        return weights
+
+    def _fold(self) -> None:
+        """Run what depends on constants alone."""
+        left = []
+        for kind, names, outputs, attributes in self._nodes:
+            if all(name in self._constants or not name for name in names) and kind not in _RECURRENCES:
+                values = [self._constants.get(name) for name in names]
+                for name, value in zip(outputs, _listed(_OPERATORS[kind](values, attributes)), strict=False):
+                    self._constants[name] = value
+            else:
+                left.append((kind, names, outputs, attributes))
+        self._nodes = left
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: dict[str, Any] = {**self._constants, self._first: x}
+        values |= {name: getattr(self, place) for name, place in self._names.items()}
+        for number, (kind, names, outputs, attributes) in enumerate(self._nodes):
+            if kind in _RECURRENCES:
+                if any(name and name not in self._states for name in names[4:]):
+                    raise ConfigError(f"convert: {kind} of {outputs[0]} has lengths, or a first state that is computed")
+                y, *ends = self.get_submodule(f"recurrence{number}")(values[names[0]])
+                results = [y[:, None], *ends]
+            else:
+                missing = next((name for name in names if name in self._states), None)
+                if missing is not None:
+                    raise ConfigError(f"convert: the file has the input {missing!r}, expected its value in inputs")
+                results = _listed(_OPERATORS[kind]([values.get(name) for name in names], attributes))
+            values |= dict(zip(outputs, results, strict=False))
+        return values[self._last]
+
+
+class _Recurrence(nn.Module):
+    """A recurrence of torch with what ONNX returns: y (T, B, H), and the last states."""
+
+    def __init__(self, rnn: nn.RNNBase) -> None:
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, ends = self.rnn(x)
+        return y, *(ends if isinstance(ends, tuple) else (ends,))
+
+
+# Gates of ONNX in the order of torch
+_RECURRENCES: dict[str, tuple[Any, list[int]]] = {
+    "LSTM": (nn.LSTM, [0, 2, 3, 1]),
+    "GRU": (nn.GRU, [1, 0, 2]),
+    "RNN": (nn.RNN, [0]),
+}
+
+
+def _recurrence(kind: str, weights: list[Tensor | None], attributes: dict[str, Any], outputs: list[str]) -> nn.Module:
+    made, order = _RECURRENCES[kind]
+    direction = attributes.get("direction", b"forward").decode()
+    usual = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}[kind]
+    functions = [name.decode() for name in attributes.get("activations", [])] or usual
+    if direction != "forward":
+        raise ConfigError(f"convert: {kind} of {outputs[0]} reads later steps ({direction})")
+    if functions not in (usual, ["Relu"]) or "clip" in attributes or attributes.get("layout", 0):
+        raise ConfigError(
+            f"convert: {kind} of {outputs[0]} has functions {functions}, a clip or a layout, expected none"
+        )
+    if kind == "GRU" and not attributes.get("linear_before_reset", 0):
+        raise ConfigError(f"convert: GRU of {outputs[0]} resets before the product; torch resets after it")
+    of_input, of_state, bias = weights
+    if of_input is None or of_state is None:
+        raise ConfigError(f"convert: {kind} of {outputs[0]} has weights that are computed")
+    hidden = attributes["hidden_size"]
+    options: dict[str, Any] = {"nonlinearity": "relu"} if functions == ["Relu"] else {}
+    rnn = made(of_input.shape[2], hidden, bias=bias is not None, **options).to(of_input)
+
+    def ordered(weight: Tensor) -> Tensor:
+        return weight.detach().unflatten(0, (len(order), hidden))[order].flatten(0, 1)
+
+    with torch.no_grad():
+        rnn.weight_ih_l0.copy_(ordered(of_input[0]))  # pyright: ignore[reportCallIssue]
+        rnn.weight_hh_l0.copy_(ordered(of_state[0]))  # pyright: ignore[reportCallIssue]
+        if bias is not None:
+            first, second = bias[0].chunk(2)
+            rnn.bias_ih_l0.copy_(ordered(first))  # pyright: ignore[reportCallIssue]
+            rnn.bias_hh_l0.copy_(ordered(second))  # pyright: ignore[reportCallIssue]
+    return _Recurrence(rnn)
+
+
+def _listed(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _numbers(value: Any) -> list[Any]:
+    """Return sizes, axes or places as numbers: of a constant, or of a shape."""
+    return list(value.flatten().tolist()) if isinstance(value, Tensor) else list(value)
+
+
+def _axes(values: Sequence[Any], attributes: dict[str, Any], at: int = 1) -> list[int] | None:
+    """Return the axes of an operator: an input, or an attribute in older files."""
+    if len(values) > at and values[at] is not None:
+        return _numbers(values[at])
+    return attributes.get("axes")
+
+
+def _convolution(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x, weight, bias = *values[:2], values[2] if len(values) > 2 else None
+    spatial = weight.ndim - 2
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+        raise ConfigError(f"convert: Conv has auto_pad {attributes['auto_pad'].decode()}, expected pads")
+    pads = attributes.get("pads", [0] * 2 * spatial)
+    if any(pads):
+        x = F.pad(x, [pads[side * spatial + axis] for axis in reversed(range(spatial)) for side in (0, 1)])
+    function = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
+    stride, dilation = (attributes.get(name, [1] * spatial) for name in ("strides", "dilations"))
+    return function(x, weight, bias, stride, 0, dilation, attributes.get("group", 1))
+
+
+def _pool(function: Callable[..., Tensor]) -> Callable[[Sequence[Any], dict[str, Any]], Tensor]:
+    def pool(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+        if any(attributes.get("pads", [])) or attributes.get("ceil_mode", 0):
+            raise ConfigError("convert: a pooling is padded, expected none")
+        size = attributes["kernel_shape"]
+        x = values[0]
+        kind = getattr(F, f"{function.__name__[:-2]}{len(size)}d")
+        return kind(x, size, attributes.get("strides", [1] * len(size)))
+
+    return pool
+
+
+def _pad(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x = values[0]
+    pads = _numbers(values[1]) if len(values) > 1 else attributes["pads"]
+    mode = attributes.get("mode", b"constant").decode()
+    axes = _axes(values, {}, 3) or list(range(x.ndim))
+    sizes = [(0, 0)] * x.ndim
+    for place, axis in enumerate(axes):
+        sizes[axis % x.ndim] = int(pads[place]), int(pads[place + len(axes)])
+    while sizes and sizes[0] == (0, 0):
+        sizes.pop(0)
+    flat = [size for pair in reversed(sizes) for size in pair]
+    if mode == "constant":
+        value = values[2] if len(values) > 2 and values[2] is not None else 0.0
+        return F.pad(x, flat, value=float(value))
+    if x.ndim < 3:
+        return F.pad(x[None], flat, mode="replicate" if mode == "edge" else mode)[0]
+    return F.pad(x, flat, mode="replicate" if mode == "edge" else mode)
+
+
+def _slice(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    x, starts, ends = values[0], _numbers(values[1]), _numbers(values[2])
+    if not isinstance(x, Tensor):
+        return x[starts[0] : ends[0]]
+    axes = _axes(values, {}, 3) or list(range(len(starts)))
+    steps = _numbers(values[4]) if len(values) > 4 else [1] * len(starts)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step < 0:
+            if (start, step) != (-1, -1) or end > -x.shape[axis]:
+                raise ConfigError(f"convert: Slice has a step of {step}, expected all of an axis backwards, or above 0")
+            x = x.flip(axis)
+        else:
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(start, None if end >= _LARGEST else end, step),)]
+    return x
+
+
+def _gather(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    x, index = values
+    axis = attributes.get("axis", 0)
+    if not isinstance(x, Tensor):
+        places = _numbers(index)
+        return x[places[0]] if index.ndim == 0 else [x[place] for place in places]
+    if index.ndim == 0:
+        return x.select(axis, int(index))
+    if x.ndim == 2 and axis == 0:
+        return F.embedding(index, x)
+    return x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
+
+
+def _reshape(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x, sizes = values[0], _numbers(values[1])
+    return x.reshape([x.shape[place] if size == 0 else size for place, size in enumerate(sizes)])
+
+
+def _concat(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    if all(isinstance(value, Tensor) for value in values):
+        return torch.cat(list(values), attributes["axis"])
+    return [number for value in values for number in _numbers(value)]
+
+
+def _squeeze(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    axes = _axes(values, attributes)
+    if not isinstance(values[0], Tensor):
+        return values[0][0]
+    return values[0].squeeze() if axes is None else values[0].squeeze(tuple(int(axis) for axis in axes))
+
+
+def _unsqueeze(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    x = values[0]
+    if not isinstance(x, Tensor):
+        return [x]
+    axes = _axes(values, attributes) or []
+    for axis in sorted(int(axis) % (x.ndim + len(axes)) for axis in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _gemm(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    a, b = values[:2]
+    a, b = a.T if attributes.get("transA") else a, b.T if attributes.get("transB") else b
+    y = attributes.get("alpha", 1.0) * (a @ b)
+    return y if len(values) < 3 else y + attributes.get("beta", 1.0) * values[2]
+
+
+def _reduced(function: Callable[..., Tensor]) -> Callable[[Sequence[Any], dict[str, Any]], Tensor]:
+    def reduced(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+        axes = _axes(values, attributes) or list(range(values[0].ndim))
+        return function(values[0], [int(axis) for axis in axes], bool(attributes.get("keepdims", 1)))
+
+    return reduced
+
+
+def _cast(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    return values[0].to(_KINDS[attributes["to"]]) if isinstance(values[0], Tensor) else values[0]
+
+
+def _split(values: Sequence[Any], attributes: dict[str, Any]) -> tuple[Tensor, ...]:
+    axis, x = attributes.get("axis", 0), values[0]
+    sizes = _numbers(values[1]) if len(values) > 1 else attributes.get("split")
+    parts = attributes.get("num_outputs")
+    return x.split(sizes, axis) if sizes else x.chunk(parts, axis)
+
+
+def _batch_norm(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x, weight, bias, mean, variance = values
+    return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, attributes.get("epsilon", 1e-5))
+
+
+def _layer_norm(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x, axis = values[0], attributes.get("axis", -1)
+    bias = values[2] if len(values) > 2 else None
+    return F.layer_norm(x, x.shape[axis:], values[1], bias, attributes.get("epsilon", 1e-5))
+
+
+def _filled(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    value = attributes.get("value")
+    if value is None:
+        return torch.zeros([int(size) for size in _numbers(values[0])])
+    from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+    return torch.from_numpy(numpy_helper.to_array(value).copy()).expand([int(size) for size in _numbers(values[0])])
+
+
+def _by_element(function: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
+    return lambda values, attributes: function(*values)
+
+
+_OPERATORS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Any]] = {
+    "Conv": _convolution, "Pad": _pad, "Slice": _slice, "Gather": _gather, "Reshape": _reshape, "Concat": _concat,
+    "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Gemm": _gemm, "Cast": _cast, "Split": _split,
+    "MaxPool": _pool(F.max_pool1d), "AveragePool": _pool(F.avg_pool1d), "ConstantOfShape": _filled,
+    "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
+    "ReduceMean": _reduced(torch.mean), "ReduceSum": _reduced(torch.sum), "ReduceMax": _reduced(torch.amax),
+    "Shape": lambda values, attributes: list(values[0].shape),
+    "Transpose": lambda values, attributes: values[0].permute(attributes["perm"]),
+    "Flatten": lambda values, attributes: values[0].flatten(attributes.get("axis", 1)),
+    "Softmax": lambda values, attributes: values[0].softmax(attributes.get("axis", -1)),
+    "LogSoftmax": lambda values, attributes: values[0].log_softmax(attributes.get("axis", -1)),
+    "LeakyRelu": lambda values, attributes: F.leaky_relu(values[0], attributes.get("alpha", 0.01)),
+    "Elu": lambda values, attributes: F.elu(values[0], attributes.get("alpha", 1.0)),
+    "Gelu": lambda values, attributes: F.gelu(values[0], approximate=attributes.get("approximate", b"none").decode()),
+    "HardSigmoid": lambda values, attributes: (
+        attributes.get("alpha", 0.2) * values[0] + attributes.get("beta", 0.5)
+    ).clamp(0, 1),
+    "Clip": lambda values, attributes: values[0].clamp(*values[1:3]),
+    **{
+        name: _by_element(function)
+        for name, function in {
+            "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Pow": torch.pow,
+            "MatMul": torch.matmul, "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh,
+            "Sqrt": torch.sqrt, "Exp": torch.exp, "Log": torch.log, "Abs": torch.abs, "Neg": torch.neg,
+            "Erf": torch.erf, "Softplus": F.softplus,
+            "PRelu": lambda x, slope: torch.where(x < 0, slope * x, x), "Reciprocal": torch.reciprocal,
+            "Where": torch.where, "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "Identity": lambda x: x,
+            "Dropout": lambda x, *_: x, "Max": torch.maximum, "Min": torch.minimum, "Sin": torch.sin, "Cos": torch.cos,
+        }.items()
+    },
+}  # fmt: skip

@@ -1,0 +1,106 @@
+"""Recurrent ONNX files as streams: against onnxruntime, trained further, and by name where they have none."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from scanl.errors import ConfigError
+from scanl.export import write_onnx
+from scanl.hub import convert
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+HIDDEN, BATCH = 5, 2
+
+
+def written(path, nodes, weights, inputs, output):
+    """Write a file. inputs: names and shapes."""
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    graph = helper.make_graph(
+        nodes, "graph", values, [helper.make_tensor_value_info(output, 1, ["a", "b", "c"])], tensors
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def recurrence(kind, rows, numbers, **attributes):
+    """Return nodes and weights of a file: a causal convolution of (B, 3, T), a recurrence of (T, B, 4), and a map."""
+
+    def draw(*shape):
+        return numbers.normal(size=shape).astype(np.float32) / 2
+
+    weights = {
+        "w": draw(4, 3, 3), "b": draw(4), "wi": draw(1, rows * HIDDEN, 4), "wh": draw(1, rows * HIDDEN, HIDDEN),
+        "bias": draw(1, 2 * rows * HIDDEN), "out": draw(HIDDEN, 2), "one": np.array([1]),
+    }  # fmt: skip
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["conv"], pads=[2, 0], kernel_shape=[3]),
+        helper.make_node("Relu", ["conv"], ["relu"]),
+        helper.make_node("Transpose", ["relu"], ["steps"], perm=[2, 0, 1]),
+        helper.make_node(
+            kind, ["steps", "wi", "wh", "bias", "", *states], ["ys", "hn"], hidden_size=HIDDEN, **attributes
+        ),
+        helper.make_node("Squeeze", ["ys", "one"], ["y"]),
+        helper.make_node("MatMul", ["y", "out"], ["z"]),
+        helper.make_node("Transpose", ["z"], ["result"], perm=[1, 2, 0]),
+    ]
+    return nodes, weights, {"x": ["batch", 3, "steps"], **{name: [1, "batch", HIDDEN] for name in states}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "attributes"),
+    [("LSTM", 4, {}), ("GRU", 3, {"linear_before_reset": 1}), ("RNN", 1, {}), ("RNN", 1, {"activations": ["Relu"]})],
+)
+def test_a_file_is_a_stream(tmp_path, kind, rows, attributes):
+    nodes, weights, inputs = recurrence(kind, rows, np.random.default_rng(0), **attributes)
+    path = written(tmp_path / "model.onnx", nodes, weights, inputs, "result")
+    x = torch.randn(BATCH, 3, 20)
+    zeros = {name: np.zeros((1, BATCH, HIDDEN), np.float32) for name in inputs if name != "x"}
+    (wanted,) = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy(), **zeros})
+    stream = convert(path)
+    ys, state = [], None
+    for start, end in pairwise([0, 1, 9, 20]):
+        y, state = stream(x[..., start:end], state)
+        ys.append(y)
+    torch.testing.assert_close(torch.cat(ys, 2).detach(), torch.from_numpy(wanted))
+    assert all(parameter.grad is None for parameter in stream.parameters())
+    torch.cat(ys, 2).square().sum().backward()
+    assert all(bool(parameter.grad.any()) for parameter in stream.parameters())
+    write_onnx(stream, tmp_path / "again.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "again.onnx")
+    first = {f"state.{name}": part.detach().numpy() for name, part in stream.init_state(BATCH).items()}
+    np.testing.assert_allclose(session.run(["y"], {"x": x.numpy(), **first})[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "rows", "attributes", "named"), [
+    ("LSTM", 4, {"direction": "reverse"}, "LSTM of ys reads later steps"),
+    ("GRU", 3, {}, "GRU of ys resets before the product"),
+    ("RNN", 1, {"clip": 3.0}, "RNN of ys has functions"),
+])  # fmt: skip
+def test_what_has_no_stream_is_named(tmp_path, kind, rows, attributes, named):
+    nodes, weights, inputs = recurrence(kind, rows, np.random.default_rng(0), **attributes)
+    with pytest.raises(ConfigError, match=named):
+        convert(written(tmp_path / "model.onnx", nodes, weights, inputs, "result"))
+
+
+def test_bad_files(tmp_path):
+    x = {"x": ["batch", 3, "steps"], "gain": [1]}
+    one = helper.make_node("Mul", ["x", "gain"], ["y"])
+    path = written(tmp_path / "model.onnx", [one], {}, x, "y")
+    with pytest.raises(ConfigError, match="the file has the input 'gain'"):
+        convert(path)
+    with pytest.raises(ConfigError, match=r"inputs has 'again', expected names of \['gain'\]"):
+        convert(path, inputs={"again": 2.0})
+    y, _ = convert(path, inputs={"gain": 2.0}, time=2)(torch.ones(1, 3, 4))
+    assert torch.equal(y, 2 * torch.ones(1, 3, 4))
+    other = helper.make_node("Hardmax", ["x"], ["y"], axis=1)
+    with pytest.raises(ConfigError, match="has the operator Hardmax"):
+        convert(written(tmp_path / "model.onnx", [other], {}, x, "y"))
