@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanl.cli.parser import Parser
+from scanl.cli.paths import PROGRAMS
 from scanl.errors import ConfigError
 from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
@@ -32,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     if args.name is not None and path.suffix != ".c":
         raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
-    model = convert(args.run) if Path(args.run).suffix in (".pt2", ".onnx") else RunFolder.open(args.run).load_model()
+    model = convert(args.run) if Path(args.run).suffix in PROGRAMS else RunFolder.open(args.run).load_model()
     write(model, path, **({} if args.name is None else {"name": args.name}))
     print(path)
     return 0

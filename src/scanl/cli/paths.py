@@ -12,6 +12,7 @@ from scanl.errors import ConfigError
 from scanl.files import check_folder, check_run
 
 FIRST_WORD = "the first argument"
+PROGRAMS = (".pt2", ".onnx")  # endings of files of models that `scanl export` reads
 OTHER_FORM = re.compile(r"[*?\[]|://|^-$")  # in words that stand for files, but are no paths: patterns, URLs, -
 
 
@@ -57,6 +58,11 @@ def _run(command: str, name: str, word: str) -> None:
     check_run(word)
 
 
+def _run_or_program(command: str, name: str, word: str) -> None:
+    check = _path if Path(word).suffix in PROGRAMS else _run
+    check(command, name, word)
+
+
 def _folder(command: str, name: str, word: str) -> None:
     check_folder(command, word)
 
@@ -70,7 +76,7 @@ PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "predict": {FIRST_WORD: _run, "--data": _path},
     "generate": {FIRST_WORD: _run, "--prompt-file": _path},
     "eval": {FIRST_WORD: _run, "--data": _path},
-    "export": {FIRST_WORD: _run},
+    "export": {FIRST_WORD: _run_or_program},
     "serve": {FIRST_WORD: _folder},
     "bench-decode": {FIRST_WORD: _folder},
     "quantize": {FIRST_WORD: _folder},
