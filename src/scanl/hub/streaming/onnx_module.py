@@ -57,7 +57,7 @@ class ONNXModule(nn.Module):
             if node.op_type == "Constant":
                 (value,) = attributes.values()
                 array = numpy_helper.to_array(value) if hasattr(value, "raw_data") else value
-                self._constants[node.output[0]] = torch.as_tensor(array).clone()
+                self._constants[node.output[0]] = torch.as_tensor(array.copy() if hasattr(array, "copy") else array)
                 continue
             if node.op_type not in _OPERATORS and node.op_type not in _RECURRENCES:
                 raise ConfigError(f"convert: {path.name} has the operator {node.op_type}, which has no function here")
