@@ -34,9 +34,10 @@ class KeyBuffer:
     @classmethod
     def of(cls, layer: Any) -> "KeyBuffer":
         """Return the buffer that the keys of a layer are in; a new one if they are in none, or if that is full."""
-        known = layer.__dict__.get(_ATTRIBUTE)
-        shown = known is not None and known.shown[0] is layer.keys and known.shown[1] is layer.values
-        if shown and known.slots.stop < known.keys.shape[2]:
+        known: KeyBuffer | None = layer.__dict__.get(_ATTRIBUTE)
+        if known is None or known.shown[0] is not layer.keys or known.shown[1] is not layer.values:
+            known = None
+        if known is not None and known.slots.stop < known.keys.shape[2]:
             return known
         made = layer.__dict__[_ATTRIBUTE] = cls(layer)
         return made

@@ -36,6 +36,8 @@ def test_whole_models_in_pieces_packed_and_saved(name, tmp_path):
     for (place, a), (also, b) in zip(states.leaves(state), states.leaves(last), strict=True):
         assert place == also
         torch.testing.assert_close(a, b)
+    anew, _ = model(tokens, starts=torch.tensor([[0, 0, 0, 0, 0, 1, 0, 0], [0] * 8]).bool())
+    torch.testing.assert_close(anew, torch.cat([torch.cat([whole[:1, :5], model(tokens[:1, 5:])[0]], 1), whole[1:]]))
     mask = torch.ones(2, 8, dtype=torch.bool)
     mask[1, 5:] = False
     logits, state = model(tokens, mask=mask)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 from torch import Tensor, nn
 
+from scanl.layers.packing import restarted
 from scanl.layers.parts.timestep_norm import TimestepNorm
 from scanl.layers.ssm.megalodon import Megalodon
 from scanl.layers.state import Device, DType, State
@@ -102,8 +103,12 @@ class MegalodonStack(Stack):
         state: State = None,
         *,
         cu_seqlens: Tensor | None = None,
+        starts: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, State]:
+        if starts is not None:
+            more = {"cu_seqlens": cu_seqlens, "starts": starts, "timespans": timespans}
+            return restarted(self.name, self.forward, self.init_state, x, state, **more)
         blocks, norm = (None, None) if state is None else (state[:-1], state[-1])
         x, blocks = self.run_blocks(x, blocks, cu_seqlens=cu_seqlens, timespans=timespans)
         y, norm = self.norm(x, norm, cu_seqlens)
