@@ -8,8 +8,6 @@ import numba
 from numba import config, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.compiler_lock import global_compiler_lock
 
-from scanl.ops._cpu._pipeline import HelperCompiler
-
 
 @contextmanager
 def compiling() -> Iterator[Any]:
@@ -35,9 +33,7 @@ def helper(**options: Any) -> Callable[[Callable], Any]:
     """
 
     def made(function: Callable) -> Any:
-        compiler: Any = numba.njit(  # pyright: ignore[reportCallIssue]
-            no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=HelperCompiler, **options
-        )
+        compiler: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)  # pyright: ignore[reportCallIssue]
         with compiling():
             compiled = compiler(function)
         resolve = compiled.get_call_template
