@@ -43,9 +43,9 @@ class OnCpu(CompiledCell):
         cu_seqlens: Tensor | None, keep: bool, name: str,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         first = values[self.timed[0]]
-        ranges = sequences(first, cu_seqlens, name)
+        ranges, order = _longest_first(sequences(first, cu_seqlens, name))
         y = empty(tuple(y_shape), first.dtype)
-        last = values["state"].clone(memory_format=torch.contiguous_format)
+        last = values["state"][order].clone(memory_format=torch.contiguous_format)
         numbers = self.kept_numbers(sizes) if keep else 0
         residuals = empty((*first.shape[:2], numbers), first.dtype)
         torchs = OfTorch(self, values, sizes)
@@ -56,7 +56,7 @@ class OnCpu(CompiledCell):
             **{f"in_{n}": rows(values[n]) for n in self.timed},
         )  # fmt: skip
         self.module.forward.run(first.dtype, slots, units, _work(first, y, sizes[self.state]))
-        return y, last, residuals
+        return y, _in_their_places(last, order), residuals
 
     def backward(
         self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, residuals: Tensor, sizes: Sizes,
@@ -74,9 +74,9 @@ class OnCpu(CompiledCell):
         states = States(y if self.y_is_state else residuals, sizes[self.state], values["state"], reverse, cu_seqlens)
         torchs = OfTorch(self, values, sizes)
         torchs.start({**results, "y": y}, states)
-        carry = dlast.clone(memory_format=torch.contiguous_format)
+        ranges, order = _longest_first(sequences(first, cu_seqlens, name))
+        carry = dlast[order].clone(memory_format=torch.contiguous_format)
         history = y.contiguous() if self.y_is_state else residuals
-        ranges = sequences(first, cu_seqlens, name)
         units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
         added = sum(sizes[numbers] for numbers in self._sums.values())
         sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
@@ -91,14 +91,15 @@ class OnCpu(CompiledCell):
             high = min(low + window, steps)
             if cu_seqlens is None:
                 ranges[:, 1:] = low, high
-            slots = self.module.backward.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
+            entering = states.entering(low, high)[order].contiguous()
+            slots = self.module.backward.pack(**call, state=entering, begin=low, window=high - low)
             self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
             alone = cu_seqlens is None and (steps >= MIN_PRODUCT_STEPS or window < steps)
             pieces = _pieces(batch, steps, low, high, reverse, alone=alone)
             for start, end, at in pieces:
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
         torchs.finish(sums.sum(0))
-        return self._gradients(values, results, carry, torchs)
+        return self._gradients(values, results, _in_their_places(carry, order), torchs)
 
     def window(self, sizes: Sizes) -> int:
         """Return for how many steps at a time the backward pass stores factors of products.
@@ -126,6 +127,23 @@ class OnCpu(CompiledCell):
         parts, lane = blocks(count, sizes[plan.lanes]) if plan.lanes else (1, 0)
         call = {"ranges": ranges, "sequences": len(ranges), "steps": first.shape[1], "size": size, "reverse": reverse}
         return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}
+
+
+def _longest_first(ranges: np.ndarray) -> tuple[np.ndarray, slice | Tensor]:
+    """Return the ranges by falling length, and the numbers of their sequences; `slice(None)` if they were so before.
+
+    A group of sequences shares each load of a matrix for as long as its longest one: so a group is of equal lengths.
+    """
+    lengths = ranges[:, 2] - ranges[:, 1]
+    if (lengths[1:] <= lengths[:-1]).all():
+        return ranges, slice(None)
+    order = np.argsort(-lengths, kind="stable")
+    return ranges[order], torch.from_numpy(order)
+
+
+def _in_their_places(states: Tensor, order: slice | Tensor) -> Tensor:
+    """Return states, which are those of the sequences `order`, in the order of the sequences."""
+    return states if isinstance(order, slice) else torch.empty_like(states).index_copy_(0, order, states)
 
 
 def _pieces(
