@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import scanl
 from scanl.learning.online import Online
 from scanl.learning.online.flat import Flat, can_be_flat
 from scanl.learning.online.repeated import FORMS, RepeatedFunction
@@ -34,6 +35,11 @@ def run(loop, start, end):
         answers.append(loop.answer([math.sin(0.5 * t)]))
         loop.learn(math.sin(0.5 * t + 0.5))
     return answers
+
+
+def test_within_exact_nothing_is_a_kernel():
+    with scanl.exact():
+        assert run(decaying(2), 0, 6) == run(decaying(None), 0, 6)
 
 
 def test_kernels_answer_and_learn_as_operation_by_operation():

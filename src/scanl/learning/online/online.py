@@ -26,7 +26,7 @@ from scanl.models import Backbone
 from scanl.options import NAME, ConfiguredMeta, Range, above, at_least, between, one_of
 
 MIN_PLACES = 16  # for the features of a mapping
-COMPILE_SAMPLES = 2000  # samples, which take about as long as compiling
+COMPILE_SAMPLES = 256  # samples, which take about as long as compiling: 140 to 240 of three models
 FADE = 0.999  # of the errors
 WAITING = 1000
 
@@ -71,8 +71,8 @@ class Online(metaclass=ConfiguredMeta):
         compile_after: Annotated[
             int | None,
             at_least(0),
-            "answers, and updates, after which each runs as one kernel of the CPU, which takes about half a minute to "
-            "compile for the first time; none: never",
+            "answers, and updates, after which each runs as one kernel of the CPU, which takes about a second to "
+            "compile; none: never",
         ] = COMPILE_SAMPLES,
         span: Annotated[int, at_least(2), "numbers after which the past fades in the running means"] = SPAN,
         fade: Fade = FADE,

@@ -10,6 +10,7 @@ from scanl.layers.state import State, leaves, map_leaves
 from scanl.ops._compiler.bound import BoundKernel
 from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._compiler.rules import UnsupportedOperation
+from scanl.ops._frame.context import exactly
 
 FORMS = 8  # of the inputs; an algorithm that always brings new ones gains nothing by kernels
 
@@ -20,9 +21,10 @@ class RepeatedFunction:
     function: called as function(*inputs, state); returns a tuple of new tensors and the state after them.
     constants: returns what it depends on beside tensors, to be compared with `==`.
 
-    Compiling takes seconds. So the first calls run operation by operation, and their number alone decides which call is
+    Compiling takes the time of a hundred calls or more. So the first calls run operation by operation, and their number alone decides which call is
     the first of the kernel: a run that is resumed has the same numbers. None: never.
-    The function may be one that no kernel can run; then `reason` says why, and it runs operation by operation.
+    The function may be one that no kernel can run; then `reason` says why, and it runs operation by operation. So it
+    does under `exact`.
 
     A state that a kernel returned is overwritten by the second call after that.
     """
@@ -38,7 +40,7 @@ class RepeatedFunction:
 
     def __call__(self, *inputs: Tensor, state: State = None) -> Any:
         self.calls += 1
-        if self.after is None or self.calls <= self.after or self.reason is not None:
+        if self.after is None or self.calls <= self.after or self.reason is not None or exactly():
             return self.function(*inputs, state)
         constants = self.constants()
         if constants != self._constants:
