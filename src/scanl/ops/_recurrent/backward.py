@@ -6,7 +6,7 @@ these steps, while their numbers are in the cache.
 
 import functools
 
-from scanl.ops._recurrent.cells import CELLS, Cell
+from scanl.ops._recurrent.cells import CELLS, CellCode
 from scanl.ops._recurrent.forward import copy_rows, up
 from scanl.ops._recurrent.products import (
     add_outer,
@@ -18,16 +18,16 @@ from scanl.ops._recurrent.products import (
     tile_rows,
 )
 from scanl.ops._recurrent.slots import moved, work
-from scanl.ops._recurrent.writer import DECLARATIONS, LANES, VECTOR, Function, Value
+from scanl.ops._recurrent.writer import DECLARATIONS, LANES, VECTOR, CodeValue, Function
 
 WIDTHS = [4, 2, 1]  # vectors of a panel
 PARTS = 4  # sums of rows that do not wait for one another
-SHARED = (
+SHARED_SLOTS = (
     "steps batch inputs units x x_step x_batch y y_step y_batch dy dy_step dy_batch dx_step kept_step kept_units "
     "groups scratch scratch_size chunk"
 )
-OF_DIRECTION = "w_input w_state h0 c0 kept dh dc dx dw_input dw_state db_input db_state dh0 dc0"
-POINTERS = {"x", "y", "dy", "scratch", *OF_DIRECTION.split()}
+DIRECTION_SLOTS = "w_input w_state h0 c0 kept dh dc dx dw_input dw_state db_input db_state dh0 dc0"
+POINTERS = {"x", "y", "dy", "scratch", *DIRECTION_SLOTS.split()}
 SIZES = "inputs units x_step x_batch y_step y_batch dy_step dy_batch dx_step kept_step kept_units chunk"
 
 
@@ -37,14 +37,14 @@ def panels(columns: int) -> int:
     return -(-columns // most) * most
 
 
-def scratch_size(cell: Cell, batch: int, inputs: int, units: int, chunk: int) -> int:
+def scratch_size(cell: CellCode, batch: int, inputs: int, units: int, chunk: int) -> int:
     """Return how many numbers a direction has for itself."""
     terms = cell.gates * units
     packed = terms * (panels(inputs) + panels(units))
     return packed + chunk * batch * up(cell.errors * units) + (3 * batch + 1) * up(units) + panels(units)
 
 
-def cell_gradient(cell: Cell) -> str:
+def cell_gradient(cell: CellCode) -> str:
     """Write the errors of some rows in one step.
 
     through: the gradient of h that goes through the weight, from the step after this one.   beside: that beside it.
@@ -87,7 +87,7 @@ def add_rows() -> str:
         for total in sums[1:]:
             code.set(total, code.same(0))
 
-        def add(r: Value, total: str, at: Value = at, mask: Value = mask) -> None:
+        def add(r: CodeValue, total: str, at: CodeValue = at, mask: CodeValue = mask) -> None:
             code.set(total, code.plus(code.get(total), code.read(code.at(code.x, r * code.x_row, at), mask)))
 
         whole = code.rows - code.rows % PARTS
@@ -113,10 +113,10 @@ def source(mode: str) -> str:
     return "\n".join([*texts, _direction(cell), _kernel(cell)])
 
 
-def _direction(cell: Cell) -> str:
+def _direction(cell: CellCode) -> str:
     """Write all steps in one direction."""
     gates = cell.gates
-    code = Function("direction", f"x y dy {OF_DIRECTION} scratch", f"steps batch {SIZES} reverse")
+    code = Function("direction", f"x y dy {DIRECTION_SLOTS} scratch", f"steps batch {SIZES} reverse")
     most = LANES * WIDTHS[0]
     terms, batch, units = code.units * gates, code.batch, code.units
     row = (units + (LANES - 1)) // LANES * LANES
@@ -129,11 +129,11 @@ def _direction(cell: Cell) -> str:
     zeros = code.at(dc, row * batch)
     bias = code.at(zeros, row)
     errors = code.at(bias, (units + (most - 1)) // most * most)
-    null, reverse = Value("null", "ptr", code), code.index(0).below(code.reverse)
+    null, reverse = CodeValue("null", "ptr", code), code.index(0).below(code.reverse)
     before = code.choose(reverse, code.y_step, code.index(0) - code.y_step)
     no_x = code.none(code.dx)
 
-    def zero(out: Value, out_row: Value, rows: Value | int) -> None:
+    def zero(out: CodeValue, out_row: CodeValue, rows: CodeValue | int) -> None:
         code.call("copy_rows", null, out, out_row, out_row, rows, out_row)
 
     zero(zeros, row, 1)
@@ -145,10 +145,10 @@ def _direction(cell: Cell) -> str:
     no_weights = code.none(code.dw_input)
     goes_on = code.choose(code.none(code.dh0), 1, 0)  # the first steps whose states need no gradient
 
-    def pack_state(wide: int, first: Value) -> None:
+    def pack_state(wide: int, first: CodeValue) -> None:
         code.call(f"pack_rows_{wide}", code.w_state, code.at(state_panels, first * terms), terms, first, units, 0)
 
-    def pack_input(wide: int, first: Value) -> None:
+    def pack_input(wide: int, first: CodeValue) -> None:
         skip = units * cell.skip
         code.call(
             f"pack_rows_{wide}", code.w_input, code.at(input_panels, first * terms), terms, first, code.inputs, skip
@@ -180,7 +180,7 @@ def _direction(cell: Cell) -> str:
                 code.choose(first, c0_row, kept_row), code.y_batch, error_row,
             )  # fmt: skip
 
-            def back_through(wide: int, first: Value, own: Value = own) -> None:
+            def back_through(wide: int, first: CodeValue, own: CodeValue = own) -> None:
                 code.call(
                     f"product_{wide}", code.at(state_panels, first * terms), code.at(own, by_state), bias,
                     code.at(through, first), error_row, terms, row, units - first, batch,
@@ -194,7 +194,7 @@ def _direction(cell: Cell) -> str:
             flat = code.dx_step.equals(batch * code.inputs)  # whether the rows of all steps are one after another
             rows, repeated = code.choose(flat, count * batch, batch), code.choose(flat, 1, count)
 
-            def of_inputs(wide: int, first: Value, dx: Value = dx) -> None:
+            def of_inputs(wide: int, first: CodeValue, dx: CodeValue = dx) -> None:
                 with code.loop(0, repeated) as n:
                     code.call(
                         f"product_{wide}", code.at(input_panels, first * terms), code.at(errors, n * step_row), bias,
@@ -240,10 +240,10 @@ def _direction(cell: Cell) -> str:
     return code.finished()
 
 
-def _kernel(cell: Cell) -> str:
+def _kernel(cell: CellCode) -> str:
     """Write the kernel. Each unit has sums of its own for the gradients of the weights, one group after another."""
     code = Function("kernel", "slots")
-    with work(code, SHARED.split(), OF_DIRECTION.split(), POINTERS) as unit:
+    with work(code, SHARED_SLOTS.split(), DIRECTION_SLOTS.split(), POINTERS) as unit:
         shared = unit.shared
         of_states, of_gates = unit.first * shared["units"], unit.group * shared["units"] * cell.gates
         own = moved(
@@ -259,7 +259,7 @@ def _kernel(cell: Cell) -> str:
             "direction", code.at(shared["x"], unit.first * shared["x_batch"]),
             code.at(shared["y"], unit.first * shared["y_batch"], in_direction),
             code.at(shared["dy"], unit.first * shared["dy_batch"], in_direction),
-            *(own[name] for name in OF_DIRECTION.split()),
+            *(own[name] for name in DIRECTION_SLOTS.split()),
             code.at(shared["scratch"], unit.unit * shared["scratch_size"]),
             shared["steps"], unit.rows, *(shared[name] for name in SIZES.split()), unit.direction,
         )  # fmt: skip

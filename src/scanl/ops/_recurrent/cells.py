@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from scanl.ops._cpu import _math
-from scanl.ops._recurrent.writer import VECTOR, WORDS, Function, Value
+from scanl.ops._recurrent.writer import VECTOR, WORDS, CodeValue, Function
 
 LARGE_INPUT = 20.0  # for 2 |x| above this, |tanh x| is 1 in float32
 
 
-def exp(code: Function, x: Value) -> Value:
+def exp(code: Function, x: CodeValue) -> CodeValue:
     """Return e^x, computed as by `_exp32` of _math.py, which states its error."""
     for order, bound in (("olt", _math.LOWEST_EXPONENT), ("ogt", _math.HIGHEST_EXPONENT)):
         x = code.where(code.compare(order, x, code.same(bound)), code.same(bound), x)
@@ -29,12 +29,12 @@ def exp(code: Function, x: Value) -> Value:
     return code.times(code.plus(y, y), code.cast("bitcast", power, VECTOR))
 
 
-def sigmoid(code: Function, x: Value) -> Value:
+def sigmoid(code: Function, x: CodeValue) -> CodeValue:
     one = code.same(1)
     return code.over(one, code.plus(one, exp(code, code.times(x, code.same(-1)))))
 
 
-def tanh(code: Function, x: Value) -> Value:
+def tanh(code: Function, x: CodeValue) -> CodeValue:
     """Return u / (u + 2), u = e^2|x| - 1 with its sign: exact for small x too. See `_tanh32` of _sigmoid.py."""
     bits = code.cast("bitcast", x, WORDS)
     sign = code.new(f"and {WORDS} {bits.text}, {code.words(-(1 << 31)).text}", WORDS)
@@ -56,7 +56,7 @@ def tanh(code: Function, x: Value) -> Value:
     return code.cast("bitcast", code.new(f"or {WORDS} {y.text}, {sign.text}", WORDS), VECTOR)
 
 
-class Cell(ABC):
+class CellCode(ABC):
     """A cell.
 
     gates: in the order of torch's weights.   widths: vectors of units that a panel of the weight may have.
@@ -76,14 +76,26 @@ class Cell(ABC):
 
     @abstractmethod
     def step(
-        self, code: Function, by_input: Sequence[Value], by_state: Sequence[Value], h: Value, c: Value | None
-    ) -> tuple[Value, Value | None, list[Value]]:
+        self,
+        code: Function,
+        by_input: Sequence[CodeValue],
+        by_state: Sequence[CodeValue],
+        h: CodeValue,
+        c: CodeValue | None,
+    ) -> tuple[CodeValue, CodeValue | None, list[CodeValue]]:
         """Return the next h and c, and what is kept."""
 
     @abstractmethod
     def gradient(
-        self, code: Function, dh: Value, dc: Value | None, kept: Sequence[Value], h: Value, y: Value, c: Value | None
-    ) -> tuple[list[Value], Value | None, Value | None]:
+        self,
+        code: Function,
+        dh: CodeValue,
+        dc: CodeValue | None,
+        kept: Sequence[CodeValue],
+        h: CodeValue,
+        y: CodeValue,
+        c: CodeValue | None,
+    ) -> tuple[list[CodeValue], CodeValue | None, CodeValue | None]:
         """Return the errors, and of the gradients of the states before the step: that of h beside what goes through
         the weight, None for zero, and that of c.
 
@@ -91,7 +103,7 @@ class Cell(ABC):
         """
 
 
-class LSTMCell(Cell):
+class LSTMCell(CellCode):
     gates, widths, kept, errors, memory = 4, [1], 5, 4, True
 
     def step(self, code, by_input, by_state, h, c):
@@ -116,7 +128,7 @@ class LSTMCell(Cell):
         return errors, None, code.times(dc, f)
 
 
-class GRUCell(Cell):
+class GRUCell(CellCode):
     """The reset gate multiplies the state's part of the candidate with its bias: errors are n by input, r, z, n."""
 
     gates, widths, kept, errors, skip, beside, sums_biases = 3, [1], 4, 4, 2, True, False
@@ -135,7 +147,7 @@ class GRUCell(Cell):
         return [dn, dr, dz, code.times(dn, r)], code.times(dh, z), None
 
 
-class TanhCell(Cell):
+class TanhCell(CellCode):
     gates, widths, kept, errors = 1, [4, 2, 1], 0, 1
 
     def step(self, code, by_input, by_state, h, c):

@@ -6,7 +6,7 @@ by one product, and the steps one after another.
 
 import functools
 
-from scanl.ops._recurrent.cells import CELLS, Cell
+from scanl.ops._recurrent.cells import CELLS, CellCode
 from scanl.ops._recurrent.products import (
     QUAD,
     by_panels,
@@ -18,19 +18,19 @@ from scanl.ops._recurrent.products import (
     tile_rows,
 )
 from scanl.ops._recurrent.slots import moved, work
-from scanl.ops._recurrent.writer import DECLARATIONS, LANES, Function, Value
+from scanl.ops._recurrent.writer import DECLARATIONS, LANES, CodeValue, Function
 
 # The slots of a kernel after the counter of units and their number; those of a direction are there twice.
-SHARED = (
+SHARED_SLOTS = (
     "steps batch inputs units x x_step x_batch y y_step y_batch kept_step groups scratch scratch_size chunk "
     "few_inputs few_states"
 )
-OF_DIRECTION = "w_input w_state b_input b_state h0 c0 h c kept"
-POINTERS = {"x", "y", "scratch", *OF_DIRECTION.split()}
+DIRECTION_SLOTS = "w_input w_state b_input b_state h0 c0 h c kept"
+POINTERS = {"x", "y", "scratch", *DIRECTION_SLOTS.split()}
 SIZES = "inputs units x_step x_batch y_step y_batch kept_step few_inputs few_states chunk"
 
 
-def scratch_size(cell: Cell, batch: int, inputs: int, units: int, chunk: int) -> int:
+def scratch_size(cell: CellCode, batch: int, inputs: int, units: int, chunk: int) -> int:
     """Return how many numbers a unit of work has for itself."""
     columns = padded(cell, units) * cell.gates
     return columns * (up(inputs) + up(units) + 2 + batch) + chunk * batch * columns + up(units)
@@ -41,12 +41,12 @@ def up(number: int) -> int:
     return -(-number // LANES) * LANES
 
 
-def padded(cell: Cell, units: int) -> int:
+def padded(cell: CellCode, units: int) -> int:
     """Return the units that whole panels have."""
     return -(-units // (LANES * cell.widths[0])) * LANES * cell.widths[0]
 
 
-def pack_bias(cell: Cell) -> str:
+def pack_bias(cell: CellCode) -> str:
     """Write the biases of a panel as vectors: of the input with that of the state where they may be added up, and of
     the state. A bias may be missing."""
     code = Function("pack_bias", "b_input b_state by_input by_state", "first units")
@@ -65,7 +65,7 @@ def pack_bias(cell: Cell) -> str:
     return code.finished()
 
 
-def cell_step(cell: Cell, wide: int) -> str:
+def cell_step(cell: CellCode, wide: int) -> str:
     """Write the step of some rows, for `wide` vectors of units.
 
     kept, if it is not null, gets `size` numbers for each of its vectors in a row.
@@ -121,11 +121,11 @@ def source(mode: str) -> str:
     return "\n".join([*texts, _direction(cell), _kernel()])
 
 
-def _direction(cell: Cell) -> str:
+def _direction(cell: CellCode) -> str:
     """Write all steps of some rows of the batch in one direction. Strides of steps say which."""
     gates = cell.gates
     code = Function(
-        "direction", f"x y {OF_DIRECTION} scratch",
+        "direction", f"x y {DIRECTION_SLOTS} scratch",
         f"steps batch {SIZES} reverse",
     )  # fmt: skip
     up_inputs, up_units = ((value + (LANES - 1)) // LANES * LANES for value in (code.inputs, code.units))
@@ -143,7 +143,7 @@ def _direction(cell: Cell) -> str:
     )
     before = code.choose(reverse, code.y_step, code.index(0) - code.y_step)
 
-    def pack(wide: int, first: Value) -> None:
+    def pack(wide: int, first: CodeValue) -> None:
         name = f"pack_columns_{wide * gates}"
         with code.otherwise(few_inputs):
             code.call(
@@ -171,7 +171,7 @@ def _direction(cell: Cell) -> str:
             )  # fmt: skip
 
     by_panels(code, code.units, cell.widths, pack)
-    null = Value("null", "ptr", code)
+    null = CodeValue("null", "ptr", code)
     code.call("copy_rows", null, zeros, code.units, code.units, 1, code.units)
     without = code.none(code.h0)
     h0, h0_row = code.either(without, zeros, code.h0), code.choose(without, 0, code.units)
@@ -183,10 +183,10 @@ def _direction(cell: Cell) -> str:
         lowest = code.choose(reverse, code.steps - begin - count, begin)
         x = code.at(code.x, lowest * code.x_step)
 
-        def inputs(wide: int, first: Value, x: Value = x, count: Value = count) -> None:
+        def inputs(wide: int, first: CodeValue, x: CodeValue = x, count: CodeValue = count) -> None:
             out = code.at(by_input, first * gates)
 
-            def rows(x: Value, x_row: Value, out: Value, out_row: Value, number: Value) -> None:
+            def rows(x: CodeValue, x_row: CodeValue, out: CodeValue, out_row: CodeValue, number: CodeValue) -> None:
                 multiply(
                     few_inputs, code.w_input, input_panels, code.inputs, up_inputs, input_bias, x, x_row, out, out_row,
                     number, wide, first,
@@ -217,8 +217,8 @@ def _direction(cell: Cell) -> str:
             kept = code.either(none, null, code.at(code.kept, step * code.kept_step))
 
             def advance(
-                wide: int, first: Value, place: Value = place, y: Value = y, h: Value = h, h_row: Value = h_row,
-                none: Value = none, kept: Value = kept,
+                wide: int, first: CodeValue, place: CodeValue = place, y: CodeValue = y, h: CodeValue = h,
+                h_row: CodeValue = h_row, none: CodeValue = none, kept: CodeValue = kept, terms: CodeValue = terms,
             ) -> None:  # fmt: skip
                 width = wide * gates * LANES
                 multiply(
@@ -241,7 +241,7 @@ def _direction(cell: Cell) -> str:
 def _kernel() -> str:
     """Write the kernel."""
     code = Function("kernel", "slots")
-    with work(code, SHARED.split(), OF_DIRECTION.split(), POINTERS) as unit:
+    with work(code, SHARED_SLOTS.split(), DIRECTION_SLOTS.split(), POINTERS) as unit:
         shared, of_states = unit.shared, unit.first * unit.shared["units"]
         kept = (shared["kept_step"] // shared["batch"]) * unit.first
         own = moved(
@@ -250,7 +250,7 @@ def _kernel() -> str:
         code.call(
             "direction", code.at(shared["x"], unit.first * shared["x_batch"]),
             code.at(shared["y"], unit.first * shared["y_batch"], unit.direction * shared["units"]),
-            *(own[name] for name in OF_DIRECTION.split()),
+            *(own[name] for name in DIRECTION_SLOTS.split()),
             code.at(shared["scratch"], unit.unit * shared["scratch_size"]),
             shared["steps"], unit.rows, *(shared[name] for name in SIZES.split()), unit.direction,
         )  # fmt: skip

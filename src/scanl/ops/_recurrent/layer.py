@@ -16,7 +16,7 @@ from torch import Tensor
 from scanl.ops._cpu._team import threads
 from scanl.ops._recurrent import backward, forward
 from scanl.ops._recurrent.cells import CELLS
-from scanl.ops._recurrent.slots import BEFORE
+from scanl.ops._recurrent.slots import COMMON_SLOTS
 
 CHUNK_ROWS = 128  # rows, of all steps that are computed at a time: their numbers stay in the second-level cache
 LARGE_CHUNK_ROWS = 512  # the same for gradients of LARGE_WEIGHTS, which come from farther away for each chunk
@@ -25,7 +25,7 @@ FEW_ROWS = 16  # rows for which packing a weight takes longer than its product a
 SHARED_WORK = 1 << 21  # products of numbers: with fewer, to start threads takes longer than they save
 OWN_SCRATCH = 1 << 17  # numbers that a thread keeps
 MIN_GROUP_ROWS = 4  # rows of the batch for a thread of its own
-IDLE = {"LSTM": 1, "GRU": 2, "RNN_TANH": 2, "RNN_RELU": 2}  # threads of torch that one of ours is as fast as
+IDLE_RATIOS = {"LSTM": 1, "GRU": 2, "RNN_TANH": 2, "RNN_RELU": 2}  # threads of torch that one of ours is as fast as
 
 Plain = Callable[..., Any]
 
@@ -48,7 +48,7 @@ class RecurrentKernel:
         if work:
             self._native.prepared(list(packed), units, work)()
         else:
-            self._native.once(struct.pack(f"{BEFORE + len(packed)}q", 0, units, *packed))
+            self._native.once(struct.pack(f"{COMMON_SLOTS + len(packed)}q", 0, units, *packed))
 
 
 _FORWARD = {mode: RecurrentKernel(forward.source, mode) for mode in CELLS}
@@ -108,7 +108,7 @@ def sizes_of(
     limits = CHUNK_ROWS, LARGE_CHUNK_ROWS if weights > LARGE_WEIGHTS else CHUNK_ROWS
     first, second = (max(1, min(steps, limit // rows)) for limit in limits)
     kept_row = cell.kept * forward.padded(cell, units)
-    idle = work > 0 and threads > IDLE[mode] * directions * groups
+    idle = work > 0 and threads > IDLE_RATIOS[mode] * directions * groups
     return RecurrentSizes(
         steps * batch * kept_row, kept_row, groups, work, first, second,
         forward.scratch_size(cell, rows, inputs, units, first),

@@ -8,7 +8,7 @@
 import itertools
 from collections.abc import Callable
 
-from scanl.ops._recurrent.writer import LANES, REGISTERS, VECTOR, Function, Value
+from scanl.ops._recurrent.writer import LANES, REGISTERS, VECTOR, CodeValue, Function
 
 MAX_ROWS = 8  # rows of a tile
 CHAINS = 8  # sums that must not wait for one another: a sum takes four cycles, and a cycle starts two
@@ -20,7 +20,7 @@ def tile_rows(wide: int) -> int:
     return max(1, min(MAX_ROWS, (REGISTERS - 1 - wide) // wide))
 
 
-def _by_rows(code: Function, rows: Value, most: int, write: Callable[[int, Value], None]) -> None:
+def _by_rows(code: Function, rows: CodeValue, most: int, write: Callable[[int, CodeValue], None]) -> None:
     """Write code for each tile of rows: `write(count, first)`. The last two tiles share what is left."""
     with code.strides(rows) as (first, advance):
         left = rows - first
@@ -45,7 +45,7 @@ def tile(rows: int, wide: int) -> str:
         start = code.read(code.at(code.init, c * LANES)) if part == 0 else code.same(0)
         code.set(sums[part][r * wide + c], start)
 
-    def add(k: Value, part: int) -> None:
+    def add(k: CodeValue, part: int) -> None:
         columns = [code.read(code.at(code.w, k * (wide * LANES), (part * wide + c) * LANES)) for c in range(wide)]
         for r in range(rows):
             factor = code.number_at(code.at(x[r], k, part))
@@ -82,7 +82,7 @@ def product(wide: int) -> str:
     """Write any number of rows of x by a panel."""
     code = Function(f"product_{wide}", "w x init out", "x_row terms out_row width rows")
 
-    def write(count: int, first: Value) -> None:
+    def write(count: int, first: CodeValue) -> None:
         x, out = code.at(code.x, first * code.x_row), code.at(code.out, first * code.out_row)
         code.call(f"tile_{count}_{wide}", code.w, x, code.init, out, code.x_row, code.terms, code.out_row, code.width)
 
@@ -101,7 +101,7 @@ def tile_by_terms(rows: int) -> str:
         for place in part:
             code.set(place, code.same(0))
 
-    def add(k: Value, part: int, mask: Value | None = None) -> None:
+    def add(k: CodeValue, part: int, mask: CodeValue | None = None) -> None:
         columns = [code.read(code.at(each, k, part * LANES), mask) for each in w]
         for r in range(rows):
             factor = code.read(code.at(x[r], k, part * LANES), mask)
@@ -142,7 +142,7 @@ def product_by_terms(wide: int, gates: int) -> str:
     """
     code = Function(f"product_by_terms_{wide}", "w x init out", "x_row terms out_row rows first units")
 
-    def write(count: int, row: Value) -> None:
+    def write(count: int, row: CodeValue) -> None:
         for c in range(wide):
             gate, begin = (c, 0) if gates > 1 else (0, c * LANES)
             for quad in range(0, LANES, QUAD):
@@ -173,7 +173,7 @@ def pack_columns(wide: int, gates: int) -> str:
             rows.append(code.at(code.w, (unit + code.units * gate) * code.terms))
         out = code.at(code.out, c * LANES)
 
-        def square(k: Value, mask: Value | None, rows: list[Value] = rows, out: Value = out) -> None:
+        def square(k: CodeValue, mask: CodeValue | None, rows: list[CodeValue] = rows, out: CodeValue = out) -> None:
             for term, turned in enumerate(_turned(code, [code.read(code.at(row, k), mask) for row in rows])):
                 code.write(turned, code.at(out, (k + term) * (wide * LANES)))
 
@@ -185,7 +185,7 @@ def pack_columns(wide: int, gates: int) -> str:
     return code.finished()
 
 
-def _turned(code: Function, rows: list[Value]) -> list[Value]:
+def _turned(code: Function, rows: list[CodeValue]) -> list[CodeValue]:
     """Turn a square of vectors in registers."""
     span = 1
     while span < LANES:  # exchange the squares of `span` rows beside the diagonal of each pair of squares
@@ -246,8 +246,8 @@ def add_outer(widths: list[int]) -> str:
     """Write out (rows, columns) += Σ aᵀ x for any number of rows and columns."""
     code = Function("add_outer", "a x out", "a_step a_batch x_step x_batch steps batch rows columns fresh")
 
-    def panel(wide: int, first: Value) -> None:
-        def write(count: int, row: Value) -> None:
+    def panel(wide: int, first: CodeValue) -> None:
+        def write(count: int, row: CodeValue) -> None:
             code.call(
                 f"outer_{count}_{wide}", code.at(code.a, row), code.at(code.x, first),
                 code.at(code.out, row * code.columns, first), code.a_step, code.a_batch, code.x_step, code.x_batch,
@@ -260,7 +260,7 @@ def add_outer(widths: list[int]) -> str:
     return code.finished()
 
 
-def by_panels(code: Function, columns: Value, widths: list[int], write: Callable[[int, Value], None]) -> None:
+def by_panels(code: Function, columns: CodeValue, widths: list[int], write: Callable[[int, CodeValue], None]) -> None:
     """Write code for each panel of so many columns: `write(wide, first)`.
 
     widths: vectors of a panel, the widest first; the narrower ones are for what is left after whole panels.

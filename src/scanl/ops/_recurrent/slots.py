@@ -4,31 +4,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from scanl.ops._recurrent.writer import Function, Value
+from scanl.ops._recurrent.writer import CodeValue, Function
 
-BEFORE = 2  # slots before those of the kernel: the counter of units, and their number
+COMMON_SLOTS = 2  # slots before those of the kernel: the counter of units, and their number
 
 
-class Unit(NamedTuple):
+class WorkUnit(NamedTuple):
     """What one unit of work has: some rows of the batch in one direction.
 
     shared: the slots of both directions.   own: those of this one.   first: the first row.   rows: their number.
     """
 
-    shared: Mapping[str, Value]
-    own: Mapping[str, Value]
-    direction: Value
-    group: Value
-    first: Value
-    rows: Value
-    unit: Value
+    shared: Mapping[str, CodeValue]
+    own: Mapping[str, CodeValue]
+    direction: CodeValue
+    group: CodeValue
+    first: CodeValue
+    rows: CodeValue
+    unit: CodeValue
 
 
 @contextmanager
-def work(code: Function, shared: Sequence[str], own: Sequence[str], pointers: set[str]) -> Iterator[Unit]:
+def work(code: Function, shared: Sequence[str], own: Sequence[str], pointers: set[str]) -> Iterator[WorkUnit]:
     """A loop over units until none is left. `own` are there once for each direction, after the shared ones."""
-    values = _read(code, shared, pointers, code.index(BEFORE))
-    own_counter = Value(code.variable("i64"), "ptr", code)  # where no other thread takes units
+    values = _read(code, shared, pointers, code.index(COMMON_SLOTS))
+    own_counter = CodeValue(code.variable("i64"), "ptr", code)  # where no other thread takes units
     code.write(code.index(0), own_counter)
     counter = code.new("load ptr, ptr %slots", "ptr")
     counter = code.either(code.none(counter), own_counter, counter)
@@ -37,19 +37,19 @@ def work(code: Function, shared: Sequence[str], own: Sequence[str], pointers: se
         unit = code.new(f"atomicrmw add ptr {counter.text}, i64 1 monotonic", "i64")
         with code.when(unit.below(count)):
             direction, group = unit // values["groups"], unit % values["groups"]
-            mine = _read(code, own, pointers, direction * len(own) + (BEFORE + len(shared)))
+            mine = _read(code, own, pointers, direction * len(own) + (COMMON_SLOTS + len(shared)))
             size = (values["batch"] + values["groups"] - 1) // values["groups"]
             first = code.least(group * size, values["batch"])
             rows = code.least(values["batch"] - first, size)
-            yield Unit(values, mine, direction, group, first, rows, unit)
+            yield WorkUnit(values, mine, direction, group, first, rows, unit)
         advance(1)
 
 
-def _place(code: Function, index: Value) -> Value:
+def _place(code: Function, index: CodeValue) -> CodeValue:
     return code.new(f"getelementptr i64, ptr %slots, i64 {index.text}", "ptr")
 
 
-def _read(code: Function, names: Sequence[str], pointers: set[str], base: Value) -> dict[str, Value]:
+def _read(code: Function, names: Sequence[str], pointers: set[str], base: CodeValue) -> dict[str, CodeValue]:
     values = {}
     for at, name in enumerate(names):
         kind = "ptr" if name in pointers else "i64"
@@ -57,10 +57,10 @@ def _read(code: Function, names: Sequence[str], pointers: set[str], base: Value)
     return values
 
 
-def moved(code: Function, values: Mapping[str, Value], distances: Mapping[str, Any]) -> dict[str, Value]:
+def moved(code: Function, values: Mapping[str, CodeValue], distances: Mapping[str, Any]) -> dict[str, CodeValue]:
     """Return pointers with some moved. What is null stays null."""
     found = dict(values)
     for name, distance in distances.items():
-        null = Value("null", "ptr", code)
+        null = CodeValue("null", "ptr", code)
         found[name] = code.either(code.none(values[name]), null, code.at(values[name], distance))
     return found

@@ -21,38 +21,38 @@ _SUFFIX = f"v{LANES}f32"
 _FLAGS = "contract nsz"
 
 
-class Value(NamedTuple):
+class CodeValue(NamedTuple):
     """A value of LLVM's, its type, and the function that it belongs to."""
 
     text: str
     kind: str
     code: Any
 
-    def __add__(self, other: "Value | int") -> "Value":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __add__(self, other: "CodeValue | int") -> "CodeValue":  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.code.binary("add", self, other)
 
-    def __sub__(self, other: "Value | int") -> "Value":
+    def __sub__(self, other: "CodeValue | int") -> "CodeValue":
         return self.code.binary("sub", self, other)
 
-    def __mul__(self, other: "Value | int") -> "Value":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __mul__(self, other: "CodeValue | int") -> "CodeValue":  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.code.binary("mul", self, other)
 
-    def __floordiv__(self, other: "Value | int") -> "Value":
+    def __floordiv__(self, other: "CodeValue | int") -> "CodeValue":
         return self.code.binary("div", self, other)
 
-    def __mod__(self, other: "Value | int") -> "Value":
+    def __mod__(self, other: "CodeValue | int") -> "CodeValue":
         return self.code.binary("rem", self, other)
 
-    def below(self, other: "Value | int") -> "Value":
+    def below(self, other: "CodeValue | int") -> "CodeValue":
         """Return whether an index is less than another one."""
         return self.code.new(f"icmp slt i64 {self.text}, {_text(other)}", "i1")
 
-    def equals(self, other: "Value | int") -> "Value":
+    def equals(self, other: "CodeValue | int") -> "CodeValue":
         return self.code.new(f"icmp eq i64 {self.text}, {_text(other)}", "i1")
 
 
-def _text(value: Value | int) -> str:
-    return value.text if isinstance(value, Value) else str(value)
+def _text(value: CodeValue | int) -> str:
+    return value.text if isinstance(value, CodeValue) else str(value)
 
 
 class Function:
@@ -65,9 +65,9 @@ class Function:
         names = [(each, "ptr") for each in pointers.split()] + [(each, "i64") for each in indices.split()]
         self._head = f"@{name}({', '.join(f'{kind} %{each}' for each, kind in names)})"
         self._inline = "alwaysinline" if inline else "noinline"
-        self.arguments = {each: Value(f"%{each}", kind, self) for each, kind in names}
+        self.arguments = {each: CodeValue(f"%{each}", kind, self) for each, kind in names}
 
-    def __getattr__(self, name: str) -> Value:
+    def __getattr__(self, name: str) -> CodeValue:
         try:
             return self.arguments[name]
         except KeyError:
@@ -77,31 +77,31 @@ class Function:
         body = ["entry:", *self._variables, *self._lines, "  ret void", "}", ""]
         return "\n".join([f"define internal void {self._head} {self._inline} nounwind {{", *body])
 
-    def new(self, instruction: str, kind: str) -> Value:
+    def new(self, instruction: str, kind: str) -> CodeValue:
         name = f"%v{next(self._fresh)}"
         self._lines.append(f"  {name} = {instruction}")
-        return Value(name, kind, self)
+        return CodeValue(name, kind, self)
 
     # --- indices and flow
 
-    def index(self, number: int) -> Value:
-        return Value(str(number), "i64", self)
+    def index(self, number: int) -> CodeValue:
+        return CodeValue(str(number), "i64", self)
 
-    def binary(self, name: str, a: Value, b: Value | int) -> Value:
+    def binary(self, name: str, a: CodeValue, b: CodeValue | int) -> CodeValue:
         """Return a sum, difference, product, quotient or remainder of indices; the latter two of positive ones."""
         instruction = {"div": "udiv", "rem": "urem"}.get(name, f"{name} nsw")
         return self.new(f"{instruction} i64 {a.text}, {_text(b)}", "i64")
 
-    def choose(self, truth: Value, a: Value | int, b: Value | int, kind: str = "i64") -> Value:
+    def choose(self, truth: CodeValue, a: CodeValue | int, b: CodeValue | int, kind: str = "i64") -> CodeValue:
         return self.new(f"select i1 {truth.text}, {kind} {_text(a)}, {kind} {_text(b)}", kind)
 
-    def least(self, a: Value, b: Value | int) -> Value:
+    def least(self, a: CodeValue, b: CodeValue | int) -> CodeValue:
         return self.choose(a.below(b), a, b)
 
     @contextmanager
     def strides(
-        self, end: Value | int, begin: Value | int = 0
-    ) -> Iterator[tuple[Value, Callable[[Value | int], None]]]:
+        self, end: CodeValue | int, begin: CodeValue | int = 0
+    ) -> Iterator[tuple[CodeValue, Callable[[CodeValue | int], None]]]:
         """A loop over indices up to `end`. The context yields the index, and what advances it: `advance(step)`."""
         number, place = next(self._fresh), self.variable("i64")
         self._lines.append(f"  store i64 {_text(begin)}, ptr {place}")
@@ -113,14 +113,14 @@ class Function:
         self._lines += [f"  br label %head{number}", f"after{number}:"]
 
     @contextmanager
-    def loop(self, begin: Value | int, end: Value | int, step: Value | int = 1) -> Iterator[Value]:
+    def loop(self, begin: CodeValue | int, end: CodeValue | int, step: CodeValue | int = 1) -> Iterator[CodeValue]:
         """A loop over indices in equal steps. The context yields the index."""
         with self.strides(end, begin) as (index, advance):
             yield index
             advance(step)
 
     @contextmanager
-    def when(self, truth: Value) -> Iterator[None]:
+    def when(self, truth: CodeValue) -> Iterator[None]:
         """A branch that runs if the truth value is set."""
         number = next(self._fresh)
         self._lines += [f"  br i1 {truth.text}, label %then{number}, label %end{number}", f"then{number}:"]
@@ -128,14 +128,14 @@ class Function:
         self._lines += [f"  br label %end{number}", f"end{number}:"]
 
     @contextmanager
-    def otherwise(self, truth: Value) -> Iterator[None]:
+    def otherwise(self, truth: CodeValue) -> Iterator[None]:
         """A branch that runs if the truth value is not set."""
         with self.when(self.new(f"xor i1 {truth.text}, true", "i1")):
             yield
 
-    def call(self, name: str, *args: Value | int) -> None:
+    def call(self, name: str, *args: CodeValue | int) -> None:
         """Call a function of this module. Its pointers come first."""
-        given = ", ".join(f"{arg.kind} {arg.text}" if isinstance(arg, Value) else f"i64 {arg}" for arg in args)
+        given = ", ".join(f"{arg.kind} {arg.text}" if isinstance(arg, CodeValue) else f"i64 {arg}" for arg in args)
         self._lines.append(f"  call void @{name}({given})")
 
     # --- memory
@@ -146,56 +146,56 @@ class Function:
         self._variables.append(f"  {name} = alloca {kind}")
         return name
 
-    def get(self, place: str, kind: str = VECTOR) -> Value:
+    def get(self, place: str, kind: str = VECTOR) -> CodeValue:
         return self.new(f"load {kind}, ptr {place}", kind)
 
-    def set(self, place: str, value: Value) -> None:
+    def set(self, place: str, value: CodeValue) -> None:
         self._lines.append(f"  store {value.kind} {value.text}, ptr {place}")
 
-    def at(self, pointer: Value, *indices: Value | int) -> Value:
+    def at(self, pointer: CodeValue, *indices: CodeValue | int) -> CodeValue:
         """Return the pointer to an element; its index is the sum of `indices`."""
         for index in indices:
             if not (isinstance(index, int) and index == 0):
                 pointer = self.new(f"getelementptr float, ptr {pointer.text}, i64 {_text(index)}", "ptr")
         return pointer
 
-    def none(self, pointer: Value) -> Value:
+    def none(self, pointer: CodeValue) -> CodeValue:
         """Return whether a pointer is null."""
         return self.new(f"icmp eq ptr {pointer.text}, null", "i1")
 
-    def either(self, truth: Value, a: Value, b: Value) -> Value:
+    def either(self, truth: CodeValue, a: CodeValue, b: CodeValue) -> CodeValue:
         """Return one of two pointers: a if the truth value is set."""
         return self.choose(truth, a, b, "ptr")
 
-    def mask(self, count: Value) -> Value:
+    def mask(self, count: CodeValue) -> CodeValue:
         """Return the lanes below a count."""
         lanes = ", ".join(f"i32 {lane}" for lane in range(LANES))
         word = self.new(f"trunc i64 {self.least(count, LANES).text} to i32", "i32")
         return self.new(f"icmp slt {WORDS} <{lanes}>, {self._spread(word, WORDS).text}", MASK)
 
-    def read(self, pointer: Value, mask: Value | None = None) -> Value:
+    def read(self, pointer: CodeValue, mask: CodeValue | None = None) -> CodeValue:
         """Return a vector from memory; where a mask is not set, 0, and no memory is read."""
         if mask is None:
             return self.new(f"load {VECTOR}, ptr {pointer.text}, align 4", VECTOR)
         form = f"ptr {pointer.text}, i32 4, {MASK} {mask.text}, {VECTOR} zeroinitializer"
         return self.new(f"call {VECTOR} @llvm.masked.load.{_SUFFIX}.p0({form})", VECTOR)
 
-    def write(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
+    def write(self, value: CodeValue, pointer: CodeValue, mask: CodeValue | None = None) -> None:
         if mask is None:
             self._lines.append(f"  store {value.kind} {value.text}, ptr {pointer.text}, align 4")
         else:
             form = f"{VECTOR} {value.text}, ptr {pointer.text}, i32 4, {MASK} {mask.text}"
             self._lines.append(f"  call void @llvm.masked.store.{_SUFFIX}.p0({form})")
 
-    def number_at(self, pointer: Value) -> Value:
+    def number_at(self, pointer: CodeValue) -> CodeValue:
         """Return a vector of one number from memory."""
         return self._spread(self.new(f"load float, ptr {pointer.text}, align 4", "float"), VECTOR)
 
-    def _spread(self, number: Value, kind: str) -> Value:
+    def _spread(self, number: CodeValue, kind: str) -> CodeValue:
         one = self.new(f"insertelement {kind} poison, {number.kind} {number.text}, i32 0", kind)
         return self.shuffle(one, one, [0] * LANES)
 
-    def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
+    def shuffle(self, a: CodeValue, b: CodeValue, lanes: Sequence[int]) -> CodeValue:
         """Return some lanes of two vectors."""
         picked, kind = ", ".join(f"i32 {lane}" for lane in lanes), f"<{len(lanes)} x {a.kind.split()[-1]}"
         text = f"shufflevector {a.kind} {a.text}, {b.kind} {b.text}, <{len(lanes)} x i32> <{picked}>"
@@ -203,41 +203,41 @@ class Function:
 
     # --- vectors
 
-    def same(self, number: SupportsFloat) -> Value:
+    def same(self, number: SupportsFloat) -> CodeValue:
         """Return a vector of one constant."""
         bits = struct.pack(">d", ctypes.c_float(float(number)).value).hex().upper()
-        return Value(f"<{', '.join([f'float 0x{bits}'] * LANES)}>", VECTOR, self)
+        return CodeValue(f"<{', '.join([f'float 0x{bits}'] * LANES)}>", VECTOR, self)
 
-    def words(self, number: int) -> Value:
-        return Value(f"<{', '.join([f'i32 {number}'] * LANES)}>", WORDS, self)
+    def words(self, number: int) -> CodeValue:
+        return CodeValue(f"<{', '.join([f'i32 {number}'] * LANES)}>", WORDS, self)
 
-    def fused(self, a: Value, b: Value, c: Value) -> Value:
+    def fused(self, a: CodeValue, b: CodeValue, c: CodeValue) -> CodeValue:
         """Return a b + c."""
         form = ", ".join(f"{VECTOR} {each.text}" for each in (a, b, c))
         return self.new(f"call {_FLAGS} {VECTOR} @llvm.fmuladd.{_SUFFIX}({form})", VECTOR)
 
-    def plus(self, a: Value, b: Value) -> Value:
+    def plus(self, a: CodeValue, b: CodeValue) -> CodeValue:
         return self.new(f"fadd {_FLAGS} {a.kind} {a.text}, {b.text}", a.kind)
 
-    def minus(self, a: Value, b: Value) -> Value:
+    def minus(self, a: CodeValue, b: CodeValue) -> CodeValue:
         return self.new(f"fsub {_FLAGS} {a.kind} {a.text}, {b.text}", a.kind)
 
-    def times(self, a: Value, b: Value) -> Value:
+    def times(self, a: CodeValue, b: CodeValue) -> CodeValue:
         return self.new(f"fmul {_FLAGS} {a.kind} {a.text}, {b.text}", a.kind)
 
-    def over(self, a: Value, b: Value) -> Value:
+    def over(self, a: CodeValue, b: CodeValue) -> CodeValue:
         return self.new(f"fdiv {_FLAGS} {a.kind} {a.text}, {b.text}", a.kind)
 
-    def compare(self, order: str, a: Value, b: Value) -> Value:
+    def compare(self, order: str, a: CodeValue, b: CodeValue) -> CodeValue:
         return self.new(f"fcmp {order} {VECTOR} {a.text}, {b.text}", MASK)
 
-    def where(self, mask: Value, a: Value, b: Value) -> Value:
+    def where(self, mask: CodeValue, a: CodeValue, b: CodeValue) -> CodeValue:
         return self.new(f"select {MASK} {mask.text}, {a.kind} {a.text}, {b.kind} {b.text}", a.kind)
 
-    def cast(self, name: str, value: Value, kind: str) -> Value:
+    def cast(self, name: str, value: CodeValue, kind: str) -> CodeValue:
         return self.new(f"{name} {value.kind} {value.text} to {kind}", kind)
 
-    def folded(self, value: Value, width: int) -> Value:
+    def folded(self, value: CodeValue, width: int) -> CodeValue:
         """Add the halves of a vector, and again, until it has `width` lanes."""
         count = LANES
         while count > width:
