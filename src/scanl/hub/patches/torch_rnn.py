@@ -102,8 +102,9 @@ class TorchPatch(Patch):
             if not all(_is_ordinary(state) and state.shape == lead for state in initial):
                 return None
             initial = tuple((state if len(shape) == 3 else state[:, None]).contiguous() for state in initial)
-        if not all(_is_ordinary(weight) and weight.is_contiguous() for weight in weights):
-            return None
+        for weight in weights:
+            if not (_is_ordinary(weight) and weight.is_contiguous()):
+                return None
         if sizes_of(module.mode, batch, steps, inputs, units, directions, threads()).idle:
             return None
         y, last = cls._whole_layers(module, x, weights, initial, steps_first)

@@ -30,6 +30,9 @@ IDLE_RATIOS = {"LSTM": 1, "GRU": 2, "RNN_TANH": 2, "RNN_RELU": 2}  # threads of 
 Plain = Callable[..., Any]
 
 
+_FORMATS = [f"{COMMON_SLOTS + count}q" for count in range(64)]
+
+
 class RecurrentKernel:
     """A kernel, which is compiled when it first runs."""
 
@@ -48,7 +51,7 @@ class RecurrentKernel:
         if work:
             self._native.prepared(list(packed), units, work)()
         else:
-            self._native.once(struct.pack(f"{COMMON_SLOTS + len(packed)}q", 0, units, *packed))
+            self._native.once(struct.pack(_FORMATS[len(packed)], 0, units, *packed))
 
 
 _FORWARD = {mode: RecurrentKernel(forward.source, mode) for mode in CELLS}
@@ -76,14 +79,15 @@ _scratch = ScratchMemory()
 class RecurrentSizes(NamedTuple):
     """The sizes of a layer, and of the division of its work.
 
-    kept, kept_row: numbers that the gradients of a direction need, in all and in a row of a step.   groups: of rows of
-    the batch.   work: products of numbers; 0 for a call that stays on its thread.   steps_forward, steps_backward: that
-    are computed at a time.   forward, backward: numbers of scratch memory of a unit.   idle: whether torch may take
-    less time, on more threads than there are units here.
+    kept, kept_row: numbers that the gradients of a direction need, in all and in a row of a step, for `padded` units.
+    groups: of rows of the batch.   work: products of numbers; 0 for a call that stays on its thread.
+    steps_forward, steps_backward: that are computed at a time.   forward, backward: numbers of scratch memory of a
+    unit.   idle: whether torch may take less time, on more threads than there are units here.
     """
 
     kept: int
     kept_row: int
+    padded: int
     groups: int
     work: int
     steps_forward: int
@@ -107,10 +111,11 @@ def sizes_of(
     rows = -(-batch // groups)
     limits = CHUNK_ROWS, LARGE_CHUNK_ROWS if weights > LARGE_WEIGHTS else CHUNK_ROWS
     first, second = (max(1, min(steps, limit // rows)) for limit in limits)
-    kept_row = cell.kept * forward.padded(cell, units)
+    padded = forward.padded(cell, units)
+    kept_row = cell.kept * padded
     idle = work > 0 and threads > IDLE_RATIOS[mode] * directions * groups
     return RecurrentSizes(
-        steps * batch * kept_row, kept_row, groups, work, first, second,
+        steps * batch * kept_row, kept_row, padded, groups, work, first, second,
         forward.scratch_size(cell, rows, inputs, units, first),
         backward.scratch_size(cell, rows, inputs, units, second), idle,
     )  # fmt: skip
@@ -140,8 +145,7 @@ def run(
     ]  # fmt: skip
     each, state = len(weights) // directions, batch * units * 4
     places = [weight.data_ptr() for weight in weights]
-    h0, c0 = [*(tensor.data_ptr() for tensor in initial), 0, 0][:2]
-    h, c = [*(tensor.data_ptr() for tensor in last), 0][:2]
+    (h0, c0), (h, c) = _places(initial), _places(last)
     of_kept = 0 if kept is None else kept.data_ptr()
     for n in range(directions):
         packed += places[n * each : (n + 1) * each]
@@ -171,7 +175,9 @@ class RecurrentLayer(torch.autograd.Function):
         initial, weights = tensors[:states], tensors[states:]
         directions, units = _directions(weights), weights[1].shape[1]
         result, y = outputs(x, directions * units, steps_first)
-        last = [x.new_empty(directions, x.shape[0], units) for _ in range(1 + CELLS[mode].memory)]
+        last = [x.new_empty(directions, x.shape[0], units)]
+        if CELLS[mode].memory:
+            last.append(x.new_empty(directions, x.shape[0], units))
         kept = run(mode, x, weights, initial, y, last, keeps=True)
         ctx.set_materialize_grads(False)
         # torch would refuse the backward pass after a change of y in place.
@@ -209,7 +215,9 @@ def outputs(x: Tensor, width: int, steps_first: bool) -> tuple[Tensor, Tensor]:
 
 
 def _directions(weights: Sequence[Tensor]) -> int:
-    return sum(weight.ndim == 2 for weight in weights) // 2
+    """Return how many directions have these weights: without biases, the third is the weight of another one."""
+    each = 4 if len(weights) > 2 and weights[2].ndim == 1 else 2
+    return len(weights) // each
 
 
 def _differentiable(
@@ -231,8 +239,8 @@ def differentiate(
 
     kept: from `run`.   dy, dlast: gradients of y and the last states, None for zeros.
     """
-    cell, units, (batch, steps, inputs) = CELLS[mode], weights[1].shape[1], x.shape
-    directions = y.shape[2] // units
+    units, (batch, steps, inputs) = weights[1].shape[1], x.shape
+    directions, states = y.shape[2] // units, len(initial)
     sizes = sizes_of(mode, batch, steps, inputs, units, directions, threads())
     count, groups = directions * sizes.groups, sizes.groups
     scratch, memory = _scratch.of(sizes.backward * count)
@@ -240,41 +248,45 @@ def differentiate(
         dy = x.new_zeros(directions * units).expand(y.shape)
     elif dy.stride(2) != 1 and dy.shape[2] > 1:
         dy = dy.contiguous()
-    dlast = [None if by is None else by.contiguous() for by in dlast]
     dx = x.new_empty(directions, steps, batch, inputs) if needs[0] else None
     # Gradients of first states decide how far the kernel goes back.
-    dinitial = [torch.empty_like(state) for state in initial] if any(needs[1 : 1 + len(initial)]) else []
+    dinitial = [torch.empty_like(state) for state in initial] if True in needs[1 : 1 + states] else [None] * states
     dweights: list[Tensor | None] = [None] * len(weights)
-    if any(needs[1 + len(initial) :]):
+    if True in needs[1 + states :]:
         lead = (groups,) if groups > 1 else ()
         dweights = [weight.new_empty(lead + weight.shape) for weight in weights]
     (x_batch, x_step, _), (y_batch, y_step, _), (dy_batch, dy_step, _) = x.stride(), y.stride(), dy.stride()
     packed = [
         steps, batch, inputs, units, x.data_ptr(), x_step, x_batch, y.data_ptr(), y_step, y_batch, dy.data_ptr(),
-        dy_step, dy_batch, batch * inputs, batch * sizes.kept_row, forward.padded(cell, units), groups,
-        scratch, sizes.backward, sizes.steps_backward,
+        dy_step, dy_batch, batch * inputs, batch * sizes.kept_row, sizes.padded, groups, scratch, sizes.backward,
+        sizes.steps_backward,
     ]  # fmt: skip
-    each, state = len(weights) // directions, batch * units * 4
-    of_states = [
-        [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, None, None)][:2]
-        for tensors in (initial, dlast, dinitial)
-    ]
-    of_kept, of_dx = (0 if tensor is None else tensor.data_ptr() for tensor in (kept, dx))
+    each, of_state = len(weights) // directions, batch * units * 4
+    h0, c0 = _places(initial)
+    held = [None if by is None else by.contiguous() for by in dlast]
+    dh, dc = _places(held)
+    dh0, dc0 = _places(dinitial)
+    of_kept, of_dx = _places([kept, dx])
+    own = [0 if by is None else by.data_ptr() for by in dweights]
     for n in range(directions):
-        first, last, found = ([place and place + n * state for place in places] for places in of_states)
-        own = [0 if by is None else by.data_ptr() for by in dweights[n * each : (n + 1) * each]]
+        at, first = n * of_state, n * each
         packed += (
-            weights[n * each].data_ptr(), weights[n * each + 1].data_ptr(), *first,
-            of_kept and of_kept + n * sizes.kept * 4, *last, of_dx and of_dx + n * steps * batch * inputs * 4, *own,
+            weights[first].data_ptr(), weights[first + 1].data_ptr(), h0 and h0 + at, c0 and c0 + at,
+            of_kept and of_kept + n * sizes.kept * 4, dh and dh + at, dc and dc + at,
+            of_dx and of_dx + n * steps * batch * inputs * 4, *own[first : first + each], *(0, 0)[: 4 - each],
+            dh0 and dh0 + at, dc0 and dc0 + at,
         )  # fmt: skip
-        if each == 2:
-            packed += 0, 0
-        packed += found
     _BACKWARD[mode].run(packed, count, sizes.work)
-    del memory
+    del memory, held
     if dx is not None:
         dx = (dx[0] if directions == 1 else dx[0].add_(dx[1])).transpose(0, 1)
     if groups > 1:
         dweights = [None if by is None else by.sum(0) for by in dweights]
-    found = [dx, *(dinitial or [None] * len(initial)), *dweights]
-    return [by if need else None for by, need in zip(found, needs, strict=True)]
+    found = [dx, *dinitial, *dweights]
+    return found if all(needs) else [by if need else None for by, need in zip(found, needs, strict=True)]
+
+
+def _places(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Return the addresses of two tensors, 0 for one that there is not."""
+    places = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return [*places, 0, 0][:2]
