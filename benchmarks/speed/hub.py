@@ -5,7 +5,8 @@
 NAME is a family of transformers, a module of torch, or a published model whose package is installed. Families have
 published widths and random weights, cut to two layers; the vocabulary is cut in proportion, so that the read-out takes
 the same part of the time. Ways of a family: `prompt` reads the tokens; `inside` is the part of it in the patched
-modules without their projections; --decode adds `token`, one token of generation; --train adds `training`, one step of
+modules without their projections; --decode adds `token`, one token of generation. Of the whole models of small shapes,
+whose names end in `_small`, only `token` is measured. --train adds `training`, one step of
 a one-layer model, and its peak memory in a process of its own. A ratio is the plain time over the accelerated one. The
 rows are in benchmarks/results/hub.csv.
 """
@@ -84,13 +85,26 @@ FAMILIES = {
     "short_convolution": Family("Lfm2", 65536, 16, {"hidden_size": 1024, "intermediate_size": 6656,
         "num_attention_heads": 16, "num_key_value_heads": 8}, ("layer_types", "conv", "full_attention")),
 }  # fmt: skip
+SMALL = {  # whole models: a token of them is mostly calls
+    "mamba_small": Family("Mamba", 1024, 4, {"hidden_size": 256, "state_size": 16}),
+    "mamba2_small": Family("Mamba2", 1024, 4, {"hidden_size": 256, "num_heads": 8, "head_dim": 64, "state_size": 64,
+        "n_groups": 1}),
+    "recurrent_gemma_small": Family("RecurrentGemma", 1024, 6, {"hidden_size": 256, "lru_width": 256,
+        "intermediate_size": 768, "num_attention_heads": 4}),
+    "xlstm_small": Family("xLSTM", 1024, 4, {"hidden_size": 256, "num_heads": 4}),
+    "qwen3_next_small": Family("Qwen3Next", 1024, 4, {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 32, "mlp_only_layers": [0, 1, 2, 3]}),
+}  # fmt: skip
 KINDS = {"GRU": nn.GRU, "RNN": nn.RNN, "LSTM": nn.LSTM}
 SHAPES = (4, 1024, 256), (8, 1024, 128), (32, 256, 256), (1, 1024, 128)  # batch, steps, width
 
 
 def build(name: str, layers: int) -> Any:
-    """Return a model of so many recurrent layers."""
-    transformers, family = importlib.import_module("transformers"), FAMILIES[name]
+    """Return a model of so many recurrent layers; a whole one of a small shape."""
+    transformers, family = importlib.import_module("transformers"), (FAMILIES | SMALL)[name]
+    if name in SMALL:
+        layers = family.depth
     layers = max(2, layers) if name == "rwkv" else layers
     options = {**family.options, "vocab_size": family.vocabulary * layers // family.depth}
     if family.kinds:
@@ -160,18 +174,31 @@ def prompt(name: str, tokens: int, rounds: int, decode: bool) -> dict[tuple[str,
     models, ids = {"plain": plain, "accelerated": accelerated(plain)}, torch.randint(2, 500, (1, tokens))
     took = measure({(who, "prompt"): lambda model=model: model(ids) for who, model in models.items()}, rounds)
     took |= inside(models, ids, rounds)
-    if decode:
+    return took | decoded(models, ids[:, :16], rounds) if decode else took
 
-        def generate(model: Any, count: int) -> Callable[[], object]:
-            lengths = {"max_new_tokens": count, "min_new_tokens": count}
-            return lambda: model.generate(ids[:, :16], **lengths, do_sample=False, pad_token_id=0)
 
-        counts = itertools.product(models.items(), (1, DECODED))
-        each = measure({(who, count): generate(model, count) for (who, model), count in counts}, rounds)
-        for who in models:
-            ends = zip(each[who, DECODED], each[who, 1], strict=True)
-            took[who, "token"] = Took(*((last - first) / (DECODED - 1) for last, first in ends))
+def decoded(models: dict[str, Any], ids: Tensor, rounds: int) -> dict[tuple[str, str], Took]:
+    """Return the seconds of one token of generation after ids."""
+
+    def generate(model: Any, count: int) -> Callable[[], object]:
+        lengths = {"max_new_tokens": count, "min_new_tokens": count}
+        return lambda: model.generate(ids, **lengths, do_sample=False, pad_token_id=0)
+
+    counts = itertools.product(models.items(), (1, DECODED))
+    each = measure({(who, count): generate(model, count) for (who, model), count in counts}, rounds)
+    took: dict[tuple[str, str], Took] = {}
+    for who in models:
+        ends = zip(each[who, DECODED], each[who, 1], strict=True)
+        took[who, "token"] = Took(*((last - first) / (DECODED - 1) for last, first in ends))
     return took
+
+
+def small(results: Results, name: str, options: argparse.Namespace) -> None:
+    if not results.timed(name=name, way="token"):
+        torch.manual_seed(0)
+        plain = build(name, 0).eval()
+        models, ids = {"plain": plain, "accelerated": accelerated(plain)}, torch.randint(2, 500, (1, 16))
+        results.record(decoded(models, ids, options.rounds), "accelerated", name=name, shape="16")
 
 
 def train(name: str, tokens: int, fast: bool) -> tuple[Took, int]:
@@ -280,7 +307,7 @@ PUBLISHED = {"piano_transcription_inference": piano, "silero_vad": silero}
 
 
 def main() -> None:
-    made = parser(__doc__, [*FAMILIES, *KINDS, *PUBLISHED], rounds=3, threads=2)
+    made = parser(__doc__, [*FAMILIES, *SMALL, *KINDS, *PUBLISHED], rounds=3, threads=2)
     made.add_argument("--tokens", type=int, default=1024)
     made.add_argument("--decode", action="store_true")
     made.add_argument("--train", action="store_true", help="minutes for Mamba as it comes")
@@ -289,7 +316,7 @@ def main() -> None:
     sys.modules["fla"] = None  # pyright: ignore[reportArgumentType]
     results = Results("hub", options)
     for name in options.names:
-        run = family if name in FAMILIES else module if name in KINDS else published
+        run = family if name in FAMILIES else small if name in SMALL else module if name in KINDS else published
         run(results, name, options)
 
 

@@ -98,6 +98,9 @@ def accelerate(model: nn.Module, *, exact: bool = False) -> Report:
     that comes later makes the next call raise ConfigError: it would have no effect. On CUDA a module keeps the compiled
     kernels that transformers found for it, and a module of torch keeps torch's.
 
+    On a CPU, calls of a model for one token of each row, without gradients, run as one kernel after a few of them; the
+    report's `explain` says what does. Kernels notice when the model has changed.
+
     exact: run every forward of the model in an `ops.exact` context. On a CPU the logits of a token then have the same
     bits at once, in pieces and token by token, alone and in a batch. In a model that is not of transformers, only the
     patched modules run in it. A later call for the same model may change it.
