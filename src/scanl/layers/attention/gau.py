@@ -131,7 +131,7 @@ class GAU(GatedAttentionUnit):
         dim: options.Dim,
         z_dim: QueryKeyDim | None = None,
         expand: Annotated[options.Expand, "u and v have E = int(expand D) channels"] = 2.0,
-        max_length: Annotated[options.MaxLength, "n, length of the longest sequence"] = 512,
+        max_length: Annotated[options.MaxLength, "n, length of the longest sequence"] = 2048,
         position_bias: PositionBias = "simple",
         rope_fraction: Annotated[options.RopeFraction, "share of S that turns with the position"] = 0.0,
         rope_base: options.RopeBase = 10000.0,
