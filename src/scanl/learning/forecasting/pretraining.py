@@ -1,0 +1,148 @@
+"""Train the pretrained forecaster on simulated series: one command, in pieces, on one core.
+
+    python -m scanl.learning.forecasting.pretraining FOLDER [--minutes 40] [--steps 6000] [--seed 0]
+
+FOLDER keeps the weights, the optimizer and the number of steps; the same command goes on where the last piece ended.
+A step draws series of one length, reads them, and measures forecasts from some of their steps, by the pinball loss of
+all quantiles in units of the seasonal naive's error in the series.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scanl.models import Stack
+from scanl.models.forecasting import simple_forecasts
+from scanl.models.forecasting.pretrained import MIDDLE, QUANTILES, PretrainedForecaster, ahead_features, units
+from scanl.models.forecasting.simple_forecasts import Seasons, nothing_read
+from scanl.tasks.simulated_series import simulate
+
+LENGTHS = (20, 40, 80, 140, 260, 500, 1000)
+SHARES = (0.1, 0.15, 0.2, 0.17, 0.15, 0.13, 0.1)
+TOKENS = 12288  # steps of series in a step of training
+FORECASTS = 6144  # forecasts in it
+HORIZON = 64
+AHEAD = 8  # numbers of steps ahead from an origin
+LR, DECAY, AVERAGE = 2e-3, 0.01, 0.998
+LEAST_UNIT = 0.05  # of the mean absolute difference, in which an error counts
+
+
+def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure: bool = False) -> Tensor:
+    """Return the loss on fresh series; measure: the absolute errors of the medians."""
+    steps = int(random.choice(LENGTHS, p=SHARES) * random.uniform(0.7, 1.3))
+    count = max(8, TOKENS // steps)
+    horizon = min(HORIZON, steps)
+    drawn = simulate(random, count, steps + horizon)
+    seasons = Seasons(drawn.first, drawn.second)
+    origins = np.sort(random.choice(np.arange(2, steps), min(steps - 2, max(2, FORECASTS // count // AHEAD)), False))
+    with np.errstate(over="ignore", invalid="ignore"):
+        told, simple, _ = simple_forecasts.read(drawn.y[:, :steps], nothing_read(seasons), origins, horizon)
+    ahead = np.exp(random.uniform(0, np.log(horizon + 1), (len(origins), AHEAD))).astype(np.int64).clip(1, horizon)
+    near = random.integers(1, min(horizon, 32) + 1, ahead.shape)
+    ahead = np.where(random.random(ahead.shape) < 0.5, near, ahead)
+    simple = np.take_along_axis(simple, (ahead - 1)[None, :, None], 3)
+    features, logs, forecasts = ahead_features(told, seasons, origins, simple, ahead)
+    came = drawn.y[:, origins[:, None] + ahead]
+    base = drawn.y[:, :steps] - told.value
+    origin = np.nan_to_num(np.nanmedian(np.where(told.is_known, base, np.nan), 1))
+    unit = units(told)[:, origins, None]
+    target = (came - origin[:, None, None] - told.value[:, origins, None]) / unit
+    naive = _naive_error(drawn.y, drawn.first) / unit
+    valid = ~np.isnan(target) & (told.known[:, origins, None] > 1) & (naive > 0)
+    hidden, _ = model.hidden(told, seasons)
+    hidden = hidden[:, origins, None].expand(-1, -1, AHEAD, -1)
+    outputs = model.ahead(hidden, features, logs, forecasts)
+    dtype = hidden.dtype
+    target, naive, valid = (torch.from_numpy(np.nan_to_num(part, nan=1.0).astype(np.float64)).to(dtype) for part in (target, naive, valid))
+    naive = torch.where(valid > 0, naive, 1.0)
+    if measure:
+        errors = (target - outputs.median).abs() / naive
+        losses = errors
+    else:
+        off = (target[..., None] - outputs.quantiles) / naive[..., None]
+        levels = off.new_tensor(QUANTILES)
+        losses = 2 * torch.maximum(levels * off, (levels - 1) * off)
+        losses = losses.mean(-1) + 0.25 * losses[..., MIDDLE]
+    losses = torch.where(losses > 5, 5 + (losses - 5) * 0.1, losses)
+    return (losses * valid).sum() / valid.sum().clamp(min=1)
+
+
+def _naive_error(y: np.ndarray, season: np.ndarray) -> np.ndarray:
+    """Return the seasonal naive's mean absolute error in each series, (B, 1, 1)."""
+    result = np.zeros(len(y))
+    for i, (row, m) in enumerate(zip(y, season.tolist(), strict=True)):
+        off, near = np.abs(row[m:] - row[:-m]), np.abs(np.diff(row))
+        known = ~np.isnan(off)
+        if known.any():
+            result[i] = max(off[known].mean(), LEAST_UNIT * np.nan_to_num(near[~np.isnan(near)].mean() if (~np.isnan(near)).any() else 0))
+    return result[:, None, None]
+
+
+def new_model(seed: int, dim: int = 64, depth: int = 2, layer: str = "hawk", width: int = 128) -> PretrainedForecaster:
+    torch.manual_seed(seed)
+    return PretrainedForecaster(Stack(dim, depth, layer), width)
+
+
+def pretrain(folder: Path, minutes: float, steps: int, seed: int, **options) -> None:
+    """Go on with the training in a folder until the minutes or the steps end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = new_model(seed, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), LR, betas=(0.9, 0.98), weight_decay=DECAY)
+    average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    file, done = folder / "training.pt", 0
+    if file.exists():
+        saved = torch.load(file, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        average, done = saved["average"], saved["done"]
+    begin, mean = time.monotonic(), None
+
+    def keep() -> None:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "average": average, "done": done}, file)
+        other = new_model(seed, **options)
+        other.load_state_dict(average)
+        other.save(folder)
+
+    kept = begin
+    while done < steps and time.monotonic() - begin < 60 * minutes:
+        for group in optimizer.param_groups:
+            group["lr"] = LR * min(1.0, (done + 1) / 100) * 0.5 * (1 + np.cos(np.pi * min(1.0, done / steps)))
+        loss = batch_loss(model, np.random.default_rng((seed, done)))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if torch.isfinite(norm):
+            optimizer.step()
+        done += 1
+        share = min(AVERAGE, done / (done + 10))
+        for name, value in model.state_dict().items():
+            average[name].lerp_(value, 1 - share) if value.is_floating_point() else average[name].copy_(value)
+        mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
+        if done % 50 == 0:
+            print(f"step {done}: {mean:.4f} after {time.monotonic() - begin:.0f} s", flush=True)
+        if time.monotonic() - kept > 120:
+            keep()
+            kept = time.monotonic()
+    keep()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=40)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layer", default="hawk")
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    pretrain(args.folder, args.minutes, args.steps, args.seed, layer=args.layer, dim=args.dim, depth=args.depth)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+r"""A forecaster that needs no training on a table: recurrent layers weigh simple forecasts of any series.
+
+.. math::
+    g_k = \operatorname{softmax}_k\bigl(c_k - a \log e_k - b \log \tilde e_k\bigr), \quad
+    \hat y_{t+h} = \sum_k g_k f_k(t + h) + \sigma \tanh \rho, \quad
+    \sigma = \tfrac12 \sum_k g_k (e_k + \tilde e_k)
+
+f_k are simple forecasts, e_k and ẽ_k their recent and their older errors h steps ahead (`simple_forecasts`). A stack reads
+the series and these errors step by step; from its output after step t and from h a head makes a, b, c, ρ and the
+distances of the quantiles, in units of σ. It learns on simulated series alone (`scanl.tasks.simulated_series`).
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import state as states
+from scanl.models.forecasting import simple_forecasts
+from scanl.models.forecasting.forecaster import Forecast
+from scanl.models.forecasting.simple_forecasts import COUNT, KNOTS, Counts, Numbers, Seasons, SimpleState, SimpleSteps
+from scanl.models.heads.distributions import LEVELS, as_levels
+from scanl.models.saving import Saved
+from scanl.models.stack import Backbone
+from scanl.options import at_least
+from scanl.whole import whole_number
+
+MAX_TRAINED_HORIZON = 64
+QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)  # that are learnt
+MIDDLE = QUANTILES.index(0.5)
+LEAST_ERROR = 1e-3  # in units of the mean absolute difference
+PHASES = 2  # of a season, its sine and its cosine
+STEP_FEATURES = 4 * COUNT + 13 + 2 * PHASES
+AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
+FIRST_POWERS = (1.0, 1.5)  # a and b at first
+WEIGHTS = Path(__file__).with_name("weights")  # the folder of the model in the package
+STEPS_AT_ONCE = 16384  # of all series together, so that memory does not grow with a panel
+MIN_REPEATED, MIN_REPEATED_SHARE = 3, 0.05  # values, and their share, that are equal to the least one, so that it is a bound
+
+
+class PretrainedState(NamedTuple):
+    """State of a `PretrainedForecaster`: that of the simple forecasts, and that of the stack."""
+
+    simple: SimpleState
+    stack: Any
+
+
+class Outputs(NamedTuple):
+    """Forecasts relative to the last values, in units of the mean absolute difference: median (·) and quantiles (·, Q)."""
+
+    median: Tensor
+    quantiles: Tensor
+
+
+class PretrainedForecaster(Saved):
+    """Weigh simple forecasts of series by a stack that has read them (see the module)."""
+
+    name: ClassVar[str] = "pretrained_forecaster"
+
+    def __init__(
+        self,
+        stack: Annotated[Backbone, "the layers that read the series"],
+        width: Annotated[int, at_least(1), "of the hidden layers of the head"] = 128,
+    ) -> None:
+        super().__init__()
+        self.stack = stack
+        self.input = nn.Linear(STEP_FEATURES, stack.dim)
+        self.head = nn.Sequential(
+            nn.Linear(stack.dim + AHEAD_FEATURES, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()
+        )
+        self.output = nn.Linear(width, COUNT + 3 + len(QUANTILES) - 1)
+        with torch.no_grad():
+            self.output.weight.mul_(0.1)
+            self.output.bias.zero_()
+            self.output.bias[COUNT : COUNT + 2] = torch.tensor(FIRST_POWERS).expm1().log()
+            normal = [NormalDist(0, math.sqrt(math.pi / 2)).inv_cdf(p) for p in QUANTILES]
+            steps = torch.tensor(np.diff(normal))
+            self.output.bias[COUNT + 3 :] = steps.expm1().log()
+
+    def hidden(self, told: SimpleSteps, seasons: Seasons, state: Any = None) -> tuple[Tensor, Any]:
+        """Return what the stack has made of all steps, (B, T, D), and its state."""
+        x = torch.from_numpy(step_features(told, seasons)).to(self.input.weight.dtype)
+        return self.stack(self.input(x), state)
+
+    def ahead(self, hidden: Tensor, features: Numbers, logs: Numbers, simple: Numbers) -> Outputs:
+        """Return forecasts from what is known after some steps.
+
+        hidden: (·, D).   features: (·, F).   logs: (·, K, 2), logarithms of the errors.   simple: (·, K), forecasts.
+        """
+        dtype = hidden.dtype
+        known, errors = (torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in (features, logs))
+        out = self.output(self.head(torch.cat([hidden, known], -1)))
+        changes, powers, residual, widths = out.split([COUNT, 2, 1, len(QUANTILES) - 1], -1)
+        gates = (changes - (softplus(powers)[..., None, :] * errors).sum(-1)).softmax(-1)
+        scale = (gates * errors.exp().mean(-1)).sum(-1)
+        forecasts = torch.from_numpy(np.ascontiguousarray(simple)).to(dtype)
+        median = (gates * forecasts).sum(-1) + scale * residual[..., 0].tanh()
+        steps = softplus(widths) * scale[..., None]
+        low, high = steps[..., :MIDDLE], steps[..., MIDDLE:]
+        below = median[..., None] - low.flip(-1).cumsum(-1).flip(-1)
+        above = median[..., None] + high.cumsum(-1)
+        return Outputs(median, torch.cat([below, median[..., None], above], -1))
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        state: PretrainedState | None = None,
+        *,
+        horizon: int,
+        season: int | tuple[int, int] = 1,
+        levels: Sequence[float] = LEVELS,
+    ) -> tuple[Forecast, PretrainedState]:
+        """Read T steps of series x (B, T, C), at least one, and forecast the next H after the last one.
+
+        Each channel is a series of its own. NaN is a missing value. The mean of the forecast is its median. A series
+        without a value has NaN.   state: of the steps before; the forecasts are those of the whole history.
+        horizon: H.   season: steps of a season, or of two, the longer one last; 1: none. A state keeps those with which
+        it began.   levels: of the quantiles.
+        """
+        if x.ndim != 3 or not x.shape[1] or not x.is_floating_point():
+            raise ShapeError(
+                f"{self.name}: x is {x.dtype} of shape {tuple(x.shape)}, expected real numbers (B, T, C) with T at least 1"
+            )
+        if bool(x.isinf().any()):
+            raise ShapeError(f"{self.name}: x has an infinite number, expected finite ones, and NaN for none")
+        horizon = whole_number(self.name, "horizon", horizon, 1)
+        y = x.transpose(1, 2).flatten(0, 1).double().cpu().numpy()
+        state = self.init_state(len(y), season=season) if state is None else state
+        if len(state.simple.known) != len(y):
+            raise ShapeError(
+                f"{self.name}: state has {len(state.simple.known)} series, expected {len(y)} because of x"
+            )
+        rows = max(1, STEPS_AT_ONCE // y.shape[1])
+        pieces = [
+            self._after(y[a : a + rows], _rows_of(state, slice(a, a + rows)), horizon) for a in range(0, len(y), rows)
+        ]
+        learnt, after = np.concatenate([one for one, _ in pieces]), _joined([one for _, one in pieces])
+        probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).numpy()
+        quantiles = torch.from_numpy(_at_levels(learnt, probabilities)).unflatten(0, (len(x), x.shape[2]))
+        median = torch.from_numpy(learnt[..., MIDDLE]).unflatten(0, (len(x), x.shape[2]))
+        return Forecast(median.transpose(1, 2), quantiles.transpose(1, 2)), after
+
+    def init_state(self, batch_size: int, *, season: int | tuple[int, int] = 1) -> PretrainedState:
+        """Return the state before any step of some series.   season: as in `predict`."""
+        first, second = (season, 1) if isinstance(season, int) else season
+        for steps in (first, second):
+            whole_number(self.name, "season", steps, 1)
+        if 1 < second <= first:
+            raise ConfigError(f"{self.name}: season is {season}, expected the longer one last")
+        seasons = Seasons(np.full(batch_size, first), np.full(batch_size, max(first, second)))
+        like = self.input.weight
+        stack = self.stack.init_state(batch_size, device=like.device, dtype=like.dtype)
+        return PretrainedState(simple_forecasts.nothing_read(seasons), stack)
+
+    def _after(self, y: Numbers, state: PretrainedState, horizon: int) -> tuple[Numbers, PretrainedState]:
+        """Return the learnt quantiles (B, H, Q) of the H steps after y (B, T), and the state."""
+        last = np.array([y.shape[1] - 1])
+        told, simple, after = simple_forecasts.read(y, state.simple, last, horizon)
+        seasons = state.simple.seasons
+        hidden, stack = self.hidden(told, seasons, state.stack)
+        hidden = hidden[:, -1:, None].expand(-1, -1, horizon, -1)
+        outputs = self.ahead(hidden, *ahead_features(told, seasons, last, simple, np.arange(1, horizon + 1)))
+        quantiles = outputs.quantiles[:, 0].double().cpu().numpy()
+        quantiles = told.value[:, -1, None, None] + told.scale[:, -1, None, None] * quantiles
+        low, high = (
+            np.where((share >= MIN_REPEATED_SHARE) & (share * told.known >= MIN_REPEATED), bound, beyond)[:, -1:, None]
+            for share, bound, beyond in ((told.at_least, told.least, -np.inf), (told.at_most, told.most, np.inf))
+        )
+        quantiles = np.clip(quantiles, low, high) + after.origin[:, None, None]
+        quantiles[after.known == 0] = np.nan
+        return quantiles, PretrainedState(after, stack)
+
+
+@cache
+def pretrained() -> PretrainedForecaster:
+    """Return the model that is in the package. It needs no training, no download and no covariates.
+
+    >>> series = torch.arange(60.0)[None, :, None]
+    >>> forecast, state = pretrained().predict(series, horizon=3)
+    >>> forecast.mean.shape, forecast.quantiles.shape
+    (torch.Size([1, 3, 1]), torch.Size([1, 3, 1, 11]))
+    """
+    return PretrainedForecaster.load(WEIGHTS).double().requires_grad_(False)
+
+
+def _rows_of(state: PretrainedState, rows: slice) -> PretrainedState:
+    simple = state.simple
+    seasons = Seasons(*(part[rows] for part in simple.seasons))
+    return PretrainedState(
+        SimpleState(seasons, *(part[rows] for part in simple[1:])), states.map_leaves(lambda leaf: leaf[rows], state.stack)
+    )
+
+
+def _joined(pieces: Sequence[PretrainedState]) -> PretrainedState:
+    if len(pieces) == 1:
+        return pieces[0]
+    simple = [piece.simple for piece in pieces]
+    seasons = Seasons(*(np.concatenate(parts) for parts in zip(*(one.seasons for one in simple), strict=True)))
+    parts = [np.concatenate(some) for some in zip(*(one[1:] for one in simple), strict=True)]
+    leaves = iter(torch.cat(some) for some in zip(*(_leaves(piece.stack) for piece in pieces), strict=True))
+    return PretrainedState(SimpleState(seasons, *parts), states.map_leaves(lambda _: next(leaves), pieces[0].stack))
+
+
+def _leaves(state: Any) -> list[Tensor]:
+    return [leaf for _, leaf in states.leaves(state)]
+
+
+def _at_levels(learnt: Numbers, levels: Numbers) -> Numbers:
+    """Return quantiles (B, H, Q) at some levels, between and beyond those that are learnt: as a normal bends them."""
+    normal = NormalDist()
+    known, wanted = (np.array([normal.inv_cdf(float(p)) for p in some]) for some in (QUANTILES, levels))
+    upper = np.searchsorted(known, wanted).clip(1, len(known) - 1)
+    share = (wanted - known[upper - 1]) / (known[upper] - known[upper - 1])
+    return learnt[..., upper - 1] + share * (learnt[..., upper] - learnt[..., upper - 1])
+
+
+def units(told: SimpleSteps) -> Numbers:
+    """Return the unit of each step (B, T): the mean absolute difference so far, or 1 before any."""
+    return np.where(told.scale > 0, told.scale, 1.0)
+
+
+def step_features(told: SimpleSteps, seasons: Seasons) -> Numbers:
+    """Return what the stack reads of each step, (B, T, F)."""
+    unit = units(told)
+    m, n = (season[:, None].astype(np.float64) for season in seasons)
+    spread = told.most - told.least
+    place = (told.value - told.least) / np.where(spread > 0, spread, 1.0)
+    logs = log_errors(told)[..., [0, 2, 3], 0]
+    count = np.maximum(told.count - 1, 0)
+    ones = np.ones_like(unit)
+    more = [
+        place, np.log(spread / unit + 1) / 3, np.log(told.recent / unit + LEAST_ERROR), np.log1p(told.known) / 4,
+        np.log(m) / 4 * ones, np.log(n) / 4 * ones, np.log1p(told.known / m) / 3, (m > 1) * ones, (n > m) * ones,
+        told.is_known * ones, told.at_least, told.at_most, np.log1p(told.known / n) / 3,
+    ]  # fmt: skip
+    angles = [2 * np.pi * (count % season) / season for season in (m, n)]
+    more += [wave(angle) for angle in angles for wave in (np.sin, np.cos)]
+    return np.concatenate(
+        [np.arcsinh(told.off / unit[..., None]), logs.reshape(*unit.shape, -1), np.stack(more, -1)], -1
+    )
+
+
+def log_errors(told: SimpleSteps) -> Numbers:
+    """Return logarithms of the running errors (B, T, K, J, 2), in units of the mean absolute difference.
+
+    Where none has been seen so far ahead, those of fewer steps ahead stand for them.
+    """
+    unit = units(told)[..., None, None, None]
+    logs = np.log(told.errors / unit + LEAST_ERROR)
+    for j in range(len(KNOTS)):
+        before = logs[..., j - 1, :] if j else np.zeros_like(logs[..., 0, :])
+        logs[..., j, :] = np.where((told.weights[..., j] > 0)[..., None, None], logs[..., j, :], before)
+    return logs
+
+
+def ahead_features(
+    told: SimpleSteps, seasons: Seasons, after: Counts, simple: Numbers, ahead: Counts
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return features (B, N, H, F), logarithms of errors (B, N, H, K, 2) and forecasts (B, N, H, K) in units.
+
+    after: (N,), steps.   simple: (B, N, K, H), relative to the first value.   ahead: (H,) or (N, H), steps ahead.
+    """
+    picked = SimpleSteps(*(part[:, after] for part in told))
+    unit = units(picked)
+    ahead = np.broadcast_to(ahead, (len(after), ahead.shape[-1]))
+    trained = np.minimum(ahead, MAX_TRAINED_HORIZON)
+    weights = _between(np.log(ahead))  # (N, H, J)
+    logs = np.einsum("nhj,bnkjr->bnhkr", weights, log_errors(picked), optimize=True)
+    forecasts = ((simple - picked.value[..., None, None]) / unit[..., None, None]).transpose(0, 1, 3, 2)
+    relative = logs - logs.mean(-2, keepdims=True)
+    m, n = (season[:, None, None].astype(np.float64) for season in seasons)
+    h = trained[None].astype(np.float64)
+    ones = np.ones((len(unit), *ahead.shape))
+    seen = np.log1p(np.einsum("nhj,bnj->bnh", weights, picked.weights, optimize=True)) / 4
+    more = [
+        np.log(h) / 3 * ones, np.minimum(h / m, 3), (h <= m) * ones, np.maximum(np.log(h / KNOTS[-1]), 0) * ones, seen,
+        logs.mean((-2, -1)), logs.min((-2, -1)), np.minimum(h / n, 3) * ones,
+    ]  # fmt: skip
+    more += [wave(2 * np.pi * ahead / season) * ones for season in (m, n) for wave in (np.sin, np.cos)]
+    features = [relative[..., 0], relative[..., 1], np.arcsinh(forecasts / 2), np.stack(more, -1)]
+    return np.concatenate(features, -1), logs, forecasts
+
+
+def _between(log_ahead: Numbers) -> Numbers:
+    """Return weights of the knots by which errors are interpolated in log h; beyond the last knot its own."""
+    knots = np.log(KNOTS)
+    x = np.clip(log_ahead, knots[0], knots[-1])
+    return np.stack([np.interp(x, knots, one) for one in np.eye(len(KNOTS))], -1)
