@@ -1,4 +1,4 @@
-"""`scanl forecast RUN`: write the steps that follow each series of a run's table."""
+"""`scanl forecast RUN` or `scanl forecast TABLE`: write the steps that follow each series of a table."""
 
 import os
 import sys
@@ -19,7 +19,10 @@ from scanl.learning.forecasting.forecasts import Forecasts
 
 PIECE_BYTES = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
+COVARIATES = ("past", "static", "future", "future_data", "holidays")  # options of a model that is trained
+OF_TABLE = ("target", "time", "series", "season")  # options for a table in place of a run
 EXAMPLES = {
+    "scanl forecast sales.csv --target sold --time day --horizon 12": "after a table, without training",
     "scanl forecast runs/sales-1 --out next.csv --picture next.png": "the steps after the run's table",
     "scanl forecast runs/sales-1 --data sales.csv --levels 50 90": "after newer rows, with intervals of 50 and 90 %",
 }
@@ -35,11 +38,18 @@ NOTES = {
 
 def run(argv: Sequence[str]) -> int:
     """Write the forecast to a file or to standard output, and draw it if a picture is named."""
+    if argv and not argv[0].startswith("-") and not Path(argv[0]).is_dir():
+        refuse_covariates(argv)
     args = _parser().parse(argv)
     out, picture = (None if name is None else Path(name) for name in (args.out, args.picture))
     check_output("forecast", "out", out, WRITTEN_ENDINGS)
     check_output("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
+    if not Path(args.run).is_dir():
+        return of_table(args, out, picture)
+    for name in OF_TABLE:
+        if (value := getattr(args, name)) is not None:
+            raise ConfigError(f"forecast: {name} is {value}, expected none because a run has its own; name a table")
     if args.follow:
         for name in ("future_data", "out", "picture", "freq"):
             if getattr(args, name) is not None:
@@ -65,6 +75,56 @@ def run(argv: Sequence[str]) -> int:
         print(picture, file=sys.stderr)
     write(frame, out)
     return 0
+
+
+def of_table(args: Any, out: Path | None, picture: Path | None) -> int:
+    """Forecast a table by the model in the package."""
+    from scanl.learning.forecasting.untrained import HistoryTable, UntrainedForecasts, guessed
+
+    if args.data is not None and not args.follow:
+        raise ConfigError(f"forecast: data is {args.data}, expected none because {args.run} is a table, and no run")
+    given = (args.target, args.time, args.series)
+    target, time_, series = guessed(Path(args.run), *given)
+    told = [f"{n} {v}" for n, v, g in zip(OF_TABLE, (target, time_, series), given, strict=False) if v != g]
+    if told:
+        print(f"scanl: guessed: {', '.join(told)}", file=sys.stderr)
+    table = HistoryTable(
+        [args.run], "forecast", target, time=time_, series=series, season=args.season, freq=args.freq,
+        horizon=args.horizon or HistoryTable.horizon, distribution="quantiles",
+    )  # fmt: skip
+    with noting():
+        forecasts = UntrainedForecasts.of(table)
+        if args.follow:
+            for name in ("out", "picture"):
+                if getattr(args, name) is not None:
+                    raise ConfigError(
+                        f"forecast: {name} is {getattr(args, name)}, expected none because --follow writes rows to the "
+                        "standard output as they come"
+                    )
+            for number, frame in enumerate(forecasts.follow(lines_of(args.data), args.levels or None)):
+                frame.to_csv(sys.stdout, index=False, header=number == 0)
+                sys.stdout.flush()
+            return 0
+        frame = forecasts.after(args.levels or None)
+    if picture is not None:
+        from scanl.learning.forecasting.picture import save_forecasts
+
+        save_forecasts(picture, *map(forecasts.dated, (table.read(table.path), frame)), table)
+        print(picture, file=sys.stderr)
+    write(frame, out)
+    return 0
+
+
+def refuse_covariates(argv: Sequence[str]) -> None:
+    """Raise ConfigError for options of covariates beside a table."""
+    for word in argv:
+        name = word.partition("=")[0].lstrip("-").replace("-", "_")
+        if word.startswith("--") and name in COVARIATES:
+            raise ConfigError(
+                f"forecast: {name} is given, expected none because the model in the package reads no covariates; train "
+                f"one that does: scanl train --data {argv[0]} --question forecast --target COLUMN "
+                f"--{name.removesuffix('_data')} COLUMN"
+            )
 
 
 def lines_of(file: str | None) -> Iterator[list[str]]:
@@ -127,9 +187,13 @@ def add_output(parser: Parser) -> None:
 
 
 def _parser() -> Parser:
-    description = "Forecast the steps after a run's table, with intervals."
+    description = "Forecast the steps after a run's table, or after any table without training, with intervals."
     parser = Parser("forecast", description, examples=EXAMPLES, notes=NOTES)
-    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("run", type=str, help="run folder; or a table, for the model in the package")
+    parser.add("--target", str | None, "of a table: column to forecast (default: the only one of numbers)")
+    parser.add("--time", str | None, "of a table: column of times (default: the only one)")
+    parser.add("--series", str | None, "of a table: column of the series' names (default: the only one)")
+    parser.add("--season", int | None, "of a table: steps of a season (default: by the calendar or the numbers)")
     parser.add(
         "--data",
         str | None,
@@ -144,7 +208,7 @@ def _parser() -> Parser:
     parser.add(
         "--future-data", str | None, "table with the columns of --future at the steps that are forecast", metavar="PATH"
     )
-    parser.add("--horizon", int | None, "steps to write (default: those of the run)")
+    parser.add("--horizon", int | None, "steps to write (default: those of the run; 12)")
     parser.add("--freq", str | None, "frequency of the steps, as pandas names it: h, D, B, ME (default: the table's)")
     add_output(parser)
     parser.add(

@@ -6,6 +6,7 @@ To import torch takes seconds, and a misspelt path should not wait for it.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from scanl.errors import ConfigError
@@ -13,6 +14,7 @@ from scanl.files import check_folder, check_run
 
 FIRST_WORD = "the first argument"
 PROGRAMS = (".pt2", ".onnx")  # endings of files of models that `scanl export` reads
+TABLES = (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx", ".npz")
 OTHER_FORM = re.compile(r"[*?\[]|://|^-$")  # in words that stand for files, but are no paths: patterns, URLs, -
 
 
@@ -58,9 +60,11 @@ def _run(command: str, name: str, word: str) -> None:
     check_run(word)
 
 
-def _run_or_program(command: str, name: str, word: str) -> None:
-    check = _path if Path(word).suffix in PROGRAMS else _run
-    check(command, name, word)
+def _run_or_file(endings: Sequence[str], command: str, name: str, word: str) -> None:
+    if os.path.isfile(word) or Path(word).suffix in endings:
+        _path(command, name, word)
+    else:
+        check_run(word)
 
 
 def _folder(command: str, name: str, word: str) -> None:
@@ -72,11 +76,11 @@ PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "train": TRAINING_PATHS,
     "lr": TRAINING_PATHS,
     "learn": {FIRST_WORD: _path, "--data": _path},
-    "forecast": {FIRST_WORD: _run, "--data": _path, "--future-data": _path},
+    "forecast": {FIRST_WORD: partial(_run_or_file, TABLES), "--data": _path, "--future-data": _path},
     "predict": {FIRST_WORD: _run, "--data": _path},
     "generate": {FIRST_WORD: _run, "--prompt-file": _path},
     "eval": {FIRST_WORD: _run, "--data": _path},
-    "export": {FIRST_WORD: _run_or_program},
+    "export": {FIRST_WORD: partial(_run_or_file, PROGRAMS)},
     "serve": {FIRST_WORD: _folder},
     "bench-decode": {FIRST_WORD: _folder},
     "quantize": {FIRST_WORD: _folder},

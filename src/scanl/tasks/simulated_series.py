@@ -1,13 +1,13 @@
 """Simulated series of many kinds, on which the pretrained forecaster learns. No published table is read.
 
-A series is a level with a trend, seasons and noise, added or multiplied. Then it may be rounded, counted, cut or broken:
+A series is a level with a trend, seasons and noise, added or multiplied. Then it is rounded, counted, cut or broken.
 
-level: constant, linear, damped, exponential or logistic; with breaks of level and slope; a random walk, its integral, or
-switching regimes.   seasons: none, one or two, of lengths that calendars have or of any; smooth, of free shape, in peaks,
-of days with a night, of weeks with a weekend; their size and shape change slowly, or grow with the level.   noise: white,
-autoregressive or of moving averages; normal, with heavy tails or skewed; of a size that changes by itself, with the level
-or with the season.   then: exponential of all that, counts (Poisson, negative binomial, intermittent), outliers, holidays,
-series that begin late or end, values that are cut off or rounded, missing values.
+level: constant, linear, damped, exponential or logistic, with breaks of level and slope; a random walk, its integral,
+or switching regimes.   seasons: none, one or two, of lengths that calendars have or of any; smooth, of free shape, in
+peaks, of days with a night, of weeks with a weekend; their size and shape change slowly, or grow with the level.
+noise: white, autoregressive or of moving averages; normal, with heavy tails or skewed; of a size that changes by
+itself, with the level or with the season.   then: exponential of all that, counts (Poisson, negative binomial,
+intermittent), outliers, holidays, series that begin late or end, values that are cut off or rounded, missing values.
 """
 
 from typing import NamedTuple
@@ -222,7 +222,10 @@ def _noise(random: np.random.Generator, count: int, steps: int, season: Numbers)
     fading = random.uniform(0.3, 0.95, (count, 1))
     shocks = random.standard_exponential((count, steps)) ** 2 * (random.random((count, steps)) < 6 / steps)
     shocks = _autoregressive(shocks, np.concatenate([fading, 0 * fading], 1))
-    x += np.where(random.random((count, 1)) < 0.07, random.uniform(1, 5, (count, 1)) * x.std(1, keepdims=True), 0.0) * shocks
+    x += (
+        np.where(random.random((count, 1)) < 0.07, random.uniform(1, 5, (count, 1)) * x.std(1, keepdims=True), 0.0)
+        * shocks
+    )
     with_season = random.random((count, 1)) < 0.12
     x = np.where(with_season, x * np.exp(0.5 * np.clip(season, -3, 3)), x)
     return x / np.maximum(x.std(1, keepdims=True), 1e-12)
@@ -246,7 +249,9 @@ def _level(random: np.random.Generator, count: int, steps: int) -> Numbers:
         (breaks * random.normal(size=(count, steps))).cumsum(1).cumsum(1),
         heavy.cumsum(1) + random.normal(size=(count, 1)) * 0.1 * np.arange(steps),
         walk.cumsum(1) + np.abs(random.normal(size=(count, 1))) * 0.15 * np.arange(steps),
-        _autoregressive(walk.cumsum(1), np.concatenate([random.uniform(0.3, 0.9, (count, 1)), np.zeros((count, 1))], 1)),
+        _autoregressive(
+            walk.cumsum(1), np.concatenate([random.uniform(0.3, 0.9, (count, 1)), np.zeros((count, 1))], 1)
+        ),
         _autoregressive(walk, np.tile([1.9, -0.905], (count, 1))).cumsum(1),
         random.normal(size=(count, 3))[np.arange(count)[:, None], _regimes(random, count, steps, 3)],
         _autoregressive(walk, np.concatenate([np.full((count, 1), 0.97), np.zeros((count, 1))], 1)),

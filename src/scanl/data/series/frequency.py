@@ -87,6 +87,14 @@ class Frequency:
                 return round(count) if 2 * round(count) <= steps else 1
         return 1
 
+    def longer_season(self, season: int, steps: int) -> int:
+        """Return the steps of the next longer cycle of the calendar, if there are two of it in `steps`; 1 for none."""
+        for cycle in CYCLES if not self.moments else ():
+            count = cycle / self.seconds
+            if round(count) > season and abs(count - round(count)) / count <= (0.02 if cycle == YEAR else SLACK):
+                return round(count) if 2 * round(count) <= steps else 1
+        return 1
+
     def _grid(self, start: Any, **until: Any) -> Any:
         """Return the steps of the calendar from `start`: up to `end`, or at least so many `periods`."""
         import pandas as pd

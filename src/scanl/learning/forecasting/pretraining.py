@@ -1,6 +1,6 @@
 """Train the pretrained forecaster on simulated series: one command, in pieces, on one core.
 
-    python -m scanl.learning.forecasting.pretraining FOLDER [--minutes 40] [--steps 6000] [--seed 0]
+    python -m scanl.learning.forecasting.pretraining FOLDER [--minutes 40] [--steps 5000] [--seed 0]
 
 FOLDER keeps the weights, the optimizer and the number of steps; the same command goes on where the last piece ended.
 A step draws series of one length, reads them, and measures forecasts from some of their steps, by the pinball loss of
@@ -8,8 +8,10 @@ all quantiles in units of the seasonal naive's error in the series.
 """
 
 import argparse
+import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +59,9 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure
     hidden = hidden[:, origins, None].expand(-1, -1, AHEAD, -1)
     outputs = model.ahead(hidden, features, logs, forecasts)
     dtype = hidden.dtype
-    target, naive, valid = (torch.from_numpy(np.nan_to_num(part, nan=1.0).astype(np.float64)).to(dtype) for part in (target, naive, valid))
+    target, naive, valid = (
+        torch.from_numpy(np.nan_to_num(part, nan=1.0).astype(np.float64)).to(dtype) for part in (target, naive, valid)
+    )
     naive = torch.where(valid > 0, naive, 1.0)
     if measure:
         errors = (target - outputs.median).abs() / naive
@@ -78,7 +82,10 @@ def _naive_error(y: np.ndarray, season: np.ndarray) -> np.ndarray:
         off, near = np.abs(row[m:] - row[:-m]), np.abs(np.diff(row))
         known = ~np.isnan(off)
         if known.any():
-            result[i] = max(off[known].mean(), LEAST_UNIT * np.nan_to_num(near[~np.isnan(near)].mean() if (~np.isnan(near)).any() else 0))
+            result[i] = max(
+                off[known].mean(),
+                LEAST_UNIT * np.nan_to_num(near[~np.isnan(near)].mean() if (~np.isnan(near)).any() else 0),
+            )
     return result[:, None, None]
 
 
@@ -87,8 +94,8 @@ def new_model(seed: int, dim: int = 64, depth: int = 2, layer: str = "hawk", wid
     return PretrainedForecaster(Stack(dim, depth, layer), width)
 
 
-def pretrain(folder: Path, minutes: float, steps: int, seed: int, **options) -> None:
-    """Go on with the training in a folder until the minutes or the steps end."""
+def pretrain(folder: Path, minutes: float, steps: int, seed: int, stop: int | None = None, **options: Any) -> None:
+    """Go on with the training in a folder until the minutes end, or the steps, or `stop` of them."""
     folder.mkdir(parents=True, exist_ok=True)
     model = new_model(seed, **options)
     optimizer = torch.optim.AdamW(model.parameters(), LR, betas=(0.9, 0.98), weight_decay=DECAY)
@@ -102,15 +109,17 @@ def pretrain(folder: Path, minutes: float, steps: int, seed: int, **options) -> 
     begin, mean = time.monotonic(), None
 
     def keep() -> None:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "average": average, "done": done}, file)
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "average": average, "done": done}, file
+        )
         other = new_model(seed, **options)
         other.load_state_dict(average)
         other.save(folder)
 
     kept = begin
-    while done < steps and time.monotonic() - begin < 60 * minutes:
+    while done < (stop or steps) and time.monotonic() - begin < 60 * minutes:
         for group in optimizer.param_groups:
-            group["lr"] = LR * min(1.0, (done + 1) / 100) * 0.5 * (1 + np.cos(np.pi * min(1.0, done / steps)))
+            group["lr"] = LR * min(1.0, (done + 1) / 100) * 0.5 * (1 + math.cos(math.pi * done / steps))
         loss = batch_loss(model, np.random.default_rng((seed, done)))
         optimizer.zero_grad()
         loss.backward()
@@ -134,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=40)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layer", default="hawk")
     parser.add_argument("--dim", type=int, default=64)

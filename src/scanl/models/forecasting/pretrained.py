@@ -5,8 +5,8 @@ r"""A forecaster that needs no training on a table: recurrent layers weigh simpl
     \hat y_{t+h} = \sum_k g_k f_k(t + h) + \sigma \tanh \rho, \quad
     \sigma = \tfrac12 \sum_k g_k (e_k + \tilde e_k)
 
-f_k are simple forecasts, e_k and ẽ_k their recent and their older errors h steps ahead (`simple_forecasts`). A stack reads
-the series and these errors step by step; from its output after step t and from h a head makes a, b, c, ρ and the
+f_k are simple forecasts, e_k and ẽ_k their recent and their older errors h steps ahead (`simple_forecasts`). A stack
+reads the series and these errors step by step; from its output after step t and from h a head makes a, b, c, ρ and the
 distances of the quantiles, in units of σ. It learns on simulated series alone (`scanl.tasks.simulated_series`).
 """
 
@@ -22,13 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from scanl.digests import load_tensors
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
+from scanl.layers.packing import pack, unpack
 from scanl.models.forecasting import simple_forecasts
 from scanl.models.forecasting.forecaster import Forecast
 from scanl.models.forecasting.simple_forecasts import COUNT, KNOTS, Counts, Numbers, Seasons, SimpleState, SimpleSteps
 from scanl.models.heads.distributions import LEVELS, as_levels
-from scanl.models.saving import Saved
+from scanl.models.saving import WEIGHTS as FILE
+from scanl.models.saving import Saved, restored
 from scanl.models.stack import Backbone
 from scanl.options import at_least
 from scanl.whole import whole_number
@@ -42,8 +45,12 @@ STEP_FEATURES = 4 * COUNT + 13 + 2 * PHASES
 AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
 FIRST_POWERS = (1.0, 1.5)  # a and b at first
 WEIGHTS = Path(__file__).with_name("weights")  # the folder of the model in the package
+DIGEST = "4754297027b174e575a5b8670093de96e8895aaa607ec3094f346d5e4f5f5a6d"  # SHA-256 of its file
 STEPS_AT_ONCE = 16384  # of all series together, so that memory does not grow with a panel
-MIN_REPEATED, MIN_REPEATED_SHARE = 3, 0.05  # values, and their share, that are equal to the least one, so that it is a bound
+MIN_REPEATED, MIN_REPEATED_SHARE = (
+    3,
+    0.05,
+)  # of values at the least one, which then is a bound
 
 
 class PretrainedState(NamedTuple):
@@ -54,7 +61,7 @@ class PretrainedState(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Forecasts relative to the last values, in units of the mean absolute difference: median (·) and quantiles (·, Q)."""
+    """Median (·) and quantiles (·, Q) relative to the last values, in units of the mean absolute difference."""
 
     median: Tensor
     quantiles: Tensor
@@ -86,9 +93,15 @@ class PretrainedForecaster(Saved):
             self.output.bias[COUNT + 3 :] = steps.expm1().log()
 
     def hidden(self, told: SimpleSteps, seasons: Seasons, state: Any = None) -> tuple[Tensor, Any]:
-        """Return what the stack has made of all steps, (B, T, D), and its state."""
-        x = torch.from_numpy(step_features(told, seasons)).to(self.input.weight.dtype)
-        return self.stack(self.input(x), state)
+        """Return the output of the stack (B, T, D), and its state. No step before a first value is read."""
+        x = self.input(torch.from_numpy(step_features(told, seasons)).to(self.input.weight.dtype))
+        begun = torch.from_numpy(told.steps > 0)
+        if bool(begun.all()):
+            return self.stack(x, state)
+        packed, bounds = pack(x, begun)
+        state = self.stack.init_state(len(x), device=x.device, dtype=x.dtype) if state is None else state
+        y, state = self.stack(packed, state, cu_seqlens=bounds)
+        return unpack(y, begun), state
 
     def ahead(self, hidden: Tensor, features: Numbers, logs: Numbers, simple: Numbers) -> Outputs:
         """Return forecasts from what is known after some steps.
@@ -128,26 +141,36 @@ class PretrainedForecaster(Saved):
         """
         if x.ndim != 3 or not x.shape[1] or not x.is_floating_point():
             raise ShapeError(
-                f"{self.name}: x is {x.dtype} of shape {tuple(x.shape)}, expected real numbers (B, T, C) with T at least 1"
+                f"{self.name}: x is {x.dtype} of shape {tuple(x.shape)}, expected real numbers (B, T, C), T at least 1"
             )
         if bool(x.isinf().any()):
             raise ShapeError(f"{self.name}: x has an infinite number, expected finite ones, and NaN for none")
-        horizon = whole_number(self.name, "horizon", horizon, 1)
         y = x.transpose(1, 2).flatten(0, 1).double().cpu().numpy()
         state = self.init_state(len(y), season=season) if state is None else state
         if len(state.simple.known) != len(y):
-            raise ShapeError(
-                f"{self.name}: state has {len(state.simple.known)} series, expected {len(y)} because of x"
-            )
+            raise ShapeError(f"{self.name}: state has {len(state.simple.known)} series, expected {len(y)} because of x")
+        last = np.array([y.shape[1] - 1])
+        numbers, after = self.each(y, state, last, horizon=horizon, levels=[0.5, *levels])
+        numbers = torch.from_numpy(numbers[:, 0]).unflatten(0, (len(x), x.shape[2])).transpose(1, 2)
+        return Forecast(numbers[..., 0], numbers[..., 1:]), after
+
+    @torch.no_grad()
+    def each(
+        self, y: Numbers, state: PretrainedState, after: Counts, *, horizon: int, levels: Sequence[float]
+    ) -> tuple[Numbers, PretrainedState]:
+        """Read values y (B, T). Return the quantiles (B, N, H, Q) after N of the steps, and the state after the last.
+
+        after: (N,), numbers of steps, in order.   The rest is as in `predict`.
+        """
+        horizon = whole_number(self.name, "horizon", horizon, 1)
+        probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).numpy()
         rows = max(1, STEPS_AT_ONCE // y.shape[1])
         pieces = [
-            self._after(y[a : a + rows], _rows_of(state, slice(a, a + rows)), horizon) for a in range(0, len(y), rows)
+            self._each(y[a : a + rows], _rows_of(state, slice(a, a + rows)), after, horizon)
+            for a in range(0, len(y), rows)
         ]
-        learnt, after = np.concatenate([one for one, _ in pieces]), _joined([one for _, one in pieces])
-        probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).numpy()
-        quantiles = torch.from_numpy(_at_levels(learnt, probabilities)).unflatten(0, (len(x), x.shape[2]))
-        median = torch.from_numpy(learnt[..., MIDDLE]).unflatten(0, (len(x), x.shape[2]))
-        return Forecast(median.transpose(1, 2), quantiles.transpose(1, 2)), after
+        learnt = np.concatenate([one for one, _ in pieces])
+        return _at_levels(learnt, probabilities), _joined([one for _, one in pieces])
 
     def init_state(self, batch_size: int, *, season: int | tuple[int, int] = 1) -> PretrainedState:
         """Return the state before any step of some series.   season: as in `predict`."""
@@ -161,22 +184,23 @@ class PretrainedForecaster(Saved):
         stack = self.stack.init_state(batch_size, device=like.device, dtype=like.dtype)
         return PretrainedState(simple_forecasts.nothing_read(seasons), stack)
 
-    def _after(self, y: Numbers, state: PretrainedState, horizon: int) -> tuple[Numbers, PretrainedState]:
-        """Return the learnt quantiles (B, H, Q) of the H steps after y (B, T), and the state."""
-        last = np.array([y.shape[1] - 1])
-        told, simple, after = simple_forecasts.read(y, state.simple, last, horizon)
+    def _each(self, y: Numbers, state: PretrainedState, steps: Counts, horizon: int) -> tuple[Numbers, PretrainedState]:
+        """Return the learnt quantiles (B, N, H, Q) after some steps of y (B, T), and the state after the last step."""
+        told, simple, after = simple_forecasts.read(y, state.simple, steps, horizon)
         seasons = state.simple.seasons
         hidden, stack = self.hidden(told, seasons, state.stack)
-        hidden = hidden[:, -1:, None].expand(-1, -1, horizon, -1)
-        outputs = self.ahead(hidden, *ahead_features(told, seasons, last, simple, np.arange(1, horizon + 1)))
-        quantiles = outputs.quantiles[:, 0].double().cpu().numpy()
-        quantiles = told.value[:, -1, None, None] + told.scale[:, -1, None, None] * quantiles
+        hidden = hidden[:, steps, None].expand(-1, -1, horizon, -1)
+        outputs = self.ahead(hidden, *ahead_features(told, seasons, steps, simple, np.arange(1, horizon + 1)))
+        told = told.after(steps)
+        quantiles = told.value[..., None, None] + told.scale[..., None, None] * outputs.quantiles.double().numpy()
         low, high = (
-            np.where((share >= MIN_REPEATED_SHARE) & (share * told.known >= MIN_REPEATED), bound, beyond)[:, -1:, None]
+            np.where((share >= MIN_REPEATED_SHARE) & (share * told.known >= MIN_REPEATED), bound, beyond)[
+                ..., None, None
+            ]
             for share, bound, beyond in ((told.at_least, told.least, -np.inf), (told.at_most, told.most, np.inf))
         )
-        quantiles = np.clip(quantiles, low, high) + after.origin[:, None, None]
-        quantiles[after.known == 0] = np.nan
+        quantiles = np.clip(quantiles, low, high) + after.origin[:, None, None, None]
+        quantiles[told.known == 0] = np.nan
         return quantiles, PretrainedState(after, stack)
 
 
@@ -189,15 +213,17 @@ def pretrained() -> PretrainedForecaster:
     >>> forecast.mean.shape, forecast.quantiles.shape
     (torch.Size([1, 3, 1]), torch.Size([1, 3, 1, 11]))
     """
-    return PretrainedForecaster.load(WEIGHTS).double().requires_grad_(False)
+    tensors, about = load_tensors(WEIGHTS / FILE, "pretrained")
+    model = PretrainedForecaster(**restored(about["config"]))  # `load` would import torch's compiler first
+    model.load_state_dict(tensors)
+    return model.eval().double().requires_grad_(False)
 
 
 def _rows_of(state: PretrainedState, rows: slice) -> PretrainedState:
     simple = state.simple
-    seasons = Seasons(*(part[rows] for part in simple.seasons))
-    return PretrainedState(
-        SimpleState(seasons, *(part[rows] for part in simple[1:])), states.map_leaves(lambda leaf: leaf[rows], state.stack)
-    )
+    parts: list[Any] = [part[rows] for part in simple[1:]]
+    kept = SimpleState(Seasons(*(part[rows] for part in simple.seasons)), *parts)
+    return PretrainedState(kept, states.map_leaves(lambda leaf: leaf[rows], state.stack))
 
 
 def _joined(pieces: Sequence[PretrainedState]) -> PretrainedState:
@@ -205,7 +231,7 @@ def _joined(pieces: Sequence[PretrainedState]) -> PretrainedState:
         return pieces[0]
     simple = [piece.simple for piece in pieces]
     seasons = Seasons(*(np.concatenate(parts) for parts in zip(*(one.seasons for one in simple), strict=True)))
-    parts = [np.concatenate(some) for some in zip(*(one[1:] for one in simple), strict=True)]
+    parts: list[Any] = [np.concatenate(some) for some in zip(*(one[1:] for one in simple), strict=True)]
     leaves = iter(torch.cat(some) for some in zip(*(_leaves(piece.stack) for piece in pieces), strict=True))
     return PretrainedState(SimpleState(seasons, *parts), states.map_leaves(lambda _: next(leaves), pieces[0].stack))
 
@@ -235,7 +261,7 @@ def step_features(told: SimpleSteps, seasons: Seasons) -> Numbers:
     spread = told.most - told.least
     place = (told.value - told.least) / np.where(spread > 0, spread, 1.0)
     logs = log_errors(told)[..., [0, 2, 3], 0]
-    count = np.maximum(told.count - 1, 0)
+    count = np.maximum(told.steps - 1, 0)
     ones = np.ones_like(unit)
     more = [
         place, np.log(spread / unit + 1) / 3, np.log(told.recent / unit + LEAST_ERROR), np.log1p(told.known) / 4,
@@ -269,7 +295,7 @@ def ahead_features(
 
     after: (N,), steps.   simple: (B, N, K, H), relative to the first value.   ahead: (H,) or (N, H), steps ahead.
     """
-    picked = SimpleSteps(*(part[:, after] for part in told))
+    picked = told.after(after)
     unit = units(picked)
     ahead = np.broadcast_to(ahead, (len(after), ahead.shape[-1]))
     trained = np.minimum(ahead, MAX_TRAINED_HORIZON)

@@ -8,17 +8,18 @@ A smoothing has a level l, a trend b and up to two seasons r and s, of m and n s
     l_t = l_{t-1} + \varphi b_{t-1} + \alpha_t e_t, \quad b_t = \varphi b_{t-1} + \alpha_t \beta e_t, \quad
     r_t = r_{t-m} + \gamma_t (1 - \alpha_t) e_t, \quad s_t = s_{t-n} + \delta_t (1 - \alpha_t) e_t
 
-e_t is the error of the forecast of y_t, or 0 where y_t is missing. A gain is at least one over the number of errors that
-it has corrected, so that the first values count alike. The seasons of the first whole season of values, and later those
-of the first two, are their distances from its mean.
+e_t is the error of the forecast of y_t, or 0 where y_t is missing. A gain is at least one over the number of errors
+that it has corrected, so that the first values count alike. The seasons of the first whole season of values, and later
+those of the first two, are their distances from its mean.
 Source: Hyndman, Koehler, Ord and Snyder, "Forecasting with Exponential Smoothing", Springer 2008, chapters 2 and 14.
 
 Beside smoothings there are the seasonal naive forecast of either season, with and without the change from season to
 season, the drift, a smoothing with half the drift (Assimakopoulos and Nikolopoulos, "The theta model", International
-Journal of Forecasting 16, 2000), and three autoregressions by recursive least squares, the step ahead iterated. All are computed in float64 relative to the first value, so each is exact for c y + d if it is for y.
+Journal of Forecasting 16, 2000), and three autoregressions by recursive least squares, the step ahead iterated. All are
+computed in float64 relative to the first value, so each is exact for c y + d if it is for y.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,16 @@ SMOOTHINGS = np.array(
 ALPHA, BETA, PHI, GAMMA, DELTA = SMOOTHINGS.T
 FIRST, SECOND = (np.flatnonzero(gains) for gains in (GAMMA, DELTA))  # smoothings with the first, the second season
 FILLING = 10  # the smoothing whose forecast stands for a missing value
-OTHERS = ("seasonal", "second seasonal", "seasonal drift", "drift", "theta", "autoregression", "seasonal autoregression", "seasonal regression")
+OTHERS = (
+    "seasonal",
+    "second seasonal",
+    "seasonal drift",
+    "drift",
+    "theta",
+    "autoregression",
+    "seasonal autoregression",
+    "seasonal regression",
+)
 THETA = 2  # the smoothing in the theta forecast
 COUNT = len(SMOOTHINGS) + len(OTHERS)  # K
 KNOTS = np.array([1, 3, 8, 24])  # steps ahead at which errors are followed
@@ -77,7 +87,7 @@ PRIOR = np.array(  # weights before any value
 
 
 class Seasons(NamedTuple):
-    """Steps of the first and of the second season of each row, (B,) each; 1 for none, and then the second is the first."""
+    """Steps of the first and of the second season of each row, (B,) each; 1 for none. The second may be the first."""
 
     first: Counts
     second: Counts
@@ -86,16 +96,16 @@ class Seasons(NamedTuple):
 class SimpleState(NamedTuple):
     """State of the simple forecasts of B series. Values are relative to the first one.
 
-    seasons: steps.   origin: the first value.   count: steps since then.   known: known values.   level, trend: (B, V).
+    seasons: steps.   origin: the first value.   steps: steps since then.   known: known values.   level, trend: (B, V).
     season, second: (B, ·, m) of the smoothings that have it.   past: (B, R), the last values, missing ones filled; the
     newest last.   ahead: (B, 24, K, J), forecasts after the last steps, J knots ahead.   errors: (B, K, J, 2), running
-    means.   weights: (B, J), errors in them.   products, along: sums of the autoregressions.   sums: (B, 8): of absolute
-    differences, their squares, their number, their recent mean, least, times at it, most, times at it.
+    means.   weights: (B, J), errors in them.   products, along: sums of the autoregressions.   sums: (B, 8), of
+    absolute differences, their squares, their number, their recent mean, least, times at it, most, times at it.
     """
 
     seasons: Seasons
     origin: Numbers
-    count: Counts
+    steps: Counts
     known: Counts
     level: Numbers
     trend: Numbers
@@ -113,15 +123,15 @@ class SimpleState(NamedTuple):
 class SimpleSteps(NamedTuple):
     """What is known after each of T steps.
 
-    value: (B, T), relative to the first value; missing ones filled.   is_known: (B, T).   count, known: (B, T), steps and
-    known values so far.   scale, recent: (B, T), running means of absolute differences.   off: (B, T, K), errors of the
-    forecasts of this step, 0 where it is missing.   errors: (B, T, K, J, 2) and weights (B, T, J), as in the state.
+    value: (B, T), relative to the first value; missing ones filled.   is_known: (B, T).   steps, known: (B, T), steps
+    and known values so far.   scale, recent: (B, T), running means of absolute differences.   off: (B, T, K), errors of
+    the forecasts of this step, 0 where it is missing.   errors: (B, T, K, J, 2) and weights (B, T, J), as in the state.
     least, most: (B, T), and the shares of the values that are equal to them.
     """
 
     value: Numbers
     is_known: NDArray[np.bool_]
-    count: Counts
+    steps: Counts
     known: Counts
     scale: Numbers
     recent: Numbers
@@ -132,6 +142,11 @@ class SimpleSteps(NamedTuple):
     at_least: Numbers
     most: Numbers
     at_most: Numbers
+
+    def after(self, steps: Counts) -> "SimpleSteps":
+        """Return what is known after some of the steps."""
+        parts: list[Any] = [part[:, steps] for part in self]
+        return SimpleSteps(*parts)
 
 
 def nothing_read(seasons: Seasons) -> SimpleState:
@@ -163,7 +178,7 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     x = np.where(is_known, y - origin[:, None], 0.0)
     started = begun[:, None] | (is_known.cumsum(1) > 0)
     known = state.known[:, None] + is_known.cumsum(1)
-    count = state.count[:, None] + started.cumsum(1)
+    count = state.steps[:, None] + started.cumsum(1)
     reach = state.past.shape[1]
     values = np.concatenate([state.past, np.zeros((rows, steps))], 1)
     level, trend, season, second = (part.copy() for part in (state.level, state.trend, state.season, state.second))
@@ -218,7 +233,16 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
         if t in wanted:
             simple[:, wanted[t], : len(SMOOTHINGS)] = ahead[:, :, len(KNOTS) :]
     _sum_up(x, is_known, known, state, sums)
-    arguments = values, reach, count, m, n, levels, sums, *_autoregressions(values, reach, is_known, count, m, n, sums, state)
+    arguments = (
+        values,
+        reach,
+        count,
+        m,
+        n,
+        levels,
+        sums,
+        *_autoregressions(values, reach, is_known, count, m, n, sums, state),
+    )
     others = _others(*arguments[:-2], np.arange(steps), KEPT)
     at_knots[:, :, len(SMOOTHINGS) :] = others[..., KNOTS - 1]
     if len(after):
@@ -227,7 +251,8 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     errors, weights = _errors(x, is_known, count, all_ahead, state, off)
     counts = np.maximum(known, 1)
     told = SimpleSteps(
-        values[:, reach:], is_known, count, known, sums[..., 0] / np.maximum(sums[..., 2], 1), sums[..., 3], off, errors,
+        values[:, reach:], is_known, count, known, sums[..., 0] / np.maximum(sums[..., 2], 1), sums[..., 3], off,
+        errors,
         weights, sums[..., 4], sums[..., 5] / counts, sums[..., 6], sums[..., 7] / counts,
     )  # fmt: skip
     last = SimpleState(
@@ -264,10 +289,10 @@ def _begin_second(past: Numbers, m: int, n: int, level: Numbers, season: Numbers
     for row, smoothing in enumerate(SECOND):
         own = pattern
         if GAMMA[smoothing] > 0:
-            own = pattern - season[FIRST.tolist().index(smoothing), np.arange(n) % m]
+            own = pattern - season[FIRST.tolist().index(int(smoothing)), np.arange(n) % m]
         second[row, :n] = own - own.mean()
     alpha, last = ALPHA[SECOND], second[:, n - 1]
-    apart = np.array([season[FIRST.tolist().index(v), (n - 1) % m] if GAMMA[v] > 0 else 0.0 for v in SECOND])
+    apart = np.array([season[FIRST.tolist().index(int(v)), (n - 1) % m] if GAMMA[v] > 0 else 0.0 for v in SECOND])
     level[SECOND] = (1 - alpha) * block.mean() + alpha * (past[-1] - last - apart)
 
 
@@ -303,7 +328,7 @@ def _autoregressions(
     valid = is_known[:, :, None] & (count[:, :, None] > lags[:, None])
     x = x * valid[..., None]
     target = values[:, reach:, None, None]
-    products = (x[..., None] * x[..., None, :])
+    products = x[..., None] * x[..., None, :]
     products[:, 0] += state.products
     along = x * target
     along[:, 0] += state.along
@@ -382,6 +407,7 @@ def _others(
     least, most = sums[..., 4], sums[..., 6]
     low, high = ((2 * least - most)[:, :, None], (2 * most - least)[:, :, None])
     x = _lagged(values, last, count, m, n)
+
     def lag(steps: Counts, h: int, path: Numbers) -> Numbers:
         """Return the value, or its forecast, some steps before step h + 2 ahead."""
         column = last + h + 2 - steps[:, None]
