@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import warnings
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, ShapeError
 from scanl.export import write_c
 from scanl.hub import convert
+from scanl.models.decoding.compiled_step import MIN_TOKENS
 
 COVERS = ["hub/streaming/parts", "hub/streaming/stream", "hub/streaming/survey"]
 
@@ -221,6 +223,22 @@ def test_programs_and_c(tmp_path):
         piece = x[0, 2 * at : 2 * at + 2].contiguous()
         cell.cell_step(ctypes.c_void_p(piece.data_ptr()), state, y)
         torch.testing.assert_close(torch.tensor(list(y)), wanted[0, at].detach())
+
+
+def test_many_pieces_become_one_kernel():
+    """And what changes afterwards is noticed: weights in place, another batch, gradients."""
+    module = nn.Sequential(CausalConvolution(4, 3, 1, 2, 1, cut=False), Recurrent(nn.GRU, 4, batch_first=True)).eval()
+    stream = convert(module)
+    x = torch.randn(2, 2 * MIN_TOKENS + 8, 4)
+    cuts = range(0, x.shape[1] + 1, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(streamed(stream, x, cuts), module(x))
+        module[1].rnn.weight_hh_l0.mul_(-1)
+        with mock.patch.object(stream._compiled, "_finish", side_effect=AssertionError):
+            torch.testing.assert_close(streamed(stream, x[:, :12], cuts[:7]), module(x[:, :12]))
+        torch.testing.assert_close(streamed(stream, x[:1, :12], cuts[:7]), module(x[:1, :12]))
+    stream(x[:, :2])[0].sum().backward()
+    assert module[0].conv.weight.grad.any()
 
 
 def test_bad_arguments():

@@ -54,7 +54,23 @@ def convert(
         return _converted(module, _checked(given if example is None else example, 1), time, None)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"convert: module is a {type(module).__name__}, expected a torch.nn.Module")
-    x = _checked(_example(module) if example is None else example, 2)
+    if example is not None:
+        return _streaming(module, _checked(example, 2), time)
+    errors: list[ConfigError] = []
+    for x in _examples(module):
+        try:
+            return _streaming(module, x, time)
+        except UnstreamableError:
+            raise
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    raise ConfigError(f"convert: example is None for a {type(module).__name__}, expected an input of the module")
+
+
+def _streaming(module: nn.Module, x: Tensor, time: int | None) -> StreamingModule:
+    """Return the stream of a module, from an example that is repeated where more steps tell more."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -158,22 +174,25 @@ def _checked(example: Any, rows: int) -> Tensor:
     return torch.cat([example] * rows) if len(example) == 1 else example
 
 
-def _example(module: nn.Module) -> Tensor:
-    """Return an input for the first part of the module that says what it reads."""
-    numbers, steps = torch.Generator().manual_seed(0), EXAMPLE_STEPS
+def _examples(module: nn.Module) -> Iterator[Tensor]:
+    """Yield inputs for the first part of the module that says what it reads; the module may turn its axes before."""
+    steps = EXAMPLE_STEPS
     for part in module.modules():
         match part:
             case ONNXModule():
-                return part.example()
+                yield _checked(part.example(), 1)
+                return
             case nn.Embedding():
-                return torch.randint(part.num_embeddings, (2, steps), generator=numbers)
+                yield torch.randint(part.num_embeddings, (2, steps))
+                return
             case nn.RNNBase():
-                shape = (2, steps) if part.batch_first else (steps, 2)
-                return torch.randn(*shape, part.input_size, generator=numbers)
+                width, first = part.input_size, (2, steps) if part.batch_first else (steps, 2)
             case nn.Conv1d():
-                return torch.randn(2, part.in_channels, steps, generator=numbers)
+                width, first = part.in_channels, (2, 0)
             case nn.Linear():
-                return torch.randn(2, steps, part.in_features, generator=numbers)
+                width, first = part.in_features, (2, steps)
             case _:
                 continue
-    raise ConfigError(f"convert: example is None for a {type(module).__name__}, expected an input of the module")
+        for order in dict.fromkeys((first, (2, steps), (2, 0), (steps, 2))):
+            yield torch.randn(*order, width) if order[1] else torch.randn(2, width, steps)
+        return

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub.streaming.parts import Part
 from scanl.hub.streaming.survey import Entries, Survey, named_parts, same
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, leaves
+from scanl.models.decoding.compiled_step import CompiledStep
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,16 @@ def _weights(program: fx.GraphModule) -> nn.Module:
     return root
 
 
+class _CompiledPiece(CompiledStep):
+    """A piece of one result as one kernel."""
+
+    def _examples(self, batch_size: int) -> list[Tensor]:
+        stream: Any = self.model
+        state = stream.init_state(batch_size)
+        operands = [stream.piece(batch_size), *(leaf for _, leaf in leaves(state))]
+        return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
+
+
 class StreamingModule(nn.Module):
     """A module that reads a sequence in pieces: y, state = stream(piece, state).
 
@@ -88,6 +99,8 @@ class StreamingModule(nn.Module):
     sequence has a multiple of it. Results without a time axis are those at the end of the piece.
 
     The state is a dict of tensors, batch first: what each recurrence and each window keeps.
+
+    After some pieces of `stride` steps without gradients, such a piece is one kernel of the CPU, within rounding.
     """
 
     def __init__(self, module: fx.GraphModule, form: pytree.TreeSpec, x: Tensor, time: int) -> None:
@@ -99,6 +112,10 @@ class StreamingModule(nn.Module):
         self._form = pytree.tree_unflatten([_Result(number) for number in range(form.num_leaves)], form)
         self._example, self.batch = x, _batch_axis(x, time)
         self._outputs, self._holds = survey.outputs, survey.holds
+        rows_first = (self.batch is None and self.stride == 1) or (
+            self.batch == 0 and all(isinstance(fact, Entries) and fact.batch == 0 for fact in survey.outputs)
+        )
+        self._compiled = _CompiledPiece(self, lambda x: x, self._run) if rows_first else None
         self._keys: dict[str, list[str]] = {}
         with torch.no_grad():
             for name in self.init_state(1 if self.batch is None else x.shape[self.batch]):
@@ -137,7 +154,15 @@ class StreamingModule(nn.Module):
             raise ShapeError(f"stream: x has shape {tuple(x.shape)}, expected ({', '.join(map(str, sizes))})")
         if state is None:
             state = self.init_state(1 if self.batch is None else x.shape[self.batch], device=x.device)
+        compiled = self._compiled
+        if compiled is not None and type(x) is Tensor and x.shape[self.time] == self.stride and compiled.pays(len(x)):
+            return compiled(x, state)
         return self._run(x, state)
+
+    def piece(self, batch_size: int) -> Tensor:
+        """Return the first steps of a sequence of the example, up to one result, for each of some rows."""
+        first = self._example.narrow(self.time, 0, self.stride)
+        return first if self.batch is None else first.narrow(self.batch, 0, 1).expand(batch_size, *first.shape[1:])
 
     def example(self) -> Tensor:
         """Return the input from which the stream was made."""
