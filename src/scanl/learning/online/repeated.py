@@ -21,10 +21,10 @@ class RepeatedFunction:
     function: called as function(*inputs, state); returns a tuple of new tensors and the state after them.
     constants: returns what it depends on beside tensors, to be compared with `==`.
 
-    Compiling takes the time of a hundred calls or more. So the first calls run operation by operation, and their number alone decides which call is
-    the first of the kernel: a run that is resumed has the same numbers. None: never.
-    The function may be one that no kernel can run; then `reason` says why, and it runs operation by operation. So it
-    does under `exact`.
+    Compiling takes the time of a hundred calls or more. So the first calls run operation by operation, and their number
+    alone decides which call is the first of the kernel: a run that is resumed has the same numbers. None: never. The
+    function may be one that no kernel can run; then `reason` says why, and it runs operation by operation. So it does
+    under `exact`.
 
     A state that a kernel returned is overwritten by the second call after that.
     """
