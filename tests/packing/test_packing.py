@@ -11,6 +11,7 @@ from scanl.errors import ConfigError, DataError, ScanlError
 from scanl.models import LanguageModel, Stack
 from scanl.packing import Archive, Predictor, pack, pack_pieces, unpack, unpack_file
 from scanl.packing.archive import HEADER
+from scanl.packing.learner import Learner
 
 COVERS = ["packing/*"]
 TEXT = b"".join(b"%d is a number, and so is %d; the next one is larger.\n" % (n, n + 1) for n in range(400))
@@ -126,9 +127,23 @@ def test_a_flipped_bit_is_refused(model: Predictor) -> None:
         unpack(archive + b"\0", model)
 
 
+def test_a_model_learns_alike_on_both_sides(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    learners: list[Learner] = []
+    made = Learner.__init__
+    monkeypatch.setattr(Learner, "__init__", lambda self, *args: (learners.append(self), made(self, *args))[1])
+    data = TEXT[:4000] + random.Random(0).randbytes(2000) + TEXT[4000:6000]
+    archive = pack(data, model, learn=True, frame=2000)
+    assert len(archive) < len(pack(data, model, frame=2000)) - 100
+    assert unpack(archive, model, threads=2) == data
+    one, other = (learner.saved() for learner in learners)
+    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+    with pytest.raises(ConfigError, match="packed with --learn, so it is read from its beginning"):
+        Archive(io.BytesIO(archive), model).read(0, 1)
+
+
 def test_other_models_and_options_are_refused(model: Predictor) -> None:
     archive = pack(TEXT[:100], model)
-    with pytest.raises(DataError, match=r"packed by the model \w{32} \(int8|float32, portable\), but this one is"):
+    with pytest.raises(DataError, match=r"packed by the model \w{32} \(int8|float32, portable\), but this is"):
         unpack(archive, Predictor(LanguageModel(256, Stack(32, 1, "mingru"))))
     with pytest.raises(ConfigError, match="model has vocab_size=100, expected 256"):
         Predictor(LanguageModel(100, Stack(32, 1, "mingru")))

@@ -23,6 +23,8 @@ GROUPS = {  # title: name: (module and function, what it does)
         "eval": ("evaluate:run", "measure a run on data that it was not trained on"),
         "inspect": ("inspect:run", "tables and pictures of what a layer, or a run, remembers"),
         "serve": ("serve:run", "serve a language model over HTTP: the usual completions interface"),
+        "pack": ("pack:run", "make files small by what a language model expects of them"),
+        "unpack": ("pack:run_unpack", "write the files of an archive of pack"),
         "export": ("export:run", "write a run's model, or one of torch or ONNX, as ONNX, as C, or as a package"),
         "quantize": ("quantize:run", "write a model with weights of 8 or 4 bits, which it reads faster"),
     },

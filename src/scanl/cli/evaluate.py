@@ -9,11 +9,14 @@ from pathlib import Path
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, PlayedSource, Source
 from scanl.data.shards.listing import absolute
+from scanl.data.text.text import Text
 from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures, trained, written
 from scanl.learning.questions import Model
+from scanl.models import LanguageModel
 from scanl.options import PositiveOrNone
+from scanl.packing import pack
 from scanl.tasks.base import COUNT
 
 
@@ -24,9 +27,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add("--data", str, "new path of the run's files, or another text", [], nargs="*", metavar="PATH")
     parser.add("--length", int | None, "of a task: another length; none: the run's")
     parser.add("--count", PositiveOrNone, f"examples to measure; none: all, or {COUNT} of a task")
+    parser.add_argument("--bits", action="store_true", help="of a text: the bytes that `scanl pack` makes of it too")
     args = parser.parse(argv)
     folder = RunFolder.open(args.run)
     config = folder.config()
+    if args.bits and not isinstance(folder.source, Text):
+        raise ConfigError(f"eval: bits is given, but the run is on {config.entry.name}, expected a run on text")
     accepted = {*config.entry.option_names(), *inspect.signature(type(folder.source).exam).parameters}
     for name in ("data", "length", "count"):
         if getattr(args, name) not in (None, []) and name not in accepted:
@@ -66,6 +72,12 @@ def run(argv: Sequence[str]) -> int:
     folder.load_model(learnt.question)  # raises if the weights are not of config.yaml
     model = trained(folder)
     print(examined(model, source, exam))
+    if args.bits:
+        assert isinstance(source, Text)
+        assert isinstance(model, LanguageModel)
+        text = source.corpus.held_out.tobytes()
+        packed = len(pack(text, model))
+        print(f"scanl pack: {len(text):,} bytes in {packed:,}, {8 * packed / len(text):{exam.digits}} bits per byte")
     if isinstance(source, PlayedSource) and (line := source.play(model)):
         print(line)
     if getattr(source.question, "written", ()):

@@ -71,6 +71,11 @@ def _folder(command: str, name: str, word: str) -> None:
     check_folder(command, word)
 
 
+def _input(command: str, name: str, word: str) -> None:
+    if word != "-" and not os.path.isfile(word):
+        raise ConfigError(f"{command}: {word} is not a file; name files, or - for the standard input")
+
+
 TRAINING_PATHS = {"--config": _file, "--resume": _run, "--init": _run, "--data": _path}
 PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "train": TRAINING_PATHS,
@@ -84,5 +89,7 @@ PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "serve": {FIRST_WORD: _folder},
     "bench-decode": {FIRST_WORD: _folder},
     "quantize": {FIRST_WORD: _folder},
+    "pack": {FIRST_WORD: _input},
+    "unpack": {FIRST_WORD: _input},
     "demo": {"--data": _path},
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scanl.packing.coder import StreamReader, StreamWriter
+from scanl.packing.learner import Learner
 from scanl.packing.predictor import SYMBOLS, Predictor
 
 FIRST = 0  # the symbol before the first one: in training texts it stands before a file
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
         return self.rows if step < self.steps - 1 else self.last
 
 
-def encoded(predictor: Predictor, data: bytes, streams: int, moved: Moved) -> bytes | None:
+def encoded(predictor: Predictor | Learner, data: bytes, streams: int, moved: Moved) -> bytes | None:
     """Return the code of some bytes, at least one; None where the model makes them no shorter."""
     layout = Layout.of(len(data), streams)
     symbols = layout.divided(data)
@@ -63,20 +64,23 @@ def encoded(predictor: Predictor, data: bytes, streams: int, moved: Moved) -> by
                 moved(len(data) - begin * layout.rows)
                 return None
             moved(done - begin * layout.rows)
+            reading.learn(inputs[begin:end], symbols[begin:end])
     code = writer.words()
     return code if len(code) < len(data) else None
 
 
-def decoded(predictor: Predictor, code: bytes, size: int, streams: int, moved: Moved) -> bytes | None:
+def decoded(predictor: Predictor | Learner, code: bytes, size: int, streams: int, moved: Moved) -> bytes | None:
     """Return the bytes of a code; None where the model's numbers are not those that made it."""
     layout = Layout.of(size, streams)
-    symbols = torch.full((layout.steps, layout.rows), FIRST)
-    reader, before = StreamReader(code, layout.rows, SYMBOLS), torch.full((layout.rows,), FIRST)
+    known = torch.full((layout.steps + 1, layout.rows), FIRST)
+    inputs, symbols = known[:-1], known[1:]
+    reader = StreamReader(code, layout.rows, SYMBOLS)
     with predictor.opened(layout.rows) as reading:
         for step in range(layout.steps):
             count = layout.count(step)
-            symbols[step, :count] = reader.take(reading.step(before), count)
-            before = symbols[step]
+            symbols[step, :count] = reader.take(reading.step(inputs[step]), count)
             if (step + 1) % TURN == 0 or step + 1 == layout.steps:
-                moved(min((step + 1) * layout.rows, size) - step // TURN * TURN * layout.rows)
+                begin = step // TURN * TURN
+                moved(min((step + 1) * layout.rows, size) - begin * layout.rows)
+                reading.learn(inputs[begin : step + 1], symbols[begin : step + 1])
     return layout.joined(symbols) if reader.at_end else None

@@ -9,6 +9,7 @@ import torch
 
 from scanl.errors import ConfigError, DataError
 from scanl.models import LanguageModel
+from scanl.models.pretrained import pretrained, pretrained_names
 from scanl.packing.archive import (
     CHECK,
     FRAME,
@@ -26,6 +27,7 @@ from scanl.packing.archive import (
     read_part,
 )
 from scanl.packing.frames import Moved, decoded, encoded
+from scanl.packing.learner import Learner
 from scanl.packing.predictor import Predictor
 
 FRAME_SIZE = 1 << 20
@@ -37,8 +39,10 @@ def _unmoved(count: int) -> None:
     """Pass over how many bytes were coded."""
 
 
-def pack(data: bytes, model: LanguageModel | Predictor, **options: Any) -> bytes:
+def pack(data: bytes, model: LanguageModel | Predictor | None = None, **options: Any) -> bytes:
     """Return an archive of some bytes, which `unpack` reads. options: see `pack_pieces`.
+
+    model: None for the one that comes with scanl.
 
     >>> from scanl.models import LanguageModel, Stack
     >>> model = LanguageModel(256, Stack(32, 1, "mingru"))
@@ -48,15 +52,16 @@ def pack(data: bytes, model: LanguageModel | Predictor, **options: Any) -> bytes
     return b"".join(pack_pieces([data], model, **options))
 
 
-def unpack(archive: bytes, model: LanguageModel | Predictor, *, threads: int | None = None) -> bytes:
+def unpack(archive: bytes, model: LanguageModel | Predictor | None = None, *, threads: int | None = None) -> bytes:
     """Return the bytes of an archive. Raises DataError for a damaged one, or one of another model."""
     return b"".join(unpack_file(io.BytesIO(archive), model, threads=threads))
 
 
 def pack_pieces(
     pieces: Iterable[bytes],
-    model: LanguageModel | Predictor,
+    model: LanguageModel | Predictor | None = None,
     *,
+    learn: bool = False,
     streams: int = STREAMS,
     frame: int = FRAME_SIZE,
     threads: int | None = None,
@@ -66,6 +71,8 @@ def pack_pieces(
 ) -> Iterator[bytes]:
     """Yield the parts of an archive of the bytes in `pieces`, as they are made.
 
+    learn: let the model learn from what it has coded, here and where it is unpacked: fewer bits, in a multiple of the
+    time, and for one machine and version of torch alone.
     streams: into how many a frame is cut, which are coded side by side. More are faster, and take more bytes.
     frame: bytes of data that are coded together, and read together for one of them.   threads: None for torch's.
     members: the files that the bytes are of, when the pieces have come to their end; None: one without a name.
@@ -73,15 +80,20 @@ def pack_pieces(
     """
     _check("streams", streams, 1 << 12)
     _check("frame", frame, MAX_FRAME)
-    predictor = model if isinstance(model, Predictor) else Predictor(model)
-    begin = Header(predictor.digest, predictor.arithmetic, predictor.precision, False, frame, streams).packed()
+    predictor = model if isinstance(model, Predictor) else Predictor(pretrained() if model is None else model)
+    if learn:
+        predictor, earlier = Learner(predictor), None  # what an earlier frame taught is not in it
+    begin = Header(predictor.digest, predictor.arithmetic, predictor.precision, learn, frame, streams).packed()
     yield begin
     index, size, known = Index(), 0, _Earlier(earlier, begin)
     for data in _regular(pieces, frame):
         part = known.frame(data)
         if part is None:
+            before = predictor.saved() if isinstance(predictor, Learner) else None
             with _on_threads(threads):
                 code = encoded(predictor, data, streams, moved)
+            if code is None and isinstance(predictor, Learner) and before is not None:
+                predictor.restore(before)  # who unpacks does not read a stored frame
             made = ArchiveFrame(STORED, len(data), check(data), data)
             part = made if code is None else made._replace(kind=MODELLED, code=code)
         else:
@@ -95,10 +107,10 @@ def pack_pieces(
 
 
 def unpack_file(
-    file: BinaryIO, model: LanguageModel | Predictor, *, threads: int | None = None, moved: Moved = _unmoved
+    file: BinaryIO, model: LanguageModel | Predictor | None = None, *, threads: int | None = None
 ) -> Iterator[bytes]:
     """Yield the bytes of an archive frame by frame, from a file that need not be one in which one can seek."""
-    return Archive(file, model, threads=threads, moved=moved).pieces()
+    return Archive(file, model, threads=threads).pieces()
 
 
 class Archive:
@@ -106,27 +118,22 @@ class Archive:
 
     `pieces` reads it from the beginning to the end, also from a pipe. `read` reads any bytes of it, by the frames that
     have them.
+
+    model: None for the one of those that come with scanl that packed it.
     """
 
     def __init__(
         self,
         file: BinaryIO,
-        model: LanguageModel | Predictor,
+        model: LanguageModel | Predictor | None = None,
         *,
         threads: int | None = None,
         moved: Moved = _unmoved,
     ) -> None:
         self._file, self._threads, self._moved = file, threads, moved
         self.header = Header.read(self._read)
-        self._predictor = model if isinstance(model, Predictor) else Predictor(model)
+        self._predictor = _predictor_of(self.header, model)
         self._index: Index | None = None
-        expected = self._predictor.digest, self._predictor.arithmetic, self._predictor.precision
-        if (self.header.model, self.header.arithmetic, self.header.precision) != expected:
-            raise DataError(
-                f"unpack: the archive was packed by the model {self.header.model} ({self.header.precision}, "
-                f"{self.header.arithmetic}), but this one is {expected[0]} ({expected[2]}, {expected[1]}); name the "
-                "model that packed it"
-            )
 
     @property
     def index(self) -> Index:
@@ -144,11 +151,24 @@ class Archive:
             self._index = part
         return self._index
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the data of each frame. Raises DataError for a damaged part, before anything of it is yielded."""
+    def pieces(self, earlier: BinaryIO | None = None) -> Iterator[bytes]:
+        """Yield the data of each frame. Raises DataError for a damaged part, before anything of it is yielded.
+
+        earlier: the beginning of the data, from an earlier call: what fits the archive is not unpacked again.
+        """
+        if self._index is not None:  # it has moved the file
+            self._file.seek(HEADER)
         place, sizes, size = HEADER, list[int](), 0
+        predictor = self._predictor
+        if self.header.learning:
+            predictor, earlier = Learner(predictor), None
         while not isinstance(part := read_part(self._read, place), Index):
-            data = self._data(part, place)
+            known = b"" if earlier is None else earlier.read(part.size)
+            if len(known) == part.size and check(known) == part.data_check:
+                self._moved(part.size)
+                data = known
+            else:
+                data, earlier = self._data(part, place, predictor), None
             sizes.append(FRAME.size + len(part.code) + CHECK)
             place, size = place + sizes[-1], size + len(data)
             yield data
@@ -158,6 +178,8 @@ class Archive:
 
     def read(self, begin: int = 0, end: int | None = None) -> bytes:
         """Return the bytes of the data from `begin` to before `end`; None for its end."""
+        if self.header.learning:
+            raise ConfigError("unpack: the archive was packed with --learn, so it is read from its beginning alone")
         index, frame = self.index, self.header.frame
         end = index.size if end is None else end
         if not 0 <= begin <= end <= index.size:
@@ -172,7 +194,7 @@ class Archive:
             part = read_part(self._read, place)
             if isinstance(part, Index):
                 raise damaged("the index")
-            data.append(self._data(part, place))
+            data.append(self._data(part, place, self._predictor))
             place += index.frames[number]
         first = numbers.start * frame
         return b"".join(data)[begin - first : end - first]
@@ -185,11 +207,11 @@ class Archive:
             missing -= len(part)
         return b"".join(parts)
 
-    def _data(self, part: ArchiveFrame, place: int) -> bytes:
+    def _data(self, part: ArchiveFrame, place: int, predictor: Predictor | Learner) -> bytes:
         with _on_threads(self._threads):
             data: bytes | None = part.code
             if part.kind == MODELLED:
-                data = decoded(self._predictor, part.code, part.size, self.header.streams, self._moved)
+                data = decoded(predictor, part.code, part.size, self.header.streams, self._moved)
         if data is None or check(data) != part.data_check:
             raise DataError(
                 f"unpack: the frame at byte {place:,} of the archive is whole, but its data are not those that were "
@@ -218,6 +240,23 @@ class _Earlier:
             self._file = None
             return None
         return part
+
+
+def _predictor_of(header: Header, model: LanguageModel | Predictor | None) -> Predictor:
+    """Return the predictor that made an archive. Raises DataError if it is another one."""
+    models = map(pretrained, pretrained_names()) if model is None else [model]
+    predictors = []
+    for tried in models:
+        predictors.append(tried if isinstance(tried, Predictor) else Predictor(tried))
+        last = predictors[-1]
+        arithmetic = (last.arithmetic, last.precision) == (header.arithmetic, header.precision) or header.learning
+        if last.digest == header.model and arithmetic:
+            return last
+    given = " and ".join(f"{each.digest} ({each.precision}, {each.arithmetic})" for each in predictors)
+    raise DataError(
+        f"unpack: the archive was packed by the model {header.model} ({header.precision}, {header.arithmetic}), but "
+        f"this is {given or 'no model'}; name the model that packed it"
+    )
 
 
 def _regular(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:

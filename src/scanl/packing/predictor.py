@@ -1,8 +1,9 @@
 """Logits of bytes that have the same bits where they are packed and where they are unpacked."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,26 +57,35 @@ class Predictor:
     def opened(self, rows: int) -> Iterator["StreamPrediction"]:
         """Yield a reading of so many streams from their start."""
         with torch.inference_mode(), exact(portable=self.arithmetic == PORTABLE):
-            yield StreamPrediction(self, rows)
+            if self.arithmetic == PORTABLE:
+                yield StreamPrediction(self.model, rows, self.model.compile_step(rows))
+            else:
+                yield ExactPrediction(self.model, rows, self.model.step)
 
 
 class StreamPrediction:
-    """What a model has read of several streams."""
+    """What a model has read of several streams. one_step: reads a symbol of each."""
 
-    def __init__(self, predictor: Predictor, rows: int) -> None:
-        self._model, self._portable = predictor.model, predictor.arithmetic == PORTABLE
-        self._state: State = self._model.init_state(rows)
-        self._step = self._model.compile_step(rows) if self._portable else self._model.step
+    def __init__(self, model: LanguageModel, rows: int, one_step: Callable[[Tensor, State], tuple[Any, State]]) -> None:
+        self._model, self._one_step = model, one_step
+        self._state: State = model.init_state(rows)
 
     def step(self, symbols: Tensor) -> Tensor:
         """Read a symbol (N,) of each stream. Return the logits (N, V) of the next ones."""
-        logits, self._state = self._step(symbols, self._state)
+        logits, self._state = self._one_step(symbols, self._state)
         return logits
 
     def steps(self, symbols: Tensor) -> Iterator[Tensor]:
         """Read symbols (T, N), and yield the logits (N, V) behind each step: the bits are those of `step`."""
-        if self._portable:  # a kernel that steps is faster than reading at once
-            yield from map(self.step, symbols)
-        else:
-            logits, self._state = self._model(symbols.T, self._state)
-            yield from logits.unbind(1)
+        return map(self.step, symbols)  # a kernel that steps is faster than reading at once
+
+    def learn(self, symbols: Tensor, following: Tensor) -> None:
+        """Learn from the symbols (T, N) since the last call, and those that followed them."""
+
+
+class ExactPrediction(StreamPrediction):
+    """The same by ordinary steps, where reading at once is faster."""
+
+    def steps(self, symbols: Tensor) -> Iterator[Tensor]:
+        logits, self._state = self._model(symbols.T, self._state)
+        return iter(logits.unbind(1))
