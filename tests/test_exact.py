@@ -1,8 +1,11 @@
 """The law of equal bits: in an `exact` context a sequence has the same bits, however it was cut, batched and packed."""
 
+import functools
 import math
 import random
+import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -314,3 +317,15 @@ def test_layers_without_the_law_say_so():
     excused = {name for name in layers.names() if "bits_are_the_same_in_any_company" in layers.get(name).excused}
     assert "s4" in excused  # a filter through an FFT
     assert not excused & {"mamba", "mamba2", "hawk", "gla", "gated_deltanet", "rwkv7", "gru", "xlstm"}
+
+
+def test_what_is_compiled_after_a_context_finds_torch_s_own_functions(monkeypatch):
+    """Torch makes a table of the functions that it can trace, once: it may be inside of a context."""
+    table = functools.cache(lambda: {torch.bmm, torch.baddbmm})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.trace_rules", mock.Mock(get_torch_obj_rule_map=table))
+    with ops.exact():
+        assert torch.baddbmm in table()
+    assert torch.baddbmm in table()
+    with ops.exact():
+        pass
+    assert table.cache_info().currsize == 1

@@ -25,9 +25,9 @@ def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         model.embedding.weight.fill_(1)
         model.head.weight[97:123] = 1
         model.head.weight[32] = 1
-    monkeypatch.setattr(pack, "pretrained", lambda name="text": model)
-    monkeypatch.setattr("scanl.packing.packing.pretrained", lambda name="text": model)
-    monkeypatch.setattr("scanl.packing.packing.pretrained_names", lambda: ["text"])
+    monkeypatch.setattr(pack, "byte_model", lambda name="text": model)
+    monkeypatch.setattr("scanl.packing.packing.byte_model", lambda name="text": model)
+    monkeypatch.setattr("scanl.packing.packing.byte_model_names", lambda: ["text"])
     monkeypatch.chdir(tmp_path)
     for name, content in TEXTS.items():
         Path(name).parent.mkdir(exist_ok=True)

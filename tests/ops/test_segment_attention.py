@@ -432,7 +432,7 @@ ONE = (Q[:1], K[:1], V[:1])
         (ONE, {"cu_seqlens": torch.tensor([0, 3])}, ShapeError, r"cu_seqlens is \[0, 3\], expected offsets that rise"),
         (ONE, {"cu_seqlens": torch.tensor([0.0, 4.0])}, ShapeError, "cu_seqlens is float32 of shape"),
         ((*ONE, MEMORY), {"cu_seqlens": torch.tensor([0, 4])}, ShapeError, "because of q, k, v, window, cu_seqlens"),
-        (ONE, {"cu_seqlens": torch.tensor([0, 4]), "mask": torch.ones(1, 4) > 0}, ConfigError, "are both given"),
+        (ONE, {"cu_seqlens": torch.tensor([0, 4]), "mask": torch.ones(1, 4) > 0}, ConfigError, "mask is given with"),
         ((Q.clone().requires_grad_(), K, V, MEMORY), {"overwrite": True}, ConfigError, "overwrite is True, expected"),
     ],
 )  # fmt: skip

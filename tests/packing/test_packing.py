@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, DataError, ScanlError
 from scanl.models import LanguageModel, Stack
 from scanl.packing import Archive, Predictor, pack, pack_pieces, unpack, unpack_file
+from scanl.packing.adaptive import AdaptivePredictor
 from scanl.packing.archive import HEADER
-from scanl.packing.learner import Learner
 
-COVERS = ["packing/*"]
+COVERS = ["packing/*", "models/byte_models"]
 TEXT = b"".join(b"%d is a number, and so is %d; the next one is larger.\n" % (n, n + 1) for n in range(400))
 
 
@@ -128,9 +128,11 @@ def test_a_flipped_bit_is_refused(model: Predictor) -> None:
 
 
 def test_a_model_learns_alike_on_both_sides(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    learners: list[Learner] = []
-    made = Learner.__init__
-    monkeypatch.setattr(Learner, "__init__", lambda self, *args: (learners.append(self), made(self, *args))[1])
+    learners: list[AdaptivePredictor] = []
+    made = AdaptivePredictor.__init__
+    monkeypatch.setattr(
+        AdaptivePredictor, "__init__", lambda self, *args: (learners.append(self), made(self, *args))[1]
+    )
     data = TEXT[:4000] + random.Random(0).randbytes(2000) + TEXT[4000:6000]
     archive = pack(data, model, learn=True, frame=2000)
     assert len(archive) < len(pack(data, model, frame=2000)) - 100

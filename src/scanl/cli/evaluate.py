@@ -16,7 +16,6 @@ from scanl.learning.evaluation import baselines, measures, trained, written
 from scanl.learning.questions import Model
 from scanl.models import LanguageModel
 from scanl.options import PositiveOrNone
-from scanl.packing import pack
 from scanl.tasks.base import COUNT
 
 
@@ -73,6 +72,8 @@ def run(argv: Sequence[str]) -> int:
     model = trained(folder)
     print(examined(model, source, exam))
     if args.bits:
+        from scanl.packing import pack  # with numba, which takes a second
+
         assert isinstance(source, Text)
         assert isinstance(model, LanguageModel)
         text = source.corpus.held_out.tobytes()

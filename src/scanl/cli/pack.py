@@ -14,7 +14,7 @@ from scanl.files import check_new_file, check_new_folder, writing, written_whole
 from scanl.learning import RunFolder
 from scanl.learning.progress import PrintedProgress
 from scanl.models import LanguageModel
-from scanl.models.pretrained import pretrained, pretrained_names
+from scanl.models.byte_models import byte_model, byte_model_names
 from scanl.options import Positive, PositiveOrNone
 from scanl.packing import Archive, ArchiveMember, pack_pieces
 from scanl.packing.packing import FRAME_SIZE, PIECE, STREAMS
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("pack", about, examples=examples, notes=NOTES)
     parser.add_argument("files", type=str, nargs="+", metavar="FILE", help="files to pack; -: the standard input")
     parser.add_argument("-o", "--out", type=str, metavar="ARCHIVE", help="file to write; -: the standard output")
-    names = ", ".join(pretrained_names())
+    names = ", ".join(byte_model_names())
     parser.add("--model", str, f"{MODEL}: {names}", "text", metavar="RUN|NAME")
     parser.add_argument("--learn", action="store_true", help="learn from what was coded: fewer bits, more time")
     parser.add("--streams", Positive, "parts of a frame that are coded side by side", STREAMS)
@@ -182,7 +182,7 @@ def _model(name: str) -> LanguageModel:
         if not isinstance(model, LanguageModel):
             raise ConfigError(f"pack: model is {name}, a {model.name}, expected a run on text")
         return model
-    return pretrained(name)
+    return byte_model(name)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from scanl.layers.state import cat, index, leaves, map_leaves
 from scanl.ops.offsets import CutRows, cut, offsets, sequences
 
 if TYPE_CHECKING:
-    from scanl.layers.base import Layer
     from scanl.layers.state import State
 
 
@@ -116,7 +115,7 @@ def _entering(who: str, rows: CutRows, state: "State", initial: "Callable[[int],
     return map_leaves(rows.enter, state, fresh)
 
 
-def padded(layer: "Layer", x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":
+def padded(layer: Any, x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":
     """Run a layer over a batch with padding on the left or right. Each row has the same result as without padding.
 
     x: (B, T, D).   mask: (B, T) bool, True at valid steps.   Returns y (B, T, D), zero at padding, and the

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scanl.packing.adaptive import AdaptivePredictor
 from scanl.packing.coder import StreamReader, StreamWriter
-from scanl.packing.learner import Learner
 from scanl.packing.predictor import SYMBOLS, Predictor
 
 FIRST = 0  # the symbol before the first one: in training texts it stands before a file
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
         return self.rows if step < self.steps - 1 else self.last
 
 
-def encoded(predictor: Predictor | Learner, data: bytes, streams: int, moved: Moved) -> bytes | None:
+def encoded(predictor: Predictor | AdaptivePredictor, data: bytes, streams: int, moved: Moved) -> bytes | None:
     """Return the code of some bytes, at least one; None where the model makes them no shorter."""
     layout = Layout.of(len(data), streams)
     symbols = layout.divided(data)
@@ -69,7 +69,9 @@ def encoded(predictor: Predictor | Learner, data: bytes, streams: int, moved: Mo
     return code if len(code) < len(data) else None
 
 
-def decoded(predictor: Predictor | Learner, code: bytes, size: int, streams: int, moved: Moved) -> bytes | None:
+def decoded(
+    predictor: Predictor | AdaptivePredictor, code: bytes, size: int, streams: int, moved: Moved
+) -> bytes | None:
     """Return the bytes of a code; None where the model's numbers are not those that made it."""
     layout = Layout.of(size, streams)
     known = torch.full((layout.steps + 1, layout.rows), FIRST)

@@ -9,7 +9,8 @@ import torch
 
 from scanl.errors import ConfigError, DataError
 from scanl.models import LanguageModel
-from scanl.models.pretrained import pretrained, pretrained_names
+from scanl.models.byte_models import byte_model, byte_model_names
+from scanl.packing.adaptive import AdaptivePredictor
 from scanl.packing.archive import (
     CHECK,
     FRAME,
@@ -27,7 +28,6 @@ from scanl.packing.archive import (
     read_part,
 )
 from scanl.packing.frames import Moved, decoded, encoded
-from scanl.packing.learner import Learner
 from scanl.packing.predictor import Predictor
 
 FRAME_SIZE = 1 << 20
@@ -80,19 +80,19 @@ def pack_pieces(
     """
     _check("streams", streams, 1 << 12)
     _check("frame", frame, MAX_FRAME)
-    predictor = model if isinstance(model, Predictor) else Predictor(pretrained() if model is None else model)
+    predictor = model if isinstance(model, Predictor) else Predictor(byte_model() if model is None else model)
     if learn:
-        predictor, earlier = Learner(predictor), None  # what an earlier frame taught is not in it
+        predictor, earlier = AdaptivePredictor(predictor), None  # what an earlier frame taught is not in it
     begin = Header(predictor.digest, predictor.arithmetic, predictor.precision, learn, frame, streams).packed()
     yield begin
     index, size, known = Index(), 0, _Earlier(earlier, begin)
     for data in _regular(pieces, frame):
         part = known.frame(data)
         if part is None:
-            before = predictor.saved() if isinstance(predictor, Learner) else None
+            before = predictor.saved() if isinstance(predictor, AdaptivePredictor) else None
             with _on_threads(threads):
                 code = encoded(predictor, data, streams, moved)
-            if code is None and isinstance(predictor, Learner) and before is not None:
+            if code is None and isinstance(predictor, AdaptivePredictor) and before is not None:
                 predictor.restore(before)  # who unpacks does not read a stored frame
             made = ArchiveFrame(STORED, len(data), check(data), data)
             part = made if code is None else made._replace(kind=MODELLED, code=code)
@@ -161,7 +161,7 @@ class Archive:
         place, sizes, size = HEADER, list[int](), 0
         predictor = self._predictor
         if self.header.learning:
-            predictor, earlier = Learner(predictor), None
+            predictor, earlier = AdaptivePredictor(predictor), None
         while not isinstance(part := read_part(self._read, place), Index):
             known = b"" if earlier is None else earlier.read(part.size)
             if len(known) == part.size and check(known) == part.data_check:
@@ -207,7 +207,7 @@ class Archive:
             missing -= len(part)
         return b"".join(parts)
 
-    def _data(self, part: ArchiveFrame, place: int, predictor: Predictor | Learner) -> bytes:
+    def _data(self, part: ArchiveFrame, place: int, predictor: Predictor | AdaptivePredictor) -> bytes:
         with _on_threads(self._threads):
             data: bytes | None = part.code
             if part.kind == MODELLED:
@@ -244,7 +244,7 @@ class _Earlier:
 
 def _predictor_of(header: Header, model: LanguageModel | Predictor | None) -> Predictor:
     """Return the predictor that made an archive. Raises DataError if it is another one."""
-    models = map(pretrained, pretrained_names()) if model is None else [model]
+    models = map(byte_model, byte_model_names()) if model is None else [model]
     predictors = []
     for tried in models:
         predictors.append(tried if isinstance(tried, Predictor) else Predictor(tried))

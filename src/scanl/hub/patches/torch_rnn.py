@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from scanl.hub.patches.base import Patch, register
 from scanl.layers import GRU, LSTM, Elman
 from scanl.ops import elman, gru, lstm
-from scanl.ops._cpu._team import threads
+from scanl.ops._cpu._threads import threads
 from scanl.ops._frame.context import exactly, plain, undirected
 from scanl.ops._recurrent.layer import RecurrentLayer, outputs, run, sizes_of
 

@@ -14,7 +14,7 @@ from scanl.errors import ConfigError
 
 ANY_SIZE = 12  # of an open axis of an example
 ROWS = 2  # of an open axis that is named as that of the batch
-_LARGEST = (1 << 63) - 1
+_MAX_NUMBER = (1 << 63) - 1
 _KINDS: dict[int, torch.dtype] = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16,
     11: torch.float64,
@@ -247,7 +247,7 @@ def _slice(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
                 raise ConfigError(f"convert: Slice has a step of {step}, expected all of an axis backwards, or above 0")
             x = x.flip(axis)
         else:
-            x = x[(slice(None),) * (axis % x.ndim) + (slice(start, None if end >= _LARGEST else end, step),)]
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(start, None if end >= _MAX_NUMBER else end, step),)]
     return x
 
 

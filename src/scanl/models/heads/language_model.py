@@ -1,5 +1,6 @@
 """A language model that can use any layer."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
@@ -275,6 +276,6 @@ class LanguageModel(Saved):
         return self._read_out(hidden[:, 0]), after
 
     def _read_out(self, hidden: Tensor) -> Tensor:
-        with large_products(hidden.shape[:-1].numel()):
+        with large_products(math.prod(hidden.shape[:-1])):
             logits = read_out(self.embedding, hidden) if self.head is None else self.head(hidden)
         return logits if self.logit_cap is None else soft_cap(logits, self.logit_cap).to(logits.dtype)

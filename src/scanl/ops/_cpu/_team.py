@@ -23,6 +23,7 @@ from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._threads import threads
 
 CORES = os.cpu_count() or 1
 MIN_SHARED_ELEMENTS = 1 << 15  # with fewer elements, waking other threads costs more than the work
@@ -112,23 +113,6 @@ class PreparedCall:
         self._counter.value = 0
         workers = 1 if self._workers == 1 else min(threads(), self._workers)
         _run(self._call, self._address, self._arguments, workers)
-
-
-_forked = False
-
-
-def threads() -> int:
-    """Return on how many threads a kernel may run."""
-    return 1 if _forked else torch.get_num_threads()
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(call: Callable, address: int, packed: ctypes.Array, workers: int) -> None:

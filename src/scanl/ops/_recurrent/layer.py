@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.ops._cpu._team import threads
+from scanl.ops._cpu._threads import threads
 from scanl.ops._recurrent import backward, forward
 from scanl.ops._recurrent.cells import CELLS
 from scanl.ops._recurrent.slots import COMMON_SLOTS

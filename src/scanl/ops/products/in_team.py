@@ -23,7 +23,8 @@ from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._slots import packer
-from scanl.ops._cpu._team import openmp, threads
+from scanl.ops._cpu._team import openmp
+from scanl.ops._cpu._threads import threads
 from scanl.ops.products.rows_by_weight import HEIGHT, division, product, quantized_product
 
 THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last

@@ -12,16 +12,16 @@ from scanl.models.saving import WEIGHTS
 FOLDER = Path(__file__).with_name("weights")
 
 
-def pretrained_names() -> list[str]:
-    """Return the names that `pretrained` takes: "text" before the smaller "fast"."""
+def byte_model_names() -> list[str]:
+    """Return the names that `byte_model` takes: "text" before the smaller "fast"."""
     return sorted((path.parent.name for path in FOLDER.glob(f"*/{WEIGHTS}")), reverse=True)
 
 
-def pretrained(name: str = "text") -> LanguageModel:
+def byte_model(name: str = "text") -> LanguageModel:
     """Return a language model of bytes that comes with scanl, with weights of whole numbers of 8 bits.
 
     Raises ConfigError for an unknown name.
     """
-    if name not in pretrained_names():
-        raise nearest("pretrained model", name, pretrained_names())
+    if name not in byte_model_names():
+        raise nearest("byte model", name, byte_model_names())
     return LanguageModel.load(FOLDER / name)

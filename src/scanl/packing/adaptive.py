@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-3
 CLIP = 1.0  # of the norm of the gradient
 
 
-class Learner:
+class AdaptivePredictor:
     """A predictor's model with weights of float32, which takes a step of Adam after every turn.
 
     Nothing of it is stored: who unpacks repeats the steps. Their bits are those of one machine and one version of
