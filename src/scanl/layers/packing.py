@@ -1,8 +1,8 @@
 """Sequences of different lengths: packed into one row (`cu_seqlens`), padded with a mask, or cut out of rows."""
 
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,17 +53,29 @@ def unpack(y: Tensor, mask: Tensor) -> Tensor:
 def each_alone(
     run: Callable[..., "tuple[Tensor, State]"], x: Tensor, state: "State", cu_seqlens: Tensor
 ) -> "tuple[Tensor, State]":
-    """Call `run` on each packed sequence separately, for code that depends on the length.
+    """Call `run` on the packed sequences separately, those of one length at once, for code that depends on the length.
 
     state: has a row for each sequence.
     """
     bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
-    parts = [
-        run(x[:, start:end], index(state, slice(n, n + 1))) for n, (start, end) in enumerate(itertools.pairwise(bounds))
-    ]
-    if not parts:
+    numbers: dict[int, list[int]] = {}
+    for n, (start, end) in enumerate(itertools.pairwise(bounds)):
+        numbers.setdefault(end - start, []).append(n)
+    if not numbers:
         return x, state
-    return torch.cat([y for y, _ in parts], 1), cat([last for _, last in parts])
+    steps, ys, lasts = [], [], []
+    for length, alike in numbers.items():
+        begins = torch.tensor([bounds[n] for n in alike], device=x.device)
+        places = begins[:, None] + torch.arange(length, device=x.device)
+        rows = x[0, places] if len(alike) > 1 else x[:, bounds[alike[0]] : bounds[alike[0]] + length]
+        y, last = run(rows, index(state, alike))
+        steps.append(places.flatten())
+        ys.append(y.flatten(0, 1))
+        lasts.append(last)
+    if len(ys) == len(bounds) - 1:  # no two are of one length
+        return torch.cat(ys)[None], cat(lasts)
+    order = torch.tensor([n for alike in numbers.values() for n in alike])
+    return torch.cat(ys)[None, torch.cat(steps).argsort()], index(cat(lasts), order.argsort())
 
 
 def restarted(
@@ -89,6 +101,46 @@ def restarted(
         if isinstance(value, dict):
             value.update({key: rows.unpacked(tensor) for key, tensor in packed[name].items()})
     return rows.unpacked(y), map_leaves(rows.leave, last)
+
+
+class SimilarSequences(NamedTuple):
+    """Packed sequences whose lengths differ by less than twice, as rows of a batch.
+
+    numbers: (P,) which sequences these are.   lengths: (P,), at least 1.   steps: (P, L) the step of the packed row at
+    each place of a row that is padded on the right.   valid: (P, L), whether there is one.
+    """
+
+    numbers: Tensor
+    lengths: Tensor
+    steps: Tensor
+    valid: Tensor
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Return the sequences of x (1, T, ...) as rows (P, L, ...) with zeros on the right."""
+        return self._with_zeros(x[0, self.steps], self.valid)
+
+    def rows_to_end(self, x: Tensor) -> Tensor:
+        """Return the sequences of x (1, T, ...) as rows (P, L, ...) with zeros on the left."""
+        shift = self.steps.shape[1] - self.lengths[:, None]
+        places = torch.arange(self.steps.shape[1], device=x.device) - shift
+        return self._with_zeros(x[0, self.steps[:, :1] + places.clamp(min=0)], places >= 0)
+
+    def _with_zeros(self, rows: Tensor, valid: Tensor) -> Tensor:
+        return torch.where(valid.view(*valid.shape, *[1] * (rows.ndim - 2)), rows, 0)
+
+
+def similar_sequences(cu_seqlens: Tensor, length: int) -> Iterator[SimilarSequences]:
+    """Yield the packed sequences that have steps, those of similar lengths together, for what computes rows at once.
+
+    A batch of them has at most twice as many steps as they have, and there are as many batches as lengths have bits.
+    """
+    lengths = cu_seqlens.diff().long()
+    bits = [int(n).bit_length() for n in lengths.tolist()]
+    for count in sorted({*bits} - {0}):
+        numbers = torch.tensor([n for n, of in enumerate(bits) if of == count], device=cu_seqlens.device)
+        places = torch.arange(int(lengths[numbers].max()), device=cu_seqlens.device)
+        steps = (cu_seqlens[numbers, None].long() + places).clamp(max=length - 1)
+        yield SimilarSequences(numbers, lengths[numbers], steps, places < lengths[numbers, None])
 
 
 def renewed(who: str, state: "State", initial: "Callable[[int], State]", starts: Tensor, step: Tensor) -> "State":

@@ -95,15 +95,25 @@ def test_a_convolution_is_the_recurrence(name):
 @pytest.mark.parametrize("name", CONVOLVED)
 @pytest.mark.parametrize("carried", [False, True])
 def test_long_packed_sequences_equal_each_alone(name, carried):
-    layer, x, cuts = shaken(CASES[name][0]()), torch.randn(1, 64, DIM), [0, 5, 5, 22, 64]
-    before = states.detach(layer(torch.randn(4, 5, DIM))[1]) if carried else None
+    layer, x, cuts = shaken(CASES[name][0]()), torch.randn(1, 81, DIM).requires_grad_(), [0, 5, 5, 22, 64, 81]
+    before = states.detach(layer(torch.randn(5, 5, DIM))[1]) if carried else None
+    before = states.map_leaves(lambda leaf: leaf.requires_grad_(leaf.is_floating_point() or leaf.is_complex()), before)
     y, last = layer(x, before, cu_seqlens=torch.tensor(cuts))
+    ys, ends = [], []
     for n, (start, end) in enumerate(pairwise(cuts)):
-        row = slice(n, n + 1)
-        alone, state = layer(x[:, start:end], states.index(before, row))
-        torch.testing.assert_close(y[:, start:end], alone)
-        for (_, found), (_, expected) in zip(states.leaves(states.index(last, row)), states.leaves(state), strict=True):
-            torch.testing.assert_close(found, expected)
+        alone, state = layer(x[:, start:end], states.index(before, slice(n, n + 1)))
+        ys.append(alone)
+        ends.append(state)
+    wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    wanted += [leaf for _, leaf in states.leaves(before) if leaf.requires_grad]
+    found = []
+    for output, after in ((y, last), (torch.cat(ys, 1), states.cat(ends))):
+        parts = [leaf for _, leaf in states.leaves(after)]
+        loss = (output.square() * torch.arange(81)[:, None]).sum()
+        loss = loss + sum(leaf.abs().square().sum() for leaf in parts if leaf.requires_grad)
+        found.append([output, *parts, *torch.autograd.grad(loss, wanted, materialize_grads=True, allow_unused=True)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
     nothing, last = layer(x[:, :0], layer.init_state(0), cu_seqlens=torch.tensor([0]))
     assert nothing.shape == (1, 0, DIM)
     assert all(leaf.shape[0] == 0 for _, leaf in states.leaves(last))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.layers.base import as_widened
-from scanl.layers.packing import each_alone
+from scanl.layers.packing import similar_sequences
 from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal
 from scanl.ops.ssm_kernels import powers
 
@@ -43,15 +43,36 @@ def diagonal_ssm(
     traced = torch.compiler.is_exporting() or (cu_seqlens is not None and torch.compiler.is_compiling())
     if traced or x.shape[1] <= MAX_RECURRENT_STEPS or timespans is not None:
         return _recurrence(x, A, B, C, dt, state, discretization, cu_seqlens, timespans)
-    if cu_seqlens is not None:
-        rows = A.new_zeros(cu_seqlens.shape[0] - 1, *C.shape) if state is None else state
-
-        def run(x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-            return diagonal_ssm(x, A, B, C, dt, row, discretization=discretization)
-
-        return each_alone(run, x, rows, cu_seqlens)
     with as_widened(x):
-        return _convolution(x, A, B, C, dt, state, discretization)
+        if cu_seqlens is None:
+            kernel = ssm_kernel_diagonal(A, B, C, dt, x.shape[1], discretization=discretization)
+            return _convolution(x, kernel, A, B, C, dt, state, discretization)
+        return _packed(x, A, B, C, dt, state, discretization, cu_seqlens)
+
+
+def _packed(
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    state: Tensor | None,
+    discretization: str,
+    cu_seqlens: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Convolve the sequences of a packed row, those of similar lengths at once."""
+    groups = list(similar_sequences(cu_seqlens, x.shape[1]))
+    longest = max((group.steps.shape[1] for group in groups), default=0)
+    kernel = ssm_kernel_diagonal(A, B, C, dt, longest, discretization=discretization)
+    last = A.new_zeros(len(cu_seqlens) - 1, *C.shape) if state is None else state
+    y = x.new_zeros(x.shape[1:])
+    for group in groups:
+        rows = None if state is None else state[group.numbers]
+        ends = group.rows_to_end(x), group.lengths
+        of_rows, end = _convolution(group.rows(x), kernel, A, B, C, dt, rows, discretization, *ends)
+        y = y.index_put((group.steps[group.valid],), of_rows[group.valid])
+        last = last.index_copy(0, group.numbers, end)
+    return y[None], last
 
 
 def discretized(
@@ -90,16 +111,29 @@ def read(h: Tensor, C: Tensor) -> Tensor:
 
 
 def _convolution(
-    x: Tensor, A: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None, discretization: str
+    x: Tensor,
+    kernel: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    state: Tensor | None,
+    discretization: str,
+    x_to_end: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """Return y and the last state. kernel: (D, L), L at least T.
+
+    Rows may end early: with zeros on the right in x, and on the left in x_to_end; lengths: (B,), of the rows.
+    """
     steps = x.shape[1]
-    y, _ = long_convolution(x, ssm_kernel_diagonal(A, B, C, dt, steps, discretization=discretization))
+    y, _ = long_convolution(x, kernel[:, :steps])
     a, b = discretize(A, B, dt, discretization)
     table = _Powers(a, steps)
-    last = b * table.remembered(x)
+    last = b * table.remembered(x if x_to_end is None else x_to_end)
     if state is not None:
         y = y + table.echo((2 if A.is_complex() else 1) * C * a * state)
-        last = last + table.last * state
+        last = last + (table.last if lengths is None else table.of(lengths)) * state
     return y, last
 
 
@@ -107,7 +141,7 @@ class _Powers:
     """Powers of ā (D, N) over T steps: two tables of about √T columns, whose products are ā^0 to ā^{T-1}."""
 
     def __init__(self, a: Tensor, steps: int) -> None:
-        self.steps = steps
+        self.first, self.steps = a, steps
         self.block = 1 << ((steps - 1).bit_length() + 1) // 2
         self.blocks = -(-steps // self.block)
         inner, jump = powers(a.to(torch.complex128 if a.is_complex() else torch.float64), self.block)
@@ -116,6 +150,12 @@ class _Powers:
         last = outer[..., -1] * (inner[..., remainder] if remainder < self.block else jump)
         self.inner, self.outer = inner.to(a.dtype), outer.to(a.dtype)  # (D, N, block), (D, N, blocks)
         self.last = last.to(a.dtype)  # ā^T, (D, N)
+
+    def of(self, exponents: Tensor) -> Tensor:
+        """Return ā^n (B, D, N) for each of the exponents n (B,), from 1 to T."""
+        before = exponents - 1
+        powers = self.inner[..., before % self.block] * self.outer[..., before // self.block]
+        return (self.first[..., None] * powers).movedim(-1, 0)
 
     def remembered(self, x: Tensor) -> Tensor:
         """Return Σ_j ā^{T-1-j} x_j (B, D, N)."""
