@@ -33,6 +33,17 @@ def test_it_is_the_product_in_value_and_gradients(rows, terms, columns):
     torch.testing.assert_close(gradients[2], dy.sum(0))
 
 
+@pytest.mark.parametrize("groups", [(), (3,)])
+def test_products_of_rows_are_added(groups):
+    """512 rows are enough for oneDNN, 5 are not."""
+    for rows in (512, 5):
+        total, a, b = torch.randn(*groups, 64, 96), torch.randn(*groups, rows, 64), torch.randn(*groups, rows, 96)
+        expected = total.double() + a.double().mT @ b.double()
+        by_onednn.add_transposed(total, a, b)
+        bound = (rows + 1) * torch.finfo(torch.float32).eps * (a.abs().mT @ b.abs() + total.abs())
+        assert ((total - expected).abs() <= bound).all()
+
+
 def test_rows_that_lie_apart_take_no_longer():
     """oneDNN has a loop of its own for them, which takes a thousand times as long."""
     x, w = torch.randn(512, 512), torch.randn(512, 512)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MIN_WORK = 1 << 21  # products of two numbers; with fewer, to start a program takes longer than it saves
 MIN_SIDE = 8  # terms and columns of a weight
 STRIP = 512  # rows that are turned at a time: they stay in the second-level cache
 
@@ -51,6 +52,19 @@ def _transposed_times(a: Tensor, b: Tensor) -> Tensor:
     for first in range(STRIP, len(a), STRIP):
         total += _times(a[first : first + STRIP].t(), b[first : first + STRIP].t())
     return total
+
+
+def add_transposed(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Compute total += aᵀ b for total ([G,] N, K), a ([G,] M, N) and b ([G,] M, K), all on one device."""
+    rows, (terms, columns) = a.shape[-2], total.shape[-2:]
+    able = total.is_cpu and total.dtype == torch.float32 and min(terms, columns) >= MIN_SIDE and _is_faster()
+    if able and rows * terms * columns >= MIN_WORK:
+        for one, left, right in [(total, a, b)] if total.ndim == 2 else zip(total, a, b, strict=True):
+            one += _transposed_times(left, right)
+    elif total.ndim == 2:
+        total.addmm_(a.t(), b)
+    else:
+        total.baddbmm_(a.mT, b)
 
 
 class _Linear(torch.autograd.Function):

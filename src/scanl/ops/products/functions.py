@@ -21,7 +21,6 @@ from scanl.ops.products import by_onednn
 from scanl.ops.products.blocks import MAX_ROWS, has_kernels, rows_by_matrix, rows_by_weight
 
 MIN_ROWS = 16  # from which a product may be large
-MIN_WORK = 1 << 21  # products of two numbers; with fewer, to start a program takes longer than it saves
 VECTOR = 16  # rows or columns of which matrices of the kernel have a multiple
 STEP = 64  # elements; whole vectors of any processor and dtype
 
@@ -120,7 +119,7 @@ def large_products(rows: int) -> AbstractContextManager[None]:
 
 def _is_large(work: int, *operands: Any) -> bool:
     """Return whether a product of so many pairs of numbers may take another program than torch's."""
-    enough = context.large_products and work >= MIN_WORK and not exactly()
+    enough = context.large_products and work >= by_onednn.MIN_WORK and not exactly()
     return bool(enough) and plain(*(tensor for tensor in operands if tensor is not None))
 
 
@@ -229,7 +228,7 @@ def einsum(equation, *operands):
     outer, right = ([c for c in result if c in letters and c not in both] for letters in (first, second))
     summed = [letter for letter in first if letter not in result]
 
-    if not exactly() and math.prod(sizes.values()) < MIN_WORK:
+    if not exactly() and math.prod(sizes.values()) < by_onednn.MIN_WORK:
         return _ORIGINAL["einsum"](equation, *operands)
 
     def arranged(tensor: Tensor, letters: str, *groups: list[str]) -> Tensor:

@@ -20,6 +20,7 @@ from scanl.ops._compiler.cells.values import Sizes, Values
 from scanl.ops._compiler.files import load
 from scanl.ops._compiler.rules import UnsupportedOperation
 from scanl.ops._compiler.views import merged
+from scanl.ops.products.by_onednn import add_transposed
 
 AFTER, BEFORE = "states after", "states before"  # the steps; no operand can have these names
 MAX_MEMORY_RATIO = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
@@ -304,9 +305,9 @@ class OfTorch(Values):
                     tensor.reshape(len(tensor), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)
                     for tensor, width in ((a, m), (b, n))
                 )
-                total.baddbmm_(a.mT, b)
             else:
-                total.addmm_(a.reshape(-1, m).T, b.reshape(-1, n))
+                a, b = a.reshape(-1, m), b.reshape(-1, n)
+            add_transposed(total, a, b)
 
     def finish(self, sums: Tensor) -> None:
         """Take in the sums over time."""
