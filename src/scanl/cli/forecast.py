@@ -109,7 +109,7 @@ def of_table(args: Any, out: Path | None, picture: Path | None) -> int:
     if picture is not None:
         from scanl.learning.forecasting.picture import save_forecasts
 
-        save_forecasts(picture, *map(forecasts.dated, (table.read(table.path), frame)), table)
+        save_forecasts(picture, forecasts.dated(table.read(table.path)), forecasts.dated(frame), table)
         print(picture, file=sys.stderr)
     write(frame, out)
     return 0

@@ -327,3 +327,25 @@ def test_backtests_choose_what_is_left_open(tmp_path):
     with pytest.warns(UserWarning, match="frames: the table is too short for several backtests, so the intervals"):
         short = Frames(1).fit(table[:5]).predict()
     assert bool((short["scanl-lo-80"] < short["scanl"]).all())
+
+
+def test_pretrained_frames_need_no_training(tmp_path):
+    table = frame(60)
+    day = table.groupby("unique_id").cumcount()
+    model = Frames.pretrained(3).fit(table)
+    expected = model.predict()
+    assert list(expected.columns) == [
+        "unique_id",
+        "ds",
+        "scanl",
+        "scanl-lo-80",
+        "scanl-hi-80",
+        "scanl-lo-95",
+        "scanl-hi-95",
+    ]
+    assert (expected["scanl-lo-95"] <= expected["scanl"]).all()
+    later = Frames.pretrained(3).fit(table[day < 50]).update(table[day >= 50])
+    pd.testing.assert_frame_equal(later.predict(), expected)
+    model.save(tmp_path / "saved")
+    pd.testing.assert_frame_equal(type(model).load(tmp_path / "saved").predict(), expected)
+    assert len(model.cross_validation(table, 2)) == 12

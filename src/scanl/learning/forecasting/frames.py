@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -30,9 +30,10 @@ from scanl.files import written_whole
 from scanl.learning.descent import optimize, seeded
 from scanl.learning.forecasting.choose import MINUTES, choose, fitted
 from scanl.learning.forecasting.forecasts import Forecasts, check_levels
+from scanl.learning.forecasting.untrained import MAX_READ, UntrainedForecasts, seasons_of
 from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack
-from scanl.models import Forecaster
+from scanl.models import Forecaster, PretrainedForecaster, pretrained
 from scanl.models.saving import shortened
 from scanl.whole import check_sizes, whole_number
 
@@ -129,7 +130,14 @@ class Frames:
         self.minutes = minutes
         self.chosen: dict[str, Any] = {}  # by backtests: what the table is read with
         self.options, self.stack, self.head = options, StackConfig(**stack), head
-        self.model: Forecaster | None = None
+        self.model: Forecaster | PretrainedForecaster | None = None
+
+    @staticmethod
+    def pretrained(
+        horizon: int, *, series: str = SERIES, season: int | None = None, freq: Any = None
+    ) -> "PretrainedFrames":
+        """Return frames that the model in the package forecasts: `fit` trains nothing. The arguments are as above."""
+        return PretrainedFrames(horizon, series=series, season=season, freq=freq)
 
     def fit(self, df: pd.DataFrame) -> Self:
         """Train on every row of a frame.
@@ -244,7 +252,7 @@ class Frames:
             for window in reversed(range(n_windows)):
                 past = rows[behind >= self.horizon + window * step]
                 later = rows[(behind < self.horizon + window * step) & (behind >= window * step)]
-                model = Frames(**self._arguments).fit(past)
+                model = type(self)(**self._arguments).fit(past)
                 known = later[[*names, "ds", *self.future]] if self.future else None
                 answers = model.predict(X=known, levels=levels)
                 cutoff = past.groupby(names, sort=False)["ds"].last().rename("cutoff").reset_index()
@@ -300,7 +308,7 @@ class Frames:
         if not isinstance(about["form"], str | None):
             raise CheckpointError(f"frames: {folder / ABOUT} has form {about['form']!r}, expected text or null")
         self.chosen = about["chosen"]
-        self.model = Forecaster.load(folder)
+        self.model = self._load(folder)
         rows, facts = pd.read_parquet(folder / ROWS), about["collection"]
         facts["known"] = [of_days(week, moments) for week, moments in about["nights"]]
         nothing = np.zeros(0)
@@ -319,8 +327,10 @@ class Frames:
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, **self.options}
 
+    table: ClassVar[type[FrameTable]] = FrameTable
+
     def _source(self) -> FrameTable:
-        return FrameTable(
+        return self.table(
             [PATH], "forecast", "y", time="ds", series=self.series, static=self.static, past=self.past,
             future=self.future, horizon=self.horizon, season=self.season, freq=self.freq, holidays=self.holidays,
             distribution=self._option("distribution"), sequence_length=self._option("sequence_length"),
@@ -346,9 +356,12 @@ class Frames:
         value = getattr(self, name)
         return self.chosen.get(name, usual[name]) if value is None else value
 
+    def _load(self, folder: Path) -> Forecaster | PretrainedForecaster:
+        return Forecaster.load(folder)
+
     @property
-    def _forecasts(self) -> Forecasts:
-        assert self.model is not None
+    def _forecasts(self) -> Forecasts | UntrainedForecasts:
+        assert isinstance(self.model, Forecaster)
         return Forecasts(self.model, self._table, self._form)
 
     def _fitted(self, method: str) -> FrameTable:
@@ -396,6 +409,46 @@ class Frames:
 
     def _named(self, answers: Any) -> Any:
         return answers.rename(columns=lambda name: ANSWER + name[1:] if name == "y" or name.startswith("y-") else name)
+
+
+class ReadTable(FrameTable):
+    """A frame of which a forecast reads more rows than a series has now."""
+
+    @property
+    def length(self) -> int:
+        return MAX_READ
+
+
+class PretrainedFrames(Frames):
+    """Forecast frames by the model in the package (`Frames.pretrained`). It reads no covariates."""
+
+    table = ReadTable
+
+    def __init__(self, horizon: int, *, series: str = SERIES, season: int | None = None, freq: Any = None) -> None:
+        super().__init__(horizon, series=series, season=season, freq=freq)
+
+    def fit(self, df: pd.DataFrame) -> Self:
+        """Hold the rows of a frame, and find the season. Nothing is trained. Raises DataError as `Frames.fit` does."""
+        with _messages():
+            check_sizes("frames", horizon=self.horizon)
+            source, rows = self._source(), self._rows(df)
+            source.take(rows)
+            for note in source.notes:
+                warnings.warn(note.replace("table: ", "frames: ", 1), stacklevel=2)
+            self._form, self._table, self.model = form_of(rows["ds"]), source, pretrained()
+        return self
+
+    def _load(self, folder: Path) -> PretrainedForecaster:
+        return PretrainedForecaster.load(folder).double()
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("horizon", "series", "season", "freq")}
+
+    @property
+    def _forecasts(self) -> UntrainedForecasts:
+        assert isinstance(self.model, PretrainedForecaster)
+        return UntrainedForecasts(self.model, self._table, seasons_of(self._table), self._form)
 
 
 def levels_of(probabilities: Sequence[float]) -> tuple[list[float], list[str]]:

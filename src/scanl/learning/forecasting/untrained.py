@@ -44,14 +44,14 @@ class HistoryTable(Table):
     def divide(self, series: Sequence[Series]) -> list[list[Piece]]:
         return [[(i, 0, len(member)) for i, member in enumerate(series)], [], []]
 
-    @property
-    def seasons(self) -> tuple[int, int]:
-        """Steps of a season, and of the next longer one of the calendar; 1 for none."""
-        collection = self.collection
-        first = self.season or collection.season
-        if not collection.dated or not collection.known:
-            return first, 1
-        return first, collection.known[0].longer_season(first, max(map(len, collection.series)))
+
+def seasons_of(table: Table) -> tuple[int, int]:
+    """Return the steps of a table's season, and of the next longer one of the calendar; 1 for none."""
+    collection = table.collection
+    first = table.season or collection.season
+    if not collection.dated or not collection.known:
+        return first, 1
+    return first, collection.known[0].longer_season(first, max(map(len, collection.series)))
 
 
 def guessed(path: Path, target: str | None, time: str | None, series: str | None) -> tuple[str, str | None, str | None]:
@@ -82,6 +82,7 @@ def guessed(path: Path, target: str | None, time: str | None, series: str | None
             of = f"one of {', '.join(able)}" if able else "columns whose values name a series"
             raise DataError(f"forecast: series is none, expected {of} because times repeat; give --series COLUMN")
         series = able[0]
+    assert target is not None
     return target, time, series
 
 
@@ -104,9 +105,11 @@ def _is_time(frame: Any, path: Path, name: str) -> bool:
 class UntrainedForecasts:
     """Forecasts of the steps after a table by the pretrained model.
 
-    table: its columns, calendar and frequency.   form: how times are written, as `form_of` returns it.
+    table: its columns, calendar and frequency.   seasons: as `seasons_of` returns them.   form: how times are written,
+    as `form_of` returns it.
     """
 
+    model: PretrainedForecaster
     table: Table
     seasons: tuple[int, int]
     form: str | None = None
@@ -114,11 +117,7 @@ class UntrainedForecasts:
     @classmethod
     def of(cls, table: HistoryTable) -> "UntrainedForecasts":
         form = None if table.time is None else form_of(table.read(table.path)[table.time])
-        return cls(table, table.seasons, form)
-
-    @property
-    def model(self) -> PretrainedForecaster:
-        return pretrained()
+        return cls(pretrained(), table, seasons_of(table), form)
 
     def after(self, levels: Sequence[float] | None = None, freq: Any = None) -> Any:
         """Return the forecast after the last row of each series as a frame, as `scanl forecast` writes it.
@@ -128,7 +127,7 @@ class UntrainedForecasts:
         levels = self.check(levels)
         table = self.table
         outlook = Outlook(table, table.read(table.path), table.path, freq=freq)
-        return self.frame(outlook, outlook.last, levels)
+        return self.frame(outlook, outlook.last, table.horizon, levels)
 
     def dated(self, frame: Any) -> Any:
         """Return rows, whose times are dates where they are written as in the table."""
@@ -142,11 +141,11 @@ class UntrainedForecasts:
         refuse_twice("forecast", [*keys, *more, *(name for y in table.targets for name in (y, *bounds(y, levels)))])
         return levels
 
-    def frame(self, outlook: Outlook, origins: Sequence[LastRow], levels: Sequence[float]) -> Any:
+    def frame(self, outlook: Outlook, origins: Sequence[LastRow], horizon: int, levels: Sequence[float]) -> Any:
         """Return the forecasts after some origins as a frame."""
         import pandas as pd
 
-        table, horizon = self.table, self.table.horizon
+        table = self.table
         answers = self.numbers(outlook, origins, probabilities_of(levels))
         steps = np.concatenate([outlook.steps(origin) for origin in origins])
         result = pd.DataFrame(outlook.frame.iloc[steps][table.roles.keys].reset_index(drop=True))
