@@ -30,7 +30,7 @@ from scanl.files import written_whole
 from scanl.learning.descent import optimize, seeded
 from scanl.learning.forecasting.choose import MINUTES, choose, fitted
 from scanl.learning.forecasting.forecasts import Forecasts, check_levels
-from scanl.learning.forecasting.untrained import MAX_READ, UntrainedForecasts, seasons_of
+from scanl.learning.forecasting.untrained import MAX_STEPS, UntrainedForecasts, seasons_of
 from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster, PretrainedForecaster, pretrained
@@ -416,7 +416,7 @@ class ReadTable(FrameTable):
 
     @property
     def length(self) -> int:
-        return MAX_READ
+        return MAX_STEPS
 
 
 class PretrainedFrames(Frames):

@@ -28,7 +28,7 @@ SHARES = (0.1, 0.15, 0.2, 0.17, 0.15, 0.13, 0.1)
 TOKENS = 12288  # steps of series in a step of training
 FORECASTS = 6144  # forecasts in it
 HORIZON = 64
-AHEAD = 8  # numbers of steps ahead from an origin
+AHEAD_COUNT = 8  # numbers of steps ahead from an origin
 LR, DECAY, AVERAGE = 2e-3, 0.01, 0.998
 LEAST_UNIT = 0.05  # of the mean absolute difference, in which an error counts
 
@@ -40,10 +40,14 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure
     horizon = min(HORIZON, steps)
     drawn = simulate(random, count, steps + horizon)
     seasons = Seasons(drawn.first, drawn.second)
-    origins = np.sort(random.choice(np.arange(2, steps), min(steps - 2, max(2, FORECASTS // count // AHEAD)), False))
+    origins = np.sort(
+        random.choice(np.arange(2, steps), min(steps - 2, max(2, FORECASTS // count // AHEAD_COUNT)), False)
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         told, simple, _ = simple_forecasts.read(drawn.y[:, :steps], nothing_read(seasons), origins, horizon)
-    ahead = np.exp(random.uniform(0, np.log(horizon + 1), (len(origins), AHEAD))).astype(np.int64).clip(1, horizon)
+    ahead = (
+        np.exp(random.uniform(0, np.log(horizon + 1), (len(origins), AHEAD_COUNT))).astype(np.int64).clip(1, horizon)
+    )
     near = random.integers(1, min(horizon, 32) + 1, ahead.shape)
     ahead = np.where(random.random(ahead.shape) < 0.5, near, ahead)
     simple = np.take_along_axis(simple, (ahead - 1)[None, :, None], 3)
@@ -56,7 +60,7 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure
     naive = _naive_error(drawn.y, drawn.first) / unit
     valid = ~np.isnan(target) & (told.known[:, origins, None] > 1) & (naive > 0)
     hidden, _ = model.hidden(told, seasons)
-    hidden = hidden[:, origins, None].expand(-1, -1, AHEAD, -1)
+    hidden = hidden[:, origins, None].expand(-1, -1, AHEAD_COUNT, -1)
     outputs = model.ahead(hidden, features, logs, forecasts)
     dtype = hidden.dtype
     target, naive, valid = (

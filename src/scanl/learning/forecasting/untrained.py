@@ -18,8 +18,8 @@ from scanl.errors import DataError
 from scanl.learning.forecasting.forecasts import STEP, STREAM, bounds, check_levels, refuse_twice
 from scanl.models.forecasting.pretrained import PretrainedForecaster, PretrainedState, pretrained
 
-MAX_READ = 2048  # steps of a series before its forecast that are read
-ROWS_AT_ONCE = 64  # series that are read side by side
+MAX_STEPS = 2048  # steps of a series before its forecast that are read
+PIECE_ROWS = 64  # series that are read side by side
 ROWS_OF_STREAM = 256  # rows of a stream that are read at once, if they are there
 NAMES_OF_TIMES = (
     "ds",
@@ -165,10 +165,10 @@ class UntrainedForecasts:
 
         table = self.table
         result = np.empty((len(origins), table.horizon, len(table.targets), len(probabilities)))
-        lengths = np.array([min(row + 1, MAX_READ) for _, row in origins])
+        lengths = np.array([min(row + 1, MAX_STEPS) for _, row in origins])
         order = np.argsort(lengths, kind="stable")
-        for begin in range(0, len(order), ROWS_AT_ONCE):
-            some = order[begin : begin + ROWS_AT_ONCE]
+        for begin in range(0, len(order), PIECE_ROWS):
+            some = order[begin : begin + PIECE_ROWS]
             windows = np.full((len(some), int(lengths[some].max()), len(table.targets)), np.nan)
             for window, number in zip(windows, some.tolist(), strict=True):
                 i, row = origins[number]
@@ -204,7 +204,7 @@ def probabilities_of(levels: Sequence[float]) -> list[float]:
 
 
 @dataclass
-class _Last:
+class _KeptSeries:
     """What is kept of a series: the state of the model, and its last time."""
 
     state: PretrainedState
@@ -217,7 +217,7 @@ class _Streams:
 
     def __init__(self, forecasts: UntrainedForecasts, levels: Sequence[float]) -> None:
         self.forecasts, self.table, self.levels = forecasts, forecasts.table, levels
-        self.kept: dict[str, _Last] = {}
+        self.kept: dict[str, _KeptSeries] = {}
         table = self.table
         known = table.collection.known
         self.frequency = known[0] if known else None
@@ -240,7 +240,7 @@ class _Streams:
         answers, state = model.each(
             y.T.copy(), state, after, horizon=self.table.horizon, levels=probabilities_of(self.levels)
         )
-        self.kept[name] = _Last(state, None if clock is None else clock[-1:], self.frequency)
+        self.kept[name] = _KeptSeries(state, None if clock is None else clock[-1:], self.frequency)
         return answers.transpose(1, 2, 0, 3)
 
     def read(self, rows: Any, count: int) -> Any:

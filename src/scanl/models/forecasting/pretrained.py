@@ -46,7 +46,7 @@ AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
 FIRST_POWERS = (1.0, 1.5)  # a and b at first
 WEIGHTS = Path(__file__).with_name("weights")  # the folder of the model in the package
 DIGEST = "4754297027b174e575a5b8670093de96e8895aaa607ec3094f346d5e4f5f5a6d"  # SHA-256 of its file
-STEPS_AT_ONCE = 16384  # of all series together, so that memory does not grow with a panel
+PIECE_STEPS = 16384  # of all series together, so that memory does not grow with a panel
 MIN_REPEATED, MIN_REPEATED_SHARE = (
     3,
     0.05,
@@ -164,7 +164,7 @@ class PretrainedForecaster(Saved):
         """
         horizon = whole_number(self.name, "horizon", horizon, 1)
         probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).numpy()
-        rows = max(1, STEPS_AT_ONCE // y.shape[1])
+        rows = max(1, PIECE_STEPS // y.shape[1])
         pieces = [
             self._each(y[a : a + rows], _rows_of(state, slice(a, a + rows)), after, horizon)
             for a in range(0, len(y), rows)

@@ -60,7 +60,9 @@ SMOOTHINGS = np.array(
     ]
 )
 ALPHA, BETA, PHI, GAMMA, DELTA = SMOOTHINGS.T
-FIRST, SECOND = (np.flatnonzero(gains) for gains in (GAMMA, DELTA))  # smoothings with the first, the second season
+FIRST_SMOOTHINGS, SECOND_SMOOTHINGS = (
+    np.flatnonzero(gains) for gains in (GAMMA, DELTA)
+)  # smoothings with the first, the second season
 FILLING = 10  # the smoothing whose forecast stands for a missing value
 OTHERS = (
     "seasonal",
@@ -75,7 +77,7 @@ OTHERS = (
 THETA = 2  # the smoothing in the theta forecast
 COUNT = len(SMOOTHINGS) + len(OTHERS)  # K
 KNOTS = np.array([1, 3, 8, 24])  # steps ahead at which errors are followed
-KEPT = int(KNOTS[-1])  # steps of which forecasts are kept
+KEPT_STEPS = int(KNOTS[-1])  # steps of which forecasts are kept
 RATES = np.array([0.1, 0.01])  # of the two running means of absolute errors
 SHORT_LAGS = 4  # of the autoregression without a season
 RIDGE = 4.0  # in mean squared differences of steps
@@ -157,8 +159,8 @@ def nothing_read(seasons: Seasons) -> SimpleState:
     return SimpleState(
         seasons, zeros(rows), zeros(rows, np.int64), zeros(rows, np.int64),
         zeros((rows, len(SMOOTHINGS))), zeros((rows, len(SMOOTHINGS))),
-        zeros((rows, len(FIRST), m)), zeros((rows, len(SECOND), n)), zeros((rows, reach)),
-        zeros((rows, KEPT, COUNT, knots)), zeros((rows, COUNT, knots, 2)), zeros((rows, knots)),
+        zeros((rows, len(FIRST_SMOOTHINGS), m)), zeros((rows, len(SECOND_SMOOTHINGS), n)), zeros((rows, reach)),
+        zeros((rows, KEPT_STEPS, COUNT, knots)), zeros((rows, COUNT, knots, 2)), zeros((rows, knots)),
         zeros((rows, 3, LAGS, LAGS)), zeros((rows, 3, LAGS)), zeros((rows, 8)),
     )  # fmt: skip
 
@@ -192,23 +194,23 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     of_trend, every = _trend_weights(far), np.arange(rows)[:, None]
     alphas = np.maximum(ALPHA, 1.0 / np.maximum(known, 1)[:, :, None])
     before = np.maximum(count - 1, 0)
-    gammas = np.maximum(GAMMA[FIRST], 1.0 / (before[:, :, None] // m[:, None, None] + 1))
+    gammas = np.maximum(GAMMA[FIRST_SMOOTHINGS], 1.0 / (before[:, :, None] // m[:, None, None] + 1))
     gammas *= ((count > m[:, None]) & (m > 1)[:, None])[:, :, None]
-    deltas = np.maximum(DELTA[SECOND], 1.0 / (before[:, :, None] // n[:, None, None] + 1))
+    deltas = np.maximum(DELTA[SECOND_SMOOTHINGS], 1.0 / (before[:, :, None] // n[:, None, None] + 1))
     deltas *= ((count > n[:, None]) & (n > m)[:, None])[:, :, None]
     now, now2 = before % m[:, None], before % n[:, None]
     ends = ((count == m[:, None]) | (count == 2 * m[:, None])) & started & (m > 1)[:, None]
     ends2 = (count == n[:, None]) & started & (n > m)[:, None]
     some_end, some_end2 = ends.any(0), ends2.any(0)
     places, places2 = ((before[:, :, None] + far) % s[:, None, None] for s in (m, n))
-    firsts, seconds = np.arange(len(FIRST)), np.arange(len(SECOND))
+    firsts, seconds = np.arange(len(FIRST_SMOOTHINGS)), np.arange(len(SECOND_SMOOTHINGS))
     for t in range(steps):
         here, there = is_known[:, t], started[:, t, None]
         moved = level + PHI * trend
         expected = moved.copy()
         of_first, of_second = (every, firsts, now[:, t, None]), (every, seconds, now2[:, t, None])
-        expected[:, FIRST] += season[of_first]
-        expected[:, SECOND] += second[of_second]
+        expected[:, FIRST_SMOOTHINGS] += season[of_first]
+        expected[:, SECOND_SMOOTHINGS] += second[of_second]
         value = np.where(here, x[:, t], np.where(there[:, 0], expected[:, FILLING], 0.0))
         values[:, reach + t] = value
         error = np.where(here[:, None], value[:, None] - expected, 0.0)
@@ -216,8 +218,8 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
         level = np.where(there, moved + raised, level)
         trend = np.where(there, PHI * trend + BETA * raised, trend)
         error -= raised
-        season[of_first] += gammas[:, t] * error[:, FIRST]
-        second[of_second] += deltas[:, t] * error[:, SECOND]
+        season[of_first] += gammas[:, t] * error[:, FIRST_SMOOTHINGS]
+        second[of_second] += deltas[:, t] * error[:, SECOND_SMOOTHINGS]
         if some_end[t]:
             for i in np.flatnonzero(ends[:, t]):
                 _begin_first(values[i, : reach + t + 1], int(m[i]), int(count[i, t]), level[i], trend[i], season[i])
@@ -227,8 +229,8 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
         levels[:, t] = level
         size = len(far) if t in wanted else len(KNOTS)
         ahead = level[:, :, None] + trend[:, :, None] * of_trend[:, :size]
-        ahead[:, FIRST] += season[every[:, :, None], firsts[:, None], places[:, t, None, :size]]
-        ahead[:, SECOND] += second[every[:, :, None], seconds[:, None], places2[:, t, None, :size]]
+        ahead[:, FIRST_SMOOTHINGS] += season[every[:, :, None], firsts[:, None], places[:, t, None, :size]]
+        ahead[:, SECOND_SMOOTHINGS] += second[every[:, :, None], seconds[:, None], places2[:, t, None, :size]]
         at_knots[:, t, : len(SMOOTHINGS)] = ahead[:, :, : len(KNOTS)]
         if t in wanted:
             simple[:, wanted[t], : len(SMOOTHINGS)] = ahead[:, :, len(KNOTS) :]
@@ -243,7 +245,7 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
         sums,
         *_autoregressions(values, reach, is_known, count, m, n, sums, state),
     )
-    others = _others(*arguments[:-2], np.arange(steps), KEPT)
+    others = _others(*arguments[:-2], np.arange(steps), KEPT_STEPS)
     at_knots[:, :, len(SMOOTHINGS) :] = others[..., KNOTS - 1]
     if len(after):
         simple[:, :, len(SMOOTHINGS) :] = _others(*arguments[:-2], after, horizon)
@@ -257,7 +259,7 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     )  # fmt: skip
     last = SimpleState(
         state.seasons, origin, count[:, -1], known[:, -1], level, trend, season, second, values[:, -reach:],
-        all_ahead[:, -KEPT:], errors[:, -1], weights[:, -1], *arguments[-2:], sums[:, -1],
+        all_ahead[:, -KEPT_STEPS:], errors[:, -1], weights[:, -1], *arguments[-2:], sums[:, -1],
     )  # fmt: skip
     return told, simple, last
 
@@ -276,9 +278,9 @@ def _begin_first(past: Numbers, m: int, count: int, level: Numbers, trend: Numbe
     slope = (means[-1] - means[0]) / m
     line = slope * (np.arange(m) - (m - 1) / 2)
     pattern = (blocks - means[:, None] - line).mean(0)
-    alpha = ALPHA[FIRST]
-    level[FIRST] = (1 - alpha) * (means[-1] + line[-1]) + alpha * (past[-1] - pattern[-1])
-    trend[FIRST] = np.where(BETA[FIRST] > 0, slope, 0.0)
+    alpha = ALPHA[FIRST_SMOOTHINGS]
+    level[FIRST_SMOOTHINGS] = (1 - alpha) * (means[-1] + line[-1]) + alpha * (past[-1] - pattern[-1])
+    trend[FIRST_SMOOTHINGS] = np.where(BETA[FIRST_SMOOTHINGS] > 0, slope, 0.0)
     season[:, :m] = pattern
 
 
@@ -286,14 +288,19 @@ def _begin_second(past: Numbers, m: int, n: int, level: Numbers, season: Numbers
     """Set the second season of a row, whose values so far are one of it."""
     block = past[len(past) - n :]
     pattern = block - block.mean()
-    for row, smoothing in enumerate(SECOND):
+    for row, smoothing in enumerate(SECOND_SMOOTHINGS):
         own = pattern
         if GAMMA[smoothing] > 0:
-            own = pattern - season[FIRST.tolist().index(int(smoothing)), np.arange(n) % m]
+            own = pattern - season[FIRST_SMOOTHINGS.tolist().index(int(smoothing)), np.arange(n) % m]
         second[row, :n] = own - own.mean()
-    alpha, last = ALPHA[SECOND], second[:, n - 1]
-    apart = np.array([season[FIRST.tolist().index(int(v)), (n - 1) % m] if GAMMA[v] > 0 else 0.0 for v in SECOND])
-    level[SECOND] = (1 - alpha) * block.mean() + alpha * (past[-1] - last - apart)
+    alpha, last = ALPHA[SECOND_SMOOTHINGS], second[:, n - 1]
+    apart = np.array(
+        [
+            season[FIRST_SMOOTHINGS.tolist().index(int(v)), (n - 1) % m] if GAMMA[v] > 0 else 0.0
+            for v in SECOND_SMOOTHINGS
+        ]
+    )
+    level[SECOND_SMOOTHINGS] = (1 - alpha) * block.mean() + alpha * (past[-1] - last - apart)
 
 
 def _sum_up(x: Numbers, is_known: NDArray[np.bool_], known: Counts, state: SimpleState, sums: Numbers) -> None:
@@ -451,7 +458,7 @@ def _errors(
     valid = is_known[:, :, None] & (count[:, :, None] > KNOTS)
     came = np.empty((rows, steps, COUNT, len(KNOTS)))
     for j, h in enumerate(KNOTS):
-        came[..., j] = x[:, :, None] - ahead[:, KEPT - h : KEPT - h + steps, :, j]
+        came[..., j] = x[:, :, None] - ahead[:, KEPT_STEPS - h : KEPT_STEPS - h + steps, :, j]
     np.copyto(off, came[..., 0] * valid[..., :1])
     came = np.abs(came)
     numbers[:] = state.weights[:, None] + valid.cumsum(1)
