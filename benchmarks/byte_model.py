@@ -25,7 +25,7 @@ from pathlib import Path
 from scanl.data.text.corpus import standard_library
 from scanl.learning import RunFolder
 from scanl.models import LanguageModel, quantize
-from scanl.models.pretrained import FOLDER
+from scanl.models.byte_models import FOLDER
 from scanl.packing import Predictor
 
 LIMIT = 1 << 16  # bytes of a file: a longer one is mostly a table
@@ -63,7 +63,8 @@ def gather(folder: Path) -> None:
     for name, shape in SHAPES.items():
         print(
             f"scanl train --data {folder}/code {folder}/prose --out runs/{name} --seed 0 --held-out 0.01 "
-            f"--layer mingru --channel-options '{{expand: 1.5}}' --optimizer muon --lr 2e-2 --precision bf16-mixed {shape}"
+            f"--layer mingru --channel-options '{{expand: 1.5}}' --optimizer muon --lr 2e-2 --precision bf16-mixed "
+            f"{shape}"
         )
 
 

@@ -13,7 +13,7 @@ from scanl.packing import Archive, Predictor, pack, pack_pieces, unpack, unpack_
 from scanl.packing.adaptive import AdaptivePredictor
 from scanl.packing.archive import HEADER
 
-COVERS = ["packing/*", "models/byte_models"]
+COVERS = ["packing/*"]
 TEXT = b"".join(b"%d is a number, and so is %d; the next one is larger.\n" % (n, n + 1) for n in range(400))
 
 
