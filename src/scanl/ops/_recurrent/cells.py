@@ -6,7 +6,6 @@ A cell has a vector for each gate from the input and from the state: `by_input`,
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from scanl.ops._cpu import _math
 from scanl.ops._recurrent.writer import VECTOR, WORDS, CodeValue, Function
 
 LARGE_INPUT = 20.0  # for 2 |x| above this, |tanh x| is 1 in float32
@@ -14,6 +13,8 @@ LARGE_INPUT = 20.0  # for 2 |x| above this, |tanh x| is 1 in float32
 
 def exp(code: Function, x: CodeValue) -> CodeValue:
     """Return e^x, computed as by `_exp32` of _math.py, which states its error."""
+    from scanl.ops._cpu import _math  # with numba, which code alone needs
+
     for order, bound in (("olt", _math.LOWEST_EXPONENT), ("ogt", _math.HIGHEST_EXPONENT)):
         x = code.where(code.compare(order, x, code.same(bound)), code.same(bound), x)
     rounded = code.fused(x, code.same(_math.LOG2E), code.same(_math.ROUND))
@@ -36,6 +37,8 @@ def sigmoid(code: Function, x: CodeValue) -> CodeValue:
 
 def tanh(code: Function, x: CodeValue) -> CodeValue:
     """Return u / (u + 2), u = e^2|x| - 1 with its sign: exact for small x too. See `_tanh32` of _sigmoid.py."""
+    from scanl.ops._cpu import _math  # with numba, which code alone needs
+
     bits = code.cast("bitcast", x, WORDS)
     sign = code.new(f"and {WORDS} {bits.text}, {code.words(-(1 << 31)).text}", WORDS)
     size = code.cast("bitcast", code.new(f"xor {WORDS} {bits.text}, {sign.text}", WORDS), VECTOR)
