@@ -1,6 +1,7 @@
 """What is packed comes back whole, whatever it is, and a damaged archive is refused by one line."""
 
 import io
+import lzma
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, DataError, ScanlError
 from scanl.models import LanguageModel, Stack
-from scanl.packing import Archive, Predictor, pack, pack_pieces, unpack, unpack_file
+from scanl.packing import Archive, Predictor, pack, pack_pieces, packing, unpack, unpack_file
 from scanl.packing.adaptive import AdaptivePredictor
 from scanl.packing.archive import HEADER
 
@@ -34,6 +35,12 @@ def learnt(layer: str) -> LanguageModel:
 @pytest.fixture(scope="module")
 def model() -> Predictor:
     return Predictor(learnt("mingru"))
+
+
+@pytest.fixture(autouse=True)
+def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames by the model, though LZMA2 is shorter for a text that repeats itself so much."""
+    monkeypatch.setattr(packing, "repeats", lambda data: data)
 
 
 def some(draws: random.Random) -> bytes:
@@ -71,6 +78,14 @@ def test_a_text_is_packed_within_half_a_percent_of_its_entropy(model: Predictor)
     )
     assert 8 * len(archive) < 1.005 * entropy + 8 * 120  # beside header, index and checks
     assert len(archive) < 0.7 * len(TEXT)
+
+
+def test_what_repeats_is_no_longer_than_by_xz(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for learn in (False, True):
+        archive = pack(TEXT, model, frame=10000, learn=learn)
+        assert len(archive) < len(lzma.compress(TEXT[:10000])) + len(lzma.compress(TEXT[10000:20000])) + 1500
+        assert unpack(archive, model) == TEXT
 
 
 def test_noise_is_stored(model: Predictor) -> None:

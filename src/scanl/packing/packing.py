@@ -1,6 +1,7 @@
 """Pack bytes by what a language model expects, and unpack them."""
 
 import io
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -18,6 +19,7 @@ from scanl.packing.archive import (
     LENGTH,
     MAX_FRAME,
     MODELLED,
+    REPEATS,
     STORED,
     ArchiveFrame,
     ArchiveMember,
@@ -32,7 +34,13 @@ from scanl.packing.predictor import Predictor
 
 FRAME_SIZE = 1 << 20
 STREAMS = 32
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 PIECE = 1 << 16  # bytes that are read of a file at a time
+
+
+def repeats(data: bytes) -> bytes:
+    """Return the code of some bytes by LZMA2, which knows no language and remembers all that stood before."""
+    return lzma.compress(data, lzma.FORMAT_RAW, filters=FILTERS)
 
 
 def _unmoved(count: int) -> None:
@@ -92,10 +100,11 @@ def pack_pieces(
             before = predictor.saved() if isinstance(predictor, AdaptivePredictor) else None
             with _on_threads(threads):
                 code = encoded(predictor, data, streams, moved)
-            if code is None and isinstance(predictor, AdaptivePredictor) and before is not None:
-                predictor.restore(before)  # who unpacks does not read a stored frame
-            made = ArchiveFrame(STORED, len(data), check(data), data)
-            part = made if code is None else made._replace(kind=MODELLED, code=code)
+            codes = {STORED: data, REPEATS: repeats(data)} | ({} if code is None else {MODELLED: code})
+            kind = min(codes, key=lambda kind: len(codes[kind]))
+            if kind != MODELLED and isinstance(predictor, AdaptivePredictor) and before is not None:
+                predictor.restore(before)  # who unpacks reads such a frame without the model
+            part = ArchiveFrame(kind, len(data), check(data), codes[kind])
         else:
             moved(len(data))
         packed = part.packed()
@@ -212,6 +221,8 @@ class Archive:
             data: bytes | None = part.code
             if part.kind == MODELLED:
                 data = decoded(predictor, part.code, part.size, self.header.streams, self._moved)
+            elif part.kind == REPEATS:
+                data = lzma.decompress(part.code, lzma.FORMAT_RAW, filters=FILTERS)
         if data is None or check(data) != part.data_check:
             raise DataError(
                 f"unpack: the frame at byte {place:,} of the archive is whole, but its data are not those that were "
