@@ -11,9 +11,9 @@ import torch
 from numba import TypingError
 
 from scanl.ops import _cpu, products
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._kernel import Kernel, kernel
 from scanl.ops._cpu._slots import Slots, channels, part, units
-from scanl.ops._cpu._team import array
 
 KERNELS = [
     name

@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import torch
-from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
+from scanl.ops._cpu._flat import from_pointer
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._pointers import at, pointer, separate
 from scanl.ops._cpu._slots import itemsize
@@ -159,6 +159,6 @@ def multiply(out, out_row, width, h, h_row, n, w, panels, count):
     has its code once.
     """
     add_part_products(
-        carray(out, (count * out_row,)), 0, out_row, width, carray(h, (count * h_row,)), 0, h_row, n,
-        carray(w, (n * width,)), 0, panels, count,
+        from_pointer(out, count * out_row), 0, out_row, width, from_pointer(h, count * h_row), 0, h_row, n,
+        from_pointer(w, n * width), 0, panels, count,
     )  # fmt: skip

@@ -8,6 +8,9 @@ import numba
 from numba import config, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.compiler_lock import global_compiler_lock
 
+from scanl.ops._cpu._flat import flattened
+from scanl.ops._cpu._pipeline import HelperCompiler
+
 
 @contextmanager
 def compiling() -> Iterator[Any]:
@@ -29,17 +32,26 @@ def helper(**options: Any) -> Callable[[Callable], Any]:
     """Compile a function that kernels call, once for each set of argument types.
 
     By default numba adds two functions, by which Python and C can call it: a third of the time in which a kernel
-    compiles. It also compiles anew for each constant argument; here a constant is passed as any other number.
+    compiles. It also compiles anew for each constant argument; here a constant is passed as any other number. And it
+    forces the helper into its callers if the first of them is forced so.
     """
+    options = {"forceinline": False, **options}
 
     def made(function: Callable) -> Any:
-        compiler: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)  # pyright: ignore[reportCallIssue]
+        compiler: Any = numba.njit(  # pyright: ignore[reportCallIssue]
+            no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=HelperCompiler, **options
+        )
         with compiling():
             compiled = compiler(function)
         resolve = compiled.get_call_template
         compiled.get_call_template = lambda args, kws: resolve(
-            tuple(map(types.unliteral, args)), {name: types.unliteral(kind) for name, kind in dict(kws).items()}
+            tuple(map(_taken, args)), {name: _taken(kind) for name, kind in dict(kws).items()}
         )
         return compiled
 
     return made
+
+
+def _taken(kind: types.Type) -> types.Type:
+    """Return the type of an argument that a helper gets for one of a type."""
+    return flattened(types.unliteral(kind))

@@ -25,6 +25,7 @@ from numba.core.registry import cpu_target
 from scanl.ops._cpu._cache import MachineCode, source_digest
 from scanl.ops._cpu._half import HALF_TYPES
 from scanl.ops._cpu._helper import compiling
+from scanl.ops._cpu._pipeline import KernelCompiler
 from scanl.ops._cpu._slots import Slots, SlotsType
 from scanl.ops._cpu._team import PreparedCall, run
 
@@ -33,7 +34,9 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 class _CompiledFunction(CFunc):
     def __init__(self, function: Callable, source: str, slots: SlotsType):
-        super().__init__(function, ((slots,), types.void), {}, {"fastmath": {"contract", "nsz"}})
+        stages: Any = KernelCompiler  # numba's declaration has its own class only
+        flags = {"fastmath": {"contract", "nsz"}}
+        super().__init__(function, ((slots,), types.void), {}, flags, pipeline_class=stages)
         self._cache: Any = MachineCode(function, source, slots.name)
 
     def compile(self) -> None:

@@ -25,12 +25,14 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._columns import WIDTH, Work, unit_of
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import Kernel, kernel
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._pointers import outlined
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import itemsize, units
-from scanl.ops._cpu._team import array, take
+from scanl.ops._cpu._team import take
 from scanl.ops._cpu._vectors import STRIP, emitted
 from scanl.ops.products.matrices import ADJACENT_STRIDE, BELOW, LOWER, UPPER, WHOLE, add_products, transpose
 
@@ -67,9 +69,6 @@ def _places_of(longest: int, size: int, keys: int, values: int, delta: bool) -> 
     return places, total
 
 
-# Rows are slices that are made before the loop over them: an index that may be negative makes LLVM gather and scatter.
-
-
 @emitted
 def _fetch(e, x, at):
     """Prefetch a strip of x: processors do not predict rows that lie far apart."""
@@ -79,6 +78,7 @@ def _fetch(e, x, at):
 @helper()
 def _take_rows(x, at, step, count, width, scale, m, to, row, rows, padded):
     """Copy `count` rows of x, `step` apart, times `scale`; fill up with zeros to `rows` rows of `padded` numbers."""
+    outlined()
     for i in range(rows):
         target = m[to + i * row : to + i * row + padded]
         if i < count:
@@ -94,6 +94,7 @@ def _take_rows(x, at, step, count, width, scale, m, to, row, rows, padded):
 @helper()
 def _give_rows(m, at, row, count, width, scale, x, to, step, add):
     """Write `count` rows, times `scale`, to x, `step` apart; or add them."""
+    outlined()
     for i in range(count):
         source, target = m[at + i * row : at + i * row + width], x[to + i * step : to + i * step + width]
         if add:
@@ -107,6 +108,7 @@ def _give_rows(m, at, row, count, width, scale, x, to, step, add):
 @helper()
 def _scale_rows(m, at, row, rows, width, by, sign, to):
     """Multiply each row by its number, `sign` m[by + i], and write it to the row at `to`."""
+    outlined()
     for i in range(rows):
         source, target = m[at + i * row : at + i * row + width], m[to + i * row : to + i * row + width]
         factor = sign * m[by + i]
@@ -117,6 +119,7 @@ def _scale_rows(m, at, row, rows, width, by, sign, to):
 @helper()
 def _scale(m, at, row, rows, width, factor, to):
     """Multiply a matrix by a number."""
+    outlined()
     for i in range(rows):
         source, target = m[at + i * row : at + i * row + width], m[to + i * row : to + i * row + width]
         for j in range(width):
@@ -126,6 +129,7 @@ def _scale(m, at, row, rows, width, factor, to):
 @helper()
 def _add(m, at, row, rows, width, to):
     """Add a matrix to the one at `to`."""
+    outlined()
     for i in range(rows):
         source, target = m[at + i * row : at + i * row + width], m[to + i * row : to + i * row + width]
         for j in range(width):
@@ -138,6 +142,7 @@ def _decay(m, at, row, rows, by, low, sign):
 
     low: how far below the diagonal the first zeros are.
     """
+    outlined()
     for i in range(rows):
         target, factors = m[at + i * row : at + i * row + rows], m[by + i * row : by + i * row + rows]
         for j in range(i + 1 - low):
@@ -148,6 +153,7 @@ def _decay(m, at, row, rows, by, low, sign):
 
 @helper(fastmath={"contract", "nsz", "reassoc"})
 def _dot(m, x, y, width):
+    outlined()
     total, lhs, rhs = m.dtype.type(0), m[x : x + width], m[y : y + width]
     for j in range(width):
         total += lhs[j] * rhs[j]
@@ -157,6 +163,7 @@ def _dot(m, x, y, width):
 @helper()
 def _add_dots(m, x, y, row, rows, width, to):
     """Add the dot product of row i of x with row i of y to m[to + i]."""
+    outlined()
     for i in range(rows):
         m[to + i] += _dot(m, x + i * row, y + i * row, width)
 
@@ -164,6 +171,7 @@ def _add_dots(m, x, y, row, rows, width, to):
 @helper(fastmath={"contract", "nsz", "reassoc"})
 def _add_terms(m, x, y, row, rows, sums, to):
     """With N = x ⊙ y (rows, rows), add the sum of all N_ij with j < s <= i to m[to + s]."""
+    outlined()
     below = m[sums : sums + rows]
     for j in range(rows):
         below[j] = 0
@@ -179,6 +187,7 @@ def _add_terms(m, x, y, row, rows, sums, to):
 @helper()
 def _decays_of(g, at, step, count, rows, m, D, row, e, t, a):
     """Write the decays of a chunk: D, e, t and, at `a`, each step's own."""
+    outlined()
     for i in range(rows):
         m[a + i] = np.exp(g[at + i * step]) if i < count else 1
     none, running = m.dtype.type(0), m.dtype.type(1)
@@ -202,6 +211,7 @@ def _decays_of(g, at, step, count, rows, m, D, row, e, t, a):
 @helper()
 def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
     """Solve r = x + L u, u = β r, for L strictly lower; x becomes r. If `back`, solve r = x + Lᵀ u."""
+    outlined()
     one = m.dtype.type(1)
     for turn in range(0, rows, GROUP):
         first = rows - GROUP - turn if back else turn
@@ -260,6 +270,7 @@ def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
 @helper()
 def _product(m, out, out_row, rows, width, h, h_row, h_term, terms, w, w_row, region):
     """Write a product of matrices."""
+    outlined()
     for i in range(rows):
         target = m[out + i * out_row : out + i * out_row + width]
         for j in range(width):
@@ -385,6 +396,7 @@ def _chunk(sizes, unit, h, first, size, v_width, n):
 @helper()
 def _enter(sizes, operands, chunk, m, to):
     """Load the keys and the decays of a chunk, and what comes from them alone."""
+    outlined()
     C, K, row, c_row, one = sizes.steps, sizes.k_width, sizes.k_row, sizes.c_row, operands.one
     _take_rows(operands.k, chunk.qk_at, chunk.qk_step, chunk.steps, sizes.keys, one, m, to.k, row, C, K)
     at, step = chunk.r * sizes.d_step + chunk.h * sizes.d_head, chunk.r_step * sizes.d_step
@@ -403,6 +415,7 @@ def _enter(sizes, operands, chunk, m, to):
 @helper()
 def _write(sizes, operands, chunk, m, to, S, r, u):
     """Load the values of a chunk at r. In the delta rule, solve for r and u, from the state S (K, V) that enters it."""
+    outlined()
     row = sizes.v_row
     _take_rows(
         operands.v,
@@ -426,6 +439,7 @@ def _write(sizes, operands, chunk, m, to, S, r, u):
 @helper(fastmath={"contract", "nsz", "reassoc"})
 def _finite(m, u, row, rows, width):
     """Return the index of the first row that has a number that is not finite."""
+    outlined()
     for i in range(rows):
         source, total = m[u + i * row : u + i * row + width], m.dtype.type(0)
         for j in range(width):

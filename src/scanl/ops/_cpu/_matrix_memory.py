@@ -28,12 +28,13 @@ import torch
 from scanl.ops._cpu import _matrix_chunks
 from scanl.ops._cpu._columns import CHUNK, divide, load, store, summed, unit_of
 from scanl.ops._cpu._columns import WIDTH as W
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import units
-from scanl.ops._cpu._team import array, scratch
+from scanl.ops._cpu._team import scratch
 from scanl.ops._cpu._vectors import STRIP, emitted
 from scanl.ops._frame.context import exactly
 

@@ -54,6 +54,17 @@ def separate(typingctx):
 
 
 @intrinsic
+def outlined(typingctx):
+    """Keep the function that calls this a function of its own: LLVM would have its code at each of many calls."""
+
+    def codegen(context, builder, signature, args):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
 def prefetch(typingctx, pointer):
     """Ask for the line of the cache at a pointer, which may reach outside of all arrays."""
 

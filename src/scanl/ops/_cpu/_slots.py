@@ -17,9 +17,10 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import lower_getattr_generic, models, overload, register_model
 from numba.np.numpy_support import as_dtype
 
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._half import HalfType
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._team import array, take
+from scanl.ops._cpu._team import take
 
 _DTYPES = ("dtype", "sum_dtype")  # what a kernel reads like a slot, but is a type
 _FILLED_FIELDS = ("counter", "units")  # the first two slots, which `Kernel.run` fills

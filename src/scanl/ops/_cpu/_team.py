@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
-from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
 from scanl.ops._cpu._helper import helper
@@ -46,12 +46,6 @@ def _take(typingctx, pointer):
         return builder.atomic_rmw("add", address, ir.IntType(64)(1), "monotonic")
 
     return types.int64(types.voidptr), codegen
-
-
-@helper(forceinline=True)
-def array(address, size, dtype):
-    """Return the flat array of `size` elements at an address."""
-    return carray(_pointer(address), (size,), dtype)  # pyright: ignore[reportCallIssue]
 
 
 @helper()

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from scanl.ops._cpu import _math
+from scanl.ops._cpu._flat import FlatType, flattened
 from scanl.ops._cpu._team import widen_vectors
 
 STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a strip
@@ -39,7 +40,7 @@ def emitted(generate: Callable[..., None] | None = None, *, width: int | None = 
             return context.get_dummy_value()
 
         kinds = [
-            types.int64 if isinstance(kind, types.Integer | types.Boolean) else types.unliteral(kind)
+            types.int64 if isinstance(kind, types.Integer | types.Boolean) else flattened(types.unliteral(kind))
             for kind in arguments
         ]
         return types.void(*kinds), codegen
@@ -62,7 +63,7 @@ class Emitter:
         self.number = context.get_value_type(kind)
         self.strip = ir.VectorType(self.number, (width or STRIP) // self.item)
         self.values = [
-            context.make_array(arg)(context, builder, value).data if isinstance(arg, types.Array) else value
+            builder.extract_value(value, 0) if isinstance(arg, FlatType) else value
             for arg, value in zip(signature.args, arguments, strict=True)
         ]
 

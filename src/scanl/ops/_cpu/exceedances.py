@@ -7,11 +7,12 @@ step are in scratch.
 import numpy as np
 import torch
 
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import part, units
-from scanl.ops._cpu._team import array, scratch
+from scanl.ops._cpu._team import scratch
 
 
 @helper(forceinline=True)

@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._slots import part, units
-from scanl.ops._cpu._team import array
 
 _HEAD = "count a b polynomial"
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._half import HALF_TYPES, keep, put, unrounded, widened
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
@@ -24,7 +25,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._pointers import at, pointer, prefetch, separate
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import constant_of, itemsize, units
-from scanl.ops._cpu._team import CORES, array
+from scanl.ops._cpu._team import CORES
 from scanl.ops._frame.context import exactly
 from scanl.ops.offsets import offsets
 

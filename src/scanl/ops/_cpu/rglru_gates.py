@@ -12,6 +12,7 @@ With r = σ(z_r), i = σ(z_i), l = L r, a = e^l, s = √(1 - a²) and m = max(s,
 import numpy as np
 import torch
 
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
@@ -19,7 +20,6 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._sigmoid import sigmoid, tanh
 from scanl.ops._cpu._slots import part, units
-from scanl.ops._cpu._team import array
 
 _HEAD = "rows width x i_gate r_gate log_decay least"
 

@@ -10,12 +10,12 @@ A unit of work is a few rows. Each unit writes its own sum for dw.
 import numpy as np
 import torch
 
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import part, units
-from scanl.ops._cpu._team import array
 
 _HEAD = "rows width x weight r"
 

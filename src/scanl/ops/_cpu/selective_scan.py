@@ -20,18 +20,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
 from scanl.ops._cpu._cells import rows
+from scanl.ops._cpu._flat import FlatType, array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._pointers import outlined
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid
 from scanl.ops._cpu._slots import channels, constant_of, units
-from scanl.ops._cpu._team import CORES, array
+from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
 
 # rows: batch × steps; groups, parts: of B and of C; groups is 0 for a matrix that is constant over time
@@ -43,7 +44,8 @@ _HEAD = _WORK + " reverse positive A B C D bias state"
 W = 128  # most channels of a block; constant, so that the compiler knows that rows of an array do not overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time
 MIN_GROUP_CHANNELS = 32  # with fewer channels in a group, B and C become rows
-FLAGS = {"forceinline": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
+OUTLINED_FLAGS = {"fastmath": {"contract", "nsz"}, "error_model": "numpy"}
+FLAGS = {**OUTLINED_FLAGS, "forceinline": True}
 
 # Rows of W in the scratch of a step
 DELTA, DU, Y, BIAS, SKIP, DY, WRITTEN, STEP, ROWS = (n * W for n in range(9))
@@ -61,7 +63,7 @@ def lane(b, j):  # pyright: ignore[reportRedeclaration]
 
 @overload(lane, inline="always")
 def _lane(b, j):
-    return (lambda b, j: b[j]) if isinstance(b, types.Array) else (lambda b, j: b)
+    return (lambda b, j: b[j]) if isinstance(b, FlatType) else (lambda b, j: b)
 
 
 @helper(**FLAGS)
@@ -70,9 +72,10 @@ def _positive(x):
     return x if x > 20 else -log_sigmoid(-x)
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _enter(z, u, delta, positive):
     """Load the inputs of a step: Δ, Δ u, and D u, the initial value of the sum for y."""
+    outlined()
     if positive:
         for j in range(u.size):
             z[DELTA + j] = _positive(delta[j] + z[BIAS + j])
@@ -166,9 +169,10 @@ def _gate_backward(z, dy, gate, dgate):
         dgate[j] = dy[j] * z[Y + j] * (p + gate[j] * p * (1 - p))
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _leave(z, u, delta, du, ddelta, sums, positive):
     """Write the gradients of u and Δ; add to the sums for the gradients of D and the bias."""
+    outlined()
     for j in range(u.size):
         du[j] = z[DELTA + j] * z[WRITTEN + j] + z[SKIP + j] * z[DY + j]
         ddelta[j] = z[STEP + j] + u[j] * z[WRITTEN + j]
@@ -181,35 +185,39 @@ def _leave(z, u, delta, du, ddelta, sums, positive):
         sums[W + j] += ddelta[j]
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _load(s, at, step, matrix, start, states, size):
     """Transpose (size, states), from `start` on, into rows at stride `step`."""
+    outlined()
     for n in range(states):
         row, column = s[at + n * step : at + n * step + size], matrix[start + n :]
         for j in range(size):
             row[j] = column[j * states]
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _store(s, at, step, matrix, start, states, size):
+    outlined()
     for j in range(size):
         row, column = matrix[start + j * states : start + (j + 1) * states], s[at + j :]
         for n in range(states):
             row[n] = column[n * step]
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _spread(target, B, row, groups, width, first, states, size):
     """Copy B of one step to the lanes: each channel gets the B of its group."""
+    outlined()
     for j in range(size):
         at = (row * groups + (first + j) // (width // groups)) * states
         for n in range(states):
             target[n * W + j] = B[at + n]
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _gather(source, dB, row, groups, width, first, states, size):
     """Sum rows over the channels of each group, then clear the rows."""
+    outlined()
     per_group = width // groups
     for j in range(size):
         at = (row * groups + (first + j) // per_group) * states
@@ -219,9 +227,10 @@ def _gather(source, dB, row, groups, width, first, states, size):
             source[n * W + j] = 0
 
 
-@helper(**FLAGS)
+@helper(**OUTLINED_FLAGS)
 def _flush(source, at, step, total, start, states, size):
     """Add a chunk's sums to the sums over all time, which have a wider dtype; then clear the chunk's sums."""
+    outlined()
     for n in range(states):
         for j in range(size):
             total[start + n * W + j] += source[at + n * step + j]

@@ -14,13 +14,15 @@ import itertools
 import numpy as np
 
 from scanl.ops._cpu._cells import rows
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._pointers import outlined
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._sigmoid import sigmoid
 from scanl.ops._cpu._slots import itemsize, units
-from scanl.ops._cpu._team import CORES, array
+from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
 
 _HEAD = "pieces piece_count width count size window sign silu w w_tap w_channel bias"
@@ -125,12 +127,13 @@ def _correlate(sums, d, i, taps, start, step, other, other_step):
         j += 1
 
 
-@helper(forceinline=True)
+@helper()
 def _gather(target, source, count, size, step, stride):
     """Copy rows of channels, with row stride `step` and channel stride `stride`, to rows MAX_WIDTH apart.
 
     For a short sequence whose channels are not contiguous, a copy by torch would cost more than all other work.
     """
+    outlined()
     item = target.itemsize
     for r in range(count):
         row = target[r * MAX_WIDTH : r * MAX_WIDTH + size]

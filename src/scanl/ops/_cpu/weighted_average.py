@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._cells import blocks, longest, piece, rows, sequences
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import move
 from scanl.ops._cpu._slots import channels, itemsize, units
-from scanl.ops._cpu._team import array
 from scanl.ops._frame.context import exactly
 
 _HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v decay"

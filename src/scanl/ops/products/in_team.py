@@ -61,7 +61,7 @@ def _start(typingctx, start, function, argument, threads):
 @helper()
 def _run(team, kind, slots, work):
     """Run the kernel for a kind of weight. slots: from `packer` of its slots.   work: the numbers of the weight."""
-    begin, count = np.int64(slots.ctypes.data), slots[1]
+    begin, count = slots.address, slots[1]
     workers = min(team[THREADS], count) if work >= LARGE_WEIGHT else 1
     if workers > 1:
         _start(team[START], team[FIRST + kind], begin, workers)

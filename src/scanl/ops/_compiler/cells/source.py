@@ -30,8 +30,9 @@ IMPORTS = """\
 from scanl.ops._cpu._cells import (
     add_up, apart, clear, copy, in_window, length, longest, multiply, of_step, row_at, state_before
 )
+from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._pointers import at, pointer, separate
-from scanl.ops._cpu._team import array, scratch
+from scanl.ops._cpu._team import scratch
 
 expm1, log, log1p = math.expm1, math.log, math.log1p"""
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
