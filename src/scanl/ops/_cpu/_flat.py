@@ -5,13 +5,16 @@ loop over three of them becomes four hundred lines for LLVM, over flat arrays ei
 and a part of a flat array keeps no memory: an array that numba allocates lives as long as the kernel names it.
 """
 
+# pyright: reportOptionalCall=false
+# numba gives its decorator of a class no type.
+
 import operator
 from typing import Any
 
 from llvmlite import ir
 from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.imputils import lower_builtin, lower_cast
-from numba.core.typeconv import Conversion
+from numba.core.typeconv.castgraph import Conversion
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
 from numba.extending import lower_getattr, models, register_model
 
