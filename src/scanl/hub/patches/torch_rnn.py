@@ -60,10 +60,7 @@ class TorchPatch(Patch):
     of_kernels: ClassVar = (
         "float32, from one step on: one kernel for each layer, and one for its gradients, which take less time"
     )
-    of_torch: ClassVar = (
-        "others, and large products on more threads than rows of the batch keep busy: torch's own forward, which takes "
-        "less time"
-    )
+    unshared: ClassVar = "large products on more threads than the rows of the batch keep busy"
 
     @staticmethod
     @abstractmethod
@@ -171,8 +168,9 @@ class TorchPatch(Patch):
 
     @classmethod
     def calls(cls) -> tuple[str, ...]:
-        by_op = f"packed sequences and float64 from {cls.least_steps} steps on, and under exact: {cls.runs}"
-        return cls.of_kernels, by_op, cls.of_torch
+        by_op = f"from {cls.least_steps} steps on: packed sequences, float64 and {cls.unshared}; all under exact"
+        others = "others: torch's own forward, which takes less time"
+        return cls.of_kernels, f"{by_op}: {cls.runs.split(',')[0]}", others
 
     @staticmethod
     def unable(module: Any) -> str:
@@ -286,7 +284,7 @@ class GRUPatch(TorchPatch):
     """The two biases stay apart: the reset gate multiplies the state's bias."""
 
     modules: ClassVar = ("torch.nn.GRU",)
-    runs: ClassVar = "gru"
+    runs: ClassVar = "gru, or one kernel a layer"
     least_steps: ClassVar = 32
 
     @staticmethod
@@ -299,10 +297,10 @@ class GRUPatch(TorchPatch):
 
 @register("torch_lstm")
 class LSTMPatch(TorchPatch):
-    """Only without `proj_size`, and only for packed sequences and under `exact`."""
+    """Only without `proj_size`. The op computes several packed sequences, and all calls under `exact`."""
 
     modules: ClassVar = ("torch.nn.LSTM",)
-    runs: ClassVar = "lstm, for packed sequences"
+    runs: ClassVar = "lstm, or one kernel a layer"
 
     @classmethod
     def pays(cls, module: Any, input: Any, hx: Any = None) -> bool:
@@ -314,7 +312,8 @@ class LSTMPatch(TorchPatch):
 
     @classmethod
     def calls(cls) -> tuple[str, ...]:
-        return cls.of_kernels, "two packed sequences or more, and under exact: lstm", cls.of_torch
+        others = f"others, and {cls.unshared}: torch's own forward, which takes less time"
+        return cls.of_kernels, "two packed sequences or more, and under exact: lstm", others
 
     @staticmethod
     def scan(
@@ -330,7 +329,7 @@ class RNNPatch(TorchPatch):
     """Elman's network, with tanh or ReLU."""
 
     modules: ClassVar = ("torch.nn.RNN",)
-    runs: ClassVar = "elman"
+    runs: ClassVar = "elman, or one kernel a layer"
     least_steps: ClassVar = 40
 
     @staticmethod
