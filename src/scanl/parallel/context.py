@@ -204,6 +204,8 @@ class _Division:
             return
         if others.get("mask") is not None:
             raise ConfigError("mask: it is given, expected none, as the stretches of the ranks are one sequence")
+        if others.get("starts") is not None:
+            raise ConfigError("starts: it is given, expected none where ranks divide the sequence; give cu_seqlens")
         x = args[0]
         learned = x.requires_grad or any(weight.requires_grad for weight in module.parameters())
         facts = {"model": self.model, "batch": (*x.shape[:1], *x.shape[2:]), "dtype": x.dtype}
