@@ -3,8 +3,8 @@
     python benchmarks/speed/floors.py [NAME ...]
 
 NAME is a registered layer or preset. x is (4, 1024, 256) in float32, options are the defaults, and both passes count,
-as in layers.py. torch sees every operation: where the work grows as T, ops and cells run by their definitions, over a
-quarter of the steps; else attention runs in plain torch.
+as in layers.py. torch sees every operation, and computes none, as tensors are on its meta device: where the work grows
+as T, ops and cells run by their definitions, over 64 steps, whose counts are multiplied; else in plain torch.
 
 The floor is the sum of three times, none of which a program can go below that computes the same by the same formulas:
 
@@ -13,8 +13,7 @@ The floor is the sum of three times, none of which a program can go below that c
 - functions: exponentials and what is made of them, as if each took as long as a sigmoid of numbers in the cache;
 - bytes: x, y, the parameters and their gradients, each read or written once at the speed of a copy.
 
-The speeds are measured first. Rows are in benchmarks/results/floors.csv. A ratio is to a floor of `torch.nn.LSTM` that
-is counted alike, and to its measured time.
+The speeds are measured first. Rows are in benchmarks/results/floors.csv. A ratio is to the time of `torch.nn.LSTM`.
 """
 
 import math
@@ -38,8 +37,9 @@ from harness import Results, of_module, parse, parser
 SHAPE, QUICK = (4, 1024, 256), (2, 64, 16)
 FUNCTIONS = """
 exp exp2 expm1 sigmoid tanh log log1p log2 sin cos sinh cosh softplus silu silu_backward gelu gelu_backward erf elu mish
-mish_backward log_sigmoid_forward _softmax _log_softmax logsumexp logaddexp pow sqrt rsqrt atan2
+mish_backward _safe_softmax log_sigmoid_forward _softmax _log_softmax logsumexp logaddexp pow sqrt rsqrt atan2
 """
+STEPS = 64  # that are counted where the work grows as T
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -83,17 +83,11 @@ class Counter(TorchDispatchMode):
 
 def counted(module: nn.Module, shape: tuple[int, int, int], backends: Sequence[str]) -> Counts:
     """Count both passes of a module whose ops have these backends."""
-    call = of_module(module, torch.randn(shape)).both
+    call = of_module(module.to("meta"), torch.empty(shape, device="meta")).both
     assert call is not None
     with ops.backend(*backends), Counter() as counter:
         call()
     return Counts(counter.operations, counter.functions)
-
-
-def of_lstm(shape: tuple[int, int, int]) -> Counts:
-    """Return the counts of `nn.LSTM`, which is one operator: eight products of a row by a matrix, three times."""
-    rows, width = shape[0] * shape[1], shape[2]
-    return Counts(3 * 2 * rows * 8 * width * width, 5 * rows * width)
 
 
 def least(call: Callable[[], object], rounds: int = 20) -> float:
@@ -128,16 +122,23 @@ def speeds() -> Speeds:
     return Speeds(product / (2 * x.numel() * len(weight)), sigmoid / (100 * few.numel()), copy / (4 * many.numel()))
 
 
-def run(results: Results, name: str, shape: tuple[int, int, int], speed: Speeds) -> None:
+def of_lstm(shape: tuple[int, int, int]) -> float:
+    """Return the seconds of both passes of `nn.LSTM`."""
+    call = of_module(nn.LSTM(shape[2], shape[2], batch_first=True), torch.randn(shape)).both
+    assert call is not None
+    return least(call, 5)
+
+
+def run(results: Results, name: str, shape: tuple[int, int, int], speed: Speeds, lstm: float) -> None:
     if results.timed(name=name, shape=str(shape)):
         return
     torch.manual_seed(0)
     layer = layers.build(name, shape[2])
     linear = type(layer).cost[0] == "T"
-    parts, backends = (4, ["reference"]) if linear else (1, ["parallel", "reference"])
+    parts, backends = (max(1, shape[1] // STEPS), ["reference"]) if linear else (1, ["parallel", "reference"])
     counts = Counts(*(parts * count for count in counted(layer, (shape[0], shape[1] // parts, shape[2]), backends)))
     size = 4 * (4 * math.prod(shape) + 2 * sum(weight.numel() for weight in layer.parameters()))
-    floor, lstm = speed.floor(counts, size), speed.floor(of_lstm(shape), 16 * math.prod(shape))
+    floor = speed.floor(counts, size)
     results.add(
         name=name, shape=str(shape), operations=counts.operations, functions=counts.functions, bytes=float(size),
         seconds=floor, base="torch.nn.LSTM", ratio=floor / lstm,
@@ -148,8 +149,10 @@ def main() -> None:
     options = parse(parser(__doc__, layers.names()))
     results, speed = Results("floors", options), speeds()
     print("nanoseconds: " + ", ".join(f"{name} {1e9 * each:.4f}" for name, each in speed._asdict().items()))
+    shape = QUICK if options.quick else SHAPE
+    lstm = of_lstm(shape)
     for name in options.names:
-        run(results, name, QUICK if options.quick else SHAPE, speed)
+        run(results, name, shape, speed, lstm)
 
 
 if __name__ == "__main__":
