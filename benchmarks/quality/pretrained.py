@@ -23,7 +23,7 @@ from scanl.data.base import LEVELS
 from scanl.data.series.table import Table
 from scanl.data.splits import TEST
 from scanl.learning.forecasting.untrained import MAX_STEPS, seasons_of
-from scanl.models import pretrained
+from scanl.models import pretrained_forecaster
 
 PROBABILITIES = (0.05, 0.1, 0.5, 0.9, 0.95)
 MIN_KNOWN = 8  # values that fracast needs
@@ -44,7 +44,7 @@ def source_of(known: Known, folder: Path) -> Table:
 
 def measured(known: Known, folder: Path) -> dict[str, Any]:
     """Return the scores of the model, of the seasonal naive and of fracast at the origins of the test part."""
-    source, model = source_of(known, folder), pretrained()
+    source, model = source_of(known, folder), pretrained_forecaster()
     asking, horizon = source.asking, source.horizon
     origins = asking.origins(TEST)
     lasts: dict[int, list[int]] = {}

@@ -21,7 +21,7 @@ from scanl.models.forecasting.forecaster import Forecast as Forecast
 from scanl.models.forecasting.forecaster import Forecaster as Forecaster
 from scanl.models.forecasting.normalization import Normalization as Normalization
 from scanl.models.forecasting.pretrained import PretrainedForecaster as PretrainedForecaster
-from scanl.models.forecasting.pretrained import pretrained as pretrained
+from scanl.models.forecasting.pretrained import pretrained_forecaster as pretrained_forecaster
 from scanl.models.forecasting.random_filters import RandomFilters as RandomFilters
 from scanl.models.heads.classifier import SequenceClassifier as SequenceClassifier
 from scanl.models.heads.labeler import SequenceLabeler as SequenceLabeler

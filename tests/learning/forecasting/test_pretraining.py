@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from scanl.learning.forecasting import pretraining
 from scanl.learning.forecasting.pretraining import batch_loss, new_model, pretrain
-from scanl.models import PretrainedForecaster, pretrained
+from scanl.models import PretrainedForecaster, pretrained_forecaster
 
 
 @pytest.fixture(autouse=True)
@@ -32,4 +32,4 @@ def test_training_goes_on_where_it_ended(tmp_path):
 
 def test_the_packaged_model_has_learnt():
     torch.manual_seed(0)
-    assert loss(pretrained()) < 0.97 * loss(new_model(0).double())
+    assert loss(pretrained_forecaster()) < 0.97 * loss(new_model(0).double())

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.models import pretrained
+from scanl.models import pretrained_forecaster
 from scanl.models.forecasting.pretrained import DIGEST, WEIGHTS
 
 
@@ -19,32 +19,32 @@ def series():
 
 
 def test_stream_is_whole(series):
-    whole, _ = pretrained().predict(series, horizon=70, season=(12, 36))
+    whole, _ = pretrained_forecaster().predict(series, horizon=70, season=(12, 36))
     state = None
     for begin, end in ((0, 1), (1, 90), (90, 149), (149, 150)):
-        pieces, state = pretrained().predict(series[:, begin:end], state, horizon=70, season=(12, 36))
+        pieces, state = pretrained_forecaster().predict(series[:, begin:end], state, horizon=70, season=(12, 36))
     assert_close(pieces, whole, rtol=1e-9, atol=1e-9)
 
 
 def test_missing_values_in_front_are_not_read(series):
-    alone, _ = pretrained().predict(series[1:, 70:], horizon=3, season=12)
+    alone, _ = pretrained_forecaster().predict(series[1:, 70:], horizon=3, season=12)
     padded = series.clone()
     padded[1, :70] = torch.nan
-    both, _ = pretrained().predict(padded, horizon=3, season=12)
+    both, _ = pretrained_forecaster().predict(padded, horizon=3, season=12)
     assert_close(both.quantiles[1:], alone.quantiles, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0), (1e9, 0), (1, 1e9), (3.7, -50)])
 def test_scale_and_shift(series, scale, shift):
-    usual = pretrained().predict(series, horizon=70, season=12)[0].quantiles
-    moved = pretrained().predict(scale * series + shift, horizon=70, season=12)[0].quantiles
+    usual = pretrained_forecaster().predict(series, horizon=70, season=12)[0].quantiles
+    moved = pretrained_forecaster().predict(scale * series + shift, horizon=70, season=12)[0].quantiles
     assert_close((moved - shift) / scale, usual, rtol=1e-6, atol=1e-6)
 
 
 def test_edges():
     def median(*values, **how):
         x = torch.tensor(values, dtype=torch.float64)[None, :, None]
-        quantiles = pretrained().predict(x, horizon=2, **how)[0].quantiles[0, :, 0]
+        quantiles = pretrained_forecaster().predict(x, horizon=2, **how)[0].quantiles[0, :, 0]
         assert (quantiles.diff(dim=-1) >= 0).all() or quantiles.isnan().all()
         return quantiles[:, 5].tolist()
 
@@ -58,20 +58,20 @@ def test_edges():
         (torch.full((1, 3, 1), torch.inf), "x has an infinite number"),
     ):
         with pytest.raises(ShapeError, match=message):
-            pretrained().predict(wrong, horizon=1)
+            pretrained_forecaster().predict(wrong, horizon=1)
     with pytest.raises(ConfigError, match="expected the longer one last"):
         median(1.0, 2.0, season=(24, 12))
     with pytest.raises(ConfigError, match="horizon is 0"):
-        pretrained().predict(torch.zeros(1, 3, 1), horizon=0)
-    _, state = pretrained().predict(torch.zeros(1, 3, 1), horizon=1)
+        pretrained_forecaster().predict(torch.zeros(1, 3, 1), horizon=0)
+    _, state = pretrained_forecaster().predict(torch.zeros(1, 3, 1), horizon=1)
     with pytest.raises(ShapeError, match="state has 1 series, expected 2"):
-        pretrained().predict(torch.zeros(2, 3, 1), state, horizon=1)
+        pretrained_forecaster().predict(torch.zeros(2, 3, 1), state, horizon=1)
 
 
 def test_season_and_trend_are_forecast():
     steps = torch.arange(140, dtype=torch.float64)
     y = 100 + steps + 20 * torch.sin(steps * torch.pi / 6)
-    forecast, _ = pretrained().predict(y[None, :120, None], horizon=20, season=12)
+    forecast, _ = pretrained_forecaster().predict(y[None, :120, None], horizon=20, season=12)
     assert (forecast.mean[0, :, 0] - y[120:]).abs().max() < 5
 
 
@@ -79,4 +79,4 @@ def test_what_is_packaged():
     file = WEIGHTS / "model.safetensors"
     assert file.stat().st_size < 2**20
     assert hashlib.sha256(file.read_bytes()).hexdigest() == DIGEST
-    assert 100_000 < sum(one.numel() for one in pretrained().parameters()) < 500_000
+    assert 100_000 < sum(one.numel() for one in pretrained_forecaster().parameters()) < 500_000

@@ -33,7 +33,7 @@ from scanl.learning.forecasting.forecasts import Forecasts, check_levels
 from scanl.learning.forecasting.untrained import MAX_STEPS, UntrainedForecasts, seasons_of
 from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack
-from scanl.models import Forecaster, PretrainedForecaster, pretrained
+from scanl.models import Forecaster, PretrainedForecaster, pretrained_forecaster
 from scanl.models.saving import shortened
 from scanl.whole import check_sizes, whole_number
 
@@ -435,7 +435,7 @@ class PretrainedFrames(Frames):
             source.take(rows)
             for note in source.notes:
                 warnings.warn(note.replace("table: ", "frames: ", 1), stacklevel=2)
-            self._form, self._table, self.model = form_of(rows["ds"]), source, pretrained()
+            self._form, self._table, self.model = form_of(rows["ds"]), source, pretrained_forecaster()
         return self
 
     def _load(self, folder: Path) -> PretrainedForecaster:

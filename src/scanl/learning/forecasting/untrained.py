@@ -16,7 +16,7 @@ from scanl.data.series.times import Times, as_dates, form_of, times, written
 from scanl.data.splits import Piece
 from scanl.errors import DataError
 from scanl.learning.forecasting.forecasts import STEP, STREAM, bounds, check_levels, refuse_twice
-from scanl.models.forecasting.pretrained import PretrainedForecaster, PretrainedState, pretrained
+from scanl.models.forecasting.pretrained import PretrainedForecaster, PretrainedState, pretrained_forecaster
 
 MAX_STEPS = 2048  # steps of a series before its forecast that are read
 PIECE_ROWS = 64  # series that are read side by side
@@ -117,7 +117,7 @@ class UntrainedForecasts:
     @classmethod
     def of(cls, table: HistoryTable) -> "UntrainedForecasts":
         form = None if table.time is None else form_of(table.read(table.path)[table.time])
-        return cls(pretrained(), table, seasons_of(table), form)
+        return cls(pretrained_forecaster(), table, seasons_of(table), form)
 
     def after(self, levels: Sequence[float] | None = None, freq: Any = None) -> Any:
         """Return the forecast after the last row of each series as a frame, as `scanl forecast` writes it.

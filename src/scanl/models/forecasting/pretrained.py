@@ -205,11 +205,11 @@ class PretrainedForecaster(Saved):
 
 
 @cache
-def pretrained() -> PretrainedForecaster:
+def pretrained_forecaster() -> PretrainedForecaster:
     """Return the model that is in the package. It needs no training, no download and no covariates.
 
     >>> series = torch.arange(60.0)[None, :, None]
-    >>> forecast, state = pretrained().predict(series, horizon=3)
+    >>> forecast, state = pretrained_forecaster().predict(series, horizon=3)
     >>> forecast.mean.shape, forecast.quantiles.shape
     (torch.Size([1, 3, 1]), torch.Size([1, 3, 1, 11]))
     """
