@@ -62,6 +62,8 @@ def check_commands() -> None:
     run(f"train --data sales.csv --question forecast --target sales --time month --horizon 3 {TINY} --out months")
     ahead = run("forecast months").splitlines()
     assert [line.split(",")[0] for line in ahead[1:]] == ["2010-01-01", "2010-02-01", "2010-03-01"], ahead
+    at_once = run("forecast sales.csv --horizon 3").splitlines()  # by the model in the wheel
+    assert [line.split(",")[0] for line in at_once[1:]] == ["2010-01-01", "2010-02-01", "2010-03-01"], at_once
 
 
 if __name__ == "__main__":
