@@ -187,7 +187,7 @@ def add_output(parser: Parser) -> None:
 
 
 def _parser() -> Parser:
-    description = "Forecast the steps after a run's table, or after any table without training, with intervals."
+    description = "Forecast the steps after a run's table, or after any table, with intervals."
     parser = Parser("forecast", description, examples=EXAMPLES, notes=NOTES)
     parser.add_argument("run", type=str, help="run folder; or a table, for the model in the package")
     parser.add("--target", str | None, "of a table: column to forecast (default: the only one of numbers)")
