@@ -60,6 +60,20 @@ def positions(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
     ]  # fmt: skip
 
 
+def whole(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> list[Tensor]:
+    """Whole numbers and parts of numbers, and what is read at indices."""
+    ties, count = (3 * c).round(), (10 * a).long()
+    return [
+        a.floor(), a.ceil(), (3 * a).trunc(), ties, 3 * a % 0.7, a.remainder(c), a.fmod(0.3), -a % -0.7, count % 3,
+        count // 3, torch.div(a, 0.3, rounding_mode="floor"), torch.div(a, 0.3, rounding_mode="trunc"),
+        ties.argmax(1), ties.argmin(-1, keepdim=True), a.roll(1, 1), a.roll((1, -2), (0, 1)), a.roll(2),
+        a.repeat(2, 1, 3),
+        c[:, torch.tensor([2, -1, 0, 0])], c[torch.tensor([[1], [0]]), torch.tensor([0, -2])], b[count[:, 0] % 4],
+        c.index_select(2, torch.tensor([3, 1])), torch.triu_indices(3, 3)[0] * a[0, 0],
+        (2 * a).bool().to(a) + a,
+    ]  # fmt: skip
+
+
 def of_slices(a: Tensor, b: Tensor, c: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     """Gradients of slices whose ends count from the last, or are beyond the axis."""
     a, c, z = (each.detach().requires_grad_() for each in (a, c, z))
@@ -81,7 +95,7 @@ def double(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-@pytest.mark.parametrize("function", [real, complex_, gradients, positions, of_slices])
+@pytest.mark.parametrize("function", [real, complex_, gradients, positions, whole, of_slices])
 def test_a_kernel_equals_its_function(function: Callable[..., Any]) -> None:
     operands = A, B, C, Z
     expected, exact = function(*operands), function(*map(double, operands))

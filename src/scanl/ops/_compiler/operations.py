@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from scanl.ops._compiler import rules
 from scanl.ops._compiler.expressions import Expression, Operation, equal, unequal, where
 from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
@@ -17,9 +19,16 @@ OTHER_RULES: dict[str, Rule] = {  # rules that cells do not have
     "isinf": lambda x: equal(x, x) & unequal(x - x, x - x),
     "tan": lambda x: Operation("sin", x) / Operation("cos", x),
     **dict.fromkeys(("lift_fresh_copy", "conj_physical", "real"), same),
+    "floor": lambda x: Operation("floor", x),
+    "ceil": lambda x: -Operation("floor", -x),
+    "trunc": lambda x: where(x < 0.0, -Operation("floor", -x), Operation("floor", x)),
+    "round": lambda x: Operation("rint", x),
+    "fmod": lambda x, y: Operation("fmod", x, y),
+    "remainder": lambda x, y: _remainder(Operation("fmod", x, y), y),
     "log2": lambda x: Operation("log", x) * 1.4426950408889634,
     "exp2": lambda x: Operation("exp", x * 0.6931471805599453),
 }
+WHOLE_DTYPES = {torch.int64, torch.int32, torch.uint8}
 GELU: dict[str, Rule] = {
     "none": lambda x: 0.5 * x * (1.0 + Operation("erf", x * 0.7071067811865476)),
     "tanh": lambda x: 0.5 * x * (1.0 + Operation("tanh", 0.7978845608028654 * (x + 0.044715 * x * x * x))),
@@ -48,6 +57,11 @@ OF_COMPLEX: dict[str, PairRule] = {
     "abs": lambda x: (Operation("sqrt", _square(x)),),
     "angle": lambda x: (Operation("atan2", x.im, x.re),),
 }
+
+
+def _remainder(rest: Expression, y: Expression) -> Expression:
+    """Return the remainder with the sign of y. rest: that with the other number's sign."""
+    return where(unequal(rest, 0.0) & unequal(where(rest < 0.0, 1.0, 0.0), where(y < 0.0, 1.0, 0.0)), rest + y, rest)
 
 
 def _square(x: ComplexPair) -> Expression:
@@ -87,7 +101,16 @@ def _real(schedule: Schedule, name: str, out: View, args: list[Any], kwargs: dic
         return
     if tensors and all(value.form == "truth" for value in tensors) and out.form == "truth":
         name = rules.TRUTH_OPERATIONS.get(name, name)
-    if name in OTHER_RULES:
+    if name == "div" and kwargs.get("rounding_mode") in ("floor", "trunc"):
+        rounded = OTHER_RULES[kwargs["rounding_mode"]]
+        formula, operands = lambda x, y: rounded(x / y), tuple(args)
+    elif name == "_to_copy" and kwargs.get("dtype") == torch.bool:
+        formula, operands = lambda x: unequal(x, 0.0), args[:1]
+    elif name == "_to_copy" and kwargs.get("dtype") in WHOLE_DTYPES:
+        formula, operands = OTHER_RULES["trunc"], args[:1]
+    elif name == "floor_divide":
+        formula, operands = lambda x, y: Operation("floor", x / y), tuple(args)
+    elif name in OTHER_RULES:
         formula, operands = OTHER_RULES[name], args[: OTHER_RULES[name].__code__.co_argcount]
     elif name == "gelu":
         formula, operands = GELU[kwargs.get("approximate", "none")], (args[0],)
@@ -151,6 +174,21 @@ for _name, _kind in {
     RULES[_name] = _reduction(_kind)
 
 
+def _place_of(largest: bool) -> LoopRule:
+    def put(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
+        source, axis = args[0], args[1] if len(args) > 1 else None
+        if axis is None:
+            raise UnsupportedOperation("the place of the largest of all numbers")
+        axis %= len(source.shape)
+        keepdim = (len(args) > 2 and args[2]) or kwargs.get("keepdim", False)
+        schedule.place_of(out.without(axis) if keepdim else out, source, axis, largest)
+
+    return put
+
+
+RULES |= {"argmax": _place_of(True), "argmin": _place_of(False)}
+
+
 @rule("mm", "bmm")
 def _mm(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
     schedule.product(out, args[0], args[1])
@@ -198,6 +236,29 @@ def _cumsum(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, An
 @rule("gather")
 def _gather(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
     schedule.gather(out, args[0], args[1] % len(out.shape), args[2])
+
+
+@rule("index")
+def _index(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
+    source, indices = args[0], dict(enumerate(args[1]))
+    axes = [axis for axis, index in indices.items() if index is not None]
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        raise UnsupportedOperation("indices of axes that are not adjacent")
+    shape = torch.broadcast_shapes(*(indices[axis].shape for axis in axes))
+    before, after = axes[0], len(source.shape) - axes[-1] - 1
+    places = []
+    for axis in axes:
+        index = schedule.written(indices[axis]).expanded(shape)
+        strides = (*[0] * before, *index.strides, *[0] * after)
+        places.append((index._replace(shape=out.shape, strides=strides), source.strides[axis], source.shape[axis]))
+    strides = (*source.strides[:before], *[0] * len(shape), *source.strides[axes[-1] + 1 :])
+    schedule.read_at(out, source._replace(shape=out.shape, strides=strides), places)
+
+
+@rule("index_select")
+def _index_select(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
+    source, axis, index = args
+    _index(schedule, out, [source, [*[None] * (axis % len(source.shape)), index]], kwargs)
 
 
 @rule("embedding")

@@ -25,8 +25,9 @@ NUMBERS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
 INDICES = {"+": "add nsw", "-": "sub nsw", "*": "mul nsw"}
 CONDITIONS = {"<": "olt", "<=": "ole", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "une"}
 TRUTHS = {"&": "and", "|": "or"}
-INTRINSICS = {"sqrt": "sqrt", "abs": "fabs", "sin": "sin", "cos": "cos", "**": "pow"}
-OF_LIBRARY = {"erf", "atan2"}  # functions of C for both types; an f follows the name of that for float
+INTRINSICS = {"sqrt": "sqrt", "abs": "fabs", "sin": "sin", "cos": "cos", "**": "pow", "floor": "floor",
+              "rint": "rint"}  # fmt: skip
+OF_LIBRARY = {"erf", "atan2", "fmod"}  # functions of C for both types; an f follows the name of that for float
 KERNEL = "kernel"  # the name of the function that runs one
 DOUBLES = {"exp", "log", "log1p", "expm1", "tanh"}  # functions of C for double; for float they are `elementary`
 OF_MACHINES = {"sin", "cos", "**", *OF_LIBRARY}  # whose last bits differ between libraries of C

@@ -79,9 +79,9 @@ class OperationRecorder(TorchDispatchMode):
         tensors = [value for value in flat if isinstance(value, Tensor)]
         if func.namespace == "profiler" or (tensors and all(tensor.is_meta for tensor in tensors)):
             return func(*args, **kwargs)  # an optimizer tells the profiler when it begins; the other asks for a form
-        if _DEPENDENT_TAGS & set(func.tags):
+        if _DEPENDENT_TAGS & set(func.tags) and not _by_whole_numbers(func, args):
             raise UnsupportedOperation(f"its operations depend on the numbers: {func}")
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args, kwargs):
             raise UnsupportedOperation(f"no kernel computes {func}, which draws numbers")
         if torch.Tag.inplace_view in func.tags:
             raise UnsupportedOperation(f"{func}, which makes a tensor a view of itself")
@@ -98,7 +98,7 @@ class OperationRecorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._write(func, args, (inner_args, inner_kwargs), nodes)
         result = func(*inner_args, **inner_kwargs)
-        if func is aten.eye.default or (isinstance(result, Tensor) and result.is_meta):
+        if func in _CONSTANTS or (isinstance(result, Tensor) and result.is_meta):
             return result  # a constant, or a form
         if not isinstance(result, Tensor | list | tuple):
             raise UnsupportedOperation(f"its operations depend on the numbers: {func}")
@@ -143,6 +143,21 @@ class OperationRecorder(TorchDispatchMode):
         return node
 
 
+def _by_whole_numbers(func: Any, args: Any) -> bool:
+    """Return whether an operation reads numbers at indices, and not where a mask is true."""
+    if func is not aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype in (torch.int64, torch.int32) for index in args[1])
+
+
+def _without_dropout(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operation is attention that draws no numbers."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            return (args[at] if at < len(args) else kwargs.get("dropout_p", 0.0)) == 0
+    return False
+
+
 def _has_rule(func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> bool:
     """Return whether an operation is one expression of numbers. Torch's decomposition of it has several."""
     name = func._opname
@@ -175,6 +190,7 @@ def writes(node: fx.Node) -> bool:
 def _decompositions() -> dict[Any, Any]:
     simpler = get_decompositions([
         aten.native_group_norm, aten.linalg_vector_norm,
+        aten._scaled_dot_product_flash_attention_for_cpu,
         aten.native_layer_norm_backward, aten.native_group_norm_backward, aten._softmax_backward_data,
         aten._log_softmax_backward_data, aten.gelu_backward, aten.nll_loss_forward, aten.nll_loss_backward,
     ])  # fmt: skip
@@ -193,6 +209,9 @@ def _decompositions() -> dict[Any, Any]:
         aten.convolution.default: _convolution,
         aten.reflection_pad1d.default: _reflection_pad1d,
         aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
+        aten._native_batch_norm_legit_no_training.default: _batch_norm,
+        aten.repeat.default: _repeat,
+        aten.roll.default: _roll,
         aten._foreach_add_.Scalar: _foreach_add_,
         aten._fused_adam_.default: functools.partial(_fused_adam_, decoupled=False),
         aten._fused_adamw_.default: functools.partial(_fused_adam_, decoupled=True),
@@ -206,8 +225,9 @@ _KEPT_OPERATIONS = (
     aten.select_backward.default, aten.slice_backward.default, aten.stack.default, aten.unbind.int, aten.split.Tensor,
     aten.split_with_sizes.default, aten.eye.default, aten.full_like.default, aten.ones_like.default,
     aten.zeros_like.default, aten.zeros.default, aten.ones.default, aten.new_zeros.default, aten.new_ones.default,
-    aten.new_full.default, aten.full.default,
+    aten.new_full.default, aten.full.default, aten.index.Tensor,
 )  # fmt: skip
+_CONSTANTS = {aten.eye.default, aten.triu_indices.default, aten.tril_indices.default}  # they depend on no tensor
 
 
 def _layer_norm(
@@ -218,6 +238,17 @@ def _layer_norm(
     y = (x - mean) * factor
     y = y if weight is None else y * weight
     return y if bias is None else y + bias, mean, factor
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    def along(values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * (x.ndim - 2))
+
+    y = (x - along(mean)) * torch.rsqrt(along(variance) + eps)
+    y = y if weight is None else y * along(weight)
+    return y if bias is None else y + along(bias), x.new_empty(0), x.new_empty(0)
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -293,6 +324,18 @@ def _diag_embed(other: Callable[..., Tensor], x: Tensor, *places: int) -> Tensor
     out = x.new_zeros(*x.shape, x.shape[-1])
     out.diagonal(0, -2, -1).copy_(x)
     return out
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    return NotImplemented if dims else x.flatten().roll(shifts[0], 0).view(x.shape)
+
+
+def _repeat(x: Tensor, counts: Sequence[int]) -> Tensor:
+    x = x.reshape(*[1] * (len(counts) - x.ndim), *x.shape)
+    sizes = [size * count for size, count in zip(x.shape, counts, strict=True)]
+    for axis, count in enumerate(counts):
+        x = x.unsqueeze(2 * axis).expand(*x.shape[: 2 * axis], count, *x.shape[2 * axis :])
+    return x.reshape(sizes)
 
 
 def _foreach_add_(tensors: Sequence[Tensor], number: float) -> None:

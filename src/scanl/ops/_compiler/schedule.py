@@ -10,7 +10,19 @@ from math import prod
 from typing import Any, NamedTuple
 
 from scanl.ops._compiler import print_llvm
-from scanl.ops._compiler.expressions import Constant, Expression, Load, Name, Operation, as_number, expression, place
+from scanl.ops._compiler.expressions import (
+    Constant,
+    Expression,
+    Load,
+    Name,
+    Operation,
+    as_number,
+    equal,
+    expression,
+    place,
+    unequal,
+    where,
+)
 from scanl.ops._compiler.loops import (
     Assign,
     KernelCall,
@@ -164,6 +176,22 @@ class Schedule:
         made = Assign(body.number(out, names, out.strides), value)
         self._add(body, nested(axes_of(names, out.shape), [made]))
 
+    def read_at(self, out: View, source: View, places: Sequence[tuple[View, int, int]]) -> None:
+        """Copy the numbers of a source at indices. source: with strides of 0 for the axes of the indices.
+
+        places: the indices, in the shape of the result, and the stride and size of the axis that they count along;
+        a negative one counts from its end.
+        """
+        if out.form == "complex":
+            raise UnsupportedOperation("complex numbers at indices")
+        body, names = _Body([out]), [f"i{at}" for at in range(len(out.shape))]
+        number = body.number(source, names, source.strides)
+        for index, step, size in places:
+            at = body.number(index, names, index.strides)
+            from_start = Operation("int", where(at < 0.0, at + float(size), at))
+            number = Load(number.pointer, number.index + from_start * step)
+        self._add(body, nested(axes_of(names, out.shape), [Assign(body.number(out, names, out.strides), number)]))
+
     def scatter(self, out: View, axis: int, index: View, source: Operand) -> None:
         """Write numbers at the indices of an axis; the last of several stays."""
         body, names = _Body([out]), [f"i{at}" for at in range(len(index.shape))]
@@ -204,6 +232,24 @@ class Schedule:
         loops = axes_of(names, sizes), axes_of(more, inner)
         made = reduction(kind, *loops, item, written, float(prod(inner)), along_rows=along_rows)
         self._add(body, made, sums=kind in ("sum", "mean"))
+
+    def place_of(self, out: View, source: View, axis: int, largest: bool) -> None:
+        """Write the index of the first largest or smallest number along an axis, or of the first NaN."""
+        body, names = _Body([out]), [f"i{at}" for at in range(len(source.shape))]
+        outer = [at for at in range(len(source.shape)) if at != axis]
+        x, best, place = Name("x"), Name("best"), Name("place")
+        first = body.number(source, names, [0 if at == axis else step for at, step in enumerate(source.strides)])
+        item = body.number(source, names, source.strides)
+        better = (x > best if largest else x < best) | (unequal(x, x) & equal(best, best))
+        step = [
+            Assign(x, item),
+            Assign(place, where(better, Operation("real", Name(names[axis])), place)),
+            Assign(best, where(better, x, best)),
+        ]
+        inner = [Assign(best, first), Assign(place, Constant(0.0)), *nested([(names[axis], source.shape[axis])], step)]
+        target = body.number(out, [names[at] for at in outer], out.strides)
+        axes = axes_of([names[at] for at in outer], [source.shape[at] for at in outer])
+        self._add(body, nested(axes, [*inner, Assign(target, place)]))
 
     def product(self, out: View, a: View, b: View, bias: View | None = None) -> None:
         """Add out = a b + bias, for a (..., n, k) and b (..., k, m)."""
