@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
+from scanl.ops._compiler.kept_values import KeptValues
 from scanl.ops._compiler.operations import add
 from scanl.ops._compiler.recording import OperationRecorder, record, writes
 from scanl.ops._compiler.rules import JOINS, UnsupportedOperation
@@ -57,6 +58,8 @@ class RecordedFunction:
 
     portable: the bits of the results are those of every machine, every number of threads and of rows.
 
+    What depends on other tensors alone may be kept from call to call, until those have other numbers.
+
     Results are within rounding of the function's: sums have another order. They are new tensors in every call.
     Raises UnsupportedOperation, before anything is computed, for a function that no kernel can run.
     """
@@ -77,8 +80,12 @@ class RecordedFunction:
         reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
         self._uses = {node: reads[str(node.target)] for node in recording.graph.nodes if node.op == "get_attr"}
         inputs: list[tuple[torch.Size, torch.dtype]] = []
+        self.kept = KeptValues(recording) if by_rows else None
         for node in recording.graph.nodes:
-            if node.op == "placeholder":
+            if self.kept is not None and node in self.kept.made:
+                if node in self.kept.values:
+                    self._values[node] = self._captured_value(self.kept.values[node])
+            elif node.op == "placeholder":
                 self._values[node] = self._outside(f"x{len(inputs)}", node.meta["val"])
                 inputs.append((node.meta["val"].shape, node.meta["val"].dtype))
             elif node.op == "get_attr":
@@ -176,8 +183,12 @@ class RecordedFunction:
             shaped = tensor.float()
             self._widened.append((shaped, tensor))
             tensor = shaped
+        return self._captured_value(tensor, shaped)
+
+    def _captured_value(self, tensor: Tensor, shaped: Tensor | None = None) -> View:
+        """Return the value of a tensor that the kernel reads where it lies. shaped: the tensor in another shape."""
         name = f"a{len(self.captured)}"
-        value = self._outside(name, shaped)
+        value = self._outside(name, tensor if shaped is None else shaped)
         if value.memory.name == name:
             self.captured[name] = tensor
         return value
@@ -364,6 +375,8 @@ class _KernelOfRows:
         self._call = recorded.kernel.prepared(packed, units, recorded.work * units)
 
     def run(self, operands: Sequence[Tensor], results: list[Tensor]) -> None:
+        if self._recorded.kept is not None:
+            self._recorded.kept.refresh()
         call, places = self._call, self._recorded.places()
         if places is not self._places:
             call.put(self._others, places)

@@ -1,0 +1,43 @@
+"""What depends on weights alone is computed again when their numbers have changed, however that was done."""
+
+import torch
+from torch import Tensor
+
+from scanl.ops._compiler.recorded import RecordedFunction
+
+WIDE = 1 << 13  # numbers whose exponentials take longer than to compare them
+
+
+def recorded(weight: Tensor) -> RecordedFunction:
+    def function(x: Tensor) -> Tensor:
+        part, other = (weight * 2).exp().split(weight.shape[0] // 2)
+        return x * part.flip(0).sum() + other[:3] + weight[:3]
+
+    return RecordedFunction(function, torch.ones(1, 3), by_rows=True)
+
+
+def test_values_are_those_of_the_weights_of_each_call() -> None:
+    weight, x = torch.linspace(-1, 0, WIDE), torch.randn(1, 3)
+    call = recorded(weight)
+    assert call.kept is not None
+    assert len(call.kept.values) == 2
+    changes = [
+        lambda: None,
+        lambda: weight.mul_(0.5),
+        lambda: weight.data.add_(0.1),
+        lambda: weight.numpy().__setitem__(slice(4), 0.3),
+        lambda: weight.set_(torch.linspace(-2, 0, WIDE)),
+        lambda: weight[:2].fill_(torch.nan),
+        lambda: weight[:2].fill_(0.5),
+    ]
+    for change in changes:
+        change()
+        values = (weight.double() * 2).exp().split(WIDE // 2)
+        expected = x * values[0].sum() + values[1][:3] + weight[:3]
+        torch.testing.assert_close(call(x), expected.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_what_is_computed_quickly_is_computed_in_each_call() -> None:
+    call = recorded(torch.ones(8))
+    assert call.kept is not None
+    assert not call.kept.values
