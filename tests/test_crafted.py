@@ -215,6 +215,7 @@ REASONS = {  # of each place that unpickles, or reads what could be a pickle
     "hub/weights.py": "weights_only=True",
     "learning/run/checkpoint.py": "weights_only=True",
     "learning/online/online.py": "weights_only=True",
+    "learning/forecasting/pretraining.py": "weights_only=True",
 }
 
 

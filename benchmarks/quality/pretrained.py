@@ -71,7 +71,9 @@ def measured(known: Known, folder: Path) -> dict[str, Any]:
     came = np.stack([asking.windows.series[i].target[last + 1 : last + 1 + horizon] for i, _, last in origins])
     units = np.stack([asking.units[i] for i, *_ in origins])[:, None]
     of_naive = float(np.nanmean(np.abs(came - naive) / units))
-    mase, of_fracast = (float(np.nanmean(np.concatenate(some))) if some else np.nan for some in (errors, rival))
+    of_model, of_rival = np.concatenate(errors), np.concatenate(rival)
+    mase = float(np.nanmean(of_model))
+    of_fracast = np.nan if np.isnan(of_rival).all() else float(np.nanmean(of_rival))
     inside_80, inside_90 = np.concatenate(inside).mean(0)
     return {
         "MASE": mase, "naive": of_naive, "ratio": mase / of_naive, "fracast": of_fracast / of_naive,

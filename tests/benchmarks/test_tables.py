@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from quality import tables, unseen_tables
+from quality import pretrained, tables, unseen_tables
 from scanl import cli
 
 
@@ -26,6 +26,9 @@ def test_a_table_is_forecast_and_scored(tmp_path, monkeypatch, capfd):
     assert row["seconds"] > 0
     tables.main()
     assert len(pd.read_csv(tmp_path / "quick" / "tables.csv")) == 1
+    pretrained.main()
+    (row,) = pd.read_csv(tmp_path / "quick" / "pretrained.csv").to_dict("records")
+    assert row["MASE"] < row["naive"]
 
 
 def test_a_table_of_the_package_is_written_and_forecast(tmp_path, monkeypatch):

@@ -323,6 +323,7 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
 
 ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or is no program
     "ahead_of_time": "tests/benchmarks/test_ahead_of_time.py",
+    "byte_model": "tests/models/test_byte_models.py",
     "classify": "tests/benchmarks/test_evidence.py",
     "cost": "tests/benchmarks/test_plans.py",
     "divided": "tests/benchmarks/test_divided.py",
@@ -333,6 +334,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or
     "ops": "tests/benchmarks/test_benchmarks.py",
     "originals": "tests/benchmarks/test_originals.py",
     "plans": "tests/benchmarks/test_plans.py",
+    "pretrained": "tests/benchmarks/test_tables.py",
     "recall": "tests/benchmarks/test_benchmarks.py",
     "sharded": "tests/benchmarks/test_sharded.py",
     "tables": "tests/benchmarks/test_tables.py",
@@ -390,6 +392,9 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.shards": ("jsonl", {}, "pyarrow"),
     "speed.stages": ("", {}, "numba"),
     "speed.stream": ("--layers lru", {}, "torch"),
+    "speed.recurrent": ("GRU --shapes 1", {}, "torch"),
+    "speed.floors": ("gru", {}, "torch"),
+    "speed.first_calls": ("gru", {}, "numba"),
     "quality.adapting": ("gated_deltanet", {}, "peft"),
     "quality.needs": ("hidden", {}, "sklearn"),
     "quality.serve": ("mistakes", {}, "fastapi"),
@@ -409,7 +414,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
 
 
 # More than a second and a half:
-LONG = {"speed.endless", "speed.follow", "speed.memories"}
+LONG = {"speed.endless", "speed.first_calls", "speed.first_tokens", "speed.follow", "speed.memories"}
 LONG |= {"quality.conditioning", "quality.lorenz", "quality.sizes", "quality.source"}
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, PlayedSource, Source
 from scanl.data.shards.listing import absolute
-from scanl.data.text.text import Text
 from scanl.errors import CheckpointError, ConfigError, DataError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import baselines, measures, trained, written
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     folder = RunFolder.open(args.run)
     config = folder.config()
-    if args.bits and not isinstance(folder.source, Text):
+    if args.bits and not folder.source.is_text:
         raise ConfigError(f"eval: bits is given, but the run is on {config.entry.name}, expected a run on text")
     accepted = {*config.entry.option_names(), *inspect.signature(type(folder.source).exam).parameters}
     for name in ("data", "length", "count"):
@@ -74,10 +74,8 @@ def run(argv: Sequence[str]) -> int:
     if args.bits:
         from scanl.packing import pack  # with numba, which takes a second
 
-        assert isinstance(source, Text)
-        assert isinstance(model, LanguageModel)
-        text = source.corpus.held_out.tobytes()
-        packed = len(pack(text, model))
+        text = source.held_out_bytes()
+        packed = len(pack(text, cast(LanguageModel, model)))
         print(f"scanl pack: {len(text):,} bytes in {packed:,}, {8 * packed / len(text):{exam.digits}} bits per byte")
     if isinstance(source, PlayedSource) and (line := source.play(model)):
         print(line)

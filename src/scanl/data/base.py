@@ -123,6 +123,7 @@ class Source(Entry, ABC):
     empty_parts: Sequence[int] = ()  # those of `splits` to which no series belongs, of a source of series
     class_names: Sequence[str] | None = None  # names of the classes of the user's own data
     is_forecast: bool = False
+    is_text: ClassVar[bool] = False  # whether the data are texts of the user's own
     ask: str | None = None  # the question, where the data can be asked several
 
     @classmethod
@@ -132,6 +133,10 @@ class Source(Entry, ABC):
 
     def __post_init__(self) -> None:
         check(self.name, options(type(self)), vars(self))
+
+    def held_out_bytes(self) -> bytes:
+        """Return the bytes that are held out of training. A text alone has some."""
+        raise NotImplementedError
 
     @abstractmethod
     def check(self) -> None:

@@ -192,6 +192,7 @@ class Text(TokenText):
     id = "B-arxivgithub"  # the documents are not published, so a folder of one's own is read
     chance = 8.0
     question = NextToken(Vocabulary(256))
+    is_text = True
 
     data: Sequence[str | Path] = ()
     held_out: float = 0.05
@@ -199,6 +200,9 @@ class Text(TokenText):
     @cached_property
     def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleMethodOverride]
         return read_corpus(self.data, self.held_out)
+
+    def held_out_bytes(self) -> bytes:
+        return self.corpus.held_out.tobytes()
 
     @property
     def notes(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -361,8 +361,7 @@ class Frames:
 
     @property
     def _forecasts(self) -> Forecasts | UntrainedForecasts:
-        assert isinstance(self.model, Forecaster)
-        return Forecasts(self.model, self._table, self._form)
+        return Forecasts(cast(Forecaster, self.model), self._table, self._form)
 
     def _fitted(self, method: str) -> FrameTable:
         if self.model is None:
@@ -447,8 +446,8 @@ class PretrainedFrames(Frames):
 
     @property
     def _forecasts(self) -> UntrainedForecasts:
-        assert isinstance(self.model, PretrainedForecaster)
-        return UntrainedForecasts(self.model, self._table, seasons_of(self._table), self._form)
+        model = cast(PretrainedForecaster, self.model)
+        return UntrainedForecasts(model, self._table, seasons_of(self._table), self._form)
 
 
 def levels_of(probabilities: Sequence[float]) -> tuple[list[float], list[str]]:

@@ -60,8 +60,8 @@ class KernelCompiler(compiler.CompilerBase):
     lowering: type = typed_passes.NativeLowering
 
     def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, return_type: Any, flags: Any,
-                 locals: Any) -> None:  # fmt: skip
-        super().__init__(_types(), targetctx, library, args, return_type, _Flags(flags), locals)
+                 variables: Any) -> None:  # fmt: skip
+        super().__init__(_types(), targetctx, library, args, return_type, _Flags(flags), variables)
 
     def define_pipelines(self) -> list[PassManager]:
         stages = PassManager("kernel")
