@@ -8,12 +8,12 @@ from scanl.ops._compiler.recorded import RecordedFunction
 WIDE = 1 << 13  # numbers whose exponentials take longer than to compare them
 
 
-def recorded(weight: Tensor) -> RecordedFunction:
+def recorded(weight: Tensor, *, portable: bool = False) -> RecordedFunction:
     def function(x: Tensor) -> Tensor:
         part, other = (weight * 2).exp().split(weight.shape[0] // 2)
         return x * part.flip(0).sum() + other[:3] + weight[:3]
 
-    return RecordedFunction(function, torch.ones(1, 3), by_rows=True)
+    return RecordedFunction(function, torch.ones(1, 3), by_rows=True, portable=portable)
 
 
 def test_values_are_those_of_the_weights_of_each_call() -> None:
@@ -41,3 +41,8 @@ def test_what_is_computed_quickly_is_computed_in_each_call() -> None:
     call = recorded(torch.ones(8))
     assert call.kept is not None
     assert not call.kept.values
+
+
+def test_nothing_is_kept_where_the_bits_are_those_of_every_machine() -> None:
+    """Torch computes what is kept, and its bits are of one machine."""
+    assert recorded(torch.linspace(-1, 0, WIDE), portable=True).kept is None

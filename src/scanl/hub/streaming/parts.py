@@ -241,14 +241,10 @@ class RunningSum:
     batch: int
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
-        x, *rest = args
-        total = (
-            entries_like(self.operation(x, *rest, **kwargs), self.axis, 1)
-            if state is None
-            else state["sum"].movedim(0, self.batch)
-        )
-        y = self.operation(x, *rest, **kwargs) + total
-        total = torch.cat([total, y], self.axis).narrow(self.axis, x.shape[self.axis], 1)
+        y = self.operation(*args, **kwargs)
+        total = entries_like(y, self.axis, 1) if state is None else state["sum"].movedim(0, self.batch)
+        y = y + total
+        total = torch.cat([total, y], self.axis).narrow(self.axis, y.shape[self.axis], 1)
         return y, {"sum": total.movedim(self.batch, 0).clone()}
 
 

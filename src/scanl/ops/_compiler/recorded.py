@@ -80,7 +80,7 @@ class RecordedFunction:
         reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
         self._uses = {node: reads[str(node.target)] for node in recording.graph.nodes if node.op == "get_attr"}
         inputs: list[tuple[torch.Size, torch.dtype]] = []
-        self.kept = KeptValues(recording) if by_rows else None
+        self.kept = KeptValues(recording) if by_rows and not portable else None  # torch's bits are of one machine
         for node in recording.graph.nodes:
             if self.kept is not None and node in self.kept.made:
                 if node in self.kept.values:
