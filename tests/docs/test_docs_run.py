@@ -396,6 +396,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.floors": ("gru", {}, "torch"),
     "speed.first_calls": ("gru", {}, "numba"),
     "quality.adapting": ("gated_deltanet", {}, "peft"),
+    "quality.packing": ("text=README.md", {"SIZE": 4000}, "torch"),
     "quality.needs": ("hidden", {}, "sklearn"),
     "quality.serve": ("mistakes", {}, "fastapi"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),

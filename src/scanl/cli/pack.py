@@ -16,7 +16,7 @@ from scanl.learning.progress import PrintedProgress
 from scanl.models import LanguageModel
 from scanl.models.byte_models import byte_model, byte_model_names
 from scanl.options import Positive, PositiveOrNone
-from scanl.packing import Archive, ArchiveMember, pack_pieces
+from scanl.packing import Archive, ArchiveMember, ContextsAlone, pack_pieces
 from scanl.packing.packing import FRAME_SIZE, PIECE, STREAMS
 
 STANDARD = "-"  # the standard input or output
@@ -40,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--out", type=str, metavar="ARCHIVE", help="file to write; -: the standard output")
     names = ", ".join(byte_model_names())
     parser.add("--model", str, f"{MODEL}: {names}", "text", metavar="RUN|NAME")
+    parser.add_argument("--fast", action="store_true", help="without a model: more bits, a tenth of the time")
     parser.add_argument("--learn", action="store_true", help="learn from what was coded: fewer bits, more time")
     parser.add("--streams", Positive, "parts of a frame that are coded side by side", STREAMS)
     parser.add("--frame", Positive, "bytes that are coded, and can be read, by themselves", FRAME_SIZE)
@@ -48,7 +49,9 @@ def run(argv: Sequence[str]) -> int:
     if args.out is None:
         raise ConfigError("pack: out is missing, expected the archive to write; give -o ARCHIVE, or -o -")
     members = _named(args.files)
-    model = _model(args.model)
+    if args.fast and (args.learn or args.model != "text"):
+        raise ConfigError("pack: fast packs without a model; leave out --model and --learn")
+    model = ContextsAlone() if args.fast else _model(args.model)
     total = None if STANDARD in args.files else sum(os.path.getsize(path) for path in args.files)
     if args.out != STANDARD:
         check_new_file("pack", "out", Path(args.out))

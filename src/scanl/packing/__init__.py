@@ -7,6 +7,7 @@ from scanl.packing.packing import pack as pack
 from scanl.packing.packing import pack_pieces as pack_pieces
 from scanl.packing.packing import unpack as unpack
 from scanl.packing.packing import unpack_file as unpack_file
+from scanl.packing.predictor import ContextsAlone as ContextsAlone
 from scanl.packing.predictor import Predictor as Predictor
 
 __dir__ = public(__name__)

@@ -13,7 +13,7 @@ from scanl.layers.state import detach
 from scanl.models import LanguageModel
 from scanl.models.saving import recorded, restored
 from scanl.ops.products.quantized_linear import unpacked
-from scanl.packing.predictor import EXACT, Predictor, StreamPrediction
+from scanl.packing.predictor import EXACT, FLOATS, Predictor, StreamPrediction
 
 LEARNING_RATE = 1e-3
 CLIP = 1.0  # of the norm of the gradient
@@ -26,7 +26,7 @@ class AdaptivePredictor:
     torch, on one thread.
     """
 
-    arithmetic, precision = EXACT, "float32"
+    arithmetic, precision = EXACT, FLOATS
 
     def __init__(self, predictor: Predictor) -> None:
         self.digest, self.model = predictor.digest, as_float(predictor.model)

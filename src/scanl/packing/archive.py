@@ -20,9 +20,9 @@ from typing import NamedTuple, Self
 
 from scanl.errors import DataError
 
-MAGIC, VERSION = b"\x93scanl", 1
-ARITHMETICS, PRECISIONS = ("exact", "portable"), ("float32", "int8")
-STORED, MODELLED, REPEATS, END = 0, 1, 2, 255  # kinds of what follows the header
+MAGIC, VERSION = b"\x93scanl", 2
+ARITHMETICS, PRECISIONS = ("exact", "portable"), ("float32", "int8", "no model")
+STORED, MODELLED, END = 0, 1, 255  # kinds of what follows the header
 CHECK = 8  # bytes of a check
 MAX_FRAME = 1 << 30  # bytes of data; the code of a frame is no longer
 FIELDS, FRAME, LENGTH = struct.Struct("<16sBBBIH"), struct.Struct("<BII8s"), struct.Struct("<I")
@@ -81,7 +81,7 @@ HEADER = len(MAGIC) + 1 + FIELDS.size + CHECK  # bytes of the header
 class ArchiveFrame(NamedTuple):
     """A frame. size: of its data.   data_check: their check.
 
-    kind: STORED as they are, MODELLED by the model, or REPEATS: by LZMA2, where that is shorter.
+    kind: MODELLED, or STORED as they are, where that is shorter.
     """
 
     kind: int
@@ -138,7 +138,7 @@ def read_part(read: Read, place: int) -> ArchiveFrame | Index:
         return Index.read(begin, read)
     begin += read(FRAME.size - 1)
     kind, size, length, data_check = FRAME.unpack(begin) if len(begin) == FRAME.size else (END, 0, 0, b"")
-    if kind not in (STORED, MODELLED, REPEATS) or not 0 < length <= size <= MAX_FRAME:
+    if kind not in (STORED, MODELLED) or not 0 < length <= size <= MAX_FRAME:
         raise damaged(f"the frame at byte {place:,}")
     code = read(length)
     if read(CHECK) != check(begin, code):

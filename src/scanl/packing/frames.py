@@ -9,11 +9,12 @@ from torch import Tensor
 
 from scanl.packing.adaptive import AdaptivePredictor
 from scanl.packing.coder import StreamReader, StreamWriter
-from scanl.packing.predictor import SYMBOLS, Predictor
+from scanl.packing.predictor import ContextsAlone, Predictor
 
 FIRST = 0  # the symbol before the first one: in training texts it stands before a file
 MIN_STREAM = 1 << 11  # bytes of a stream: a shorter one is mostly a start, of which the model knows nothing
 TURN = 128  # steps between two looks at what the code takes
+AnyPredictor = Predictor | AdaptivePredictor | ContextsAlone
 Moved = Callable[[int], None]  # takes how many bytes were coded
 
 
@@ -48,12 +49,12 @@ class Layout(NamedTuple):
         return self.rows if step < self.steps - 1 else self.last
 
 
-def encoded(predictor: Predictor | AdaptivePredictor, data: bytes, streams: int, moved: Moved) -> bytes | None:
+def encoded(predictor: AnyPredictor, data: bytes, streams: int, moved: Moved) -> bytes | None:
     """Return the code of some bytes, at least one; None where the model makes them no shorter."""
     layout = Layout.of(len(data), streams)
     symbols = layout.divided(data)
     inputs = torch.cat([torch.full((1, layout.rows), FIRST), symbols[:-1]])
-    writer = StreamWriter(layout.rows, layout.steps, SYMBOLS)
+    writer = StreamWriter(layout.rows, layout.steps)
     with predictor.opened(layout.rows) as reading:
         for begin in range(0, layout.steps, TURN):
             end = min(begin + TURN, layout.steps)
@@ -69,14 +70,12 @@ def encoded(predictor: Predictor | AdaptivePredictor, data: bytes, streams: int,
     return code if len(code) < len(data) else None
 
 
-def decoded(
-    predictor: Predictor | AdaptivePredictor, code: bytes, size: int, streams: int, moved: Moved
-) -> bytes | None:
+def decoded(predictor: AnyPredictor, code: bytes, size: int, streams: int, moved: Moved) -> bytes | None:
     """Return the bytes of a code; None where the model's numbers are not those that made it."""
     layout = Layout.of(size, streams)
     known = torch.full((layout.steps + 1, layout.rows), FIRST)
     inputs, symbols = known[:-1], known[1:]
-    reader = StreamReader(code, layout.rows, SYMBOLS)
+    reader = StreamReader(code, layout.rows, layout.steps)
     with predictor.opened(layout.rows) as reading:
         for step in range(layout.steps):
             count = layout.count(step)

@@ -1,9 +1,9 @@
 """Pack bytes by what a language model expects, and unpack them."""
 
 import io
-import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, BinaryIO
 
 import torch
@@ -19,7 +19,6 @@ from scanl.packing.archive import (
     LENGTH,
     MAX_FRAME,
     MODELLED,
-    REPEATS,
     STORED,
     ArchiveFrame,
     ArchiveMember,
@@ -29,25 +28,20 @@ from scanl.packing.archive import (
     damaged,
     read_part,
 )
-from scanl.packing.frames import Moved, decoded, encoded
-from scanl.packing.predictor import Predictor
+from scanl.packing.frames import AnyPredictor, Moved, decoded, encoded
+from scanl.packing.predictor import ContextsAlone, Predictor
 
-FRAME_SIZE = 1 << 20
+GivenModel = LanguageModel | Predictor | ContextsAlone
+FRAME_SIZE = 1 << 22
 STREAMS = 32
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 PIECE = 1 << 16  # bytes that are read of a file at a time
-
-
-def repeats(data: bytes) -> bytes:
-    """Return the code of some bytes by LZMA2, which knows no language and remembers all that stood before."""
-    return lzma.compress(data, lzma.FORMAT_RAW, filters=FILTERS)
 
 
 def _unmoved(count: int) -> None:
     """Pass over how many bytes were coded."""
 
 
-def pack(data: bytes, model: LanguageModel | Predictor | None = None, **options: Any) -> bytes:
+def pack(data: bytes, model: GivenModel | None = None, **options: Any) -> bytes:
     """Return an archive of some bytes, which `unpack` reads. options: see `pack_pieces`.
 
     model: None for the one that comes with scanl.
@@ -60,14 +54,14 @@ def pack(data: bytes, model: LanguageModel | Predictor | None = None, **options:
     return b"".join(pack_pieces([data], model, **options))
 
 
-def unpack(archive: bytes, model: LanguageModel | Predictor | None = None, *, threads: int | None = None) -> bytes:
+def unpack(archive: bytes, model: GivenModel | None = None, *, threads: int | None = None) -> bytes:
     """Return the bytes of an archive. Raises DataError for a damaged one, or one of another model."""
     return b"".join(unpack_file(io.BytesIO(archive), model, threads=threads))
 
 
 def pack_pieces(
     pieces: Iterable[bytes],
-    model: LanguageModel | Predictor | None = None,
+    model: GivenModel | None = None,
     *,
     learn: bool = False,
     streams: int = STREAMS,
@@ -88,8 +82,10 @@ def pack_pieces(
     """
     _check("streams", streams, 1 << 12)
     _check("frame", frame, MAX_FRAME)
-    predictor = model if isinstance(model, Predictor) else Predictor(byte_model() if model is None else model)
+    predictor = _predictor(byte_model() if model is None else model)
     if learn:
+        if isinstance(predictor, ContextsAlone):
+            raise ConfigError("packing: learn is True, but there is no model that learns; contexts always do")
         predictor, earlier = AdaptivePredictor(predictor), None  # what an earlier frame taught is not in it
     begin = Header(predictor.digest, predictor.arithmetic, predictor.precision, learn, frame, streams).packed()
     yield begin
@@ -100,11 +96,10 @@ def pack_pieces(
             before = predictor.saved() if isinstance(predictor, AdaptivePredictor) else None
             with _on_threads(threads):
                 code = encoded(predictor, data, streams, moved)
-            codes = {STORED: data, REPEATS: repeats(data)} | ({} if code is None else {MODELLED: code})
-            kind = min(codes, key=lambda kind: len(codes[kind]))
-            if kind != MODELLED and isinstance(predictor, AdaptivePredictor) and before is not None:
+            if code is None and isinstance(predictor, AdaptivePredictor) and before is not None:
                 predictor.restore(before)  # who unpacks reads such a frame without the model
-            part = ArchiveFrame(kind, len(data), check(data), codes[kind])
+            kind, code = (STORED, data) if code is None else (MODELLED, code)
+            part = ArchiveFrame(kind, len(data), check(data), code)
         else:
             moved(len(data))
         packed = part.packed()
@@ -115,9 +110,7 @@ def pack_pieces(
     yield index.packed()
 
 
-def unpack_file(
-    file: BinaryIO, model: LanguageModel | Predictor | None = None, *, threads: int | None = None
-) -> Iterator[bytes]:
+def unpack_file(file: BinaryIO, model: GivenModel | None = None, *, threads: int | None = None) -> Iterator[bytes]:
     """Yield the bytes of an archive frame by frame, from a file that need not be one in which one can seek."""
     return Archive(file, model, threads=threads).pieces()
 
@@ -134,7 +127,7 @@ class Archive:
     def __init__(
         self,
         file: BinaryIO,
-        model: LanguageModel | Predictor | None = None,
+        model: GivenModel | None = None,
         *,
         threads: int | None = None,
         moved: Moved = _unmoved,
@@ -169,7 +162,7 @@ class Archive:
             self._file.seek(HEADER)
         place, sizes, size = HEADER, list[int](), 0
         predictor = self._predictor
-        if self.header.learning:
+        if self.header.learning and isinstance(predictor, Predictor):
             predictor, earlier = AdaptivePredictor(predictor), None
         while not isinstance(part := read_part(self._read, place), Index):
             known = b"" if earlier is None else earlier.read(part.size)
@@ -216,13 +209,11 @@ class Archive:
             missing -= len(part)
         return b"".join(parts)
 
-    def _data(self, part: ArchiveFrame, place: int, predictor: Predictor | AdaptivePredictor) -> bytes:
+    def _data(self, part: ArchiveFrame, place: int, predictor: AnyPredictor) -> bytes:
         with _on_threads(self._threads):
             data: bytes | None = part.code
             if part.kind == MODELLED:
                 data = decoded(predictor, part.code, part.size, self.header.streams, self._moved)
-            elif part.kind == REPEATS:
-                data = lzma.decompress(part.code, lzma.FORMAT_RAW, filters=FILTERS)
         if data is None or check(data) != part.data_check:
             raise DataError(
                 f"unpack: the frame at byte {place:,} of the archive is whole, but its data are not those that were "
@@ -253,13 +244,13 @@ class _Earlier:
         return part
 
 
-def _predictor_of(header: Header, model: LanguageModel | Predictor | None) -> Predictor:
+def _predictor_of(header: Header, model: GivenModel | None) -> Predictor | ContextsAlone:
     """Return the predictor that made an archive. Raises DataError if it is another one."""
-    models = map(byte_model, byte_model_names()) if model is None else [model]
+    models = chain([ContextsAlone()], map(byte_model, byte_model_names())) if model is None else [model]
     predictors = []
     for tried in models:
-        predictors.append(tried if isinstance(tried, Predictor) else Predictor(tried))
-        last = predictors[-1]
+        last = _predictor(tried)
+        predictors.append(last)
         arithmetic = (last.arithmetic, last.precision) == (header.arithmetic, header.precision) or header.learning
         if last.digest == header.model and arithmetic:
             return last
@@ -268,6 +259,10 @@ def _predictor_of(header: Header, model: LanguageModel | Predictor | None) -> Pr
         f"unpack: the archive was packed by the model {header.model} ({header.precision}, {header.arithmetic}), but "
         f"this is {given or 'no model'}; name the model that packed it"
     )
+
+
+def _predictor(model: GivenModel) -> Predictor | ContextsAlone:
+    return Predictor(model) if isinstance(model, LanguageModel) else model
 
 
 def _regular(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
