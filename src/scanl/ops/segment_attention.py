@@ -125,9 +125,9 @@ def segment_attention(
     each following token adds 1, except padding. Raises ShapeError for a wrong shape, dtype or device, ConfigError for
     options that do not fit.
 
-    Time and memory are O(T W). Blocks of about W queries go through torch's scaled_dot_product_attention; on a CPU half
-    precision is computed in float32. float64 has second derivatives; torch's fused kernels, for other dtypes,
-    raise for them.
+    Time and memory are O(T W). On a CPU many scores of float32 are computed by our kernel, and half precision as
+    float32; other blocks of about W queries go through torch's scaled_dot_product_attention. float64 has second
+    derivatives, and what our kernel computes; torch's fused kernels, for other dtypes, raise for them.
 
     >>> q = torch.zeros(1, 4, 1, 1)  # scores of zero: the mean of what is seen
     >>> v = torch.tensor([2.0, 4.0, 6.0, 8.0]).view(1, 4, 1, 1)
@@ -318,11 +318,8 @@ def _attend(
     q, k, v = _wide(q), _wide(k), _wide(v)  # before cutting into blocks, so that block gradients add up in float32
     if memory is None and start is None and steps <= window:
         # No token leaves the window, so no mask is needed; memory then does not grow with the square of the steps.
-        # torch's fused kernel needs values as wide as keys; without it, the scores of all pairs are in memory.
-        width = v.shape[3]
-        q, k, v = (x.transpose(1, 2) for x in (q, k, pad(v, (0, max(0, k.shape[3] - width)))))
-        y = softmax_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        return y[..., :width].transpose(1, 2).to(dtype)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return softmax_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).to(dtype)
     t = torch.arange(steps, device=q.device)
     block = max(window - 1, _BLOCK)
     if steps <= 2 * block:
@@ -366,7 +363,7 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | No
     """
     length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // max(1, k.shape[2])
     q = q.unflatten(2, (heads, shared)).transpose(1, 2).flatten(2, 3)
-    visible = visible.repeat_interleave(shared, 1)[:, None]
+    visible = visible if shared == 1 else visible.repeat_interleave(shared, 1)
     y = softmax_attention(q, k.transpose(1, 2), v.transpose(1, 2), visible, scale=scale)
     return y.unflatten(2, (length, shared)).transpose(1, 2).flatten(2, 3)
 

@@ -204,7 +204,6 @@ class BlockRecurrent(SegmentLayer):
     def over(self, x: Tensor, state: BlockRecurrentState, segments: CallSegments) -> tuple[Tensor, BlockRecurrentState]:
         slots, keys, values, steps = state
         window, ys = self.window, []
-        everything = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
         known, begun = None, True  # what tokens read of the states, and whether it is to be computed
         for piece, q, cross, k, v in zip(segments.pieces, *map(segments.cut, self.tokens(x)), strict=True):
             if begun:
@@ -213,7 +212,7 @@ class BlockRecurrent(SegmentLayer):
             assert known is not None
             _, _, state_k, state_v = known
             among, keys, values = attend_to_window(self.tokens, self.bias, piece, q, (k, v), (keys, values))
-            across = attend(cross, state_k, state_v, everything, 1.0)
+            across = attend(cross, state_k, state_v, None, 1.0)
             ys.append(torch.cat([among, across], 2))
             steps = steps + piece.count
 
@@ -222,7 +221,7 @@ class BlockRecurrent(SegmentLayer):
                 reads: tuple[Tensor, ...] = known,
             ) -> list[Tensor]:  # fmt: skip
                 q, cross, k, v = reads
-                a = torch.cat([attend(q, k, v, everything, 1.0), attend(cross, keys, values, everything, 1.0)], 2)
+                a = torch.cat([attend(q, k, v, None, 1.0), attend(cross, keys, values, None, 1.0)], 2)
                 updated = self._updated(slots, a.flatten(2).to(x.dtype))
                 blocks = (torch.cat([c[:, window:], torch.zeros_like(c[:, window:])], 1) for c in (keys, values))
                 return behind_horizon([updated, *blocks], steps // window, self.horizon)

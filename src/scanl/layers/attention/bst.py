@@ -141,9 +141,8 @@ class BlockStateTransformer(SegmentLayer):
             strict=True,
         ):
             among, keys, values = attend_to_window(self.tokens, self.bias, piece, q, (k, v), (keys, values))
-            if by_filter:
-                visible = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
-            else:
+            visible = None
+            if not by_filter:
                 context_keys, context_values = (
                     piece.write(cache, rows) for cache, rows in zip((context_keys, context_values), new, strict=True)
                 )

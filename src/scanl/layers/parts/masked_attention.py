@@ -9,11 +9,12 @@ from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None = None, bias: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """Return (B, Q, H, V), in float32 or wider, of q (B, Q, H, K), k (B, S, H, K) and v (B, S, H, V).
 
-    visible: (B or 1, Q, S) bool; every query sees at least one key.   scale: of q . k; 1/sqrt(K) when None.
+    visible: (B or 1, Q, S) bool, of which every query sees at least one key; None for all keys.
+    scale: of q . k; 1/sqrt(K) when None.
     bias: (B or 1, H or 1, Q, S), added to the scaled scores.
 
     A key or value that is not finite makes NaN only of the queries that see it.
@@ -22,11 +23,9 @@ def attend(
     q, k, v = widen(q), widen(k), widen(v)
     if suspected(q, k, v):
         fault = faulty(k).flatten(2).any(2) | faulty(v).flatten(2).any(2)
-        spoil = (visible & fault[:, None]).any(2) | faulty(q).flatten(2).any(2)
+        spoil = (fault[:, None] if visible is None else visible & fault[:, None]).any(2) | faulty(q).flatten(2).any(2)
         q, k, v = replaced(q), replaced(k), replaced(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with as_widened(q):
-        mask = visible[:, None] if bias is None else widen(bias).masked_fill(~visible[:, None], -torch.inf)
-        y = softmax_attention(q, k, v, mask, scale=scale)
-    y = y.transpose(1, 2)
+        y = softmax_attention(q, k, v, visible, None if bias is None else widen(bias), scale=scale).transpose(1, 2)
     return y if spoil is None else y * torch.where(spoil, torch.nan, 1.0).to(y.dtype)[:, :, None, None]
