@@ -1,9 +1,11 @@
 """The Temporal Latent Bottleneck: a fast stream over the tokens of a chunk, and a slow one over chunks."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
@@ -14,7 +16,7 @@ from scanl.layers.channel.mlp import MLP
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
 from scanl.layers.parts.masked_attention import attend
-from scanl.layers.parts.segments import CallSegments, behind_horizon
+from scanl.layers.parts.segments import CallSegments, behind_horizon, chosen
 
 
 class BottleneckState(NamedTuple):
@@ -117,35 +119,57 @@ class TemporalLatentBottleneck(SegmentLayer):
 
     def over(self, x: Tensor, state: BottleneckState, segments: CallSegments) -> tuple[Tensor, BottleneckState]:
         slots, keys, values, steps = state
-        tokens, vectors = (distances(count, self.dim, None, x) for count in (self.chunk_size, self.num_slots))
-        place, ys = torch.arange(self.chunk_size, device=x.device), []
+        vectors = distances(self.num_slots, self.dim, None, x)
         everything = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
-        for piece, new in zip(segments.pieces, segments.cut(x), strict=True):
+        caches, (slow_keys, slow_values) = (keys[:, :-1], values[:, :-1]), (keys[:, -1], values[:, -1])
+        ys = []
+        for piece, (h, queries, *written) in zip(segments.pieces, self._fast_stream(x, caches, segments), strict=True):
             coded = slots.to(x.dtype) + vectors
-            places = piece.places(x)
-            h, visible, caches = new + tokens[places], place <= places[..., None], []
-            for index, block in enumerate((*self.fast, self.slow)):
-                block = cast(CrossBlock, block)
-                if block is self.slow:
-                    h = self.reader.after(h, attend(self.reader.queries(h), *self.reader.pair(coded), everything))
-                pair = zip((keys[:, index], values[:, index]), block.pair(h), strict=True)
-                k, v = (piece.write(cache.to(tensor.dtype), tensor) for cache, tensor in pair)
-                caches.append((k, v))
-                if block is not self.slow:
-                    h = block.after(h, attend(block.queries(h), k, v, visible))
+            h = self.reader.after(h, attend(queries, *self.reader.pair(coded), everything))
             ys.append(h)
             steps = steps + piece.count
-            keys, values = (torch.stack(several, 1) for several in zip(*caches, strict=True))
+            pair = zip((slow_keys, slow_values), self.slow.pair(h), strict=True)
+            slow_keys, slow_values = (piece.write(cache.to(tensor.dtype), tensor) for cache, tensor in pair)
 
             def after(
-                slots: Tensor = slots, keys: Tensor = keys, values: Tensor = values, steps: Tensor = steps,
-                coded: Tensor = coded,
+                slots: Tensor = slots, keys: Tensor = slow_keys, values: Tensor = slow_values, steps: Tensor = steps,
+                coded: Tensor = coded, written: Sequence[Tensor] = written,
             ) -> list[Tensor]:  # fmt: skip
-                attended = attend(self.slow.queries(coded), keys[:, -1], values[:, -1], everything)
-                written = self.slow.after(coded, attended).to(slots.dtype)
-                last = behind_horizon([written], steps // self.chunk_size, self.horizon)
-                return [*last, torch.zeros_like(keys), torch.zeros_like(values)]
+                new = self.slow.after(coded, attend(self.slow.queries(coded), keys, values, everything))
+                last = behind_horizon([new.to(slots.dtype)], steps // self.chunk_size, self.horizon)
+                return [*last, *map(torch.zeros_like, (keys, values, *written))]
 
-            slots, keys, values = piece.at_end(after, (slots, keys, values))
+            caches = chosen(piece.count > 0, lambda written=written: written, caches)
+            slots, slow_keys, slow_values, *caches = piece.at_end(after, (slots, slow_keys, slow_values, *caches))
         y = _normed(self.norm, segments.join(ys)).to(x.dtype)
+        pairs = zip(caches, (slow_keys, slow_values), strict=True)
+        keys, values = (torch.cat([fast, slow.unsqueeze(1)], 1) for fast, slow in pairs)
         return y, BottleneckState(slots, keys, values, steps)
+
+    def _fast_stream(
+        self, x: Tensor, caches: Sequence[Tensor], segments: CallSegments
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Return of each piece the outputs of the fast blocks, the reader's queries of them, and their keys and values.
+
+        The blocks read one chunk alone, so all pieces of a run are computed at once. caches: keys and values of the
+        chunk in which the call begins, (B, depth, S, H, K) each.
+        """
+        codes = distances(self.chunk_size, self.dim, None, x)
+        place, cut = torch.arange(self.chunk_size, device=x.device), segments.cut(x)
+        for run, piece in segments.runs():
+            count = run.stop - run.start
+            # A run of several pieces has whole chunks, which need no cache, or begins the call.
+            pasts = caches if run.start == 0 else [torch.zeros_like(cache) for cache in caches]
+            if isinstance(piece.begin, Tensor):
+                pasts = [F.pad(cache.unsqueeze(1), (*(0, 0) * 4, 0, count - 1)).flatten(0, 1) for cache in pasts]
+            places, written = piece.places(x), []
+            h, visible = torch.stack(list(cut[run]), 1).flatten(0, 1) + codes[places], place <= places[..., None]
+            for index, block in enumerate(self.fast):
+                block = cast(CrossBlock, block)
+                pair = zip((past[:, index] for past in pasts), block.pair(h), strict=True)
+                k, v = (piece.write(cache.to(tensor.dtype), tensor) for cache, tensor in pair)
+                written.append((k, v))
+                h = block.after(h, attend(block.queries(h), k, v, visible))
+            stacked = (torch.stack(several, 1) for several in zip(*written, strict=True))
+            results = (h, self.reader.queries(h), *stacked)
+            yield from zip(*(result.unflatten(0, (-1, count)).unbind(1) for result in results), strict=True)

@@ -5,7 +5,7 @@ of the present segment.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -128,6 +128,22 @@ class CallSegments:
         present = torch.arange(width, device=x.device) < self.counts.T[..., None]
         rows = torch.where(present.view(*present.shape, *(1,) * (x.ndim - 2)), rows, 0)
         return rows.unbind(1)  # at once: the gradient of an index is as large as all pieces
+
+    def runs(self) -> list[tuple[slice, SegmentPiece]]:
+        """Return the pieces in runs, for what no earlier piece changes: a run has (B · pieces) rows of one piece.
+
+        Where all rows begin at the same place, a run is of whole segments, or of one piece; else all pieces are one.
+        """
+        if self.lengths is None:
+            begin, count = (
+                torch.stack([getattr(piece, name) for piece in self.pieces], 1).flatten() for name in ("begin", "count")
+            )
+            return [(slice(0, len(self.pieces)), SegmentPiece(begin, count, self.pieces[0].width, self.size))]
+        runs: list[slice] = []
+        for whole, pairs in groupby(enumerate(self.lengths), lambda pair: pair[1] == self.size):
+            indices = [index for index, _ in pairs]
+            runs += [slice(indices[0], indices[-1] + 1)] if whole else [slice(index, index + 1) for index in indices]
+        return [(run, self.pieces[run.start]) for run in runs]
 
     def join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Invert `cut`."""
