@@ -37,7 +37,7 @@ from scanl.ops._compiler.rules import Rule, UnsupportedOperation, same
 from scanl.ops._compiler.views import Memory, Operand, View, merged
 
 MIN_WEIGHT_NUMBERS = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
-MIN_COLUMNS = 6  # its least columns: COLUMNS of rows_by_weight.py, which imports numba
+MIN_COLUMNS = 8  # its least columns: COLUMNS of rows_by_weight.py at most, which imports numba
 # Kernels that a kernel calls, in their order in `in_team.py`; before them are those of the kinds of weights.
 CALLEES = ("times", "times_quantized")
 WEIGHTS = ("float32", "int8", "int4")

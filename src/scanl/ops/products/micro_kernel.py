@@ -27,7 +27,8 @@ SIDE = 2  # squares side by side: each sum waits for the one before it
 WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
 LANES = 16  # whole numbers of a vector
 GROUP = 2 * LANES  # terms of a group of a weight of 4 bits: one byte for each pair of terms LANES apart
-WIDTHS = {types.float32: 6, types.int8: 4, types.uint8: 4}  # columns of a tile of one row by terms
+WIDTHS = {types.float32: 8 if WIDE_REGISTERS else 6, types.int8: 4, types.uint8: 4}  # columns of a tile of one row
+AHEAD = 3072  # bytes: a weight is asked for so long before it is multiplied
 _BYTES, _SHORTS, _PRODUCTS = (ir.VectorType(ir.IntType(bits), LANES) for bits in (8, 16, 32))
 _PAIRS, _WIDE_PAIRS = (ir.VectorType(ir.IntType(bits), LANES // 2) for bits in (32, 64))
 
@@ -67,6 +68,42 @@ def by_columns(rows: int, wide: int, *, fresh: bool = False) -> Any:
     return product
 
 
+@emitted(width=BYTES)
+def by_panel(e, sums, at, apart, w, w_at, w_row, panel, panel_at, terms, keep):
+    """Compute sums[c] = keep sums[c] + Σ_k w[c, k] panel[k] for a tile's rows of w and a panel, whose rows are vectors.
+
+    `apart` is the distance of two rows of sums. They may hold anything where keep is 0.
+    """
+    wide, lanes = WIDTHS[types.float32], e.strip.count
+    totals = e.sums(wide)
+
+    def products(k):
+        row = e.read(e.at(panel, panel_at, (k, lanes)))
+        yield [row], [e.number_at(e.at(w, w_at, (c, w_row), k)) for c in range(wide)]
+
+    full = e.builder.and_(terms, SIZE(-lanes))
+    with e.rows(full, lanes) as first:
+        for c in range(wide):
+            e.prefetch(e.at(w, w_at, (c, w_row), first, AHEAD // e.item))
+        for term in range(lanes):
+            _add(e, totals, products(e.builder.add(first, SIZE(term))), e.add)
+    with e.rows(e.builder.sub(terms, full)) as k:
+        _add(e, totals, products(e.builder.add(full, k)), e.add)
+    empty = e.builder.fcmp_ordered("==", keep, ir.Constant(keep.type, 0))
+    keep = e.spread(keep)
+    for c, total in enumerate(totals):
+        place, value = e.at(sums, at, (c, apart)), e.builder.load(total)
+        e.write(e.builder.select(empty, value, e.add(value, keep, e.read(place))), place)
+
+
+@emitted(width=BYTES)
+def turn(e, out, out_at, out_row, x, x_at, count):
+    """Write the transpose of a square of adjacent rows, as many as a vector has lanes; the first `count` columns."""
+    rows, mask = [e.read(e.at(x, x_at, r * e.strip.count)) for r in range(e.strip.count)], e.some(SIZE(0), count)
+    for r, row in enumerate(e.transposed(rows)):
+        e.write_some(row, e.at(out, out_at, (r, out_row)), mask)
+
+
 @emitted(width=SQUARE_BYTES)
 def by_columns_of_rows(e, sums, x, x_at, w, w_at, w_row, terms):
     """Compute sums[j] += Σ_k x[k] w[j, k] for SIDE vectors of j. `terms` is a multiple of a vector."""
@@ -103,7 +140,11 @@ def floats_by_terms(rows: int) -> Any:
         sums, lanes = e.sums(rows * wide), e.strip.count
 
         def products(k, read=e.read):
-            columns = [read(e.at(w, w_at, (c, w_row), k)) for c in range(wide)]
+            places = [e.at(w, w_at, (c, w_row), k) for c in range(wide)]
+            if rows > 1 and read is e.read:
+                for place in places:
+                    e.prefetch(e.at(place, AHEAD // e.item))
+            columns = list(map(read, places))
             yield columns, (read(e.at(x, x_at, (r, x_row), k)) for r in range(rows))
 
         full = e.builder.and_(terms, SIZE(-lanes))

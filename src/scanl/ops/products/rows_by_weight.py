@@ -26,15 +26,16 @@ from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import part, units
 from scanl.ops._cpu._team import scratch
-from scanl.ops.products.matrices import ADJACENT_STRIDE, transpose
+from scanl.ops.products.matrices import transpose
 from scanl.ops.products.micro_kernel import (
     BYTES,
     GROUP,
-    by_columns,
+    by_panel,
     clear,
     columns_of_tile,
     floats_by_terms,
     numbers_by_terms,
+    turn,
 )
 
 COLUMNS = columns_of_tile(types.float32, 1)  # of a tile: a weight of float32 has as many rows at least
@@ -49,7 +50,6 @@ PANEL_ROWS = 9  # rows for which a panel takes less time than tiles of four, tho
 PANEL_TERMS = 128  # terms summed in registers, and then added: rounding errors of long sums stay small
 
 NAMES = "y y_row x x_row w w_row scale groups bias rows columns terms width blocks"  # slots of both kernels
-_by_panel = by_columns(COLUMNS, 1)  # a panel is its second factor, whose rows are the vectors
 
 
 @helper()
@@ -152,19 +152,17 @@ def to_panels(panels, x, x_row, rows, terms):
 
 @helper()
 def _sum_up(sums, at, apart, panels, panel, w, w_at, w_row, terms):
-    """Write the products of a panel and six rows of w: sums (COLUMNS, PANEL), whose rows are `apart`."""
-    for c in range(COLUMNS):
-        fill(sums, at + c * apart, PANEL, 0)
+    """Write the products of a panel and a tile's rows of w: sums (COLUMNS, PANEL), whose rows are `apart`."""
     for k in range(0, terms, PANEL_TERMS):
-        a, b, count = w_at + k, panel * PANEL * terms + k * PANEL, min(PANEL_TERMS, terms - k)
-        _by_panel(sums, at, apart, w, a, w_row, ADJACENT_STRIDE, panels, b, PANEL, 0, count, np.float32(1))
+        a, b, count = w_at + k, (panel * terms + k) * PANEL, min(PANEL_TERMS, terms - k)
+        by_panel(sums, at, apart, w, a, w_row, panels, b, count, np.float32(0 if k == 0 else 1))
 
 
 @helper()
 def _move(y, y_row, first, columns, rows, sums, at):
     """Write sums (columns, PANEL), of which `rows` are of rows of x, to these columns of y."""
-    if columns == PANEL and rows == PANEL:
-        transpose(sums, at, PANEL, PANEL, PANEL, y, first, y_row)
+    if rows == PANEL:
+        turn(y, first, y_row, sums, at, columns)
     else:
         for r in range(rows):
             for c in range(columns):
@@ -186,16 +184,16 @@ def product(slots):
             made = True
         begin = min(unit * slots.width, max(0, slots.columns - COLUMNS))
         columns = min(slots.width, slots.columns - begin)
-        sixth, tiles = columns // COLUMNS, (columns + COLUMNS - 1) // COLUMNS
+        share, tiles = columns // COLUMNS, (columns + COLUMNS - 1) // COLUMNS
         for strip in range(0, tiles, PANEL):
             for i in range(0, turned, PANEL):  # these rows of w stay in the cache
-                count, end = min(PANEL, rows - i), min(strip + PANEL, sixth)
+                count, end = min(PANEL, rows - i), min(strip + PANEL, share)
                 for j in range(strip, end):
                     at, row = (j - strip) * PANEL, (begin + j) * w_row
-                    _sum_up(sums, at, square, panels, i // PANEL, w, row, sixth * w_row, terms)
+                    _sum_up(sums, at, square, panels, i // PANEL, w, row, share * w_row, terms)
                 for c in range(COLUMNS):  # whole cache lines at a time
-                    _move(y, y_row, i * y_row + begin + strip + c * sixth, end - strip, count, sums, c * square)
-                if strip + PANEL >= tiles > sixth:
+                    _move(y, y_row, i * y_row + begin + strip + c * share, end - strip, count, sums, c * square)
+                if strip + PANEL >= tiles > share:
                     last = begin + columns - COLUMNS  # this tile overlaps others
                     _sum_up(sums, 0, PANEL, panels, i // PANEL, w, last * w_row, w_row, terms)
                     _move(y, y_row, i * y_row + last, COLUMNS, count, sums, 0)
