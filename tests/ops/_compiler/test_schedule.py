@@ -111,10 +111,31 @@ def test_the_product_of_a_state_is_summed_while_the_state_is_written(monkeypatch
         torch.testing.assert_close(y, true)
 
 
+def test_the_product_of_a_state_of_heads_is_summed_while_the_state_is_written() -> None:
+    """The product has one axis for rows and heads."""
+
+    def step(state: Tensor, key: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        state = 0.5 * state + key[..., None]
+        return query.flatten(0, 1)[:, None, :] @ state.flatten(0, 1), state
+
+    operands = torch.randn(2, 3, 16, 32), torch.randn(2, 3, 16), torch.randn(2, 3, 16)
+    recorded = RecordedFunction(step, *operands)
+    assert sum("p0[i0 * 512 + i1 * 32 + i2] = " in text and "p2[" in text for text in texts(recorded)) == 1
+    for y, true in zip(recorded(*operands), step(*operands), strict=True):
+        torch.testing.assert_close(y, true)
+
+
+@pytest.mark.parametrize("size", [5, 16, schedule.MAX_SHORT_ROW, 65])
+def test_short_rows_are_summed(size: int) -> None:
+    x = torch.randn(3, 4, size)
+    for y, true in zip(RecordedFunction(lambda x: (x.sum(-1), x.mean(-1)), x)(x), (x.sum(-1), x.mean(-1)), strict=True):
+        torch.testing.assert_close(y, true)
+
+
 def test_a_sum_along_rows_is_a_loop_that_writes_nothing_else() -> None:
     """Else the addresses of what it writes decide the order of the sum, and bits differ from run to run."""
-    recorded = RecordedFunction(lambda x: (x * x, (x * x).sum(-1), (x * x).sum(0)), torch.randn(5, 64))
-    sums = [text for text in texts(recorded) if "+" in text.partition("separate")[2].replace("i0 * 64 +", "")]
+    recorded = RecordedFunction(lambda x: (x * x, (x * x).sum(-1), (x * x).sum(0)), torch.randn(5, 128))
+    sums = [text for text in texts(recorded) if "+" in text.partition("separate")[2].replace("i0 * 128 +", "")]
     along = [text for text in sums if "total +=" in text]
     assert len(sums) == 2
     assert len(along) == 1

@@ -146,6 +146,8 @@ class LLVMPrinter:
                 return self._as(self._number, read) if kind in ("i8", "i64") else read
             case Operation("address", (pointer,)):
                 return self._address(pointer)
+            case Operation("total", (Load() as first, Constant(int() as count))):
+                return self._total(first, count)
             case Operation(name, args):
                 return self._operation(name, [self.value(arg) for arg in args])
         raise AssertionError(f"LLVM has no {expression!r}")
@@ -190,6 +192,14 @@ class LLVMPrinter:
         return self._new(
             f"call {self._flags} {kind} @{function}({', '.join(f'{kind} {arg.text}' for arg in args)})", kind
         )
+
+    def _total(self, first: Load, count: int) -> Value:
+        """Return the sum of adjacent numbers in memory, as one vector."""
+        kind, vector = self._number, f"<{count} x {self._number}>"
+        row = self._new(f"load {vector}, ptr {self._place(first)}, align {_bytes(kind)}", vector)
+        function, zero = f"llvm.vector.reduce.fadd.v{count}f{8 * _bytes(kind)}", _number(-0.0, kind).text
+        self.called.add(f"declare {kind} @{function}({kind}, {vector})")
+        return self._new(f"call {self._flags} {kind} @{function}({kind} {zero}, {vector} {row.text})", kind)
 
     def _alike(self, args: Sequence[Value]) -> Sequence[Value]:
         """Return numbers as those of the widest type among them."""

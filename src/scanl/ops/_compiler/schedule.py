@@ -42,6 +42,7 @@ MIN_COLUMNS = 8  # its least columns: COLUMNS of rows_by_weight.py at most, whic
 CALLEES = ("times", "times_quantized")
 WEIGHTS = ("float32", "int8", "int4")
 FIRST_CALLEE = 2 + len(WEIGHTS)  # its place in what `team` points to
+MAX_SHORT_ROW = 64  # numbers: the compiler would sum several shorter rows at once, and gather numbers of each
 MAX_LOOPS = 12  # elementwise loops that become one
 MAX_WAITING_CALLS = 32  # calls that a later one may still be put among
 PairRule = Callable[..., tuple[Expression, ...]]  # of pairs, to the parts of the result
@@ -227,6 +228,13 @@ class Schedule:
         body = _Body([out])
         item = body.number(source, [*names, *more], [*reading, *step])
         written = body.number(out, names, target)
+        short = step == [1] and inner[0] <= MAX_SHORT_ROW and isinstance(item, Load)
+        short = short and source.memory.kind == out.memory.kind == "float32"
+        if kind in ("sum", "mean") and short and not self._portable:
+            total = Operation("total", body.number(source, names, reading), inner[0])
+            value = total / float(inner[0]) if kind == "mean" else total
+            self._add(body, nested(axes_of(names, sizes), [Assign(written, value)]), sums=True)
+            return
         # where a row of the result is one of the source, rows are added up
         along_rows = bool(reading) and reading[-1] == 1 and bool(step) and step[-1] != 1
         loops = axes_of(names, sizes), axes_of(more, inner)
@@ -301,11 +309,13 @@ class Schedule:
         total: the result in the shape of the loop.   rule: of the total so far, and what is summed.
         """
         waiting = self._open
-        if not any(terms[-1].memory in call.writes for group in waiting for call in group):
+        loops = [call.views[0].shape for group in waiting for call in group if terms[-1].memory in call.writes]
+        if not loops:
             return False
-        args = [total, *(_constant(term.expanded(total.shape)) for term in terms)]
+        read = [_constant(term.expanded(total.shape)) for term in terms]
+        args = [arg.divided(loops[-1]) if isinstance(arg, View) else arg for arg in (total, *read)]
         self._open = [*waiting, [_Statement(out, [0.0], lambda zero: (zero.re,))]]
-        if self._joins(_Statement(total, args, _of_reals(rule), sums=True)):
+        if self._joins(_Statement(total.divided(loops[-1]), args, _of_reals(rule), sums=True)):
             return True
         self._open = waiting
         return False

@@ -59,6 +59,19 @@ class View(NamedTuple):
             shape=self.shape[:axis] + self.shape[axis + 1 :], strides=self.strides[:axis] + self.strides[axis + 1 :]
         )
 
+    def divided(self, shape: Sequence[int]) -> "View":
+        """Return the value with axes divided into those of a shape; the value as it is if they do not make it up."""
+        left, sizes, strides = [size for size in shape if size != 1], list[int](), list[int]()
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            parts = list[int]()
+            while left and prod(parts) < size:
+                parts.append(left.pop(0))
+            if prod(parts) != size:
+                return self
+            sizes += parts
+            strides += [stride * prod(parts[at + 1 :]) for at in range(len(parts))]
+        return self if left else self._replace(shape=tuple(sizes), strides=tuple(strides))
+
     @property
     def whole(self) -> bool:
         """Whether it is all of its memory, in order."""
