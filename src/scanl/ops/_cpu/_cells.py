@@ -10,6 +10,7 @@ from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._pointers import at, pointer, separate
 from scanl.ops._cpu._slots import itemsize
 from scanl.ops._cpu._team import CORES
+from scanl.ops._cpu._threads import threads
 from scanl.ops.offsets import offsets
 from scanl.ops.products.matrices import BYTES, add_part_products
 
@@ -36,7 +37,7 @@ def blocks(count: int, width: int) -> tuple[int, int]:
 
 def groups(count: int) -> tuple[int, int]:
     """Return the number of groups and the sequences in each, with a group for every core if there are enough."""
-    size = max(1, min(ROWS, -(-count // CORES)))
+    size = max(1, min(ROWS, -(-count // threads())))
     return -(-count // size), size
 
 

@@ -10,7 +10,7 @@ registers, and tiles are half as wide: sums for which no register is left would 
 
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._vectors import emitted
-from scanl.ops.products.micro_kernel import BYTES, WIDE_REGISTERS, by_columns
+from scanl.ops.products.micro_kernel import BYTES, WIDE_REGISTERS, by_columns, by_some_columns
 
 TERMS = 32  # terms summed in registers
 LONG_ROWS = 64  # the same for whole tiles: these rows of a panel of w stay in the first-level cache
@@ -22,6 +22,7 @@ ADJACENT_STRIDE = 1  # the stride of adjacent numbers
 _large, _narrow = by_columns(ROWS, WIDE), by_columns(ROWS, 1)
 _four, _two, _one = by_columns(4, WIDE), by_columns(2, 2 * WIDE), by_columns(1, 4 * WIDE)
 _four_by_one, _one_by_one = by_columns(4, 1), by_columns(1, 1)
+_four_by_some, _one_by_some = by_some_columns(4), by_some_columns(1)
 
 
 @helper(forceinline=True, fastmath={"contract", "nsz"})
@@ -67,12 +68,15 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, p
             j += step
         done = end
     tail, tail_row = (w_at + n * full, width - full) if panels else (w_at + full, width)
-    for r in range(count):
-        for j in range(width - full):
-            total = out.dtype.type(0)
-            for k in range(n):
-                total += h[h_at + r * h_row + k] * w[tail + k * tail_row + j]
-            out[out_at + r * out_row + full + j] += total
+    done = 0 if full < width else count
+    while done < count:
+        o, a = out_at + done * out_row + full, h_at + done * h_row
+        if count - done >= 4:
+            _four_by_some(out, o, out_row, h, a, h_row, w, tail, tail_row, n, width - full)
+            done += 4
+        else:
+            _one_by_some(out, o, out_row, h, a, h_row, w, tail, tail_row, n, width - full)
+            done += 1
 
 
 @helper(fastmath={"contract", "nsz"})

@@ -102,6 +102,23 @@ def turn(e, out, out_at, out_row, x, x_at, count):
     rows, mask = [e.read(e.at(x, x_at, r * e.strip.count)) for r in range(e.strip.count)], e.some(SIZE(0), count)
     for r, row in enumerate(e.transposed(rows)):
         e.write_some(row, e.at(out, out_at, (r, out_row)), mask)
+def by_some_columns(rows: int) -> Any:
+    """Build an intrinsic: out[r, j] += Σ_k x[r, k] w[k, j] for `rows` rows and the first `columns` of a vector.
+
+    The other arguments are those of `by_columns`; the terms of x are adjacent.
+    """
+
+    @emitted(width=BYTES)
+    def product(e, out, out_at, out_row, x, x_at, x_row, w, w_at, w_row, terms, columns):
+        sums, mask = e.sums(rows), e.some(SIZE(0), columns)
+        with e.rows(terms) as k:
+            column = e.read_some(e.at(w, w_at, (k, w_row)), mask)
+            _add(e, sums, [([column], (e.number_at(e.at(x, x_at, k, (r, x_row))) for r in range(rows)))], e.add)
+        for r, total in enumerate(sums):
+            place = e.at(out, out_at, (r, out_row))
+            e.write_some(e.add(e.read_some(place, mask), e.builder.load(total)), place, mask)
+
+    return product
 
 
 @emitted(width=SQUARE_BYTES)
