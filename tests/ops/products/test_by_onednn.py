@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize(("rows", "terms", "columns"), [(1300, 33, 96), (600, 96, 17), (512, 64, 64), (5, 9, 8)])
 def test_it_is_the_product_in_value_and_gradients(rows, terms, columns):
-    """Each of the terms is rounded, and so is each sum; rows pass a strip of those that are turned at a time."""
+    """Each of the terms is rounded, and so is each sum."""
     x, w, b = torch.randn(rows, terms), torch.randn(columns, terms), torch.randn(columns)
     operands = [tensor.requires_grad_() for tensor in (x, w, b)]
     y = by_onednn.linear(x.view(1, rows, terms), w, b)

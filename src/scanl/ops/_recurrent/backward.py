@@ -146,13 +146,16 @@ def _direction(cell: CellCode) -> str:
     goes_on = code.choose(code.none(code.dh0), 1, 0)  # the first steps whose states need no gradient
 
     def pack_state(wide: int, first: CodeValue) -> None:
-        code.call(f"pack_rows_{wide}", code.w_state, code.at(state_panels, first * terms), terms, first, units, 0)
+        code.call(
+            f"pack_rows_{wide}", code.w_state, code.at(state_panels, first * terms), terms, first, units, 0, units
+        )
 
     def pack_input(wide: int, first: CodeValue) -> None:
         skip = units * cell.skip
         code.call(
-            f"pack_rows_{wide}", code.w_input, code.at(input_panels, first * terms), terms, first, code.inputs, skip
-        )
+            f"pack_rows_{wide}", code.w_input, code.at(input_panels, first * terms), terms, first, code.inputs, skip,
+            code.inputs,
+        )  # fmt: skip
 
     with code.when(goes_on.below(code.steps)):
         by_panels(code, units, WIDTHS, pack_state)

@@ -20,7 +20,7 @@ def tile_rows(wide: int) -> int:
     return max(1, min(MAX_ROWS, (REGISTERS - 1 - wide) // wide))
 
 
-def _by_rows(code: Function, rows: CodeValue, most: int, write: Callable[[int, CodeValue], None]) -> None:
+def by_rows(code: Function, rows: CodeValue, most: int, write: Callable[[int, CodeValue], None]) -> None:
     """Write code for each tile of rows: `write(count, first)`. The last two tiles share what is left."""
     with code.strides(rows) as (first, advance):
         left = rows - first
@@ -86,7 +86,7 @@ def product(wide: int) -> str:
         x, out = code.at(code.x, first * code.x_row), code.at(code.out, first * code.out_row)
         code.call(f"tile_{count}_{wide}", code.w, x, code.init, out, code.x_row, code.terms, code.out_row, code.width)
 
-    _by_rows(code, code.rows, tile_rows(wide), write)
+    by_rows(code, code.rows, tile_rows(wide), write)
     return code.finished()
 
 
@@ -155,7 +155,7 @@ def product_by_terms(wide: int, gates: int) -> str:
                         out, code.terms, code.units - unit - 1, code.x_row, code.terms, code.out_row,
                     )  # fmt: skip
 
-    _by_rows(code, code.rows, QUAD, write)
+    by_rows(code, code.rows, QUAD, write)
     return code.finished()
 
 
@@ -202,14 +202,15 @@ def _turned(code: Function, rows: list[CodeValue]) -> list[CodeValue]:
 def pack_rows(wide: int) -> str:
     """Write a panel of a weight (terms, columns) as it lies: out (terms, wide, LANES), zero in missing columns.
 
-    first: the column with which the panel begins.   skip: the term with which it begins; the terms go round.
+    first: the column with which the panel begins.   skip: the term with which it begins; the terms go round.   row: the
+    distance of two terms in memory.
     """
-    code = Function(f"pack_rows_{wide}", "w out", "terms first columns skip")
+    code = Function(f"pack_rows_{wide}", "w out", "terms first columns skip row")
     masks = [code.mask(code.columns - code.first - c * LANES) for c in range(wide)]
     with code.loop(0, code.terms) as k:
         term = k + code.skip
         term = code.choose(term.below(code.terms), term, term - code.terms)
-        row, out = code.at(code.w, term * code.columns, code.first), code.at(code.out, k * (wide * LANES))
+        row, out = code.at(code.w, term * code.row, code.first), code.at(code.out, k * (wide * LANES))
         for c, mask in enumerate(masks):
             code.write(code.read(code.at(row, c * LANES), mask), code.at(out, c * LANES))
     return code.finished()
@@ -254,7 +255,7 @@ def add_outer(widths: list[int]) -> str:
                 code.steps, code.batch, code.columns, code.columns - first, code.fresh,
             )  # fmt: skip
 
-        _by_rows(code, code.rows, tile_rows(widths[0]), write)
+        by_rows(code, code.rows, tile_rows(widths[0]), write)
 
     by_panels(code, code.columns, widths, panel)
     return code.finished()

@@ -27,7 +27,19 @@ class WorkUnit(NamedTuple):
 @contextmanager
 def work(code: Function, shared: Sequence[str], own: Sequence[str], pointers: set[str]) -> Iterator[WorkUnit]:
     """A loop over units until none is left. `own` are there once for each direction, after the shared ones."""
-    values = _read(code, shared, pointers, code.index(COMMON_SLOTS))
+    values = read_slots(code, shared, pointers, code.index(COMMON_SLOTS))
+    with taken_units(code) as unit:
+        direction, group = unit // values["groups"], unit % values["groups"]
+        mine = read_slots(code, own, pointers, direction * len(own) + (COMMON_SLOTS + len(shared)))
+        size = (values["batch"] + values["groups"] - 1) // values["groups"]
+        first = code.least(group * size, values["batch"])
+        rows = code.least(values["batch"] - first, size)
+        yield WorkUnit(values, mine, direction, group, first, rows, unit)
+
+
+@contextmanager
+def taken_units(code: Function) -> Iterator[CodeValue]:
+    """A loop over units until none is left. The context yields the number of the unit."""
     own_counter = CodeValue(code.variable("i64"), "ptr", code)  # where no other thread takes units
     code.write(code.index(0), own_counter)
     counter = code.new("load ptr, ptr %slots", "ptr")
@@ -36,12 +48,7 @@ def work(code: Function, shared: Sequence[str], own: Sequence[str], pointers: se
     with code.strides(count) as (_, advance):
         unit = code.new(f"atomicrmw add ptr {counter.text}, i64 1 monotonic", "i64")
         with code.when(unit.below(count)):
-            direction, group = unit // values["groups"], unit % values["groups"]
-            mine = _read(code, own, pointers, direction * len(own) + (COMMON_SLOTS + len(shared)))
-            size = (values["batch"] + values["groups"] - 1) // values["groups"]
-            first = code.least(group * size, values["batch"])
-            rows = code.least(values["batch"] - first, size)
-            yield WorkUnit(values, mine, direction, group, first, rows, unit)
+            yield unit
         advance(1)
 
 
@@ -49,7 +56,8 @@ def _place(code: Function, index: CodeValue) -> CodeValue:
     return code.new(f"getelementptr i64, ptr %slots, i64 {index.text}", "ptr")
 
 
-def _read(code: Function, names: Sequence[str], pointers: set[str], base: CodeValue) -> dict[str, CodeValue]:
+def read_slots(code: Function, names: Sequence[str], pointers: set[str], base: CodeValue) -> dict[str, CodeValue]:
+    """Return the slots of these names, of which the first is number `base`."""
     values = {}
     for at, name in enumerate(names):
         kind = "ptr" if name in pointers else "i64"
