@@ -26,7 +26,8 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
     size = 1 << ((steps - 1).bit_length() + 1) // 2
     blocks = 1 << (-(-steps // size) - 1).bit_length()
     squares = [A]  # A^1, A^2, A^4, ...
-    while len(squares) < (size * blocks).bit_length():
+    powers = size * blocks if state is not None else size * blocks - 1  # a state goes through all steps
+    while len(squares) < powers.bit_length():
         squares.append(squares[-1] @ squares[-1])
     inner, outer = squares[: size.bit_length() - 1], squares[size.bit_length() - 1 :]
 

@@ -130,7 +130,7 @@ def _large_product(a: Tensor, b: Tensor) -> Tensor | None:
     whole = a.shape[-2] % VECTOR == 0 or b.shape[-1] % VECTOR == 0
     if not (a.ndim == b.ndim > 2 and a.shape[-1] == b.shape[-2] and whole and has_kernels()):
         return None
-    if not a.dtype == b.dtype == torch.float32 or torch.is_autocast_enabled("cpu"):
+    if a.dtype != b.dtype or a.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return None
     return importlib.import_module("scanl.ops.products.batched").product(a, b)
 
