@@ -15,14 +15,19 @@ Tensors of size D × N and all powers are computed in double, because the error 
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
-from scanl.ops._frame.context import over, times
+from scanl.ops._frame.context import exactly, over, times
+from scanl.ops._frame.dispatch import in_forward_mode, transforming
+from scanl.ops._frame.fused import differentiable
 
 DISCRETIZATIONS = ("zoh", "bilinear", "dirac")
+TERMS = 19  # of a series in |z| < 1: 1/20! is below the rounding of a double
 VECTOR, STEP, LOW_RANK = ("N", "D N"), ("", "D", "D N"), ("N", "D N", "R D N")
 
 
@@ -167,13 +172,51 @@ def _discretize(A: Tensor, B: Tensor, dt: Tensor, method: str) -> tuple[Tensor, 
 
 
 def _expm1_over(z: Tensor) -> Tensor:
-    """Return (e^z - 1)/z. For |z| < 1 it is a series: there the quotient, and more so its derivatives, lose digits."""
+    """Return (e^z - 1)/z."""
+    if exactly() or torch.compiler.is_compiling() or in_forward_mode() or transforming():
+        return _differentiable_expm1_over(z)
+    return _Expm1Over.apply(z)  # pyright: ignore[reportReturnType]
+
+
+def _differentiable_expm1_over(z: Tensor) -> Tensor:
+    """For |z| < 1 it is a series: there the quotient, and more so its derivatives, lose digits."""
     near = z.abs() < 1
     inside, outside = torch.where(near, z, 0), torch.where(near, 1, z)
     series = torch.ones_like(z)
-    for k in range(19, 1, -1):  # 1/20! is below the rounding of a double
+    for k in range(TERMS, 1, -1):
         series = 1 + times(inside / k, series)
     return torch.where(near, series, over(outside.exp() - 1, outside))
+
+
+class _Expm1Over(torch.autograd.Function):
+    """The same, of whose series no term is kept for the backward pass: the derivative has one of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        near = z.abs() < 1
+        y = _polynomial([1 / math.factorial(k + 1) for k in range(TERMS)], torch.where(near, z, 0))
+        outside = torch.where(near, 1, z)
+        y = torch.where(near, y, (outside.exp() - 1) / outside)
+        ctx.save_for_backward(z, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        (dy,), (z, y) = cotangents, ctx.saved_tensors
+        if torch.is_grad_enabled():  # this pass is differentiated
+            return differentiable(_differentiable_expm1_over, [z], [dy])[0]
+        near = z.abs() < 1
+        slope = _polynomial([(k + 1) / math.factorial(k + 2) for k in range(TERMS)], torch.where(near, z, 0))
+        outside = torch.where(near, 1, z)
+        return dy * torch.where(near, slope, (1 + z * y - y) / outside).conj()  # e^z = 1 + z y
+
+
+def _polynomial(coefficients: Sequence[float], z: Tensor) -> Tensor:
+    """Return Σ_k c_k z^k."""
+    total = torch.full_like(z, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total.mul_(z).add_(coefficient)
+    return total
 
 
 def _sum_of_powers(weights: Tensor, a: Tensor, length: int, dtype: torch.dtype) -> Tensor:
