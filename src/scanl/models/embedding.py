@@ -41,9 +41,16 @@ def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
         return embedding(tokens)
     try:
         return embedding(tokens)
-    except IndexError as error:
-        size, odd = embedding.num_embeddings, tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
-        raise ShapeError(f"{who}: token {int(odd[0])} is out of range, expected 0 to {size - 1} of {size}") from error
+    except IndexError:
+        check_range(who, tokens, embedding.num_embeddings)
+        raise
+
+
+def check_range(who: str, tokens: Tensor, size: int) -> None:
+    """Raise ShapeError for a token that is not below `size`, or below 0."""
+    odd = [token for token in tokens.flatten().tolist() if not 0 <= token < size]
+    if odd:
+        raise ShapeError(f"{who}: token {odd[0]} is out of range, expected 0 to {size - 1} of {size}")
 
 
 def read_out(embedding: nn.Module, hidden: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.layers.state import index, leaves
 from scanl.models import LanguageModel, Stack, Streams, quantize
 from scanl.models.decoding import compiled_step
+from scanl.models.decoding.carried_step import CarriedStep
 from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.ops._compiler import machine_code
 
@@ -74,7 +75,7 @@ def test_portable_bits_depend_on_no_rows_and_no_processor(monkeypatch: pytest.Mo
     model, tokens = model_of("hawk"), torch.randint(VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(0))
 
     def logits(rows: int) -> Tensor:
-        step, state, made = CompiledStep(model, model._embedded, model._rest_of_step), None, []
+        step, state, made = CompiledStep(model, model._readable, model._unchecked_step), None, []
         for token in tokens:
             one, state = step(token[:rows], state)
             made.append(one)
@@ -219,8 +220,8 @@ def test_autocast_is_that_of_the_step() -> None:
     step = model.compile_step()
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(step(token, None)[0], model.step(token, None)[0])
-        assert step._kernel(step._enter(token)) is None
-    assert step._kernel(step._enter(token)) is not None
+        assert step.kernel(1) is None
+    assert step.kernel(1) is not None
 
 
 def test_a_state_stays_as_it_is() -> None:
@@ -233,13 +234,24 @@ def test_a_state_stays_as_it_is() -> None:
         assert torch.equal(leaf, other)
 
 
-def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of which tokens were read by compiled steps."""
+    rows = list[int]()
+
+    def count(step: type) -> None:
+        call = step.__call__
+        monkeypatch.setattr(step, "__call__", lambda self, *args: (rows.append(len(args[0])), call(self, *args))[1])
+
+    count(CompiledStep)
+    count(CarriedStep)
+    return rows
+
+
+def test_generate_uses_the_compiled_step(calls: list[int]) -> None:
     model, prompt = model_of("gru", channel_mixer="none"), torch.tensor([[1, 2, 3]])
     expected = list(model.generate(prompt, max_new_tokens=4, temperature=0))
     model.compile_step()
-    calls: list[Tensor] = []
-    call = CompiledStep.__call__
-    monkeypatch.setattr(CompiledStep, "__call__", lambda step, *args: (calls.append(args[0]), call(step, *args))[1])
     assert list(model.generate(prompt, max_new_tokens=4, temperature=0)) == expected
     assert len(calls) == 3  # the prompt is read at once
     calls.clear()
@@ -248,14 +260,13 @@ def test_generate_uses_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> Non
     streams.join(prompt[0, :2], temperature=0)
     steps = [streams.step() for _ in range(4)]
     assert [step[handle] for step in steps] == [int(token) for token in expected]
-    assert [tokens.shape for tokens in calls] == [(2,)] * 3
+    assert calls == [2] * 3
 
 
-def test_a_step_is_compiled_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_compiled_where_that_pays(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
     """After as many tokens, of all calls; or at once, if as many are asked for. Not where no kernel can run it."""
     monkeypatch.setattr(compiled_step, "MIN_TOKENS", 5)
-    prompt, calls, call = torch.tensor([[1, 2, 3]]), list[Tensor](), CompiledStep.__call__
-    monkeypatch.setattr(CompiledStep, "__call__", lambda step, *args: (calls.append(args[0]), call(step, *args))[1])
+    prompt = torch.tensor([[1, 2, 3]])
     model = model_of("gru", channel_mixer="none")
     for count, compiled in ((4, 0), (4, 1), (4, 4)):  # the first token is that of the prompt
         list(model.generate(prompt, max_new_tokens=count))
@@ -266,7 +277,7 @@ def test_a_step_is_compiled_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> 
         streams.join(prompt[0])
     for _ in range(8):
         streams.step()
-    assert [tokens.shape for tokens in calls] == [(2,)] * 2  # two rows have a kernel of their own
+    assert calls == [2] * 2  # two rows have a kernel of their own
     calls.clear()
     list(model_of("gru", channel_mixer="none").generate(prompt, max_new_tokens=6))
     assert len(calls) == 5
@@ -383,18 +394,19 @@ class TwiceInTraining(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        self.rows = nn.Embedding.from_pretrained(torch.eye(3))
 
     def init_state(self, batch_size):
         return torch.zeros(batch_size, 3)
 
-    def finish(self, rows, state):
-        after = rows * self.weight * (2 if self.training else 1) + state
+    def step(self, tokens, state):
+        after = self.rows(tokens) * self.weight * (2 if self.training else 1) + state
         return after, after
 
 
 def test_a_kernel_is_that_of_the_mode():
     model = TwiceInTraining().eval()
-    step = CompiledStep(model, lambda tokens: torch.eye(3)[tokens], model.finish)
+    step = CompiledStep(model, lambda tokens: tokens, model.step)
     for training in (False, True, False):
         model.train(training)
         y, _ = step(torch.tensor([1]), torch.ones(1, 3))

@@ -67,8 +67,8 @@ class Makeup:
 class CompiledStep:
     """The step of a model of tokens: step(tokens, state) returns what the ordinary step returns, within rounding.
 
-    enter: the part before the kernel; checks the tokens (B,), returns rows (B, D) of numbers.   finish: called as
-    finish(rows, state), returns the results and the state; no row depends on another.
+    check: returns tokens (B,) as the step reads them, or raises an error for others.   step: the ordinary step, called
+    as step(tokens, state), returns the results and the state; no row depends on another.
 
     Parameters are read where they lie, in each call. When the model has changed, the kernel is made anew: other
     modules, parameters or buffers, also by an adapter or a parametrization; another dtype, shape or device; another
@@ -83,10 +83,10 @@ class CompiledStep:
     def __init__(
         self,
         model: nn.Module,
-        enter: Callable[[Tensor], Tensor],
-        finish: Callable[[Tensor, State], tuple[Tensor, State]],
+        check: Callable[[Tensor], Tensor],
+        step: Callable[[Tensor, State], tuple[Any, State]],
     ) -> None:
-        self.model, self._enter, self._finish = model, enter, finish
+        self.model, self.check, self._step = model, check, step
         self.reason: str | None = None
         self._kernels: dict[tuple[int, bool], RecordedFunction] = {}  # by the number of rows, and whether portable
         self._read: Callable[[State], list[Tensor]] = list  # the tensors of a state
@@ -103,22 +103,22 @@ class CompiledStep:
 
         starts: (B,) bool, True for rows whose state begins anew before the token.
         """
-        rows = self._enter(tokens)
+        tokens = self.check(tokens)
         if starts is not None:
-            state = renewed("compiled step", state, self.model.init_state, starts, rows)  # pyright: ignore[reportArgumentType]
-        kernel = self._kernel(rows)
+            state = renewed("compiled step", state, self.model.init_state, starts, tokens)  # pyright: ignore[reportArgumentType]
+        kernel = self.kernel(len(tokens))
         if kernel is None:
-            return self._finish(rows, state)
-        before = self.model.init_state(rows.shape[0]) if state is None else state  # pyright: ignore
-        operands = self._leaves_of(before)
-        if operands is None or (torch.is_grad_enabled() and self._differentiated([rows, *operands])):
-            return self._finish(rows, state)
+            return self._step(tokens, state)
+        before = self.model.init_state(len(tokens)) if state is None else state  # pyright: ignore
+        operands = self.leaves_of(before)
+        if operands is None or (torch.is_grad_enabled() and self._differentiated([tokens, *operands])):
+            return self._step(tokens, state)
         try:
-            return kernel(rows, *operands)
+            return kernel(tokens, *operands)
         except ShapeError:  # the ordinary step casts a state of another dtype, and has an error for another shape
-            return self._finish(rows, state)
+            return self._step(tokens, state)
 
-    def _leaves_of(self, state: State) -> list[Tensor] | None:
+    def leaves_of(self, state: State) -> list[Tensor] | None:
         """Return the tensors of a state; None if it has another form, for which the ordinary step has an error."""
         try:
             return self._read(state)
@@ -152,26 +152,27 @@ class CompiledStep:
             raise ConfigError(f"compile_step: batch_size is {batch_size}, expected at least 1")
         self._asked = True
         with torch.no_grad():
-            operands = self._examples(batch_size)
-            kernel = self._kernel(operands[0])
+            kernel = self.kernel(batch_size)
             if kernel is not None:
-                kernel(*operands)
+                kernel(*self._examples(batch_size))
 
     def refusal(self) -> str | None:
         """Return why no kernel can run the step; None if one can."""
         with torch.no_grad():
-            self._kernel(self._examples(1)[0])
+            self.kernel(1)
         return self.reason
 
     def _examples(self, batch_size: int) -> list[Tensor]:
-        """Return rows of zeros and a first state."""
+        """Return tokens 0 and a first state."""
         state = self.model.init_state(batch_size)  # pyright: ignore[reportCallIssue]
-        rows = self._enter(torch.zeros(batch_size, dtype=torch.long, device=_device(self.model)))
-        operands = [rows, *(leaf for _, leaf in leaves(state))]
+        tokens = torch.zeros(batch_size, dtype=torch.long, device=_device(self.model))
+        operands = [tokens, *(leaf for _, leaf in leaves(state))]
         return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
 
-    def _kernel(self, rows: Tensor) -> "RecordedFunction | None":
-        """Return the kernel for these rows of numbers; None if the ordinary step runs."""
+    def kernel(self, batch: int) -> "RecordedFunction | None":
+        """Return the kernel for this number of rows; None if the ordinary step runs. It is another one after a change
+        of the model.
+        """
         if not _has_numba():
             self.reason = "package numba is not installed"
             return None
@@ -180,7 +181,7 @@ class CompiledStep:
             if self._made_for is None or not self._made_for.equals(makeup):
                 self._kernels, self.reason = {}, None
             self._made_for = makeup
-        batch, portable = rows.shape[0], portably()
+        portable = portably()
         if batch == 0 or (exactly() and not portable) or torch.is_autocast_enabled("cpu"):
             return None
         size = rows_of_kernel(batch)
@@ -219,9 +220,9 @@ class CompiledStep:
             state = self.model.init_state(size)  # pyright: ignore[reportCallIssue]
             self._read = _reader(state)
 
-            def flat(rows: Tensor, *leaves: Tensor) -> tuple[Tensor, State]:
+            def flat(tokens: Tensor, *leaves: Tensor) -> tuple[Any, State]:
                 members = iter(leaves)
-                return self._finish(rows, map_leaves(lambda _: next(members), state))
+                return self._step(tokens, map_leaves(lambda _: next(members), state))
 
             try:
                 return None, RecordedFunction(flat, *self._examples(size), by_rows=True, portable=portable)

@@ -12,7 +12,7 @@ from scanl.errors import ShapeError
 from scanl.layers.state import State, map_leaves
 from scanl.models.decoding.decodable import Decodable
 from scanl.models.decoding.drafts import ROWS, Draft, Drafting
-from scanl.models.decoding.generation import Generation
+from scanl.models.decoding.generation import Generation, without_gradients
 from scanl.models.decoding.prefix_tree import Text
 from scanl.models.decoding.sampling import Choice, check_largest
 
@@ -134,6 +134,7 @@ def continued(
     """Return the generation that continues a text. The text grows by each token as it is drawn."""
     drafting = None if draft is None else Drafting(draft)
 
+    @without_gradients
     def draw(pending: Tensor, state: Any, mask: Tensor | None, generator: torch.Generator | None) -> Any:
         token = cursor.draw(choice, drafting)
         return token, cursor.pending, cursor._state

@@ -54,9 +54,16 @@ def sample(
     """
     if temperature == 0:
         return logits.argmax(-1)
-    # What `torch.multinomial` draws by, in half of its time: it looks at all probabilities several times.
     probabilities = distribution(logits, temperature, top_k, top_p)
-    races, tokens = (probabilities / torch.empty_like(probabilities).exponential_(generator=generator)).max(-1)
+    return winners(logits, probabilities, torch.empty_like(probabilities).exponential_(generator=generator))
+
+
+def winners(logits: Tensor, probabilities: Tensor, numbers: Tensor) -> Tensor:
+    """Return the tokens (B,) that exponential random numbers (B, V) choose by probabilities: that of these logits.
+
+    What `torch.multinomial` draws by, in half of its time: it looks at all probabilities several times.
+    """
+    races, tokens = (probabilities / numbers).max(-1)
     if races.is_cpu and not math.isfinite(races.sum().item()):
         check_largest(float(logits.amax()))
     return tokens

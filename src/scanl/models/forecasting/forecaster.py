@@ -11,7 +11,7 @@ from scanl.layers import state as states
 from scanl.layers.base import as_widened
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType, State, loadable
-from scanl.models.decoding.generation import Generation
+from scanl.models.decoding.generation import Generation, without_gradients
 from scanl.models.decoding.sampling import as_limit, check_options
 from scanl.models.embedding import check_tensor
 from scanl.models.forecasting.calibration import calibrated
@@ -319,6 +319,7 @@ class Forecaster(Saved):
         )
         first = True
 
+        @without_gradients
         def draw(pending: Tensor, state: Any, _: Tensor | None, generator: torch.Generator | None) -> Any:
             nonlocal first, ahead, lasts
             if first:

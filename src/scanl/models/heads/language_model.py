@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,14 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, restarted, unpack
 from scanl.layers.parts.soft_cap import soft_cap
 from scanl.layers.state import Device, DType, State
+from scanl.models.decoding.carried_step import TokenDraw
 from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.models.decoding.cursor import Cursor, as_text, continued
 from scanl.models.decoding.drafts import Draft, ModelDraft
 from scanl.models.decoding.generation import Generation
 from scanl.models.decoding.sampling import Choice, as_generator, as_limit, check_options
 from scanl.models.decoding.session import Session
-from scanl.models.embedding import check_step, check_tensor, check_tokens, embedded, read_out
+from scanl.models.embedding import check_range, check_step, check_tensor, check_tokens, embedded, read_out
 from scanl.models.inputs import Tokens
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
@@ -148,7 +149,7 @@ class LanguageModel(Saved):
 
     def _step(self) -> CompiledStep:
         if self._compiled is None:
-            self._compiled = CompiledStep(self, self._embedded, self._rest_of_step)
+            self._compiled = CompiledStep(self, self._readable, self._unchecked_step)
         return self._compiled
 
     def explain(self) -> str:
@@ -202,11 +203,7 @@ class LanguageModel(Saved):
             proposing = self._as_draft(draft)
             return continued(self._cursor(prompt, state, session, mask), choice, proposing, max_steps, stop)
 
-        def draw(pending: Tensor, state: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
-            logits, after = self.decode_logits(pending, state, mask=valid)
-            token = choice(logits)
-            return token, token.unsqueeze(1), after
-
+        draw = TokenDraw(self._step(), self.next_logits, choice)
         return Generation(draw, prompt, state, max_steps=max_steps, seed=choice.generator, mask=mask, stop=stop)
 
     def _cursor(self, prompt: Tensor, state: State | None, session: Session | None, mask: Tensor | None) -> Cursor:
@@ -266,13 +263,15 @@ class LanguageModel(Saved):
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         return self.stack(x, state, cu_seqlens=cu_seqlens)
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        """Return the first part of a step, which checks the tokens (B,): rows of the embedding (B, D)."""
+    def _readable(self, tokens: Tensor) -> Tensor:
+        """Return the tokens (B,) of a step as int64. Raises ShapeError for others, and for those out of range."""
         check_step("language model", tokens)
-        return embedded("language model", self.embedding, tokens)
+        if tokens.is_cpu:  # of another device they would have to be waited for
+            check_range("language model", tokens, len(self.embedding.weight))
+        return tokens.long()
 
-    def _rest_of_step(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
-        hidden, after = self._read(x[:, None], state, None)
+    def _unchecked_step(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+        hidden, after = self._read(self.embedding(tokens)[:, None], state, None)
         return self._read_out(hidden[:, 0]), after
 
     def _read_out(self, hidden: Tensor) -> Tensor:

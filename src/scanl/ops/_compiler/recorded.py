@@ -301,9 +301,37 @@ class RecordedFunction:
         calls = self._calls  # another thread may set it
         if calls is None or calls.lead != lead:
             calls = self._calls = _CallsOfRows(self, lead)
+        return self._built(calls.results(operands))
+
+    @property
+    def binds(self) -> bool:
+        """Whether the kernel reads and writes all operands and results as torch has them, as `bound` needs it."""
+        return all(dtype not in STORED_DTYPES for _, dtype in (*self.inputs, *self.results))
+
+    def inputs_of(self, rows: int) -> list[tuple[torch.Size, torch.dtype]]:
+        """Return the forms of the operands of a call with so many rows."""
+        return [(torch.Size((rows, *shape[1:])), dtype) for shape, dtype in self.inputs]
+
+    def blank(self, rows: int) -> tuple[list[Tensor], Any]:
+        """Return tensors for the results of a call with so many rows, and what the function returns of them."""
+        tensors = _CallsOfRows(self, (rows,)).blank()
+        return tensors, self._built(tensors)
+
+    def bound(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[[], None]:
+        """Return a call that reads these operands and writes these results, at the addresses that they have now.
+
+        They are contiguous, of the shapes and dtypes of the examples. One thread at a time may call it.
+        """
+        kernel = _KernelOfRows(self, operands[0].shape[:1] if self.rows else ())
+        kernel.put(operands, results)
+        return kernel
+
+    def refresh(self) -> None:
+        """Make what the kernel reads beside its operands anew, where tensors have other numbers."""
         for wide, half in self._widened:
             wide.copy_(half)
-        return self._built(calls.results(operands))
+        if self.kept is not None:
+            self.kept.refresh()
 
     def places(self) -> list[int]:
         """Return the addresses of the tensors that are no operands: the same list as long as they are the same."""
@@ -322,7 +350,6 @@ class _CallsOfRows:
 
     def __init__(self, recorded: RecordedFunction, lead: tuple[int, ...]) -> None:
         self.lead, self._recorded = lead, recorded
-        self._units = -(-lead[0] // recorded.rows) if lead else 1
         inputs, made = self._with_rows(recorded.inputs), self._with_rows(recorded.results)
         self._shapes, self._dtypes = [torch.Size(shape) for shape, _ in inputs], [dtype for _, dtype in inputs]
         self._as_they_are = AS_THEY_ARE.issuperset(self._dtypes)
@@ -339,6 +366,9 @@ class _CallsOfRows:
     def _with_rows(self, forms: Sequence[Any]) -> list[Any]:
         return [((*self.lead, *shape[1:]) if self.lead else shape, dtype) for shape, dtype in forms]
 
+    def blank(self) -> list[Tensor]:
+        return [make() for make in self._empty]
+
     def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
         read = operands
         if not (
@@ -349,12 +379,13 @@ class _CallsOfRows:
         ):
             forms = zip(operands, self._shapes, self._dtypes, strict=True)
             read = [as_stored(operand, shape, dtype) for operand, shape, dtype in forms]
-        results = [make() for make in self._empty]
+        results = self.blank()
         try:
             kernel = self._kernels.pop()
         except IndexError:  # at first, or other threads use them
-            kernel = _KernelOfRows(self._recorded, self._units, self.lead)
-        kernel.run(read, results)
+            kernel = _KernelOfRows(self._recorded, self.lead)
+        kernel.put(read, results)
+        kernel()
         self._kernels.append(kernel)
         if self._made is not None:
             results = [result.to(dtype) for result, dtype in zip(results, self._made, strict=True)]
@@ -364,26 +395,28 @@ class _CallsOfRows:
 class _KernelOfRows:
     """A kernel with the scratch memory that it needs. One thread may run it at a time."""
 
-    def __init__(self, recorded: RecordedFunction, units: int, lead: tuple[int, ...]) -> None:
-        self._recorded, self._units, self._scratch = recorded, units, recorded.memory(units)
-        self._places = recorded.places()
-        first = [recorded.team(units), *map(Tensor.data_ptr, self._scratch)]
+    def __init__(self, recorded: RecordedFunction, lead: tuple[int, ...]) -> None:
+        self._recorded, self._units = recorded, -(-lead[0] // recorded.rows) if lead else 1
+        self._scratch, self._places = recorded.memory(self._units), recorded.places()
+        first = [recorded.team(self._units), *map(Tensor.data_ptr, self._scratch)]
         self._inputs = len(first)
         self._others = self._inputs + len(recorded.inputs)
         self._outputs = self._others + len(self._places)
         packed = [*first, *[0] * len(recorded.inputs), *self._places, *[0] * len(recorded.results), *lead]
-        self._call = recorded.kernel.prepared(packed, units, recorded.work * units)
+        self._call = recorded.kernel.prepared(packed, self._units, recorded.work * self._units)
 
-    def run(self, operands: Sequence[Tensor], results: list[Tensor]) -> None:
-        if self._recorded.kept is not None:
-            self._recorded.kept.refresh()
+    def put(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Let the kernel read and write these from now on."""
+        self._call.put(self._inputs, list(map(Tensor.data_ptr, operands)))
+        self._call.put(self._outputs, list(map(Tensor.data_ptr, results)))
+
+    def __call__(self) -> None:
+        self._recorded.refresh()
         call, places = self._call, self._recorded.places()
         if places is not self._places:
             call.put(self._others, places)
             self._places = places
         call.put(0, (self._recorded.team(self._units),))
-        call.put(self._inputs, list(map(Tensor.data_ptr, operands)))
-        call.put(self._outputs, list(map(Tensor.data_ptr, results)))
         call()
 
 
