@@ -5,7 +5,7 @@ from torch import Tensor
 
 from scanl.ops._compiler.recorded import RecordedFunction
 
-WIDE = 1 << 13  # numbers whose exponentials take longer than to compare them
+WIDE = (1 << 13) + 2  # numbers whose exponentials take longer than to compare them, and which fill no last vector
 
 
 def recorded(weight: Tensor, *, portable: bool = False) -> RecordedFunction:
@@ -29,6 +29,7 @@ def test_values_are_those_of_the_weights_of_each_call() -> None:
         lambda: weight.set_(torch.linspace(-2, 0, WIDE)),
         lambda: weight[:2].fill_(torch.nan),
         lambda: weight[:2].fill_(0.5),
+        lambda: weight[-1:].fill_(1.5),
     ]
     for change in changes:
         change()
