@@ -5,6 +5,7 @@
 Width 128, four blocks, the prompt of 16 tokens. token: mean of the last 60 tokens, in microseconds of the processor.
 reads: the time in which the weights are summed, but for the embedding, of which a step reads one row: the median of 30.
 total: seconds of the processor for all 64 tokens, with what is imported and read from disk. The kernels are on disk.
+state: the time in which the state is copied, which a step reads and writes beside.
 With --cold the process begins with an empty folder of kernels: total is then that of the compiled step, ordinary that
 of the ordinary one in another empty folder, and more their difference. A layer without a compiled step has a reason.
 The rows are in benchmarks/results/first_tokens.csv.
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from scanl.layers import registry
+from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack
 from scanl.models.decoding import compiled_step
 
@@ -49,9 +51,16 @@ def child(name: str, width: int, depth: int, kernels: str | None, *, compiled: b
         start = time.process_time()
         weights.sum()
         reads.append(time.process_time() - start)
+    state = torch.zeros(sum(leaf.nbytes for _, leaf in leaves(model.init_state(1))), dtype=torch.uint8)
+    copies = []
+    for _ in range(30):
+        start = time.process_time()
+        state.clone()
+        copies.append(time.process_time() - start)
     token, read = (ends[-1] - ends[-1 - LAST]) / LAST, statistics.median(reads)
     reason = model.explain().splitlines()[0].removeprefix("compiled: ") if compiled else ""
     times = {"token_us": 1e6 * token, "reads_us": 1e6 * read, "ratio": token / read}
+    times["state_us"] = 1e6 * statistics.median(copies)
     return {**times, "total": ends[-1] - begin, "reason": None if reason == "can run" else reason}
 
 

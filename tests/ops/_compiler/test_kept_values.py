@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from scanl.ops._compiler.kept_values import BytesOfTensors
 from scanl.ops._compiler.recorded import RecordedFunction
 
 WIDE = (1 << 13) + 2  # numbers whose exponentials take longer than to compare them, and which fill no last vector
@@ -47,3 +48,19 @@ def test_what_is_computed_quickly_is_computed_in_each_call() -> None:
 def test_nothing_is_kept_where_the_bits_are_those_of_every_machine() -> None:
     """Torch computes what is kept, and its bits are of one machine."""
     assert recorded(torch.linspace(-1, 0, WIDE), portable=True).kept is None
+
+
+def test_the_digest_of_bytes_changes_with_each_of_them() -> None:
+    for size in (3, 64, 200, 261, 512):
+        one, other = torch.arange(size, dtype=torch.uint8), torch.ones(2 * size)
+        kept = BytesOfTensors([one, other])
+        assert kept.same()
+        for at in range(size):
+            one[at] += 128
+            assert not kept.same()
+            one[at] -= 128
+        for change in (other.neg_, lambda other=other: other[::64].neg_()):
+            change()
+            assert not kept.same()
+            change()
+        assert kept.same()

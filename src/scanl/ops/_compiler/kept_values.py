@@ -1,7 +1,7 @@
 """Values of a recorded function that depend on weights alone: they are kept until the weights have other numbers.
 
 Many layers compute their transition from their weights in every step: exponentials of them, products of them, or a
-whole filter. A comparison of the weights' bytes with those of the last computation takes much less time.
+whole filter. To see whether the weights' bytes are those of the last computation takes much less time.
 """
 
 import ctypes
@@ -23,8 +23,11 @@ from scanl.ops._compiler.snapshot import Snapshot
 
 KEPT_DTYPES = {torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64, torch.complex128}
 MIN_TIME = 5e3  # nanoseconds that a computation must take
-MIN_GAIN = 3  # times the comparison
-COMPARISON_TIME = 0.1  # nanoseconds for a byte
+MIN_GAIN = 3  # times the digest
+NEAR = 1 << 20  # bytes that stay in a core's cache from call to call
+NEAR_TIME, FAR_TIME = 0.01, 0.05  # nanoseconds to read a byte there, and in memory
+WIDTH, VECTORS = 16, 4  # numbers of 32 bits of a vector, and vectors, of a digest
+LANES = WIDTH * VECTORS
 # Nanoseconds for a number of a result, about; another operation than these has no loop, or may have none.
 FAST_TIME, SLOW_TIME = 0.15, 1.0
 PRODUCT_TIME = 0.1  # for each term of a product of matrices
@@ -37,7 +40,7 @@ FAST_OPERATIONS |= {"complex", "real", "_conj_physical", "conj_physical", "lift_
 class KeptValues:
     """The values of a recording that are kept, by the operation that makes them: those that others read.
 
-    Empty if to compute them in every call takes little more time than to compare the weights.
+    Empty if to compute them in every call takes little more time than to look at the weights.
     """
 
     def __init__(self, recording: OperationRecorder) -> None:
@@ -58,8 +61,9 @@ class KeptValues:
         able = all(isinstance(node.meta["val"], Tensor) and node.meta["val"].dtype in KEPT_DTYPES for node in roots)
         able = able and all(tensor.is_contiguous() for tensor in self._sources.values())
         saved = sum(map(_nanoseconds, computed))
-        comparing = COMPARISON_TIME * sum(tensor.nbytes for tensor in self._sources.values())
-        if able and saved > max(MIN_TIME, MIN_GAIN * comparing):
+        read = sum(tensor.nbytes for tensor in self._sources.values())
+        digesting = read * (NEAR_TIME if read <= NEAR else FAR_TIME)
+        if able and saved > max(MIN_TIME, MIN_GAIN * digesting):
             self.made, self.values = computed, {node: node.meta["val"] for node in roots}
             self._read = recording.read
             self._bytes = BytesOfTensors(list(self._sources.values()))
@@ -120,103 +124,138 @@ def _nanoseconds(node: fx.Node) -> float:
 
 
 class BytesOfTensors:
-    """The bytes of contiguous tensors at one moment."""
+    """The digest of the bytes of contiguous tensors at one moment.
+
+    A change of one number, or of numbers in different lanes of the digest, is never missed, and another change hardly
+    ever: each lane has 32 bits. A comparison with a copy would read twice as much.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors, self._same = tensors, _comparison()
-        self._kept = [ctypes.create_string_buffer(_bytes(tensor), tensor.nbytes) for tensor in tensors]
-        self._places = Snapshot((), tensors)
-        table = array("q", [len(tensors)])
-        for tensor, kept in zip(tensors, self._kept, strict=True):
-            table.extend([tensor.data_ptr(), ctypes.addressof(kept), tensor.nbytes])
-        self._table, self._at = table, table.buffer_info()[0]
+        self._places, self._digest = Snapshot((), tensors), _digest()
+        parts = [number for tensor in tensors for number in (tensor.data_ptr(), tensor.nbytes)]
+        self._table = array("q", [len(tensors), *parts])
+        self._tensors, self._now = tensors, ctypes.create_string_buffer(4 * LANES + 8)
+        self._at = self._table.buffer_info()[0], ctypes.addressof(self._now)
+        self._digest(*self._at)
+        self._kept = self._now.raw
 
     def same(self) -> bool:
-        """Return whether the tensors have these bytes, which are compared where they lie. It runs for every token."""
-        if self._places.holds():
-            return self._same(self._at) == 1
-        return all(_bytes(tensor) == kept.raw for tensor, kept in zip(self._tensors, self._kept, strict=True))
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+        """Return whether the tensors have these bytes. It runs for every token."""
+        if not self._places.holds():
+            return BytesOfTensors(self._tensors)._kept == self._kept
+        self._digest(*self._at)
+        return self._now.raw == self._kept
 
 
 @functools.cache
-def _comparison() -> Any:
-    """Return the function of the address of a table, which returns 1 if all bytes are the same, and 0 otherwise."""
-    code = address(KernelSource(_TEXT.format(name=KERNEL), frozenset()))
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code)
+def _digest() -> Any:
+    """Return the function of the addresses of a table and of the digest that it writes."""
+    code = address(KernelSource(_source(), frozenset()))
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(code)
+
+
+def _source() -> str:
+    four = range(VECTORS)
+    kind, factor, shift = f"<{WIDTH} x i32>", _vector(0x9E3779B1), _vector(15)
+
+    def step(name: str, before: str, place: str, offset: str) -> str:
+        """Return the code that takes a vector into the digest."""
+        return f"""
+  %{name}.at = getelementptr i8, ptr {place}, i64 {offset}
+  %{name}.x = load {kind}, ptr %{name}.at, align 1
+  %{name}.xor = xor {kind} {before}, %{name}.x
+  %{name}.times = mul {kind} %{name}.xor, {factor}
+  %{name}.high = lshr {kind} %{name}.times, {shift}
+  %{name} = xor {kind} %{name}.times, %{name}.high"""
+
+    lines = {
+        "all": [f"  %t{n} = phi {kind} [{_vector(n + 1)}, %entry], [%{'o' if n == 0 else 'm'}{n}, %end]" for n in four],
+        "many": [f"  %m{n} = phi {kind} [%t{n}, %tensor], [%m{n}.next, %many.read]" for n in four],
+        "steps": [step(f"m{n}.next", f"%m{n}", "%place", f"%i{n}") for n in four],
+        "offsets": [f"  %i{n} = add i64 %i, {4 * WIDTH * n}" for n in four],
+        "stores": [
+            f"  %s{n} = getelementptr i8, ptr %out, i64 {4 * WIDTH * n}\n  store {kind} %t{n}, ptr %s{n}, align 1"
+            for n in four
+        ],
+    }
+    return _TEXT.format(
+        name=KERNEL, kind=kind, one=step("o0.next", "%o0", "%place", "%j"), large=4 * LANES, small=4 * WIDTH,
+        **{name: "\n".join(code) for name, code in lines.items()},
+    )  # fmt: skip
+
+
+def _vector(number: int) -> str:
+    return f"<{', '.join([f'i32 {number}'] * WIDTH)}>"
 
 
 _TEXT = """
-declare i64 @llvm.vector.reduce.or.v16i64(<16 x i64>)
-
-define i64 @{name}(ptr %table) nounwind {{
+define void @{name}(ptr %table, ptr %out) nounwind {{
 entry:
   %count = load i64, ptr %table
-  br label %tensor.head
+  br label %head
 
-tensor.head:
-  %t = phi i64 [0, %entry], [%t.next, %tensor.end]
-  %all = phi i64 [0, %entry], [%all.next, %tensor.end]
+head:
+  %t = phi i64 [0, %entry], [%t.next, %end]
+  %rest = phi i64 [0, %entry], [%r, %end]
+{all}
   %more = icmp slt i64 %t, %count
-  br i1 %more, label %tensor, label %end
+  br i1 %more, label %tensor, label %done
 tensor:
-  %at = mul i64 %t, 3
-  %at0 = add i64 %at, 1
-  %at1 = add i64 %at, 2
-  %at2 = add i64 %at, 3
-  %place0 = getelementptr i64, ptr %table, i64 %at0
-  %place1 = getelementptr i64, ptr %table, i64 %at1
-  %place2 = getelementptr i64, ptr %table, i64 %at2
-  %now = load ptr, ptr %place0
-  %kept = load ptr, ptr %place1
-  %bytes = load i64, ptr %place2
-  %wide = and i64 %bytes, -128
-  br label %wide.head
+  %twice = mul i64 %t, 2
+  %at0 = add i64 %twice, 1
+  %at1 = add i64 %twice, 2
+  %slot0 = getelementptr i64, ptr %table, i64 %at0
+  %slot1 = getelementptr i64, ptr %table, i64 %at1
+  %place = load ptr, ptr %slot0
+  %bytes = load i64, ptr %slot1
+  %large = and i64 %bytes, -{large}
+  %small = and i64 %bytes, -{small}
+  br label %many
 
-wide.head:
-  %i = phi i64 [0, %tensor], [%i.next, %wide.read]
-  %or = phi <16 x i64> [zeroinitializer, %tensor], [%or.next, %wide.read]
-  %i.more = icmp slt i64 %i, %wide
-  br i1 %i.more, label %wide.read, label %wide.end
-wide.read:
-  %x.at = getelementptr i8, ptr %now, i64 %i
-  %y.at = getelementptr i8, ptr %kept, i64 %i
-  %x = load <16 x i64>, ptr %x.at, align 1
-  %y = load <16 x i64>, ptr %y.at, align 1
-  %differ = xor <16 x i64> %x, %y
-  %or.next = or <16 x i64> %or, %differ
-  %i.next = add i64 %i, 128
-  br label %wide.head
-wide.end:
-  %reduced = call i64 @llvm.vector.reduce.or.v16i64(<16 x i64> %or)
-  %begun = or i64 %all, %reduced
-  br label %byte.head
+many:
+  %i = phi i64 [0, %tensor], [%i.next, %many.read]
+{many}
+  %i.more = icmp slt i64 %i, %large
+  br i1 %i.more, label %many.read, label %one
+many.read:
+{offsets}
+{steps}
+  %i.next = add i64 %i, {large}
+  br label %many
 
-byte.head:
-  %j = phi i64 [%wide, %wide.end], [%j.next, %byte.read]
-  %all.next = phi i64 [%begun, %wide.end], [%with, %byte.read]
-  %j.more = icmp slt i64 %j, %bytes
-  br i1 %j.more, label %byte.read, label %tensor.end
+one:
+  %j = phi i64 [%large, %many], [%j.next, %one.read]
+  %o0 = phi {kind} [%m0, %many], [%o0.next, %one.read]
+  %j.more = icmp slt i64 %j, %small
+  br i1 %j.more, label %one.read, label %byte
+one.read:
+{one}
+  %j.next = add i64 %j, {small}
+  br label %one
+
+byte:
+  %k = phi i64 [%small, %one], [%k.next, %byte.read]
+  %r = phi i64 [%rest, %one], [%r.next, %byte.read]
+  %k.more = icmp slt i64 %k, %bytes
+  br i1 %k.more, label %byte.read, label %end
 byte.read:
-  %a.at = getelementptr i8, ptr %now, i64 %j
-  %b.at = getelementptr i8, ptr %kept, i64 %j
-  %a = load i8, ptr %a.at
+  %b.at = getelementptr i8, ptr %place, i64 %k
   %b = load i8, ptr %b.at
-  %ab = xor i8 %a, %b
-  %ab.wide = zext i8 %ab to i64
-  %with = or i64 %all.next, %ab.wide
-  %j.next = add i64 %j, 1
-  br label %byte.head
-tensor.end:
-  %t.next = add i64 %t, 1
-  br label %tensor.head
-
+  %b.wide = zext i8 %b to i64
+  %b.xor = xor i64 %r, %b.wide
+  %b.times = mul i64 %b.xor, 1099511628211
+  %b.high = lshr i64 %b.times, 29
+  %r.next = xor i64 %b.times, %b.high
+  %k.next = add i64 %k, 1
+  br label %byte
 end:
-  %same = icmp eq i64 %all, 0
-  %result = zext i1 %same to i64
-  ret i64 %result
+  %t.next = add i64 %t, 1
+  br label %head
+
+done:
+{stores}
+  %last = getelementptr i8, ptr %out, i64 {large}
+  store i64 %rest, ptr %last, align 1
+  ret void
 }}
 """
