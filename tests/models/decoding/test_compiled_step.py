@@ -75,7 +75,7 @@ def test_portable_bits_depend_on_no_rows_and_no_processor(monkeypatch: pytest.Mo
     model, tokens = model_of("hawk"), torch.randint(VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(0))
 
     def logits(rows: int) -> Tensor:
-        step, state, made = CompiledStep(model, model._readable, model._unchecked_step), None, []
+        step, state, made = CompiledStep(model, model._readable, model._unchecked_step, model._first_tokens), None, []
         for token in tokens:
             one, state = step(token[:rows], state)
             made.append(one)
@@ -406,7 +406,7 @@ class TwiceInTraining(torch.nn.Module):
 
 def test_a_kernel_is_that_of_the_mode():
     model = TwiceInTraining().eval()
-    step = CompiledStep(model, lambda tokens: tokens, model.step)
+    step = CompiledStep(model, lambda tokens: tokens, model.step, lambda rows: torch.zeros(rows, dtype=torch.int64))
     for training in (False, True, False):
         model.train(training)
         y, _ = step(torch.tensor([1]), torch.ones(1, 3))

@@ -26,6 +26,7 @@ from scanl.models import (
     Stack,
     Tokens,
 )
+from scanl.models.decoding import compiled_step
 from scanl.models.forecasting.lags import Lags
 from scanl.models.forecasting.recent_errors import PRIOR, recent_factor, recent_steps
 from scanl.models.forecasting.running import nothing_read, running
@@ -703,3 +704,19 @@ def test_wrong_use_is_refused(case):
     call, error, message = WRONG[case]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_steps_after_the_first_ones_are_by_a_compiled_step(monkeypatch):
+    """Numbers are those of the ordinary step: in float32 it has other sums, and what is drawn is read again."""
+    torch.manual_seed(0)
+    channels = Channels(2, past=1, static=2, future=3, timed=True, scales=SCALES)
+    model = Forecaster(H, Stack(8, 1, "gru"), channels, distribution="negative_binomial", recursive=True).eval()
+    columns, steps = series(dtype=torch.float32), []
+    following = torch.rand(9, 2, 3)
+    for tokens in (1 << 40, 2):
+        monkeypatch.setattr(compiled_step, "MIN_TOKENS", tokens)
+        drawn = torch.stack(list(model.generate(columns, seed=1, max_steps=9, following=iter(following))))
+        steps.append((drawn, *model.predict(columns, paths=3, seed=2)[0]))
+    assert sorted(model._step()._kernels) == [(2, False), (4, False)]  # the paths of two series are six rows
+    for number, expected in zip(*reversed(steps), strict=True):
+        torch.testing.assert_close(number, expected, rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub.streaming.parts import Part
 from scanl.hub.streaming.survey import Entries, Survey, named_parts, same
-from scanl.layers.state import Device, DType, leaves
+from scanl.layers.state import Device, DType
 from scanl.models.decoding.compiled_step import CompiledStep
 
 
@@ -75,16 +75,6 @@ def _weights(program: fx.GraphModule) -> nn.Module:
     return root
 
 
-class _CompiledPiece(CompiledStep):
-    """A piece of one result as one kernel."""
-
-    def _examples(self, batch_size: int) -> list[Tensor]:
-        stream: Any = self.model
-        state = stream.init_state(batch_size)
-        operands = [stream.piece(batch_size), *(leaf for _, leaf in leaves(state))]
-        return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
-
-
 class StreamingModule(nn.Module):
     """A module that reads a sequence in pieces: y, state = stream(piece, state).
 
@@ -115,7 +105,7 @@ class StreamingModule(nn.Module):
         rows_first = (self.batch is None and self.stride == 1) or (
             self.batch == 0 and all(isinstance(fact, Entries) and fact.batch == 0 for fact in survey.outputs)
         )
-        self._compiled = _CompiledPiece(self, lambda x: x, self._run) if rows_first else None
+        self._compiled = CompiledStep(self, lambda x: x, self._run, self.piece) if rows_first else None
         self._keys: dict[str, list[str]] = {}
         with torch.no_grad():
             for name in self.init_state(1 if self.batch is None else x.shape[self.batch]):

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 class _Place(NamedTuple):
-    """Memory for tokens (B,), also as pending ones (B, 1), and for the state before them."""
+    """Memory for pending tokens (B, 1) and the state before them. operands: of the kernel, the tokens (B,) first."""
 
-    tokens: Tensor
     pending: Tensor
     state: State
-    leaves: list[Tensor]
+    operands: list[Tensor]
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -41,16 +40,17 @@ class CarriedStep:
         self._race: Race | None = None
         with torch.inference_mode(False), torch.no_grad():
             (results, (self._logits, state)), (others, (_, other)) = kernel.blank(rows), kernel.blank(rows)
-            members = compiled.leaves_of(state)
-            # A layer may return a state of another form than the one it reads.
-            if not kernel.binds or members is None or list(map(_form, members)) != kernel.inputs_of(rows)[1:]:
-                return
             for after in (state, other):
                 tokens = torch.zeros(rows, dtype=torch.int64, device="cpu")
-                self._places.append(_Place(tokens, tokens[:, None], after, compiled.leaves_of(after) or []))
+                operands = compiled.tensors(tokens, after)
+                # A layer may return a state of another form than the one it reads.
+                if not kernel.binds or operands is None or list(map(_form, operands)) != kernel.inputs_of(rows):
+                    return
+                self._places.append(_Place(tokens[:, None], after, operands))
             written = [self._logits, *others[1:]], results
-            for place, targets in zip(self._places, written, strict=True):
-                self._steps.append(kernel.bound([place.tokens, *place.leaves], targets))
+            self._steps = [
+                kernel.bound(place.operands, made) for place, made in zip(self._places, written, strict=True)
+            ]
 
     def __call__(self, pending: Tensor, state: State, choice: Choice) -> Drawn | None:
         """Read pending tokens (B, 1) and draw the next ones; None where the state has another form."""
@@ -61,23 +61,24 @@ class CarriedStep:
             return None
         at = max(at, 0)
         target = self._places[1 - at]
+        tokens = target.operands[0]
         self._steps[at]()
         if Race.runs(choice, self._logits):
             if self._race is None:
-                self._race = Race(self._logits, [place.tokens for place in self._places])
+                self._race = Race(self._logits, [place.operands[0] for place in self._places])
             self._race.draw(choice, 1 - at)
         else:
-            target.tokens.copy_(choice(self._logits))
-        return target.tokens.clone(), target.pending, target.state
+            tokens.copy_(choice(self._logits))
+        return tokens.clone(), target.pending, target.state
 
     def _enter(self, pending: Tensor, state: State) -> bool:
         """Copy pending tokens and a state to the first place, and return whether the state has the form for that."""
         tokens, place = self._compiled.check(pending.squeeze(1)), self._places[0]
         before = self._compiled.model.init_state(len(tokens)) if state is None else state  # pyright: ignore[reportCallIssue]
-        members = self._compiled.leaves_of(before)
-        if members is None or list(map(_form, members)) != list(map(_form, place.leaves)):
+        operands = self._compiled.tensors(tokens, before)
+        if operands is None or list(map(_form, operands)) != list(map(_form, place.operands)):
             return False
-        for target, source in zip([place.tokens, *place.leaves], [tokens, *members], strict=True):
+        for target, source in zip(place.operands, operands, strict=True):
             target.copy_(source)
         return True
 

@@ -65,10 +65,12 @@ class Makeup:
 
 
 class CompiledStep:
-    """The step of a model of tokens: step(tokens, state) returns what the ordinary step returns, within rounding.
+    """The step of a model: step(inputs, state) returns what the ordinary step returns, within rounding.
 
-    check: returns tokens (B,) as the step reads them, or raises an error for others.   step: the ordinary step, called
-    as step(tokens, state), returns the results and the state; no row depends on another.
+    inputs: tokens (B,), or nested tuples of tensors, batch first.
+    check: returns inputs as the step reads them, or raises an error for others.   step: the ordinary step, called as
+    step(inputs, state), returns the results and the state; no row depends on another.   example: returns inputs of
+    a number of rows.
 
     Parameters are read where they lie, in each call. When the model has changed, the kernel is made anew: other
     modules, parameters or buffers, also by an adapter or a parametrization; another dtype, shape or device; another
@@ -83,13 +85,14 @@ class CompiledStep:
     def __init__(
         self,
         model: nn.Module,
-        check: Callable[[Tensor], Tensor],
-        step: Callable[[Tensor, State], tuple[Any, State]],
+        check: Callable[[Any], Any],
+        step: Callable[[Any, State], tuple[Any, State]],
+        example: Callable[[int], Any],
     ) -> None:
-        self.model, self.check, self._step = model, check, step
+        self.model, self.check, self._step, self._example = model, check, step, example
         self.reason: str | None = None
         self._kernels: dict[tuple[int, bool], RecordedFunction] = {}  # by the number of rows, and whether portable
-        self._read: Callable[[State], list[Tensor]] = list  # the tensors of a state
+        self._read: Callable[[Any], list[Tensor]] = list  # the tensors of inputs and a state
         self._made_for: Makeup | None = None
         self._asked = False  # whether `compile` was called
         self._tokens = Counter[int]()  # decoded or expected, by the number of rows
@@ -98,30 +101,33 @@ class CompiledStep:
         """Leave the kernels out of copies: they read this model's parameters."""
         return {**vars(self), "_kernels": {}, "_made_for": None, "_read": list}
 
-    def __call__(self, tokens: Tensor, state: State = None, *, starts: Tensor | None = None) -> tuple[Any, State]:
-        """Return the results and the state after one token (B,) of each row.
+    def __call__(self, inputs: Any, state: State = None, *, starts: Tensor | None = None) -> tuple[Any, State]:
+        """Return the results and the state after one step of each row.
 
-        starts: (B,) bool, True for rows whose state begins anew before the token.
+        starts: (B,) bool, True for rows whose state begins anew before the step.
         """
-        tokens = self.check(tokens)
+        inputs = self.check(inputs)
+        first = inputs if isinstance(inputs, Tensor) else next(leaves(inputs))[1]
         if starts is not None:
-            state = renewed("compiled step", state, self.model.init_state, starts, tokens)  # pyright: ignore[reportArgumentType]
-        kernel = self.kernel(len(tokens))
+            state = renewed("compiled step", state, self.model.init_state, starts, first)  # pyright: ignore[reportArgumentType]
+        kernel = self.kernel(len(first))
         if kernel is None:
-            return self._step(tokens, state)
-        before = self.model.init_state(len(tokens)) if state is None else state  # pyright: ignore
-        operands = self.leaves_of(before)
-        if operands is None or (torch.is_grad_enabled() and self._differentiated([tokens, *operands])):
-            return self._step(tokens, state)
+            return self._step(inputs, state)
+        before = self.model.init_state(len(first)) if state is None else state  # pyright: ignore
+        operands = self.tensors(inputs, before)
+        if operands is None or (torch.is_grad_enabled() and self._differentiated(operands)):
+            return self._step(inputs, state)
         try:
-            return kernel(tokens, *operands)
+            return kernel(*operands)
         except ShapeError:  # the ordinary step casts a state of another dtype, and has an error for another shape
-            return self._step(tokens, state)
+            return self._step(inputs, state)
 
-    def leaves_of(self, state: State) -> list[Tensor] | None:
-        """Return the tensors of a state; None if it has another form, for which the ordinary step has an error."""
+    def tensors(self, inputs: Any, state: State) -> list[Tensor] | None:
+        """Return the tensors of inputs and a state; None if they have another form, for which the ordinary step has an
+        error.
+        """
         try:
-            return self._read(state)
+            return self._read((inputs, state))
         except (TypeError, ValueError, KeyError):  # what Python raises where it cannot unpack a value
             return None
 
@@ -154,7 +160,7 @@ class CompiledStep:
         with torch.no_grad():
             kernel = self.kernel(batch_size)
             if kernel is not None:
-                kernel(*self._examples(batch_size))
+                kernel(*self._read(self._examples(batch_size)))
 
     def refusal(self) -> str | None:
         """Return why no kernel can run the step; None if one can."""
@@ -162,12 +168,10 @@ class CompiledStep:
             self.kernel(1)
         return self.reason
 
-    def _examples(self, batch_size: int) -> list[Tensor]:
-        """Return tokens 0 and a first state."""
-        state = self.model.init_state(batch_size)  # pyright: ignore[reportCallIssue]
-        tokens = torch.zeros(batch_size, dtype=torch.long, device=_device(self.model))
-        operands = [tokens, *(leaf for _, leaf in leaves(state))]
-        return [operand.detach().clone(memory_format=torch.contiguous_format) for operand in operands]
+    def _examples(self, batch_size: int) -> tuple[Any, State]:
+        """Return inputs and a first state, each tensor in memory of its own."""
+        both = self._example(batch_size), self.model.init_state(batch_size)  # pyright: ignore[reportCallIssue]
+        return map_leaves(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), both)
 
     def kernel(self, batch: int) -> "RecordedFunction | None":
         """Return the kernel for this number of rows; None if the ordinary step runs. It is another one after a change
@@ -217,15 +221,16 @@ class CompiledStep:
             if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
                 return f"{name.rpartition('.')[2]} is {tensor.dtype} (takes float32 and float64)", None
         with torch.inference_mode(False), torch.no_grad():
-            state = self.model.init_state(size)  # pyright: ignore[reportCallIssue]
-            self._read = _reader(state)
+            examples = self._examples(size)
+            self._read = _reader(examples)
 
-            def flat(tokens: Tensor, *leaves: Tensor) -> tuple[Any, State]:
-                members = iter(leaves)
-                return self._step(tokens, map_leaves(lambda _: next(members), state))
+            def flat(*operands: Tensor) -> tuple[Any, State]:
+                members = iter(operands)
+                return self._step(*map_leaves(lambda _: next(members), examples))
 
             try:
-                return None, RecordedFunction(flat, *self._examples(size), by_rows=True, portable=portable)
+                operands = self._read(examples)
+                return None, RecordedFunction(flat, *operands, by_rows=True, portable=portable)
             except UnsupportedOperation as error:
                 return str(error), None
 
@@ -270,7 +275,3 @@ def _target(state: State, names: list[str], lines: list[str]) -> str:
     elif state is not None:
         return f"({''.join(f'{_target(member, names, lines)}, ' for member in state)})"
     return name
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

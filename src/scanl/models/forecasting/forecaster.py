@@ -1,5 +1,6 @@
 """A forecaster of series that can use any layer."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -11,6 +12,7 @@ from scanl.layers import state as states
 from scanl.layers.base import as_widened
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType, State, loadable
+from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.models.decoding.generation import Generation, without_gradients
 from scanl.models.decoding.sampling import as_limit, check_options
 from scanl.models.embedding import check_tensor
@@ -142,6 +144,7 @@ class Forecaster(Saved):
                 f"forecaster: scales has the location {self.standard.location[: self.targets].min().item():g} of a "
                 "target, expected more than 0 because of log"
             )
+        self._compiled: CompiledStep | None = None
         self.calibration: Tensor | None
         self.usual_errors: Tensor | None
         self.register_buffer("calibration", torch.ones(horizon, len(LEVELS)) if self.form.calibrated else None)
@@ -262,6 +265,7 @@ class Forecaster(Saved):
         paths = 1 if self.distribution == "points" else paths
         x, length = columns.target, columns.target.shape[1]
         generator = torch.Generator(x.device).manual_seed(seed)
+        self._step().expect(len(x) * paths, self.horizon)
         later, ahead = states.repeat(state, paths), parameters.repeat_interleave(paths, 0)
         known = [None if values is None else values[:, length:] for values in (columns.future, columns.timespans)]
         static, *known = (
@@ -273,7 +277,7 @@ class Forecaster(Saved):
             numbers.append(drawn[:, 0])
             if step + 1 < self.horizon:
                 two = (None if values is None else values[:, step : step + 2] for values in known)
-                ahead, later = self._next(SeriesColumns(drawn, None, static, *two), later)
+                ahead, later = self._decoded(SeriesColumns(drawn, None, static, *two), later)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(probabilities.to(drawn), dim=1).movedim(0, -1)
         return Forecast(allowed(drawn.mean(1)), allowed(quantiles)), state
@@ -312,6 +316,8 @@ class Forecaster(Saved):
         if self.future and following is None and max_steps != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
         x, static, steps = columns.target, columns.static, self._inputs(columns)
+        if max_steps is not None:
+            self._step().expect(len(x), max_steps)
         ones = None if columns.timespans is None else columns.timespans.new_ones(len(x))
         # Of the step that is drawn next.
         ahead, lasts = (
@@ -329,12 +335,29 @@ class Forecaster(Saved):
                 ahead = None if following is None else next(following)
                 lasts = ones if lasting is None else next(lasting)
                 now = SeriesColumns(pending, None, static, _both(known, ahead), _both(spans, lasts))
-                parameters, after = self._next(now, state)
+                parameters, after = self._decoded(now, state)
             first = False
             drawn = self.head.sample(parameters, generator, temperature)
             return drawn[:, 0], drawn, after
 
         return Generation(draw, x, state, max_steps=max_steps, seed=seed)
+
+    def _decoded(self, columns: SeriesColumns, state: ForecasterState) -> tuple[Tensor, ForecasterState]:
+        """Compute `_next`, by the compiled step where it pays."""
+        step = self._step()
+        return (step if step.pays(len(columns.target)) else self._next)(columns, state)
+
+    def _step(self) -> CompiledStep:
+        if self._compiled is None:
+            self._compiled = CompiledStep(self, _widened, self._next, self._example)
+        return self._compiled
+
+    def _example(self, rows: int) -> SeriesColumns:
+        """Return the columns of a step as `_next` reads them."""
+        zeros = functools.partial(torch.zeros, device=self.input.weight.device)
+        static, future = (zeros(rows, *shape) if shape[-1] else None for shape in ((self.static,), (2, self.future)))
+        spans = zeros(rows, 2) if self.timed else None
+        return _widened(SeriesColumns(zeros(rows, 1, self.targets), None, static, future, spans))
 
     def _next(self, columns: SeriesColumns, state: ForecasterState) -> tuple[Tensor, ForecasterState]:
         """Read one step of a recursive forecast, in which the covariates of the past are missing.
@@ -444,6 +467,12 @@ class Forecaster(Saved):
         if self.head.counts:
             return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets]
         return mean, variance.sqrt()
+
+
+def _widened(columns: SeriesColumns) -> SeriesColumns:
+    """Return the columns of a step in float64, but for durations."""
+    numbers = {name: values for name, values in columns._asdict().items() if name != "timespans" and values is not None}
+    return columns._replace(**{name: values.double() for name, values in numbers.items()})
 
 
 def _as_columns(inputs: SeriesColumns | Tensor) -> SeriesColumns:

@@ -149,7 +149,7 @@ class LanguageModel(Saved):
 
     def _step(self) -> CompiledStep:
         if self._compiled is None:
-            self._compiled = CompiledStep(self, self._readable, self._unchecked_step)
+            self._compiled = CompiledStep(self, self._readable, self._unchecked_step, self._first_tokens)
         return self._compiled
 
     def explain(self) -> str:
@@ -269,6 +269,9 @@ class LanguageModel(Saved):
         if tokens.is_cpu:  # of another device they would have to be waited for
             check_range("language model", tokens, len(self.embedding.weight))
         return tokens.long()
+
+    def _first_tokens(self, rows: int) -> Tensor:
+        return torch.zeros(rows, dtype=torch.int64, device=self.device)
 
     def _unchecked_step(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
         hidden, after = self._read(self.embedding(tokens)[:, None], state, None)
