@@ -43,6 +43,18 @@ def public(package: str) -> Callable[[], list[str]]:
     return lambda: sorted(own(package))
 
 
+def touched(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports each of its public names when it is first used."""
+
+    def get(name: str) -> Any:
+        module = own(package).get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(module), name)
+
+    return get, public(package)
+
+
 def members(package: str, classes: Iterable[type[Any]]) -> list[type[Any]]:
     """Return the classes that are defined below a package."""
     return [cls for cls in classes if cls.__module__.startswith(f"{package}.")]

@@ -15,7 +15,6 @@ from scanl.cli.parser import Parser
 from scanl.data.series.columns import WRITTEN_ENDINGS, write_table
 from scanl.errors import ConfigError, DataError
 from scanl.files import check_new_file
-from scanl.learning.forecasting.forecasts import Forecasts
 
 PIECE_BYTES = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
@@ -47,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)  # windows are short
     if not Path(args.run).is_dir():
         return of_table(args, out, picture)
+    from scanl.learning.forecasting.forecasts import Forecasts  # with all that a run may need
+
     for name in OF_TABLE:
         if (value := getattr(args, name)) is not None:
             raise ConfigError(f"forecast: {name} is {value}, expected none because a run has its own; name a table")

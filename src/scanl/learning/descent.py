@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from scanl.errors import DivergenceError
 from scanl.learning.optimizers import OPTIMIZERS
-from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import RunLength, rate
 
 
@@ -42,6 +41,8 @@ def optimize(
 
     `step_loss`, `after` and what is raised: as in `descend`.
     """
+    from scanl.learning.run.config import TrainConfig  # which imports the questions, and some of them this module
+
     config = TrainConfig.of(steps=steps, lr=lr, clip=clip, seed=seed)
     config.check()
     chosen, plan = config.training, RunLength(steps)

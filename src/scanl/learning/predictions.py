@@ -19,7 +19,7 @@ from scanl.data.series.columns import as_table
 from scanl.data.series.table import Table
 from scanl.errors import ConfigError
 from scanl.learning.evaluation import trained
-from scanl.learning.forecasting.forecasts import FRAME, bounds, check_levels, refuse_twice
+from scanl.learning.forecasting.answer_columns import FRAME, bounds, check_levels, refuse_twice
 from scanl.learning.questions.base import Answerer, answerer, durations
 from scanl.learning.run.folder import RunFolder
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.learning.estimators.base import SeriesEstimator
 from scanl.learning.estimators.options import OF_STACK
-from scanl.learning.forecasting.forecasts import check_levels
+from scanl.learning.forecasting.answer_columns import check_levels
 from scanl.learning.forecasting.leave_one_out import Fit
 from scanl.learning.series.examples import Examples, outputs, weighted_scale
 from scanl.learning.series.readouts import NumberReadout

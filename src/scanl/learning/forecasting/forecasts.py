@@ -17,13 +17,11 @@ from scanl.data.series.table import Table
 from scanl.data.series.times import as_dates, form_of, times, written
 from scanl.errors import ConfigError, DataError
 from scanl.learning.evaluation import trained
+from scanl.learning.forecasting.answer_columns import FRAME, STEP, STREAM, bounds, check_levels, refuse_twice
 from scanl.learning.run.folder import RunFolder
-from scanl.learning.run.picture import INTERVALS
 from scanl.models import Forecaster
 
-FRAME, STREAM = Path("frame"), Path("stream")  # stand for a frame, and for a stream, in messages
 ROWS_AT_A_TIME = 256  # rows of a stream that are read at once, if they are there
-STEP = "step"  # the column that counts the steps where a table has no times
 
 
 class Forecasts:
@@ -235,33 +233,6 @@ def _moved(folder: RunFolder, table: Table, data: Any) -> Table:
     if other.digest() != folder.stored()[1].get("corpus"):
         raise DataError(f"{lost}, and {data} is another table; put it back, because newer rows follow its rows")
     return cast(Table, other)
-
-
-def bounds(target: str, levels: Sequence[float]) -> list[str]:
-    """Return the names of the columns with the bounds of intervals."""
-    return [f"{target}-{side}-{level:g}" for level in levels for side in ("lo", "hi")]
-
-
-def refuse_twice(who: str, names: Sequence[str]) -> None:
-    """Raise ConfigError when an answer would have two columns of one name."""
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
-    if twice:
-        raise ConfigError(f"{who}: the answer would have two columns called {twice[0]!r}; rename one in the table")
-
-
-def check_levels(who: str, distribution: str, levels: Sequence[float] | None) -> tuple[float, ...]:
-    """Return the levels of intervals in per cent; None becomes `INTERVALS`, or none where the distribution is points.
-
-    Raises ConfigError for a level out of range, and for any level where the distribution has no intervals.
-    """
-    if levels is None:
-        return () if distribution == "points" else INTERVALS
-    for level in levels:
-        if not 0 < level < 100:
-            raise ConfigError(f"{who}: levels is {list(levels)}, expected per cents above 0 and below 100")
-        if distribution == "points":
-            raise ConfigError(f"{who}: levels is {list(levels)}, expected none because the distribution is points")
-    return tuple(dict.fromkeys(levels))
 
 
 def forecast(

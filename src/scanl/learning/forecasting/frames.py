@@ -28,8 +28,9 @@ from scanl.data.splits import Piece
 from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 from scanl.files import written_whole
 from scanl.learning.descent import optimize, seeded
+from scanl.learning.forecasting.answer_columns import check_levels
 from scanl.learning.forecasting.choose import MINUTES, choose, fitted
-from scanl.learning.forecasting.forecasts import Forecasts, check_levels
+from scanl.learning.forecasting.forecasts import Forecasts
 from scanl.learning.forecasting.untrained import MAX_STEPS, UntrainedForecasts, seasons_of
 from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack

@@ -15,7 +15,7 @@ from scanl.data.series.table import Table
 from scanl.data.series.times import Times, as_dates, form_of, times, written
 from scanl.data.splits import Piece
 from scanl.errors import DataError
-from scanl.learning.forecasting.forecasts import STEP, STREAM, bounds, check_levels, refuse_twice
+from scanl.learning.forecasting.answer_columns import STEP, STREAM, bounds, check_levels, refuse_twice
 from scanl.models.forecasting.pretrained import PretrainedForecaster, PretrainedState, pretrained_forecaster
 
 MAX_STEPS = 2048  # steps of a series before its forecast that are read

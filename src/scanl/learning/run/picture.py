@@ -15,6 +15,7 @@ from scanl.data.series.rows import Origin
 from scanl.data.series.source import SeriesSource
 from scanl.data.splits import TEST
 from scanl.files import written_whole
+from scanl.learning.forecasting.answer_columns import INTERVALS
 from scanl.learning.questions import answerer
 from scanl.learning.report import ScoreReport
 from scanl.learning.run.folder import RunFolder
@@ -23,7 +24,6 @@ from scanl.models import Forecaster
 Rows = Sequence[Mapping[str, Any]]
 MAX_NAMED_CLASSES = 20  # most classes that are named in a picture
 BINS = 10  # of probabilities
-INTERVALS = (80.0, 95.0)  # per cent, of forecasts
 PAST, FORECAST = "#636363", "#08519c"
 DATES = np.array(["0002-01-01", "9998-12-31"], "datetime64[s]")  # that matplotlib draws, with a margin
 

@@ -12,6 +12,7 @@ distances of the quantiles, in units of σ. It learns on simulated series alone 
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -33,6 +34,8 @@ from scanl.models.heads.distributions import LEVELS, as_levels
 from scanl.models.saving import WEIGHTS as FILE
 from scanl.models.saving import Saved, restored
 from scanl.models.stack import Backbone
+from scanl.ops import backend
+from scanl.ops._frame.context import exactly, undirected
 from scanl.options import at_least
 from scanl.whole import whole_number
 
@@ -46,6 +49,7 @@ AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
 FIRST_POWERS = (1.0, 1.5)  # a and b at first
 WEIGHTS = Path(__file__).with_name("weights")  # the folder of the model in the package
 DIGEST = "4754297027b174e575a5b8670093de96e8895aaa607ec3094f346d5e4f5f5a6d"  # SHA-256 of its file
+MIN_TORCH_STEPS = 64  # of a series at once, from which kernels are not faster
 PIECE_STEPS = 16384  # of all series together, so that memory does not grow with a panel
 MIN_REPEATED, MIN_REPEATED_SHARE = (
     3,
@@ -97,11 +101,17 @@ class PretrainedForecaster(Saved):
         x = self.input(torch.from_numpy(step_features(told, seasons)).to(self.input.weight.dtype))
         begun = torch.from_numpy(told.steps > 0)
         if bool(begun.all()):
-            return self.stack(x, state)
+            with backend("parallel", "reference") if self._in_torch(x) else nullcontext():
+                return self.stack(x, state)
         packed, bounds = pack(x, begun)
         state = self.stack.init_state(len(x), device=x.device, dtype=x.dtype) if state is None else state
         y, state = self.stack(packed, state, cu_seqlens=bounds)
         return unpack(y, begun), state
+
+    @staticmethod
+    def _in_torch(x: Tensor) -> bool:
+        """Return whether plain torch reads x (B, T, D): about as fast, and no kernel is compiled or loaded first."""
+        return x.shape[1] >= MIN_TORCH_STEPS and not x.requires_grad and undirected() and not exactly()
 
     def ahead(self, hidden: Tensor, features: Numbers, logs: Numbers, simple: Numbers) -> Outputs:
         """Return forecasts from what is known after some steps.
