@@ -175,7 +175,7 @@ def _expm1_over(z: Tensor) -> Tensor:
     """Return (e^z - 1)/z."""
     if exactly() or torch.compiler.is_compiling() or in_forward_mode() or transforming():
         return _differentiable_expm1_over(z)
-    return _Expm1Over.apply(z)  # pyright: ignore[reportReturnType]
+    return _Expm1Ratio.apply(z)  # pyright: ignore[reportReturnType]
 
 
 def _differentiable_expm1_over(z: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def _differentiable_expm1_over(z: Tensor) -> Tensor:
     return torch.where(near, series, over(outside.exp() - 1, outside))
 
 
-class _Expm1Over(torch.autograd.Function):
+class _Expm1Ratio(torch.autograd.Function):
     """The same, of whose series no term is kept for the backward pass: the derivative has one of its own."""
 
     @staticmethod

@@ -28,7 +28,7 @@ WIDE_REGISTERS = bool(get_host_cpu_features().get("avx512f"))
 LANES = 16  # whole numbers of a vector
 GROUP = 2 * LANES  # terms of a group of a weight of 4 bits: one byte for each pair of terms LANES apart
 WIDTHS = {types.float32: 8 if WIDE_REGISTERS else 6, types.int8: 4, types.uint8: 4}  # columns of a tile of one row
-AHEAD = 3072  # bytes: a weight is asked for so long before it is multiplied
+PREFETCH_DISTANCE = 3072  # bytes: a weight is asked for so long before it is multiplied
 _BYTES, _SHORTS, _PRODUCTS = (ir.VectorType(ir.IntType(bits), LANES) for bits in (8, 16, 32))
 _PAIRS, _WIDE_PAIRS = (ir.VectorType(ir.IntType(bits), LANES // 2) for bits in (32, 64))
 
@@ -84,7 +84,7 @@ def by_panel(e, sums, at, apart, w, w_at, w_row, panel, panel_at, terms, keep):
     full = e.builder.and_(terms, SIZE(-lanes))
     with e.rows(full, lanes) as first:
         for c in range(wide):
-            e.prefetch(e.at(w, w_at, (c, w_row), first, AHEAD // e.item))
+            e.prefetch(e.at(w, w_at, (c, w_row), first, PREFETCH_DISTANCE // e.item))
         for term in range(lanes):
             _add(e, totals, products(e.builder.add(first, SIZE(term))), e.add)
     with e.rows(e.builder.sub(terms, full)) as k:
@@ -102,6 +102,8 @@ def turn(e, out, out_at, out_row, x, x_at, count):
     rows, mask = [e.read(e.at(x, x_at, r * e.strip.count)) for r in range(e.strip.count)], e.some(SIZE(0), count)
     for r, row in enumerate(e.transposed(rows)):
         e.write_some(row, e.at(out, out_at, (r, out_row)), mask)
+
+
 def by_some_columns(rows: int) -> Any:
     """Build an intrinsic: out[r, j] += Σ_k x[r, k] w[k, j] for `rows` rows and the first `columns` of a vector.
 
@@ -160,7 +162,7 @@ def floats_by_terms(rows: int) -> Any:
             places = [e.at(w, w_at, (c, w_row), k) for c in range(wide)]
             if rows > 1 and read is e.read:
                 for place in places:
-                    e.prefetch(e.at(place, AHEAD // e.item))
+                    e.prefetch(e.at(place, PREFETCH_DISTANCE // e.item))
             columns = list(map(read, places))
             yield columns, (read(e.at(x, x_at, (r, x_row), k)) for r in range(rows))
 

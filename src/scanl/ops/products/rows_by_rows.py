@@ -17,7 +17,7 @@ from scanl.ops._recurrent.writer import DECLARATIONS, LANES, CodeValue, Function
 WIDTHS = [4, 2, 1]  # vectors of a panel
 STEPS = 128  # rows that are summed in registers: a panel of them is two thirds of the first-level cache
 BLOCK = 256  # rows of the result of a unit of work
-APART = BLOCK // LANES + 1  # vectors between two rows of a copy: at a power of two they would meet in the cache
+GAP = BLOCK // LANES + 1  # vectors between two rows of a copy: at a power of two they would meet in the cache
 SLOTS = "a b out rows columns steps a_row b_row fresh"
 
 
@@ -25,7 +25,7 @@ def _source() -> str:
     """Write the kernel: out (rows, columns) = aᵀ b of a (steps, rows) and b (steps, columns); += if `fresh` is 0."""
     code = Function("kernel", "slots")
     panel = CodeValue(code.variable(f"[{STEPS * WIDTHS[0] * LANES} x float], align 64"), "ptr", code)
-    copy = CodeValue(code.variable(f"[{STEPS * APART * LANES} x float], align 64"), "ptr", code)
+    copy = CodeValue(code.variable(f"[{STEPS * GAP * LANES} x float], align 64"), "ptr", code)
     at = read_slots(code, SLOTS.split(), {"a", "b", "out"}, code.index(COMMON_SLOTS))
     with taken_units(code) as unit:
         first = unit * BLOCK
@@ -33,7 +33,7 @@ def _source() -> str:
         with code.loop(0, at["steps"], STEPS) as done:
             a, b = code.at(at["a"], done * at["a_row"]), code.at(at["b"], done * at["b_row"])
             steps = code.least(at["steps"] - done, STEPS)
-            code.call(f"pack_rows_{APART}", a, copy, steps, first, at["rows"], 0, at["a_row"])
+            code.call(f"pack_rows_{GAP}", a, copy, steps, first, at["rows"], 0, at["a_row"])
             fresh = code.choose(done.equals(0), at["fresh"], 0)
 
             def write(wide: int, column: CodeValue) -> None:
@@ -42,14 +42,14 @@ def _source() -> str:
                 def tile(count: int, row: CodeValue) -> None:
                     out = code.at(at["out"], (first + row) * at["columns"], column)
                     code.call(
-                        f"outer_{count}_{wide}", code.at(copy, row), panel, out, 0, APART * LANES, 0, wide * LANES, 1,
+                        f"outer_{count}_{wide}", code.at(copy, row), panel, out, 0, GAP * LANES, 0, wide * LANES, 1,
                         steps, at["columns"], at["columns"] - column, fresh,
                     )  # fmt: skip
 
                 by_rows(code, rows, tile_rows(wide), tile)
 
             by_panels(code, at["columns"], WIDTHS, write)
-    texts = [DECLARATIONS, pack_rows(APART)]
+    texts = [DECLARATIONS, pack_rows(GAP)]
     for wide in WIDTHS:
         texts += [pack_rows(wide), *(outer_tile(rows, wide) for rows in range(1, tile_rows(wide) + 1))]
     return "\n".join([*texts, code.finished().replace("define internal void @kernel", "define void @kernel")])
