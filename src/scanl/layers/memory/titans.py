@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import as_widened, widen
 from scanl.layers.initial_state import initial
-from scanl.layers.memory._mini_batches import STEPS_EXCUSE, Norm, Rates, in_mini_batches, learn, rates
+from scanl.layers.memory._mini_batches import STEPS_EXCUSE, in_mini_batches
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import WINDOWS, QueryKeyValue, Windows
@@ -19,6 +19,7 @@ from scanl.layers.state import Device, DType, loadable
 from scanl.ops._chunks import between, leading
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.delta_rule import unit
+from scanl.ops.fused.learned_matrices import Norm, Rates, learn, learn_whole, rates
 
 
 @loadable
@@ -85,9 +86,14 @@ def _titans(
             after = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
         return o, [*after, *memory]
 
+    def run_whole(operands: Sequence[Tensor], rates: Rates, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, _ = operands
+        o, memory = learn_whole(state[count:], q, k, v, rates, norm, bias=False)
+        return o, [*(matrix[:, :, 0] for matrix in memory), *memory]
+
     start, now, momentum = matrices[:count], matrices[count : 2 * count], matrices[2 * count :]
     memory = [torch.stack(pair, 2) for pair in zip(now, momentum, strict=True)]
-    o, state = in_mini_batches(size, position, (q, k, v, gates), [*start, *memory], coefficients, run)
+    o, state = in_mini_batches(size, position, (q, k, v, gates), [*start, *memory], coefficients, run, run_whole)
     return [o, *state[:count], *(matrix[:, :, n] for n in range(2) for matrix in state[count:])]
 
 

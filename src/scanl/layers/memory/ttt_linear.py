@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.memory._mini_batches import STEPS_EXCUSE, Norm, Rates, in_mini_batches, learn, rates
+from scanl.layers.memory._mini_batches import STEPS_EXCUSE, in_mini_batches
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType, loadable
 from scanl.ops._frame.opaque import opaque
+from scanl.ops.fused.learned_matrices import Norm, Rates, learn, learn_whole, rates
 from scanl.options import at_least
 
 
@@ -83,10 +84,14 @@ def _ttt(
         )
         return o, [torch.stack(pair, 2) for pair in pairs]
 
+    def run_whole(operands: Sequence[Tensor], rates: Rates, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, _ = operands
+        return learn_whole(state, q, k, v, rates, norm, bias=True)
+
     state = [tensor.unsqueeze(2) for tensor in weights]
     if position is not None:
         state = [torch.stack(pair, 2) for pair in zip(weights, sums, strict=True)]
-    o, state = in_mini_batches(size, position, (q, k, v, gate), state, coefficients, run)
+    o, state = in_mini_batches(size, position, (q, k, v, gate), state, coefficients, run, run_whole)
     state = [F.pad(tensor, (0, 0, 0, 0, 0, 2 - tensor.shape[2])) for tensor in state]
     return [o, *(tensor[:, :, n] for n in range(2) for tensor in state)]
 
