@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.ops._frame.nonfinite import faulty, since
+from scanl.ops._frame.nonfinite import faulty, since, suspected
 from scanl.ops.fused.learned_matrices import Rates
 
 STEPS_EXCUSE = "the steps of a mini-batch are summed at once, and how many there are depends on the call"
@@ -41,29 +41,35 @@ def in_mini_batches(
     Returns the outputs (B, T, H, ·) and the state.
     Numbers that are not finite are replaced by zeros. Outputs are NaN from that step on, and so is the state.
     """
-    joined = torch.cat(list(operands), -1)
-    widths = [tensor.shape[-1] for tensor in operands]
-    batch, steps = joined.shape[:2]
-    past = joined.new_zeros(batch, dtype=torch.int64) if position is None else position
-    fault = faulty(joined).flatten(2).any(2)
-    spoil = since(fault, 1).to(joined.dtype)
-    joined = torch.where(fault[:, :, None, None], 0, joined)
+    like = operands[0]
+    batch, steps = like.shape[:2]
+    past = like.new_zeros(batch, dtype=torch.int64) if position is None else position
+    spoil = None
+    if suspected(*operands):
+        fault = torch.stack([faulty(tensor).flatten(2).any(2) for tensor in operands]).any(0)
+        spoil = since(fault, 1).to(like.dtype)
+        operands = [torch.where(fault[:, :, None, None], 0, tensor) for tensor in operands]
     width = min(size, steps)
-    slots = torch.arange(width, device=joined.device)
+    slots = torch.arange(width, device=like.device)
     parts = -(-(steps + (0 if position is None else size - 1)) // size)
     # Of each part and row, (P, B): the slot of its first step; below 0 where that was read before.
-    begins = size * torch.arange(parts, device=joined.device)[:, None] - past
+    begins = size * torch.arange(parts, device=like.device)[:, None] - past
     at = begins.clamp(min=0)[..., None] + slots
     within = at - begins[..., None] + 1
     holds = (at < steps) & (within <= size)
-    if position is None:
-        cut = F.pad(joined, (0, 0, 0, 0, 0, parts * width - steps)).unflatten(1, (parts, width))
-    else:
-        index = at.clamp(max=steps - 1).transpose(0, 1).flatten(1)[:, :, None, None].expand(-1, -1, *joined.shape[2:])
-        cut = torch.where(
-            holds.transpose(0, 1)[..., None, None], joined.gather(1, index).unflatten(1, at.shape[::2]), 0
-        )
-    taken = cut.permute(1, 0, 3, 2, 4).split(widths, -1)
+
+    def cut(x: Tensor) -> Tensor:
+        """Cut (B, T, H, ·) into (P, B, H, C, ·)."""
+        if position is None:
+            x = x if parts * width == steps else F.pad(x, (0, 0, 0, 0, 0, parts * width - steps))
+            x = x.unflatten(1, (parts, width))
+        else:
+            index = at.clamp(max=steps - 1).transpose(0, 1)
+            x = x.gather(1, index.flatten(1)[:, :, None, None].expand(-1, -1, *x.shape[2:]))
+            x = torch.where(holds.transpose(0, 1)[..., None, None], x.unflatten(1, (parts, width)), 0)
+        return x.permute(1, 0, 3, 2, 4)
+
+    taken = [cut(tensor) for tensor in operands]
     rates = coefficients(taken, within.clamp(max=size), holds)
     outputs: list[Tensor] = []
     first, stop = min(parts, 0 if position is None else 1), steps // size
@@ -90,9 +96,11 @@ def in_mini_batches(
     if position is None:
         y = y[:, :steps]
     else:
-        every = torch.arange(steps, device=joined.device)
+        every = torch.arange(steps, device=like.device)
         batch_index = (past[:, None] + every) // size
         slot = batch_index * width + every - (batch_index * size - past[:, None]).clamp(min=0)
         y = y.gather(1, slot[:, :, None, None].expand(-1, -1, *y.shape[2:]))
-    y = y * spoil[:, :, None, None]
-    return y, [tensor * spoil[:, -1].view(-1, *(1,) * (tensor.ndim - 1)) for tensor in state]
+    if spoil is None:
+        return y, state
+    last = [tensor * spoil[:, -1].view(-1, *(1,) * (tensor.ndim - 1)) for tensor in state]
+    return y * spoil[:, :, None, None], last
