@@ -183,6 +183,10 @@ def _parallel(
         options: dict[str, Any] = {"window": window, "scale": scale, "overwrite": overwrite}
         y, after = _parallel(q, k, v, mask=mask, memory=turned, reverse=False, cu_seqlens=packed, **options)
         return y.flip(1), after if packed is None else SegmentMemory(*(tensor.flip(0) for tensor in after))
+    if memory is mask is cu_seqlens is None and steps > 1 and not torch.compiler.is_compiling():
+        position = torch.full((batch,), steps, device=k.device)
+        y = _attend_finite(q, k, v, None, window, scale)
+        return y, SegmentMemory(_newest(k, window), _newest(v, window), position)
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     previous = memory or init_memory(rows, window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
     if cu_seqlens is not None and (memory is not None or not torch.compiler.is_compiling()):
@@ -214,6 +218,14 @@ def _held(position: Tensor, window: int) -> Tensor:
     """Return (B, W): the position of the token in each slot; negative for an empty slot."""
     last = position[:, None] - 1
     return last - (last - torch.arange(window, device=position.device)) % window
+
+
+def _newest(tokens: Tensor, window: int) -> Tensor:
+    """Return the ring (B, W, ...) after the tokens (B, T, ...) of new sequences."""
+    steps = tokens.shape[1]
+    if steps < window:
+        return pad(tokens, (0, 0, 0, 0, 0, window - steps))
+    return tokens[:, steps - window :].roll(steps % window, 1)
 
 
 def _read(memory: SegmentMemory, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, window: int) -> SegmentMemory:

@@ -1,15 +1,18 @@
 """Attention by blocks against the plain form, at sizes past blocks, chunks of queries and vectors."""
 
+import functools
+
 import pytest
 import torch
 
 from scanl.ops import _attention
-from scanl.ops._attention import softmax_attention
+from scanl.ops._attention import of_pairs, softmax_attention, squared_attention
 
 CASES = {
-    "causal": ({"heads": 2, "groups": 2, "steps": 300, "keys": 300, "width": 32, "values": 48}, True, 0, 0),
-    "shared keys": ({"heads": 4, "groups": 2, "steps": 70, "keys": 200, "width": 33, "values": 20}, False, 2, 2),
-    "one mask": ({"heads": 2, "groups": 1, "steps": 270, "keys": 130, "width": 144, "values": 8}, False, 1, 1),
+    "causal": ({"heads": 2, "groups": 2, "steps": 300, "keys": 300, "width": 32, "values": 48}, 0, 0),
+    "shared keys": ({"heads": 4, "groups": 2, "steps": 70, "keys": 200, "width": 33, "values": 20}, 2, (2, 4, 70, 200)),
+    "one mask": ({"heads": 2, "groups": 1, "steps": 270, "keys": 130, "width": 144, "values": 8}, 1, (1, 2, 399)),
+    "squares": ({"heads": 1, "groups": 1, "steps": 140, "keys": 130, "width": 16, "values": 40}, 2, (1, 1, 269)),
 }
 
 
@@ -23,54 +26,54 @@ def operands(heads, groups, steps, keys, width, values, masks, biases):
         visible = torch.rand(masks, steps, keys, generator=generator) > 0.4
         visible[:, : steps // 2, keys // 3 :] = False  # whole blocks
         visible[:, 3] = False  # a query that sees nothing
-    bias = torch.randn(biases, heads, steps, keys, generator=generator) if biases else None
-    return [q, k, v], visible, bias
+    return [q, k, v], visible, torch.randn(biases, generator=generator) if biases else None
 
 
-def results(q, k, v, bias, visible, causal, dtype, form):
+def results(q, k, v, bias, visible, dtype, form):
     """Return y and the gradients by q, k, v and the bias, in a dtype."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v, *([] if bias is None else [bias]))]
-    y = form(*leaves[:3], visible, *leaves[3:], is_causal=causal, scale=0.4)
+    y = form(*leaves[:3], visible, *leaves[3:], scale=0.4)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy)], leaves
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy)], y.grad_fn
 
 
-def plain(q, k, v, visible, bias=None, *, is_causal, scale):
-    """Compute the definition, a query without keys giving 0."""
+def plain(q, k, v, visible, bias=None, *, scale, squared=False):
+    """Compute the definition; a query without keys gives 0, and all keys up to a query's are seen without a mask."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = scale * q @ k.mT + (0 if bias is None else bias)
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
-    seen = seen.tril() if is_causal else seen if visible is None else visible[:, None]
-    powers = torch.where(seen, scores, -torch.inf).exp().to(scores.dtype)
-    return powers @ v / powers.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+    scores = scale * q @ k.mT + (0 if bias is None else of_pairs(bias, q.shape[2], k.shape[2]))
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if visible is None else visible[:, None]
+    scores = torch.where(seen, scores, -torch.inf)
+    if squared:
+        return scores.relu().square() @ v
+    return scores.exp() @ v / scores.exp().sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_the_definition(case, monkeypatch):
-    sizes, causal, masks, biases = CASES[case]
+    sizes, masks, biases = CASES[case]
     (q, k, v), visible, bias = operands(**sizes, masks=masks, biases=biases)
     monkeypatch.setattr(_attention, "MIN_SCORES", 1)
-    ours, leaves = results(q, k, v, bias, visible, causal, torch.float32, softmax_attention)
-    truth, _ = results(q, k, v, bias, visible, causal, torch.float64, plain)
-    same, _ = results(q, k, v, bias, visible, causal, torch.float32, plain)
-    graph = softmax_attention(*leaves[:3], visible, is_causal=causal).grad_fn
+    form = functools.partial(softmax_attention, is_causal=True) if visible is None else softmax_attention
+    form, squared = (squared_attention, True) if case == "squares" else (form, False)
+    ours, graph = results(q, k, v, bias, visible, torch.float32, form)
+    truth, _ = results(q, k, v, bias, visible, torch.float64, functools.partial(plain, squared=squared))
+    same, _ = results(q, k, v, bias, visible, torch.float32, functools.partial(plain, squared=squared))
     assert "BlockedAttention" in graph.name()
-    eps = torch.finfo(torch.float32).eps
     for got, wanted, other in zip(ours, truth, same, strict=True):
-        error = 2 * (other - wanted).abs().max() + eps * wanted.abs().max()
+        error = 2 * (other - wanted).abs().max() + torch.finfo(torch.float32).eps * wanted.abs().max()
         assert (got - wanted).abs().max() <= error
 
 
-def test_second_derivatives_are_those_of_the_plain_form():
-    (q, k, v), visible, bias = operands(1, 1, 260, 256, 4, 4, 1, 1)
+@pytest.mark.parametrize("form", [softmax_attention, squared_attention])
+def test_second_derivatives_are_those_of_the_plain_form(form):
+    (q, k, v), visible, bias = operands(1, 1, 260, 256, 4, 4, 1, (1, 1, 515))
     visible[:, :, 0] = True
 
     def slope(form, dtype):
-        x, added = q.to(dtype).requires_grad_(), bias.to(dtype)
-        y = form(x, k.to(dtype), v.to(dtype), visible, added, is_causal=False, scale=0.4)
-        (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        x = q.to(dtype).requires_grad_()
+        y = form(x, k.to(dtype), v.to(dtype), visible, bias.to(dtype), scale=0.4)
+        (dx,) = torch.autograd.grad(y.square().mean(), x, create_graph=True)
         return torch.autograd.grad(dx.square().sum(), x)[0]
 
-    torch.testing.assert_close(
-        slope(softmax_attention, torch.float32), slope(plain, torch.float64).float(), rtol=1e-4, atol=1e-4
-    )
+    expected = slope(functools.partial(plain, squared=form is squared_attention), torch.float64).float()
+    torch.testing.assert_close(slope(form, torch.float32), expected)

@@ -17,6 +17,7 @@ from scanl.layers.parts.masked_attention import attend
 from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.parts.segments import CallSegments, SegmentPiece, behind_horizon
 from scanl.layers.state import Device, DType
+from scanl.ops.fused.rms_norm import rms_norm
 
 BUCKETS, FARTHEST = 32, 128  # of the bias: distances from 128 on share the last bucket
 
@@ -31,11 +32,11 @@ class BlockRecurrentState(NamedTuple):
 
 
 def distance_bias(weight: Tensor, distances: Tensor) -> Tensor:
-    """Return (..., H, Q, S) of a weight (H, 32) for distances (..., Q, S), of which far ones share."""
+    """Return (..., H, L) of a weight (H, 32) for distances (..., L), of which far ones share."""
     exact = BUCKETS // 2
     far = (distances.clamp(min=1).double() / exact).log() / math.log(FARTHEST / exact) * (BUCKETS - exact)
     bucket = torch.where(distances < exact, distances.clamp(min=0), (exact + far.long()).clamp(max=BUCKETS - 1))
-    return weight[:, bucket].movedim(0, -3)
+    return weight[:, bucket].movedim(0, -2)
 
 
 class TwoAttentionHeads(Module):
@@ -61,7 +62,8 @@ class TwoAttentionHeads(Module):
             for proj in (self.q_proj, self.cross_proj, self.k_proj, self.v_proj)
         )
         q, cross, k, v = split
-        q, cross, k = (y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, cross, k))
+        length = v.new_full(v.shape[-1:], v.shape[-1] ** -0.5)
+        q, cross, k = (rms_norm(y, length, 1e-6 / v.shape[-1]) for y in (q, cross, k))
         return widen(self.scale).abs()[:, None] * q, widen(self.cross_scale).abs()[:, None] * cross, k, v
 
 
@@ -82,8 +84,11 @@ def attend_to_window(
         torch.cat([cache[:, :window], piece.write(cache[:, window:], rows)], 1)
         for cache, rows in zip(caches, new, strict=True)
     )
+    after = torch.arange(1 - piece.width, 2 * window, device=q.device)  # a key's place less a query's
+    begin = piece.begin if isinstance(piece.begin, int) else piece.begin[:, None]
+    distances = (begin + window - after).view(-1, len(after))
+    scaled = widen(heads.scale).abs()[:, None] * distance_bias(widen(bias), distances)
     distances = piece.places(q)[..., None] + window - torch.arange(2 * window, device=q.device)
-    scaled = widen(heads.scale).abs()[:, None, None] * distance_bias(widen(bias), distances)
     return attend(q, keys, values, (distances > 0) & (distances <= window), 1.0, scaled), keys, values
 
 

@@ -13,6 +13,7 @@ from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.position_bias import RotaryBias, SimpleBias
 from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.rotary import rotate
+from scanl.ops._attention import squared_attention
 from scanl.ops._frame.nonfinite import replaced
 from scanl.ops.offsets import sequences
 
@@ -78,9 +79,12 @@ class GatedAttentionUnit(Layer):
 
     def _within(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
         """Attend from q (N, Q, S) to k (N, S, S), v (N, S, E), within blocks."""
-        scores = q @ replaced(k).mT / self.reach + self.rel_pos_bias(blocks.at, k.shape[1])
-        weights = scores.relu().square().masked_fill(~blocks.seen(k), 0)
-        return (weights @ replaced(v)) * blocks.spoilt(k, v).to(v.dtype)
+        bias, (q, k_head, v_head) = (
+            blocks.bias(self.rel_pos_bias, k.shape[1]),
+            (x[:, None] for x in (q, replaced(k), replaced(v))),
+        )
+        y = squared_attention(q, k_head, v_head, blocks.seen(k), bias, scale=1 / self.reach)[:, 0]
+        return y * blocks.spoilt(k, v).to(v.dtype)
 
     def _output(self, u: Tensor, attended: Tensor) -> Tensor:
         return self.out_proj(u * attended.to(u.dtype))

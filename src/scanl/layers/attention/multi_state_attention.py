@@ -13,6 +13,7 @@ from scanl.layers.initial_state import StateAxes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
+from scanl.ops._attention import softmax_attention
 from scanl.ops._frame.nonfinite import faulty, readable, replaced, suspected
 from scanl.ops._frame.opaque import opaque
 
@@ -48,39 +49,42 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, t
     are replaced by zeros, and steps that see such a row are NaN afterwards.
     """
     capacity, width = rows.shape[1], k.shape[-1]
-    q, new, ys = q.unflatten(2, (k.shape[2], -1)), torch.cat([k, v], -1), []
+    new, ys = torch.cat([k, v], -1), []
     doubtful = suspected(rows, new)
     for first in range(0, q.shape[1], BLOCK):
         queries, rows = q[:, first : first + BLOCK], torch.cat([rows, new[:, first : first + BLOCK]], 1)
         steps, slots = queries.shape[1], torch.arange(rows.shape[1], device=q.device)
         keys, values = (replaced(rows) if doubtful else rows).transpose(1, 2).split(width, -1)
-        scores = queries.permute(0, 2, 3, 1, 4).flatten(2, 3) @ keys.mT
-        scores = scores.unflatten(2, (-1, steps))  # (B, G, H / G, steps, rows)
         blank = slots < capacity - first - position[:, None]
-        seen, stay = (_tova if tova else _window)(scores.detach().flatten(1, 2), blank, capacity)
-        weights = (scores + seen[:, None, None]).softmax(-1).flatten(2, 3)
-        y = (weights @ values).unflatten(2, (-1, steps))
+        if tova:
+            with torch.no_grad():
+                scores = queries.unflatten(2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4).flatten(2, 3) @ keys.mT
+            visible, stay = _tova(scores.unflatten(2, (-1, steps)).flatten(1, 2), blank, capacity)
+        else:
+            visible, stay = _window(steps, blank, capacity)
+        y = softmax_attention(queries.transpose(1, 2), keys, values, visible, scale=1.0)
         if doubtful:
             fault_k, fault_v = faulty(rows).transpose(1, 2).split(width, -1)
             fault = (fault_k.any(-1, keepdim=True) | fault_v).to(y.dtype)
-            y = y * torch.where((seen == 0).to(y.dtype)[:, None] @ fault > 0, torch.nan, 1.0).to(y.dtype).unsqueeze(2)
-        ys.append(y.permute(0, 3, 1, 2, 4))
-        rows = rows.gather(1, stay[:, :, None, None].expand(-1, -1, *rows.shape[2:]))
-    return [torch.cat(ys, 1).flatten(2, 3), rows]
+            spoil = torch.where(visible.to(y.dtype)[:, None] @ fault > 0, torch.nan, 1.0).to(y.dtype)
+            y = y * spoil.repeat_interleave(y.shape[1] // spoil.shape[1], 1)
+        ys.append(y.transpose(1, 2))
+        stay = stay + rows.shape[1] * torch.arange(len(rows), device=q.device)[:, None]
+        rows = rows.flatten(0, 1).index_select(0, stay.flatten()).unflatten(0, stay.shape)
+    return [torch.cat(ys, 1), rows]
 
 
-def _window(scores: Tensor, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return the mask of each step and the rows that stay, as `_tova` does, if each step drops the oldest row."""
-    steps, size = scores.shape[2:]
-    age = torch.arange(size, device=scores.device) - torch.arange(steps, device=scores.device)[:, None]
-    hidden = (age < 0) | (age > capacity) | blank[:, None]
-    stay = torch.arange(steps, size, device=scores.device)
-    return scores.new_zeros(()).masked_fill(hidden, -torch.inf), stay.expand(len(scores), capacity)
+def _window(steps: int, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return what each step sees and the rows that stay, as `_tova` does, if each step drops the oldest row."""
+    batch, size = blank.shape
+    age = torch.arange(size, device=blank.device) - torch.arange(steps, device=blank.device)[:, None]
+    visible = (age >= 0) & (age <= capacity) & ~blank[:, None]
+    return visible, torch.arange(steps, size, device=blank.device).expand(batch, capacity)
 
 
 @torch.no_grad()
 def _tova(scores: Tensor, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return 0 for each row that a step sees and -inf for others, (B, steps, rows), and the rows that stay, (B, M).
+    """Return whether a step sees a row, (B, steps, rows), and the rows that stay, (B, M).
 
     scores: of M rows and of the block's own, (B, H, steps, M + steps).   blank: (B, M + steps), rows without a token.
     """
@@ -99,7 +103,7 @@ def _tova(scores: Tensor, blank: Tensor, capacity: int) -> tuple[Tensor, Tensor]
             weights = (scores[:, :, t] + seen[-1][:, None]).softmax(-1).sum(1)
             order = torch.where(rank == 0, weights.nan_to_num(0), rank)
         rank = rank.scatter(1, order.argmin(-1, keepdim=True), torch.inf)
-    return torch.stack(seen, 1), (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :capacity]
+    return torch.stack(seen, 1) == 0, (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :capacity]
 
 
 @registry.register("multi_state_attention")

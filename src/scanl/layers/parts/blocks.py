@@ -4,6 +4,8 @@ A call may begin in the middle of a block, each row at another step of it. The s
 the present block.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -135,6 +137,12 @@ class Blocks:
             filled = None if self.past is None else torch.arange(self.size, device=keys.device) < self.past % self.size
             return self.keys(torch.ones_like(self.steps, dtype=torch.bool), filled)[:, None]
         return torch.arange(keys.shape[1], device=keys.device) <= self.at[..., None]
+
+    def bias(self, of_places: Callable[[Tensor], Tensor], keys: int) -> Tensor:
+        """Return the bias of scores, as `softmax_attention` takes it. of_places: of a key's place less a query's."""
+        if self.one:
+            return of_places(torch.arange(keys, device=self.at.device) - self.at[..., None])[:, None]
+        return of_places(torch.arange(min(0, 1 - self.at.shape[1]), keys, device=self.at.device))[None, None]
 
     def spoilt(self, k: Tensor, v: Tensor) -> Tensor:
         """Return (N, Q or 1, 1): NaN for a query that sees a key or a value which is not finite, else 1."""

@@ -15,7 +15,8 @@ def attend(
 
     visible: (B or 1, Q, S) bool, of which every query sees at least one key; None for all keys.
     scale: of q . k; 1/sqrt(K) when None.
-    bias: (B or 1, H or 1, Q, S), added to the scaled scores.
+    bias: added to the scaled scores: (B or 1, H or 1, Q, S), or (B or 1, H or 1, Q + S - 1), by the place of a key less
+    that of a query, from 1 - Q on.
 
     A key or value that is not finite makes NaN only of the queries that see it.
     """

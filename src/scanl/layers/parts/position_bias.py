@@ -16,9 +16,9 @@ class SimpleBias(Module):
         self.reach = reach
         self.rel_pos_bias = nn.Parameter(0.02 * torch.randn(2 * reach - 1))
 
-    def forward(self, queries: Tensor, keys: int) -> Tensor:
-        """Return (N, Q, S) for the positions of queries (N, Q) and keys at 0 to S - 1."""
-        return widen(self.rel_pos_bias)[self.reach - 1 + torch.arange(keys, device=queries.device) - queries[..., None]]
+    def forward(self, places: Tensor) -> Tensor:
+        """Return b for the position of a key less that of a query (...)."""
+        return widen(self.rel_pos_bias)[self.reach - 1 + places]
 
 
 class RotaryBias(Module):
@@ -28,11 +28,8 @@ class RotaryBias(Module):
         super().__init__()
         self.alpha, self.beta = (nn.Parameter(0.02 * torch.randn(1, width)) for _ in range(2))
 
-    def forward(self, queries: Tensor, keys: int) -> Tensor:
-        """Return (N, Q, S) for the positions of queries (N, Q) and keys at 0 to S - 1."""
-        there = torch.arange(keys, device=queries.device)[None]
-        at, of = (
-            rotate(widen(weight).expand(*steps.shape, 1, -1), steps, weight.shape[1], 10000.0)[:, :, 0]
-            for weight, steps in ((self.alpha, queries), (self.beta, there))
-        )
-        return at @ of.mT
+    def forward(self, places: Tensor) -> Tensor:
+        """Return b for the position of a key less that of a query (...): <alpha, R beta> with the rotation by it."""
+        steps, beta = places.flatten()[None], widen(self.beta)
+        turned = rotate(beta.expand(1, steps.shape[1], 1, -1), steps, beta.shape[1], 10000.0)[0, :, 0]
+        return (turned @ widen(self.alpha)[0]).view(places.shape)

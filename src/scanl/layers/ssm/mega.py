@@ -16,6 +16,7 @@ from scanl.layers.parts.position_bias import RotaryBias, SimpleBias
 from scanl.layers.parts.positions import check_length
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.mega_ema import MegaEMA
+from scanl.ops._attention import of_pairs, softmax_attention, squared_attention
 from scanl.ops._frame.nonfinite import replaced
 
 
@@ -133,15 +134,15 @@ class Mega(Layer):
 
         This is not `segment_attention`, which has neither a bias nor another function than the softmax.
         """
-        seen = blocks.seen(k)
-        scores, bias = q @ replaced(k).mT, self.rel_pos_bias(blocks.at, k.shape[1])
+        seen, bias = blocks.seen(k), blocks.bias(self.rel_pos_bias, k.shape[1])
+        q = q if self.activation == "softmax" else q / (blocks.at + 1)[..., None]
+        q, k_head, v_head = (x[:, None] for x in (q, replaced(k), replaced(v)))
         if self.activation == "softmax":
-            weights = (scores / math.sqrt(self.z_dim) + bias).masked_fill(~seen, -torch.inf).softmax(-1)
+            y = softmax_attention(q, k_head, v_head, seen, bias)
+        elif self.activation == "relu2":
+            y = squared_attention(q, k_head, v_head, seen, bias, scale=1.0)
         else:
-            scores = scores / (blocks.at + 1)[..., None] + bias
-            if self.activation == "relu2":
-                scores = scores.relu().square()
-            else:
-                scores = (1 + torch.erf((scores - 0.707107) / (0.282095 * math.sqrt(2)))) / 2
-            weights = scores.masked_fill(~seen, 0)
-        return (weights @ replaced(v)) * blocks.spoilt(k, v).to(v.dtype)
+            scores = q @ k_head.mT + of_pairs(bias, q.shape[2], k.shape[1])
+            weights = (1 + torch.erf((scores - 0.707107) / (0.282095 * math.sqrt(2)))) / 2
+            y = weights.masked_fill(~seen[:, None], 0) @ v_head
+        return y[:, 0] * blocks.spoilt(k, v).to(v.dtype)

@@ -6,12 +6,14 @@ computed again, from m + ln l, and
 
     dv = Pᵀ dy,  dS = P (dy vᵀ - dy·y),  dq = scale dS k,  dk = scale dSᵀ q,  dbias = dS.
 
-A block of which no key is seen is not computed. A unit of work is a few blocks of queries of a head; backwards a head
-of keys. (Dao et al., arXiv:2205.14135, algorithms 1 and 4.)
+Attention by squares has max(0, S)² instead of P / l. A block of which no key is seen is not computed. A unit of work is
+a few blocks of queries of a head; backwards a head of keys. (Dao et al., arXiv:2205.14135, algorithms 1 and 4.)
 """
 
 # pyright: reportCallIssue=false
 # numba passes the first argument of an intrinsic itself.
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +40,7 @@ TERMS = 128  # summed in registers
 NONE, SOME, ALL = range(3)  # keys of a block that are seen
 
 _OPERANDS = "q k v visible visible_batch bias bias_batch bias_head bias_row"
-_HEAD = f"heads shared steps keys width values causal scale {_OPERANDS} " + " ".join(
+_HEAD = f"heads shared steps keys width values causal squared scale {_OPERANDS} " + " ".join(
     f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "step")
 )
 
@@ -140,10 +142,9 @@ def _mask(slots, s, batch, head, i, rows, j, count, seen):
     outlined()
     dtype, keys = slots.dtype, slots.keys
     if slots.bias != 0:
-        bias = part(slots.bias, batch * slots.bias_batch + head * slots.bias_head + i * slots.bias_row + j,
-                    (rows - 1) * slots.bias_row + count, dtype)  # fmt: skip
+        at = batch * slots.bias_batch + head * slots.bias_head + i * slots.bias_row + j
         for r in range(rows):
-            row, line = s[r * ROW : r * ROW + count], bias[r * slots.bias_row : r * slots.bias_row + count]
+            row, line = s[r * ROW : r * ROW + count], part(slots.bias, at + r * slots.bias_row, count, dtype)
             for c in range(count):
                 row[c] += line[c]
     if seen == ALL:
@@ -211,6 +212,17 @@ def _weigh(s, rows, tops, before, bases, totals, y, y_row, width):
     _raise_to_powers(s, bases, totals, rows)
 
 
+@helper()
+def _square(s, rows):
+    """Turn scores into the squares of those above 0."""
+    outlined()
+    for r in range(rows):
+        row = s[r * ROW : r * ROW + KEYS]
+        for c in range(KEYS):
+            score = row[c] if row[c] > 0 else row.dtype.type(0)
+            row[c] = score * score
+
+
 @kernel(_HEAD + " chunks y logs")
 def _forward(slots):
     dtype, steps, keys, width, values = slots.dtype, slots.steps, slots.keys, slots.width, slots.values
@@ -246,10 +258,13 @@ def _forward(slots):
                 tall = _padded(rows, ROWS)
                 _products(s, 0, ROW, tall, KEYS, q, at * q_row, q_row, 1, width, turned, 0, ROW, dtype.type(0))
                 _mask(slots, s, batch, head, i, rows, j, count, seen)
-                top, total = numbers[at : at + tall], numbers[CHUNK + at : CHUNK + at + tall]
-                before = numbers[2 * CHUNK + at : 2 * CHUNK + at + tall]
-                bases = numbers[3 * CHUNK + at : 3 * CHUNK + at + tall]
-                _weigh(s, tall, top, before, bases, total, y[at * y_row : (at + tall) * y_row], y_row, values)
+                if slots.squared:
+                    _square(s, tall)
+                else:
+                    top, total = numbers[at : at + tall], numbers[CHUNK + at : CHUNK + at + tall]
+                    before = numbers[2 * CHUNK + at : 2 * CHUNK + at + tall]
+                    bases = numbers[3 * CHUNK + at : 3 * CHUNK + at + tall]
+                    _weigh(s, tall, top, before, bases, total, y[at * y_row : (at + tall) * y_row], y_row, values)
                 _products(y, at * y_row, y_row, tall, y_row - LANES, s, 0, ROW, 1, KEYS, v, 0, y_row, one)
         out = part(slots.y, ((batch * steps + begin) * slots.heads + head) * values,
                    (end - begin - 1) * slots.heads * values + values, dtype)  # fmt: skip
@@ -257,7 +272,7 @@ def _forward(slots):
         for r in range(end - begin):
             total, at = numbers[CHUNK + r], r * slots.heads * values
             logs[r] = numbers[r] + np.log(total) if total != 0 else dtype.type(np.inf)
-            factor = one / total if total != 0 else dtype.type(0)
+            factor = one if slots.squared else one / total if total != 0 else dtype.type(0)
             _give(y, r * y_row, y_row, 1, values, factor, out[at : at + values], values)
 
 
@@ -279,6 +294,18 @@ def _differentiate(s, d, rows, logs, along):
         for c in range(KEYS):
             row[c] = exp(row[c] - log)
             slope[c] = row[c] * (slope[c] - mean)
+
+
+@helper()
+def _differentiate_square(s, d, rows):
+    """Do the same where weights are squares."""
+    outlined()
+    for r in range(rows):
+        row, slope = s[r * ROW : r * ROW + KEYS], d[r * ROW : r * ROW + KEYS]
+        for c in range(KEYS):
+            score = row[c] if row[c] > 0 else row.dtype.type(0)
+            row[c] = score * score
+            slope[c] *= score + score
 
 
 @helper()
@@ -341,7 +368,10 @@ def _backward(slots):
                     _mask(slots, s, batch, group * shared + n, i, rows, j, count, seen)
                     _products(d, 0, ROW, tall, KEYS, dy, dy_at, v_row, 1, values, turned_v, 0, ROW, zero)
                     at = n * padded + i
-                    _differentiate(s, d, rows, logs[at : at + rows], along[at : at + rows])
+                    if slots.squared:
+                        _differentiate_square(s, d, rows)
+                    else:
+                        _differentiate(s, d, rows, logs[at : at + rows], along[at : at + rows])
                     _clear(s, 0, ROW, rows, tall)
                     _clear(d, 0, ROW, rows, tall)
                     _products(dv, 0, v_row, KEYS, v_wide, s, 0, 1, ROW, tall, dy, dy_at, v_row, one)
@@ -350,8 +380,10 @@ def _backward(slots):
                     if slots.dbias != 0:
                         to = batch * slots.dbias_batch + (group * shared + n) * slots.dbias_head
                         to += i * slots.dbias_row + j
-                        dbias = part(slots.dbias, to, (rows - 1) * slots.dbias_row + count, dtype)
-                        _give(d, 0, ROW, rows, count, one, dbias, slots.dbias_row)
+                        for r in range(rows):
+                            of_row = part(slots.dbias, to + r * slots.dbias_row, count, dtype)
+                            for c in range(count):
+                                of_row[c] += d[r * ROW + c]
             groups_row = (batch * keys + j) * groups + group
             of_dk = part(slots.dk, groups_row * width, ((count - 1) * groups + 1) * width, dtype)
             of_dv = part(slots.dv, groups_row * values, ((count - 1) * groups + 1) * values, dtype)
@@ -363,54 +395,66 @@ def _backward(slots):
             _give(dq, n * padded * k_row, k_row, steps, width, scale, of_dq, heads * width)
 
 
-def _head(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None, bias: torch.Tensor | None,
-    causal: bool, scale: float,
-) -> dict:  # fmt: skip
+class Scores(NamedTuple):
+    """How scores become weights.
+
+    visible: (B or 1, T, S) bool, contiguous.   bias: (B or 1, H or 1, T, S), whose rows may lie anywhere; or lines (B
+    or 1, H or 1, T + S - 1), by the place of a key less that of a query, from 1 - T on.   causal: query t sees the keys
+    up to t.   squared: whether weights are the squares of scores above 0.
+    """
+
+    visible: torch.Tensor | None
+    bias: torch.Tensor | None
+    causal: bool
+    squared: bool
+    scale: float
+
+
+def _head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> dict[str, Any]:
     (_, heads, steps, width), (groups, keys), values = q.shape, k.shape[1:3], v.shape[3]
-    numbers = {"heads": heads, "shared": heads // groups, "steps": steps, "keys": keys, "width": width}
-    numbers |= {"values": values, "causal": int(causal), "scale": np.array([scale]), "q": q, "k": k, "v": v}
+    numbers: dict[str, Any] = {"heads": heads, "shared": heads // groups, "steps": steps, "keys": keys, "width": width}
+    numbers |= {"values": values, "q": q, "k": k, "v": v, "causal": int(scores.causal), "squared": int(scores.squared)}
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         batch, head, step, _ = tensor.stride()
         numbers |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_step": step}
-    of_visible = 0 if visible is None or visible.shape[0] == 1 else visible.stride(0)
-    return numbers | {"visible": visible, "visible_batch": of_visible, "bias": bias} | _strides("bias", bias)
+    of_visible = 0 if scores.visible is None or scores.visible.shape[0] == 1 else scores.visible.stride(0)
+    numbers |= {"scale": np.array([scores.scale]), "visible": scores.visible, "visible_batch": of_visible}
+    return numbers | _added("bias", scores.bias, steps)
 
 
-def _strides(name: str, tensor: torch.Tensor | None) -> dict[str, int]:
-    """Return the strides of (B or 1, H or 1, T, S) by axis, zero where all share."""
-    strides = [0, 0, 0]
-    if tensor is not None:
-        strides = [0 if n < 2 and tensor.shape[n] == 1 else tensor.stride(n) for n in range(3)]
-    return dict(zip([f"{name}_batch", f"{name}_head", f"{name}_row"], strides, strict=True))
+def _added(name: str, bias: torch.Tensor | None, steps: int) -> dict[str, Any]:
+    """Return the address of a bias, or of its gradient, and its strides by axis, zero where all share."""
+    values: list[Any] = [None, 0, 0, 0]
+    if bias is not None:
+        strides = [0 if bias.shape[n] == 1 else bias.stride(n) for n in range(2)]
+        lines = bias.ndim == 3
+        at = bias[..., steps - 1 :] if lines else bias  # of the first query and key
+        values = [at, *strides, -1 if lines else bias.stride(2)]
+    return dict(zip([name, f"{name}_batch", f"{name}_head", f"{name}_row"], values, strict=True))
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None, bias: torch.Tensor | None, *,
-    causal: bool, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
     """Return y, (B, T, H, V), of q (B, H, T, K), k (B, G, S, K) and v (B, G, S, V), and the logarithms of sums.
 
-    Rows of operands and of the bias may lie anywhere. visible: (B or 1, T, S) bool, contiguous. bias: (B or 1, H or 1,
-    T, S).   causal: query t sees the keys up to t.
+    Rows of operands may lie anywhere.
     """
     (batch, heads, steps, _), chunks = q.shape, -(-q.shape[2] // CHUNK)
     y, logs = empty((batch, steps, heads, v.shape[3]), q.dtype), q.new_empty(batch, heads, steps)
-    packed = _forward.pack(**_head(q, k, v, visible, bias, causal, scale), chunks=chunks, y=y, logs=logs)
+    packed = _forward.pack(**_head(q, k, v, scores), chunks=chunks, y=y, logs=logs)
     _forward.run(q.dtype, packed, batch * heads * chunks, batch * heads * steps * k.shape[2])
     return y, logs
 
 
 def backward(
     dy: torch.Tensor, y: torch.Tensor, logs: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    visible: torch.Tensor | None, bias: torch.Tensor | None, dbias: torch.Tensor | None, *, causal: bool, scale: float,
+    scores: Scores, dbias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return the gradients by q, k and v as (B, T, H, ·), from that by y (B, T, H, V); write that by the bias.
+    """Return the gradients by q, k and v as (B, T, H, ·), from that by y (B, T, H, V); add that by the bias.
 
-    dbias: (B, H, T, S), zeros; its rows may lie anywhere.
+    dbias: (B, H, T, S), or lines (B, H, T + S - 1).
     """
     grads = [empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3]), x.dtype) for x in (q, k, v)]
-    head = _head(q, k, v, visible, bias, causal, scale) | _strides("dbias", dbias)
-    packed = _backward.pack(**head, y=y, dy=dy, logs=logs, dq=grads[0], dk=grads[1], dv=grads[2], dbias=dbias)
-    _backward.run(q.dtype, packed, q.shape[0] * k.shape[1], 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
+    head = _head(q, k, v, scores) | _added("dbias", dbias, q.shape[2])
+    packed = _backward.pack(**head, y=y, dy=dy, logs=logs, dq=grads[0], dk=grads[1], dv=grads[2])
+    _backward.run(q.dtype, packed, q.shape[0] * k.shape[1], 2 * q.shape[:3].numel() * k.shape[2])
     return grads[0], grads[1], grads[2]
