@@ -83,16 +83,17 @@ class TorchCell(SolvedLayer):
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         return [widen(weight) for weight in weights]
 
-    def over_windows(self, x: Tensor, cut: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the last output (N, width) over each of N windows of x (B, L, dim), from a zero state, in
-        float32 or wider.
+    def over_windows(self, x: Tensor, size: int) -> Tensor:
+        """Return the last output (L - size + 1, width) over each window of rows of x (L, dim), L at least `size`.
 
-        cut: takes the windows (N, W, ...) of a tensor (B, L, ...). A step is projected once for all windows.
+        The windows begin with a zero state. A row is projected once for all of them, and none is copied. The output is
+        float32 or wider.
         """
         with as_widened(x):
-            drive, *others = self.operands(widen(x), *self._weights())
+            drive, *others = self.operands(widen(x)[None], *self._weights())
             assert drive is not None
-            y, _ = self.run_cell(self.cell, cut(drive), *others, None, cu_seqlens=None, **self._options())
+            windows = drive[0].unfold(0, size, 1).movedim(-1, 1)
+            y, _ = self.run_cell(self.cell, windows, *others, None, cu_seqlens=None, **self._options())
         return y[:, -1]
 
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:

@@ -59,22 +59,16 @@ class LocalRNN(Layer):
         if cu_seqlens is None:
             rows = torch.cat([before, wide], 1)
             last = rows[:, steps:].clone()
-            begins = None
+            begins = rows.shape[1] * torch.arange(len(rows), device=x.device)[:, None]
+            begins, rows = begins + torch.arange(steps, device=x.device), rows.flatten(0, 1)
         else:  # each sequence behind its last inputs
             owner, behind = sequence_index(cu_seqlens, steps), torch.arange(past, device=x.device)
             sequence = past * torch.arange(len(before), device=x.device)
             begins = torch.arange(steps, device=x.device) + past * owner
             places = torch.cat([((cu_seqlens[:-1] + sequence)[:, None] + behind).flatten(), begins + past])
-            rows = wide.new_zeros(1, len(places), self.dim)
-            rows = rows.index_copy(1, places, torch.cat([before.flatten(0, 1)[None], wide], 1))
-            last = rows[0, (cu_seqlens[1:] + sequence)[:, None] + behind]
-
-        def cut(tensor: Tensor) -> Tensor:
-            of_step = (
-                tensor[:, index : index + steps] if begins is None else tensor[:, begins + index]
-                for index in range(past + 1)
-            )
-            return torch.stack(list(of_step), 2).flatten(0, 1)
-
-        y = self.rnn.over_windows(rows, cut).view_as(x).to(x.dtype)
+            rows = wide.new_zeros(len(places), self.dim)
+            rows = rows.index_copy(0, places, torch.cat([before.flatten(0, 1), wide[0]]))
+            last = rows[(cu_seqlens[1:] + sequence)[:, None] + behind]
+        # Windows over the end of a row into the next one are computed too, and not read.
+        y = self.rnn.over_windows(rows, past + 1)[begins.flatten()].view_as(x).to(x.dtype) if x.numel() else x
         return y, last if past else ()
