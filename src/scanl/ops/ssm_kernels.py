@@ -238,11 +238,44 @@ def powers(a: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
     Powers are products, not e^{j log a}, so a = 0 and its gradient need no special case.
     """
+    if n < 2 or torch.compiler.is_compiling() or in_forward_mode() or transforming():
+        return _differentiable_powers(a, n)
+    return _PowerTable.apply(a, n)  # pyright: ignore[reportReturnType]
+
+
+def _differentiable_powers(a: Tensor, n: int) -> tuple[Tensor, Tensor]:
     table, last = torch.ones_like(a)[..., None], a
     while table.shape[-1] < n:
         table = torch.cat([table, table * last[..., None]], -1)
         last = last * last
     return table[..., :n], last
+
+
+class _PowerTable(torch.autograd.Function):
+    """The same in one piece of memory. The gradient of all powers is one sum, Σ_j j a^{j-1}."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        a = a.resolve_conj()
+        full = 1 << (n - 1).bit_length()
+        table, last, count = a.new_empty(*a.shape, full), a.clone(), 1
+        table[..., 0] = 1
+        while count < n:
+            torch.mul(table[..., :count], last[..., None], out=table[..., count : 2 * count])
+            last, count = last * last, 2 * count
+        ctx.save_for_backward(a, table)
+        return table[..., :n], last
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        (by_table, by_last), (a, table) = cotangents, ctx.saved_tensors
+        n, full = by_table.shape[-1], table.shape[-1]
+        if torch.is_grad_enabled():  # this pass is differentiated
+            return differentiable(lambda a: _differentiable_powers(a, n), [a], cotangents)[0], None
+        exponents = torch.arange(1, full + 1, dtype=a.real.dtype, device=a.device)
+        slopes = (table * exponents).conj()
+        total = slopes[..., -1] * by_last
+        return total + (slopes[..., : n - 1] * by_table[..., 1:]).sum(-1), None
 
 
 def _doubled(

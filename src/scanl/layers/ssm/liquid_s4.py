@@ -23,7 +23,7 @@ from scanl.ops.ssm_kernels import powers
 from scanl.options import at_least
 
 EQUATION = "s^p_t = A s^p_{t-1} + B x_t s^{p-1}_{t-1},  s^0 = 1,  y_t = 2 Re sum_p C s^p_t"
-BLOCK = 32  # steps
+BLOCK = 64  # steps
 SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.12951, '
 
 
@@ -127,32 +127,31 @@ class LiquidS4(GatedDiagonalLayer):
             spoil, head = since(faulty(head), 1).to(u.dtype), replaced(head)
         x = head.unflatten(1, (-1, BLOCK)).permute(3, 2, 0, 1)  # (D, block, B, blocks)
         shape = x.shape[2:]
-        x = x.flatten(2)
-        sums = x.cumsum(1)
+        x = x.flatten(2).contiguous()
+        # The inputs of a block are also read from its last one back: the powers of a then need not be turned.
+        back = x.flip(1)
         table, jump = powers(a.to(torch.complex128), BLOCK)  # a^0, ..., a^{block-1}, (D, N/2, block), and a^block
         table, jump = table.to(a.dtype), jump.to(a.dtype)
-        end = _real(b[..., None] * table.flip(-1)) @ x
-        end = _complex(end, shape)
-        first = state[:, 0]
-        s, last = linear_scan(end, jump, first)
-        entering = torch.cat([first[:, None], s[:, :-1]], 1)
+        parts, of_block = torch.cat([table.real, table.imag], 1), table[..., -1:]  # (D, N, block)
+        read_out, write = 2 * C[..., None], b[..., None]
+        end = write * _complex(parts @ back)
+        first = _columns(state[:, 0])
+        entering, last = _entering(end, jump, first, shape)
         lasts, both = [last], entering
-        read_out = 2 * C[..., None] * table
-        one = _toeplitz(_read(b[..., None] * read_out, torch.ones_like(b)[..., None])[..., 0])
-        y = one @ x
+        one = _toeplitz(_read(parts, write * read_out)[..., 0])
+        y = one @ back
         if self.degree == 2:
-            by_sum = b[..., None] * table
+            sums, write_both = x.cumsum(1), write * write
             total = sums[:, -1:]
-            within = _real((b * b)[..., None] * table[..., :-1].flip(-1)) @ (x * (total - sums))[:, :-1]
-            written = total.view(-1, *shape).permute(1, 2, 0)[..., None] * by_sum[..., -1] * entering
-            s, last = linear_scan(_complex(within, shape) + written, jump, state[:, 1])
-            both = entering + torch.cat([state[:, 1:2], s[:, :-1]], 1)
+            within = write_both * _complex(parts[..., :-1] @ (back * (total - sums.flip(1)))[:, 1:])
+            s, last = _entering(within + total * (write * of_block) * entering, jump, _columns(state[:, 1]), shape)
+            both = entering + s
             lasts.append(last)
-            two = _read((b * b)[..., None] * read_out, torch.ones_like(b)[..., None])[..., 0]
-            two = _toeplitz(F.pad(two[:, :-1], (1, 0)))
-            y = y + sums * (two @ x + _read(b[..., None] * read_out, _columns(entering))) - two @ (x * sums)
-        y = y + _read(a[..., None] * read_out, _columns(both))
-        y, lasts = y.view(-1, BLOCK, *shape).permute(2, 3, 1, 0).flatten(1, 2), torch.stack(lasts, 1)
+            two = _toeplitz(F.pad(_read(parts, write_both * read_out)[..., 0][:, :-1], (1, 0)))
+            y = y + sums * (two @ back + _read(parts, write * read_out * entering)) - two @ (x * sums).flip(1)
+        y = y + _read(parts, a[..., None] * read_out * both)
+        y = y.view(-1).view(-1, BLOCK, *shape)  # by one axis, the gradient is turned once, not at each of its uses
+        y, lasts = y.permute(2, 3, 1, 0).flatten(1, 2), torch.stack(lasts, 1)
         if spoil is not None:
             y, lasts = y * spoil, lasts * spoil[:, None, -1, :, None]
         if not tail.shape[1]:
@@ -161,31 +160,35 @@ class LiquidS4(GatedDiagonalLayer):
         return torch.cat([y, more], 1), lasts
 
 
-def _real(table: Tensor) -> Tensor:
-    """Return a complex matrix (D, N/2, M) as the rows of its real and then its imaginary parts, (D, N, M)."""
-    return torch.cat([table.real, table.imag], 1)
-
-
-def _complex(rows: Tensor, shape: torch.Size) -> Tensor:
-    """Return real and then imaginary parts, (D, N, B blocks), as complex numbers (B, blocks, D, N/2)."""
-    re, im = rows.chunk(2, 1)
-    return torch.complex(re, im).unflatten(2, shape).permute(2, 3, 0, 1)
+def _complex(rows: Tensor) -> Tensor:
+    """Return real and then imaginary parts, (D, N, M), as complex numbers (D, N/2, M)."""
+    return torch.complex(*rows.chunk(2, 1))
 
 
 def _columns(s: Tensor) -> Tensor:
-    """Return states (B, blocks, D, N/2) as columns (D, N/2, B blocks)."""
-    return s.permute(2, 3, 0, 1).flatten(2)
+    """Return states (B, D, N/2) as columns (D, N/2, B)."""
+    return s.permute(1, 2, 0)
 
 
-def _read(table: Tensor, columns: Tensor) -> Tensor:
-    """Return Re Σ_n table_nj s_nm, (D, block, M), for a table (D, N/2, block) and columns (D, N/2, M)."""
-    return torch.cat([table.real, -table.imag], 1).mT @ _real(columns)
+def _entering(written: Tensor, jump: Tensor, first: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return the states that enter the blocks, as columns, and those after the last block, (B, D, N/2).
+
+    written: what each block adds, (D, N/2, B blocks).   jump: their factor over a block, (D, N/2).   first: the states
+    before all blocks, (D, N/2, B).
+    """
+    rows, start = written.unflatten(2, shape).permute(2, 3, 0, 1), first.permute(2, 0, 1)  # (B, blocks, D, N/2)
+    s, last = linear_scan(rows, jump, start)
+    return torch.cat([start[:, None], s[:, :-1]], 1).permute(2, 3, 0, 1).flatten(2), last
+
+
+def _read(parts: Tensor, columns: Tensor) -> Tensor:
+    """Return Re Σ_n t_nj s_nm, (D, block, M), for the parts (D, N, block) of t and columns s (D, N/2, M)."""
+    return parts.mT @ torch.cat([columns.real, -columns.imag], 1)
 
 
 def _toeplitz(kernel: Tensor) -> Tensor:
-    """Return the matrices (D, L, L) that convolve L steps with a kernel (D, L)."""
-    steps = torch.arange(kernel.shape[1], device=kernel.device)
-    return kernel[:, (steps[:, None] - steps).clamp(min=0)].tril()
+    """Return the matrices (D, L, L) that convolve L steps, given from the last one back, with a kernel (D, L)."""
+    return F.pad(kernel, (kernel.shape[1] - 1, 0)).unfold(1, kernel.shape[1], 1)
 
 
 def _before(s: Tensor, row: Tensor, cu_seqlens: Tensor | None) -> Tensor:

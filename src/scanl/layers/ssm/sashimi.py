@@ -67,24 +67,28 @@ class Tier(Layer):
         start = self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None:
             return each_alone(self, x, start, cu_seqlens)
-        return self._run(x, start)
+        return self._run(x, start, new=state is None)
 
-    def _run(self, x: Tensor, state: TierState) -> tuple[Tensor, TierState]:
+    def _run(self, x: Tensor, state: TierState, *, new: bool = False) -> tuple[Tensor, TierState]:
+        """Run rows. new: no step was read before; then a block need not compute what a state of zeros adds."""
         if self.slow is not None:
             phases = torch.zeros(1) if state.phase.is_meta else state.phase
             if bool((phases != phases[:1]).any()):
                 rows = [self._run(x[n : n + 1], index(state, slice(n, n + 1))) for n in range(len(x))]
                 return torch.cat([y for y, _ in rows]), cat([after for _, after in rows])
-            x, phase, pending, due, slow = self._through_slow(x, state, int(phases[0]) if len(phases) else 0)
+            first = int(phases[0]) if len(phases) else 0
+            x, phase, pending, due, slow = self._through_slow(x, state, first, new)
         else:
             phase = pending = due = slow = ()
         y, states = x, []
         for block, start in zip(self.blocks, state.blocks, strict=True):
-            y, after = block(y, start)
+            y, after = block(y, None if new else start)
             states.append(after)
         return y + x, TierState(tuple(states), phase, pending, due, slow)
 
-    def _through_slow(self, x: Tensor, state: TierState, phase: int) -> tuple[Tensor, Tensor, Tensor, Tensor, State]:
+    def _through_slow(
+        self, x: Tensor, state: TierState, phase: int, new: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, State]:
         """Return x plus what the tier below adds, and what is kept of it."""
         assert self.slow is not None
         pool, steps = self.pool, x.shape[1]
@@ -93,7 +97,7 @@ class Tier(Layer):
         due, slow = state.due.to(x.dtype), state.slow
         if count:
             pooled = pending[:, : count * pool].unflatten(1, (count, pool)).mT.flatten(2)  # channel by channel
-            answers, slow = self.slow(self.down(pooled), slow)
+            answers, slow = self.slow(self.down(pooled), None if new else slow)
             due = torch.cat([due, self.up(answers).unflatten(2, (-1, pool)).mT.flatten(1, 2)], 1)
         x = x + due[:, phase : phase + steps]
         tail, due = widen(pending[:, count * pool :]), widen(due[:, count * pool :])

@@ -72,11 +72,16 @@ def _product(slots):
             _add_strip(y, count, columns, a, k * a_term, a_row, a_term, strip, at, row, some, dtype.type(k > 0))
 
 
+def _readable(b: Tensor) -> Tensor:
+    """Return b with adjacent rows or columns."""
+    return b if 1 in b.stride()[2:] else b.contiguous()
+
+
 def _by_kernel(a: Tensor, b: Tensor) -> Tensor:
     """Return a b for a (n, m, M, K) and b (n, m, K, N), of which M or N is in vectors."""
     if b.shape[3] % LANES:
         return _by_kernel(b.mT, a.mT).mT
-    b = b if 1 in b.stride()[2:] else b.contiguous()
+    b = _readable(b)
     outer, pairs, rows, terms = a.shape
     columns, blocks = b.shape[3], -(-rows // BLOCK)
     y = empty((outer, pairs, rows, columns), a.dtype)
@@ -103,6 +108,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         a, b = ctx.saved_tensors
         times = torch.matmul if torch.is_grad_enabled() else _times  # the gradient may be differentiated
+        dy = _readable(dy)
         return tuple(
             times(left, right) if needed else None
             for needed, left, right in zip(ctx.needs_input_grad, (dy, a.mT), (b.mT, dy), strict=True)
