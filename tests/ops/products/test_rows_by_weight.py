@@ -53,3 +53,14 @@ def test_threads_share_a_large_product(rows):
         torch.set_num_threads(threads)
     for y in results:
         assert_product(y, x, weight)
+
+
+def test_pairs_of_matrices_are_products():
+    """Of a weight as a linear layer has it, and of one with columns side by side, for a head each."""
+    x, weight, columns, added = (torch.randn(3, *size) for size in ((5, 32), (40, 32), (32, 48), (1, 40)))
+    kernel = RecordedFunction(lambda x: (torch.baddbmm(added, x, weight.mT), x @ columns, x[1] @ columns[1]), x)
+    assert {"times", "times_rows"} <= kernel._called
+    for y, w in zip(kernel(x), (weight, columns.mT, columns[1].mT), strict=True):
+        given, offset = x if y.ndim == 3 else x[1], added if w is weight else 0
+        bound = (32 + 1) * torch.finfo(y.dtype).eps * (given.abs() @ w.abs().mT + abs(offset))
+        assert ((y - given.double() @ w.double().mT - offset).abs() <= bound).all()

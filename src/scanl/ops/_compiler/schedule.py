@@ -38,8 +38,11 @@ from scanl.ops._compiler.views import Memory, Operand, View, merged
 
 MIN_WEIGHT_NUMBERS = 1 << 10  # numbers of a weight: a product by it is a call of another kernel
 MIN_COLUMNS = 8  # its least columns: COLUMNS of rows_by_weight.py at most, which imports numba
+WHOLE_COLUMNS = 16  # a matrix of whole vectors of columns: BYTES of micro_kernel.py
+MIN_ROWS = 4  # rows for which small products are calls
+MAX_GROUPS = 16  # pairs of matrices, each of which is a call
 # Kernels that a kernel calls, in their order in `in_team.py`; before them are those of the kinds of weights.
-CALLEES = ("times", "times_quantized")
+CALLEES = ("times", "times_quantized", "times_rows")
 WEIGHTS = ("float32", "int8", "int4")
 FIRST_CALLEE = 2 + len(WEIGHTS)  # its place in what `team` points to
 MAX_SHORT_ROW = 64  # numbers: the compiler would sum several shorter rows at once, and gather numbers of each
@@ -275,11 +278,7 @@ class Schedule:
             column = a._replace(shape=(*groups, k, 1), strides=(*a.strides[:-2], a.strides[-1], 0))
             if self._sums_in_loop(out, out.expanded(b.shape), [column, b], lambda x, y, z: x + y * z):
                 return
-        one = not any(size > 1 for size in groups) and _adjacent(out, a) and not self._portable
-        if one and b.strides[-2] == 1 and k * m >= MIN_WEIGHT_NUMBERS and m >= MIN_COLUMNS:
-            rows = out.strides[-2], a.strides[-2], b.strides[-1]
-            pairs = [part for at, row in enumerate(rows) for part in (Name(f"p{at}"), Constant(row))]
-            self._call_kernel("times", "float32", [out, a, b], [*pairs, n, m, k])
+        if _adjacent(out, a) and not self._portable and self._called_product(out, a, b):
             if bias is not None:
                 self.elementwise(out, [out, bias], lambda x, y: x + y)
             return
@@ -299,6 +298,31 @@ class Schedule:
             begun = nested([("j", m)], [Assign(written, start)])
             lines = nested([("i", n)], [*begun, *nested([("l", k)], [Assign(factor, left), *rows])])
         self._add(body, nested(axes_of(axes, groups), lines), sums=True)
+
+    def _called_product(self, out: View, a: View, b: View) -> bool:
+        """Add the call of another kernel for each pair of matrices, and return whether there is one for them."""
+        *groups, n, k = a.shape
+        m, count = b.shape[-1], prod(groups)
+        few = count == 1 or (n >= MIN_ROWS and count <= MAX_GROUPS)
+        if not few or k * m < MIN_WEIGHT_NUMBERS or b.memory.kind != "float32":
+            return False
+        if b.strides[-2] == 1 and m >= MIN_COLUMNS:
+            name, strides = "times", [out.strides[-2], a.strides[-2], b.strides[-1]]
+        elif b.strides[-2:] == (m, 1) and m % WHOLE_COLUMNS == 0 and n >= MIN_ROWS:
+            name, strides = "times_rows", [out.strides[-2], a.strides[-2]]
+        else:
+            return False
+        for at in range(count):
+            views = out, a, b
+            for size in reversed(groups):
+                views = [view.at(-3, at % size, 1).without(-3) for view in views]
+                at //= size
+            places: list[Expression | int] = []
+            for number, stride in enumerate(strides):
+                places += [Name(f"p{number}"), stride]
+            places += [Name("p2")] if len(strides) == 2 else []
+            self._call_kernel(name, "float32", views, [*places, n, m, k])
+        return True
 
     def _sums_in_loop(self, out: View, total: View, terms: Sequence[View], rule: Rule) -> bool:
         """Add a sum to the loop that writes the last of what is summed, and return whether there is one.

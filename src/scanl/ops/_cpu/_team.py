@@ -56,6 +56,14 @@ def scratch(size, dtype):
     return memory[start : start + size]
 
 
+@helper()
+def unset(size, dtype):
+    """Return memory as `scratch` does, with any numbers."""
+    memory = np.empty(size + 64, dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize
+    return memory[start : start + size]
+
+
 @helper(forceinline=True)
 def take(counter):
     """Take the next unit of work from the common counter at this address."""

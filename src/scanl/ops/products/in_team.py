@@ -22,9 +22,11 @@ from numba.extending import intrinsic
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._pointers import pointer
-from scanl.ops._cpu._slots import packer
+from scanl.ops._cpu._rows import fill
+from scanl.ops._cpu._slots import packer, part
 from scanl.ops._cpu._team import openmp
 from scanl.ops._cpu._threads import threads
+from scanl.ops.products.matrices import add_part_products
 from scanl.ops.products.rows_by_weight import HEIGHT, division, product, quantized_product
 
 THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last
@@ -101,6 +103,18 @@ def times_quantized(slots):
     _run(team, 2 if grouped else 1, packed, columns * terms)
 
 
+@kernel("team y y_row x x_row w rows columns terms")
+def times_rows(slots):
+    """Compute y = x w for y (rows, columns), x (rows, terms) and w (terms, columns), whose rows follow one another."""
+    rows, columns, terms, y_row, x_row = slots.rows, slots.columns, slots.terms, slots.y_row, slots.x_row
+    y, x = part(slots.y, 0, rows * y_row, np.float32), part(slots.x, 0, rows * x_row, np.float32)
+    for r in range(rows):
+        fill(y, r * y_row, columns, np.float32(0))
+    add_part_products(
+        y, 0, y_row, columns, x, 0, x_row, terms, part(slots.w, 0, terms * columns, np.float32), 0, 0, rows
+    )
+
+
 # The kernels of each kind of weight, and those that recorded kernels call, in the order in which a team has their
 # addresses.
 KERNELS = {
@@ -109,6 +123,7 @@ KERNELS = {
     "int4": (quantized_product, torch.uint8),
     "times": (times, torch.float32),
     "times_quantized": (times_quantized, torch.float32),
+    "times_rows": (times_rows, torch.float32),
 }
 
 

@@ -25,7 +25,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._pointers import pointer
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import part, units
-from scanl.ops._cpu._team import scratch
+from scanl.ops._cpu._team import scratch, unset
 from scanl.ops.products.matrices import transpose
 from scanl.ops.products.micro_kernel import (
     BYTES,
@@ -176,7 +176,7 @@ def product(slots):
     x, w = part(slots.x, 0, rows * slots.x_row, np.float32), part(slots.w, 0, slots.columns * w_row, np.float32)
     y, turned, square = part(slots.y, 0, rows * y_row, np.float32), min(rows, panels_of(rows) * PANEL), PANEL * PANEL
     size, made = panels_of(rows) * PANEL * terms, False
-    memory = scratch(size + (turned and COLUMNS * square), np.float32)
+    memory = unset(size + (turned and COLUMNS * square), np.float32)
     panels, sums = memory[:size], memory[size:]
     for unit in units(slots):  # a unit is `width` columns; the last may begin early, where too few are left for a tile
         if not made:
