@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, types  # pyright: ignore[reportPrivateImportUsage]
-from numba.extending import intrinsic, overload
+from numba.core.typing.templates import signature
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._pointers import intrinsic
 
 # ln 2 in two parts. The first has few digits, so its product with an exponent is exact.
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -59,17 +60,19 @@ def _exp32(x):
     return (y + y) * float_of_bits(power)  # pyright: ignore[reportCallIssue]
 
 
-def by_dtype(single: Callable, double: Callable) -> Callable[[Any], Any]:
+def by_dtype(single: Callable, double: Callable) -> Any:
     """Return a function for kernels: `single` for float32, `double` for other types."""
 
-    def function(x):
-        raise NotImplementedError
+    @intrinsic
+    def function(typingctx, x):
+        called = typingctx.resolve_value_type(single if x == types.float32 else double)
+        found = typingctx.resolve_function_type(called, (x,), {})
+        made = signature(found.return_type, *found.args)
 
-    @overload(function, inline="always")
-    def _(x):
-        if x == types.float32:
-            return lambda x: single(x)
-        return lambda x: double(x)
+        def codegen(context, builder, signature, args):
+            return context.get_function(called, made)(builder, args)
+
+        return made, codegen
 
     return function
 

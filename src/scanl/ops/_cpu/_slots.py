@@ -14,12 +14,13 @@ import torch
 from llvmlite import ir
 from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import lower_getattr_generic, models, overload, register_model
+from numba.extending import lower_getattr_generic, models, register_model
 from numba.np.numpy_support import as_dtype
 
 from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._half import HalfType
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._pointers import intrinsic
 from scanl.ops._cpu._team import take
 
 _DTYPES = ("dtype", "sum_dtype")  # what a kernel reads like a slot, but is a type
@@ -156,17 +157,15 @@ def units(slots):
         yield unit
 
 
-def constant_of(compute: Callable[[np.dtype], Any]) -> Callable[[Any], Any]:
+def constant_of(compute: Callable[[np.dtype], Any]) -> Any:
     """Return a function for kernels: of a dtype, whose result is a constant there."""
 
-    def function(dtype):
-        raise NotImplementedError
-
-    @overload(function, inline="always")
-    def _(dtype):
+    @intrinsic
+    def function(typingctx, dtype):
         bits = np.dtype(np.uint16) if isinstance(dtype.dtype, HalfType) else as_dtype(dtype.dtype)
         constant = compute(bits)
-        return lambda dtype: constant
+        kind = types.unliteral(typingctx.resolve_value_type(constant))
+        return kind(dtype), lambda context, builder, *_: context.get_constant_generic(builder, kind, constant)
 
     return function
 

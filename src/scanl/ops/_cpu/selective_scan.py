@@ -16,11 +16,11 @@ groups are narrow (a block then has several groups) or if B or C is constant ove
 
 import functools
 import itertools
+import operator
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba.extending import overload
 
 from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._flat import FlatType, array
@@ -28,7 +28,7 @@ from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
-from scanl.ops._cpu._pointers import outlined
+from scanl.ops._cpu._pointers import intrinsic, outlined
 from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid
 from scanl.ops._cpu._slots import channels, constant_of, units
@@ -56,14 +56,15 @@ _real = constant_of(lambda dtype: np.finfo(dtype).dtype)
 _double = constant_of(lambda dtype: np.result_type(dtype, np.float64))
 
 
-def lane(b, j):  # pyright: ignore[reportRedeclaration]
+@intrinsic
+def lane(typingctx, b, j):
     """Return b if it is one number for all lanes, or the j-th number of a row."""
-    raise NotImplementedError
-
-
-@overload(lane, inline="always")
-def _lane(b, j):
-    return (lambda b, j: b[j]) if isinstance(b, FlatType) else (lambda b, j: b)
+    if not isinstance(b, FlatType):
+        return b(b, j), lambda context, builder, signature, args: args[0]
+    read = typingctx.resolve_function_type(operator.getitem, (b, j), {})
+    return b.dtype(*read.args), lambda context, builder, signature, args: context.get_function(operator.getitem, read)(
+        builder, args
+    )
 
 
 @helper(**FLAGS)
