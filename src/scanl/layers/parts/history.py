@@ -20,13 +20,13 @@ def with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Ten
     such states.
     """
     steps, lags = v.shape[1], kernel.shape[1] - 1
-    y, _ = long_convolution(v, kernel)
+    y, _ = long_convolution(v, kernel[:, : max(steps, 1)])
     if history is None:
         return y, F.pad(v, (0, 0, max(0, lags - steps), 0))[:, max(0, steps - lags) :]
     if steps == 1:
-        y = y + torch.einsum("bld,dl->bd", history, kernel[:, 1:].flip(1))[:, None]
+        y = y + (history * kernel.T[1:].flip(0).contiguous()).sum(1, keepdim=True)
     elif steps and lags:
         reached = min(steps, lags)
         echo, _ = long_convolution(F.pad(history, (0, 0, 0, reached)), kernel)
         y = y + F.pad(echo[:, lags:], (0, 0, 0, steps - reached))
-    return y, torch.cat([history, v], 1)[:, steps:]
+    return y, torch.cat([history[:, steps:], v[:, max(0, steps - lags) :]], 1)
