@@ -5,7 +5,7 @@
 Width 128, four blocks, the prompt of 16 tokens. Times are of the processor, in microseconds.
 token: mean of the last 60 tokens.   median: theirs, which other work on the machine disturbs less.
 reads: the weights are summed, but for the embedding, of which a step reads one row.   state: the state is copied, which
-a step reads and writes beside.   Both are medians of 30.   ratio: token over reads.
+a step reads and writes beside.   Both are medians of 30.   ratio: median over reads.
 total: seconds for all 64 tokens, with what is imported and read from disk. The kernels are on disk.
 With --cold the process begins with an empty folder of kernels: total is then that of the compiled step, ordinary that
 of the ordinary one in another empty folder, and more their difference. A layer without a compiled step has a reason.
@@ -56,7 +56,7 @@ def child(name: str, width: int, depth: int, kernels: str | None, *, compiled: b
     token, median = statistics.mean(tokens), statistics.median(tokens)
     reason = model.explain().splitlines()[0].removeprefix("compiled: ") if compiled else ""
     times = {"token_us": 1e6 * token, "median_us": 1e6 * median, "reads_us": 1e6 * read, "state_us": 1e6 * copy}
-    times |= {"ratio": token / read, "total": ends[-1] - begin}
+    times |= {"ratio": median / read, "total": ends[-1] - begin}
     return {**times, "reason": None if reason == "can run" else reason}
 
 
