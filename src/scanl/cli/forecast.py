@@ -83,7 +83,10 @@ def of_table(args: Any, out: Path | None, picture: Path | None) -> int:
     from scanl.learning.forecasting.untrained import HistoryTable, UntrainedForecasts, guessed
 
     if args.data is not None and not args.follow:
-        raise ConfigError(f"forecast: data is {args.data}, expected none because {args.run} is a table, and no run")
+        raise ConfigError(
+            f"forecast: data is {args.data}, expected none because {args.run} is a table, whose own rows are read; put "
+            f"all rows into one table, or give --follow to read the rows of {args.data} one by one"
+        )
     given = (args.target, args.time, args.series)
     target, time_, series = guessed(Path(args.run), *given)
     told = [f"{n} {v}" for n, v, g in zip(OF_TABLE, (target, time_, series), given, strict=False) if v != g]

@@ -166,8 +166,8 @@ class ForecastQuestion(Question):
 
     target, past, static, future: number of columns of each kind, as in `SeriesColumns`.   scales: of these columns, in
     this order; None if the source has standardised them.   timed: whether the steps have durations.   season: steps of
-    a season. By default a forecast has a linear map of this many last values.   distribution: a head, by name, as in
-    `Number`.
+    a season. By default a forecast has a linear map of this many last values.   second: steps of a longer season; 1:
+    none.   distribution: a head, by name, as in `Number`.
     """
 
     real: ClassVar[bool] = True
@@ -179,6 +179,7 @@ class ForecastQuestion(Question):
     scales: Scales | None = None
     timed: bool = False
     season: int = 1
+    second: int = 1
     distribution: str = "points"
     scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")
 

@@ -47,6 +47,11 @@ class FlatModel(nn.Module):
             raise ConfigError(
                 "export: the model has random filters, expected a stack alone; `scanl train` makes one with --steps"
             )
+        if isinstance(model, Forecaster) and model.pretrained is not None:
+            raise ConfigError(
+                "export: the forecaster takes the mean with the model in the package, expected one that stands alone; "
+                "train it with --pretrained 0"
+            )
         self.model = copy.deepcopy(model).cpu().eval()  # the caller's may be in training, and on a GPU
         self.time, self.batch, self.steps = 1, 0, 1
         if isinstance(model, StreamingModule):

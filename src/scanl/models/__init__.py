@@ -17,12 +17,13 @@ from scanl.models.decoding.generation import Generation as Generation
 from scanl.models.decoding.session import Session as Session
 from scanl.models.decoding.state_store import StateStore as StateStore
 from scanl.models.decoding.streams import Streams as Streams
-from scanl.models.forecasting.forecaster import Forecast as Forecast
 from scanl.models.forecasting.forecaster import Forecaster as Forecaster
 from scanl.models.forecasting.normalization import Normalization as Normalization
 from scanl.models.forecasting.pretrained import PretrainedForecaster as PretrainedForecaster
 from scanl.models.forecasting.pretrained import pretrained_forecaster as pretrained_forecaster
 from scanl.models.forecasting.random_filters import RandomFilters as RandomFilters
+from scanl.models.forecasting.share import Forecast as Forecast
+from scanl.models.forecasting.share import PretrainedShare as PretrainedShare
 from scanl.models.heads.classifier import SequenceClassifier as SequenceClassifier
 from scanl.models.heads.labeler import SequenceLabeler as SequenceLabeler
 from scanl.models.heads.language_model import LanguageModel as LanguageModel

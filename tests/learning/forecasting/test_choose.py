@@ -203,7 +203,7 @@ def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkey
     monkeypatch.setattr(choosing, "begun", lambda *_: SimpleNamespace(stack=torch.nn.Linear(1, 1)))
     monkeypatch.setattr(choosing._Mark, "of", mark)
     options = {"log": False, "lags": 3, "sequence_length": 16, "distribution": "quantiles", "calibrated": True}
-    choice = ForecasterChoice(options | choosing.STACK, {}, np.zeros(0), Intervals(*[np.zeros(0)] * 2))
+    choice = ForecasterChoice(options | choosing.STACK, {}, np.zeros(0), Intervals(*[np.zeros(0)] * 2), 16)
     choosing._learn(source, past, choice, [np.zeros(0)] * 3, {}, Plan(1e6), SILENCE)
     assert choice.options["steps"] == choosing.STEPS * best // 6
     assert borders == [tuple(past.borders[2:4]), tuple(past.borders[1:3])]
@@ -214,6 +214,29 @@ def test_a_stack_stays_if_it_gains_in_both_last_backtests(name, tmp_path, monkey
 def test_a_map_that_needs_more_rows_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"start: \['ridge\(70, 1, naive\)'\] needs more rows than the table has"):
         choose(airline(tmp_path), {"start": ["ridge(70, 1, naive)"]}, 60)
+
+
+@pytest.mark.parametrize(("error", "share"), [(0.0, 0.75), (100.0, 0.0)])
+def test_the_pretrained_forecaster_has_a_share_where_it_helps(error, share, tmp_path, monkeypatch):
+    """One that knows what comes, up to an error, in place of the real one."""
+    monkeypatch.setattr(choosing, "MIN_SHARE_ORIGINS", 20)
+    source = airline(tmp_path)
+    past = PastTargets.of(source)
+
+    class Prophet:
+        def predict(self, x, *, horizon, season, levels):
+            assert season == (12, 1)
+            ahead = []
+            for row in x[..., 0].numpy():
+                (at,) = np.flatnonzero(np.isclose(past.arrays[0], row[-1], rtol=1e-9, atol=0))
+                came = past.arrays[0][at + 1 : at + 1 + horizon]
+                ahead.append(np.concatenate([came, np.zeros(horizon - len(came))]) + error)
+            return SimpleNamespace(mean=torch.from_numpy(np.stack(ahead))[..., None]), None
+
+    monkeypatch.setattr(choosing, "pretrained_forecaster", Prophet)
+    choice = choose(source, {"steps": 0, "log": True, "lags": 13}, 60)
+    assert choice.options["pretrained"] == share
+    assert choice.options["sequence_length"] == (choosing.READ_STEPS if share else choice.length)
 
 
 def test_nothing_is_chosen_on_the_test_part(tmp_path):

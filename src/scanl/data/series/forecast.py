@@ -63,6 +63,7 @@ class SeriesForecast(SeriesQuestion):
             scales=sum((scales_of(array) for array in columns), ()),
             timed=flat.spans is not None,
             season=min(self.season, windows.length),  # a window of training has no more values
+            second=windows.collection.longer_season(self.season),
             distribution=self.distribution,
             scores=self.scores,
         )

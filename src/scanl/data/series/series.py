@@ -80,6 +80,12 @@ class Collection:
         """Whether the steps have durations."""
         return self.series[0].spans is not None
 
+    def longer_season(self, season: int) -> int:
+        """Return the steps of the next longer season of the calendar; 1 for none."""
+        if not self.dated or not self.known:
+            return 1
+        return self.known[0].longer_season(season, max(map(len, self.series)))
+
 
 def _shown(texts: Sequence[str]) -> str:
     return ", ".join(

@@ -39,7 +39,8 @@ class PastTargets:
     """The targets before the test part, each channel of each series as one array.
 
     ends: how many rows of each array come before the test part.   units: of errors, as in `SeriesForecast`.
-    lasts: rows of each series before the test part, by the number of the series.
+    lasts: rows of each series before the test part, by the number of the series.   second: steps of a longer season; 1:
+    none.
     """
 
     arrays: list[Numbers]
@@ -48,6 +49,7 @@ class PastTargets:
     season: int
     horizon: int
     lasts: dict[int, int]
+    second: int = 1
 
     @classmethod
     def of(cls, source: SeriesSource) -> "PastTargets":
@@ -65,7 +67,7 @@ class PastTargets:
                 lengths.append(end)
                 unit = units[i][channel]
                 scales.append(float(unit if unit > 0 else usual[channel]))
-        return cls(arrays, lengths, scales, season, source.horizon, ends)
+        return cls(arrays, lengths, scales, season, source.horizon, ends, source.collection.longer_season(season))
 
     @cached_property
     def borders(self) -> list[float]:
@@ -184,12 +186,14 @@ class BacktestWindows:
         """Return the forecasts (n, H) of a map at some origins, normalised."""
         return self.values[rows, : weights.shape[1]] @ weights.T
 
+    def numbers(self, normalized: Numbers, rows: Rows) -> Numbers:
+        """Return normalised numbers (n, H) at some origins as they are in the table."""
+        x = self.location[rows, None] + self.scale[rows, None] * normalized
+        return np.exp(np.minimum(x, MOST_LOG)) if self.log else x
+
     def errors(self, forecasts: Numbers, rows: Rows) -> Numbers:
         """Return the errors (n, H) of normalised forecasts at some origins, in units of the seasonal naive's."""
-        location, scale = self.location[rows, None], self.scale[rows, None]
-        ahead, came = (location + scale * z for z in (forecasts, self.came[rows]))
-        if self.log:
-            ahead, came = np.exp(np.minimum(ahead, MOST_LOG)), np.exp(came)
+        ahead, came = (self.numbers(z, rows) for z in (forecasts, self.came[rows]))
         if self.past.least is not None:
             ahead = np.maximum(ahead, self.past.least)
         if self.past.whole:
@@ -211,8 +215,7 @@ class BacktestWindows:
     def _by_fold(self, forecasts: Sequence[Numbers]) -> Numbers:
         """Return the error in each backtest: the mean over the steps ahead, since the last ones have fewer origins."""
         folds = zip(forecasts, self.folds, strict=True)
-        absolute = [np.abs(self.errors(ahead, rows)) for ahead, (_, rows) in folds]
-        return np.array([float(_mean(errors).mean()) for errors in absolute])
+        return np.array([mean_error(self.errors(ahead, rows)) for ahead, (_, rows) in folds])
 
     @cached_property
     def _of_naive(self) -> Numbers:
@@ -223,11 +226,11 @@ class BacktestWindows:
         return np.maximum(errors, max(errors.mean() / 100, np.finfo(np.float64).tiny))
 
 
-def _mean(errors: Numbers) -> Numbers:
-    """Return the mean (H,) over the origins, without the steps ahead that no origin has."""
+def mean_error(errors: Numbers) -> float:
+    """Return the mean of absolute errors (n, H) over the origins, and then over the steps ahead that an origin has."""
     known = ~np.isnan(errors)
-    sums = np.where(known, errors, 0.0).sum(0, dtype=np.float64)
-    return sums[known.any(0)] / known.sum(0)[known.any(0)]
+    sums = np.where(known, np.abs(errors), 0.0).sum(0, dtype=np.float64)
+    return float((sums[known.any(0)] / known.sum(0)[known.any(0)]).mean())
 
 
 def _sample(inside: NDArray[np.bool_], limit: int) -> Rows:

@@ -5,7 +5,8 @@
    `lags` of the forecaster. It stays as it is.
 2. A stack learns what the simple forecast leaves. It is trained on the rows before a backtest and measured in it. The
    step with the lowest mean error counts. If that is the first one, the simple forecast stands alone.
-3. The quantiles of the simple forecast come from errors in the backtests: in each of them, those of the forecast that
+3. The pretrained forecaster (`scanl.models.pretrained_forecaster`) has a share in the mean, by backtests as well.
+4. The quantiles of the simple forecast come from errors in the backtests: in each of them, those of the forecast that
    the other backtests choose. They are in units of the recent errors before an origin (`recent_errors`). If a stack
    has learnt, the errors of its forecasts give further factors.
 """
@@ -23,7 +24,7 @@ from scanl.data.base import LEVELS
 from scanl.data.batch import Batch
 from scanl.data.series.forecast import MAX_FORECASTS, SeriesForecast
 from scanl.data.series.source import SeriesSource
-from scanl.data.splits import TEST, VALIDATION, Piece
+from scanl.data.splits import TEST, VALIDATION, Piece, sampled
 from scanl.errors import ConfigError, counted
 from scanl.learning.descent import descend, seeded
 from scanl.learning.forecasting.backtests import (
@@ -35,19 +36,20 @@ from scanl.learning.forecasting.backtests import (
     Trial,
     combined,
     mean,
+    mean_error,
     mean_weights,
     trial,
 )
 from scanl.learning.forecasting.intervals import MIN_ERRORS, Intervals
 from scanl.learning.forecasting.lag_maps import LagMap, Numbers, candidates, widened
-from scanl.learning.forecasting.work import Plan, of_forecasts, of_simple, of_step
+from scanl.learning.forecasting.work import Plan, of_forecasts, of_pretrained, of_simple, of_step
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.progress import SILENCE, Progress
 from scanl.learning.questions import answerer
 from scanl.learning.questions.base import means
 from scanl.learning.run.config import OPTIONS, StackConfig, TrainConfig, fitting_stack, make_stack
 from scanl.learning.run.plan import RunLength, rate
-from scanl.models import Forecaster, Normalization, Stack
+from scanl.models import Forecaster, Normalization, Stack, pretrained_forecaster
 from scanl.models.forecasting.recent_errors import further_lags
 from scanl.options import options as options_of
 
@@ -60,6 +62,10 @@ MARKS = 6  # measurements of a stack while it learns
 MEASURED_FORECASTS = 192  # forecasts in one of them
 GAIN, LEAST_GAIN = 0.98, 0.99  # ratios of the errors after and before training: their mean, and that in each backtest
 FACTORS = (0.3, 4.0)  # bounds of the calibration
+SHARES = (0.0, 0.25, 0.5, 0.75)  # of the pretrained forecaster
+SHARE_SLACK = 0.01  # of the error, within which a smaller share is preferred
+MIN_SHARE_ORIGINS, MAX_SHARE_ORIGINS = 200, 96  # in all backtests, with fewer its share is 0; in one, that are measured
+READ_STEPS = 512  # that it reads before a forecast
 
 BY_BACKTESTS = "chosen by backtests"
 DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests choose
@@ -69,6 +75,7 @@ DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests 
     "steps": "chosen",
     **dict.fromkeys(("sequence_length", "lags", "span", "log", "start", "rounded", "least"), BY_BACKTESTS),
     "calibrated": BY_BACKTESTS,
+    "pretrained": BY_BACKTESTS,
 }
 
 
@@ -77,14 +84,16 @@ class ForecasterChoice:
     """What the backtests have chosen.
 
     options: by their names in `TrainConfig`.   errors: of forecasts in the backtests, by name: MASE.
-    weights: (H, q), of the simple forecast.   intervals: of its errors.   calibration: (H, Q), factors of the
-    quantiles; None: 1.   exceptions: what of the usual choice was left out, in words.
+    weights: (H, q), of the simple forecast.   intervals: of its errors.   length: of the sequences that a stack learns
+    from.   calibration: (H, Q), factors of the quantiles; None: 1.   exceptions: what of the usual choice was left out,
+    in words.
     """
 
     options: dict[str, Any]
     errors: dict[str, float]
     weights: Numbers
     intervals: Intervals
+    length: int
     calibration: Numbers | None = None
     exceptions: list[str] = field(default_factory=list)
 
@@ -99,8 +108,11 @@ class ForecasterChoice:
         if options["steps"]:
             about += f", and {options['layer']} of width {options['dim']}, which learns in {options['steps']} steps "
             about += "what that leaves"
-            before, after = list(errors.values())[-2:]
+            before, after = (value for name, value in errors.items() if name.endswith("last backtests"))
             error *= after / before
+        if share := options["pretrained"]:
+            about += f"; beside it the model in the package, with a share of {share:g}"
+            error *= errors[f"with a share of {share:g}"]
         return f"chosen: {about}; in the backtests it has {error:.2f} of the seasonal naive's error"
 
     def table(self) -> str:
@@ -146,16 +158,64 @@ def choose(
         "calibrated": True,
         "steps": 0,
         **STACK,
+        "pretrained": 0.0,
     }
-    options |= {name: value for name, value in fixed.items() if name in OPTIONS and name != "minutes"}
+    options |= {
+        name: value for name, value in fixed.items() if name in OPTIONS and name not in ("minutes", "pretrained")
+    }
     if len(windows.folds) == 1:
         plan.say("the table is too short for several backtests, so the intervals are hardly calibrated", progress)
     intervals = Intervals.of(windows, simple.unseen, len(source.targets))
-    choice = ForecasterChoice(options, simple.errors, weights, intervals, exceptions=plan.exceptions)
+    length = options["sequence_length"]
+    choice = ForecasterChoice(options, simple.errors, weights, intervals, length, exceptions=plan.exceptions)
+    share = fixed["pretrained"] if "pretrained" in fixed else _share(past, choice, simple, plan, progress)
     if learns:
         folds = [widened(mean_weights([one.folds[k] for one in chosen]), lags) for k in range(len(windows.folds))]
         _learn(source, past, choice, folds, fixed, plan, progress.part(border, 1.0))
+    options["pretrained"] = share
+    if share and "sequence_length" not in fixed:
+        options["sequence_length"] = max(length, READ_STEPS)
     return choice
+
+
+def _share(past: PastTargets, choice: ForecasterChoice, simple: "_Simple", plan: Plan, progress: Progress) -> float:
+    """Return the share of the pretrained forecaster: the smallest whose error in the backtests is about the lowest.
+
+    The errors are set in the choice, as ratios to those without it.
+    """
+    windows = simple.windows
+    folds = [
+        (weights, rows[sampled(len(rows), MAX_SHARE_ORIGINS)])
+        for weights, (_, rows) in zip(simple.unseen, windows.folds, strict=True)
+    ]
+    count = sum(len(rows) for _, rows in folds)
+    if count < MIN_SHARE_ORIGINS:
+        return 0.0
+    cost = of_pretrained(count + MAX_FORECASTS, READ_STEPS)
+    if cost > plan.left:
+        plan.leave_out("the model in the package", cost, progress)
+        return 0.0
+    plan.spent += cost
+    ratios = []
+    for weights, rows in folds:
+        values, _ = windows.history(rows, READ_STEPS)
+        values = values[:, : int(np.isfinite(values).any(0).sum())][:, ::-1]
+        ahead, _ = pretrained_forecaster().predict(
+            torch.from_numpy(np.exp(values) if windows.log else values.copy())[..., None],
+            horizon=past.horizon, season=(past.season, past.second), levels=[0.5],
+        )  # fmt: skip
+        came = windows.numbers(windows.came[rows], rows)
+        theirs = (came - ahead.mean[..., 0].numpy()) / windows.units[rows, None]
+        ours = windows.errors(windows.ahead(weights, rows), rows)
+        least = max(mean_error(ours), np.finfo(np.float64).tiny)
+        ratios.append([mean_error((1 - share) * ours + share * theirs) / least for share in SHARES])
+    errors = np.mean(ratios, 0)
+    share = next(share for share, error in zip(SHARES, errors, strict=True) if error <= errors.min() + SHARE_SLACK)
+    choice.errors |= {f"with a share of {one:g}": float(error) for one, error in zip(SHARES, errors, strict=True)}
+    progress.note(
+        f"the model in the package: a mean with it has {errors.min():.3f} of the error without; its share is {share:g}"
+    )
+    return share
 
 
 def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> Stack:
@@ -199,7 +259,7 @@ def fitted(source: SeriesSource, choice: ForecasterChoice, seed: int, progress: 
     steps = choice.options["steps"]
     if steps:
         past = PastTargets.of(source)
-        rows = _part(source, past, 1.0, 1.0, choice.options)
+        rows = _part(source, past, 1.0, 1.0, choice.options | {"sequence_length": choice.length})
         _Training(rows, model, choice.options, steps, seed, progress).go(steps)
     if choice.calibration is not None:
         assert model.calibration is not None
@@ -211,7 +271,7 @@ def begun(source: SeriesSource, choice: ForecasterChoice, weights: Numbers, seed
     """Make a forecaster that is the simple forecast of these weights as long as its stack has learnt nothing."""
     options = choice.options
     stack = StackConfig(**{name: options[name] for name in vars(StackConfig()) if name in options})
-    head = {name: options[name] for name in ("lags", "span", "log", "rounded", "least", "calibrated")}
+    head = {name: options[name] for name in ("lags", "span", "log", "rounded", "least", "calibrated", "pretrained")}
     torch.manual_seed(seed)
     model = answerer(source.question).model(make_stack(stack), head)
     with torch.no_grad():

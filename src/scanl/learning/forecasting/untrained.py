@@ -47,11 +47,8 @@ class HistoryTable(Table):
 
 def seasons_of(table: Table) -> tuple[int, int]:
     """Return the steps of a table's season, and of the next longer one of the calendar; 1 for none."""
-    collection = table.collection
-    first = table.season or collection.season
-    if not collection.dated or not collection.known:
-        return first, 1
-    return first, collection.known[0].longer_season(first, max(map(len, collection.series)))
+    first = table.season or table.collection.season
+    return first, table.collection.longer_season(first)
 
 
 def guessed(path: Path, target: str | None, time: str | None, series: str | None) -> tuple[str, str | None, str | None]:

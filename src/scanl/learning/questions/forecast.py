@@ -13,8 +13,9 @@ from scanl.data.questions import ForecastQuestion
 from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers, listed
-from scanl.models import Backbone, Channels, Forecaster, Normalization
-from scanl.options import NAME
+from scanl.models import Backbone, Channels, Forecaster, Normalization, PretrainedShare
+from scanl.models.forecasting.pretrained import DIGEST
+from scanl.options import NAME, between
 
 
 @dataclass
@@ -37,6 +38,7 @@ class ForecastOptions:
     rounded: Annotated[bool, "round the forecast to whole numbers"] = False
     least: Annotated[float | None, "no number is below this one; none: no limit"] = None
     calibrated: Annotated[bool, "intervals have factors from backtests, and one of the last errors"] = False
+    pretrained: Annotated[float, between(0, 1), "share of the model in the package in the forecast"] = 0.0
 
 
 @answers(ForecastQuestion)
@@ -64,6 +66,9 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
             normalization=Normalization(
                 **{name: options[name] for name in ("span", "log", "rounded", "least", "calibrated")}
             ),
+            pretrained=PretrainedShare(options["pretrained"], question.season, question.second, DIGEST)
+            if options["pretrained"]
+            else None,
         )
 
     def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:

@@ -22,6 +22,7 @@ from scanl.models.forecasting.lags import Lags
 from scanl.models.forecasting.normalization import Normalization
 from scanl.models.forecasting.recent_errors import further_lags, recent_factor
 from scanl.models.forecasting.running import Running, nothing_read, running
+from scanl.models.forecasting.share import Forecast, PretrainedShare
 from scanl.models.heads.distributions import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels
 from scanl.models.reader import FeatureEmbedding, Standard
@@ -40,22 +41,14 @@ class ForecasterState(NamedTuple):
     """State of a `Forecaster`.
 
     stack: state of the blocks.   running: running mean and variance of the targets, in float64.   lags: state of
-    `Lags`, in float64.
+    `Lags`, in float64.   pretrained: state of the pretrained forecaster, (B, C, ...); None without one, and after
+    `forward`, which does not run it.
     """
 
     stack: State
     running: Running
     lags: Tensor
-
-
-class Forecast(NamedTuple):
-    """A forecast of the next H steps of C targets, in their units and in float64.
-
-    mean: (B, H, C).   quantiles: (B, H, C, Q), at the levels of the call.
-    """
-
-    mean: Tensor
-    quantiles: Tensor
+    pretrained: State = None
 
 
 class Forecaster(Saved):
@@ -89,6 +82,9 @@ class Forecaster(Saved):
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
 
+    With `pretrained` a forecast is the mean of this one and of that of the model in the package, by its share. Training
+    and `forward` do not know it.
+
     A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out. With
     `timed`, the time until each step ahead is read with its covariates.
     x: (B, T, C).   parameters: (B, T, H, C, P); H is 1 if recursive.
@@ -117,12 +113,16 @@ class Forecaster(Saved):
             "how the targets are normalised by their past, and what forecasts may be; None: only the scales of the "
             "channels",
         ] = Normalization(),  # noqa: B008 (frozen)
+        pretrained: Annotated[
+            PretrainedShare | None,
+            "share of the forecaster in the package, which needs no training, in a forecast; None: it is not used",
+        ] = None,
     ) -> None:
         super().__init__()
         check_causal(self._who(), stack)
         self.stack, self.channels = stack, channels
         self.horizon, self.distribution = horizon, distribution
-        self.recursive, self.normalization = recursive, normalization
+        self.recursive, self.normalization, self.pretrained = recursive, normalization, pretrained
         self.targets, self.past, self.static = channels.target, channels.past, channels.static
         self.future, self.timed = channels.future, channels.timed
         self.form = normalization or Normalization()  # what is not the running mean and variance
@@ -161,6 +161,7 @@ class Forecaster(Saved):
             self.stack.init_state(batch_size, device=device, dtype=dtype),
             nothing_read(mean.repeat(batch_size, 1)),
             torch.zeros(batch_size, lag_steps, 3 * self.targets, device=device, dtype=torch.float64),
+            None if self.pretrained is None else self.pretrained.init_state(batch_size, self.targets),
         )
 
     def forward(
@@ -255,13 +256,31 @@ class Forecaster(Saved):
         columns = _begun("forecaster", inputs)
         paths, seed = whole_number("forecaster", "paths", paths, 1), whole_number("forecaster", "seed", seed)
         probabilities = as_levels(levels, self.standard.scale)
+        before, pretrained = state, None
+        forecast, state = self._trained(columns, state, probabilities, paths, seed)
+        if self.pretrained is not None:
+            if before is None:
+                before = self.init_state(len(columns.target))
+            elif before.pretrained is None:
+                raise ShapeError(
+                    "forecaster: state has no pretrained part, expected a state of init_state or predict, because "
+                    "forward does not run the pretrained model"
+                )
+            forecast, pretrained = self.pretrained.mixed(
+                forecast, columns.target, before.pretrained, self.horizon, levels
+            )
+        return Forecast(*map(self.form.allowed, forecast)), state._replace(pretrained=pretrained)
+
+    def _trained(
+        self, columns: SeriesColumns, state: ForecasterState | None, probabilities: Tensor, paths: int, seed: int
+    ) -> tuple[Forecast, ForecasterState]:
+        """Return the forecast of the stack and the lags, and the state without that of the pretrained forecaster."""
         parameters, state = self._after(self._inputs(columns), state)
-        allowed = self.form.allowed
         if not self.recursive:
             quantiles = self._calibrated(
                 self.head.quantiles(parameters, probabilities.to(parameters)), parameters, probabilities, state
             )
-            return Forecast(allowed(self.head.mean(parameters)), allowed(quantiles)), state
+            return Forecast(self.head.mean(parameters), quantiles), state
         paths = 1 if self.distribution == "points" else paths
         x, length = columns.target, columns.target.shape[1]
         generator = torch.Generator(x.device).manual_seed(seed)
@@ -280,7 +299,7 @@ class Forecaster(Saved):
                 ahead, later = self._decoded(SeriesColumns(drawn, None, static, *two), later)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(probabilities.to(drawn), dim=1).movedim(0, -1)
-        return Forecast(allowed(drawn.mean(1)), allowed(quantiles)), state
+        return Forecast(drawn.mean(1), quantiles), state
 
     def generate(
         self,

@@ -28,7 +28,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.packing import pack, unpack
 from scanl.models.forecasting import simple_forecasts
-from scanl.models.forecasting.forecaster import Forecast
+from scanl.models.forecasting.share import Forecast
 from scanl.models.forecasting.simple_forecasts import COUNT, KNOTS, Counts, Numbers, Seasons, SimpleState, SimpleSteps
 from scanl.models.heads.distributions import LEVELS, as_levels
 from scanl.models.saving import WEIGHTS as FILE
@@ -58,7 +58,7 @@ MIN_REPEATED, MIN_REPEATED_SHARE = (
 
 
 class PretrainedState(NamedTuple):
-    """State of a `PretrainedForecaster`: that of the simple forecasts, and that of the stack."""
+    """State of a `PretrainedForecaster`: that of the simple forecasts, with tensors, and that of the stack."""
 
     simple: SimpleState
     stack: Any
@@ -176,11 +176,12 @@ class PretrainedForecaster(Saved):
         probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).numpy()
         rows = max(1, PIECE_STEPS // y.shape[1])
         pieces = [
-            self._each(y[a : a + rows], _rows_of(state, slice(a, a + rows)), after, horizon)
+            self._each(y[a : a + rows], states.index(state, slice(a, a + rows)), after, horizon)
             for a in range(0, len(y), rows)
         ]
         learnt = np.concatenate([one for one, _ in pieces])
-        return _at_levels(learnt, probabilities), _joined([one for _, one in pieces])
+        last = [one for _, one in pieces]
+        return _at_levels(learnt, probabilities), last[0] if len(last) == 1 else states.cat(last)
 
     def init_state(self, batch_size: int, *, season: int | tuple[int, int] = 1) -> PretrainedState:
         """Return the state before any step of some series.   season: as in `predict`."""
@@ -192,12 +193,13 @@ class PretrainedForecaster(Saved):
         seasons = Seasons(np.full(batch_size, first), np.full(batch_size, max(first, second)))
         like = self.input.weight
         stack = self.stack.init_state(batch_size, device=like.device, dtype=like.dtype)
-        return PretrainedState(simple_forecasts.nothing_read(seasons), stack)
+        return PretrainedState(_as_tensors(simple_forecasts.nothing_read(seasons)), stack)
 
     def _each(self, y: Numbers, state: PretrainedState, steps: Counts, horizon: int) -> tuple[Numbers, PretrainedState]:
         """Return the learnt quantiles (B, N, H, Q) after some steps of y (B, T), and the state after the last step."""
-        told, simple, after = simple_forecasts.read(y, state.simple, steps, horizon)
-        seasons = state.simple.seasons
+        before = states.map_leaves(lambda part: part.numpy(), state.simple)
+        told, simple, after = simple_forecasts.read(y, before, steps, horizon)
+        seasons = before.seasons
         hidden, stack = self.hidden(told, seasons, state.stack)
         hidden = hidden[:, steps, None].expand(-1, -1, horizon, -1)
         outputs = self.ahead(hidden, *ahead_features(told, seasons, steps, simple, np.arange(1, horizon + 1)))
@@ -211,7 +213,7 @@ class PretrainedForecaster(Saved):
         )
         quantiles = np.clip(quantiles, low, high) + after.origin[:, None, None, None]
         quantiles[told.known == 0] = np.nan
-        return quantiles, PretrainedState(after, stack)
+        return quantiles, PretrainedState(_as_tensors(after), stack)
 
 
 @cache
@@ -229,25 +231,11 @@ def pretrained_forecaster() -> PretrainedForecaster:
     return model.eval().double().requires_grad_(False)
 
 
-def _rows_of(state: PretrainedState, rows: slice) -> PretrainedState:
-    simple = state.simple
-    parts: list[Any] = [part[rows] for part in simple[1:]]
-    kept = SimpleState(Seasons(*(part[rows] for part in simple.seasons)), *parts)
-    return PretrainedState(kept, states.map_leaves(lambda leaf: leaf[rows], state.stack))
-
-
-def _joined(pieces: Sequence[PretrainedState]) -> PretrainedState:
-    if len(pieces) == 1:
-        return pieces[0]
-    simple = [piece.simple for piece in pieces]
-    seasons = Seasons(*(np.concatenate(parts) for parts in zip(*(one.seasons for one in simple), strict=True)))
-    parts: list[Any] = [np.concatenate(some) for some in zip(*(one[1:] for one in simple), strict=True)]
-    leaves = iter(torch.cat(some) for some in zip(*(_leaves(piece.stack) for piece in pieces), strict=True))
-    return PretrainedState(SimpleState(seasons, *parts), states.map_leaves(lambda _: next(leaves), pieces[0].stack))
-
-
-def _leaves(state: Any) -> list[Tensor]:
-    return [leaf for _, leaf in states.leaves(state)]
+def _as_tensors(simple: SimpleState) -> SimpleState:
+    """Return a state whose arrays are tensors in the same memory, so that it is kept as any other state is."""
+    parts: list[Any] = [torch.from_numpy(part) for part in simple[1:]]
+    seasons: list[Any] = [torch.from_numpy(part) for part in simple.seasons]
+    return SimpleState(Seasons(*seasons), *parts)
 
 
 def _at_levels(learnt: Numbers, levels: Numbers) -> Numbers:

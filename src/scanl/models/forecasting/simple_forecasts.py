@@ -245,10 +245,12 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
         sums,
         *_autoregressions(values, reach, is_known, count, m, n, sums, state),
     )
-    others = _others(*arguments[:-2], np.arange(steps), KEPT_STEPS)
+    at_once = steps == len(after) == 1  # a row that arrives alone
+    others = _others(*arguments[:-2], np.arange(steps), max(KEPT_STEPS, horizon) if at_once else KEPT_STEPS)
     at_knots[:, :, len(SMOOTHINGS) :] = others[..., KNOTS - 1]
     if len(after):
-        simple[:, :, len(SMOOTHINGS) :] = _others(*arguments[:-2], after, horizon)
+        others = others if at_once else _others(*arguments[:-2], after, horizon)
+        simple[:, :, len(SMOOTHINGS) :] = others[..., :horizon]
     all_ahead = np.concatenate([state.ahead, at_knots], 1)
     errors, weights = _errors(x, is_known, count, all_ahead, state, off)
     counts = np.maximum(known, 1)
