@@ -20,7 +20,7 @@ from torch import Tensor
 from scanl.models import Stack
 from scanl.models.forecasting import simple_forecasts
 from scanl.models.forecasting.pretrained import MIDDLE, QUANTILES, PretrainedForecaster, ahead_features, units
-from scanl.models.forecasting.simple_forecasts import Seasons, nothing_read
+from scanl.models.forecasting.simple_forecasts import Seasons, SimpleSteps, nothing_read
 from scanl.tasks.simulated_series import simulate
 
 LENGTHS = (20, 40, 80, 140, 260, 500, 1000)
@@ -51,17 +51,19 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure
     near = random.integers(1, min(horizon, 32) + 1, ahead.shape)
     ahead = np.where(random.random(ahead.shape) < 0.5, near, ahead)
     simple = np.take_along_axis(simple, (ahead - 1)[None, :, None], 3)
-    features, logs, forecasts = ahead_features(told, seasons, origins, simple, ahead)
+    tensors = SimpleSteps(*map(torch.from_numpy, told))
+    seasons = Seasons(*map(torch.from_numpy, seasons))
+    parts = ahead_features(tensors.after(origins), seasons, torch.from_numpy(simple), torch.from_numpy(ahead))
     came = drawn.y[:, origins[:, None] + ahead]
     base = drawn.y[:, :steps] - told.value
     origin = np.nan_to_num(np.nanmedian(np.where(told.is_known, base, np.nan), 1))
-    unit = units(told)[:, origins, None]
+    unit = units(tensors).numpy()[:, origins, None]
     target = (came - origin[:, None, None] - told.value[:, origins, None]) / unit
     naive = _naive_error(drawn.y, drawn.first) / unit
     valid = ~np.isnan(target) & (told.known[:, origins, None] > 1) & (naive > 0)
-    hidden, _ = model.hidden(told, seasons)
+    hidden, _ = model.hidden(tensors, seasons)
     hidden = hidden[:, origins, None].expand(-1, -1, AHEAD_COUNT, -1)
-    outputs = model.ahead(hidden, features, logs, forecasts)
+    outputs = model.ahead(hidden, *parts)
     dtype = hidden.dtype
     target, naive, valid = (
         torch.from_numpy(np.nan_to_num(part, nan=1.0).astype(np.float64)).to(dtype) for part in (target, naive, valid)

@@ -98,8 +98,8 @@ class PretrainedForecaster(Saved):
 
     def hidden(self, told: SimpleSteps, seasons: Seasons, state: Any = None) -> tuple[Tensor, Any]:
         """Return the output of the stack (B, T, D), and its state. No step before a first value is read."""
-        x = self.input(torch.from_numpy(step_features(told, seasons)).to(self.input.weight.dtype))
-        begun = torch.from_numpy(told.steps > 0)
+        x = self.input(step_features(told, seasons).to(self.input.weight.dtype))
+        begun = told.steps > 0
         if bool(begun.all()):
             with backend("parallel", "reference") if self._in_torch(x) else nullcontext():
                 return self.stack(x, state)
@@ -113,18 +113,17 @@ class PretrainedForecaster(Saved):
         """Return whether plain torch reads x (B, T, D): about as fast, and no kernel is compiled or loaded first."""
         return x.shape[1] >= MIN_TORCH_STEPS and not x.requires_grad and undirected() and not exactly()
 
-    def ahead(self, hidden: Tensor, features: Numbers, logs: Numbers, simple: Numbers) -> Outputs:
+    def ahead(self, hidden: Tensor, features: Tensor, logs: Tensor, simple: Tensor) -> Outputs:
         """Return forecasts from what is known after some steps.
 
         hidden: (·, D).   features: (·, F).   logs: (·, K, 2), logarithms of the errors.   simple: (·, K), forecasts.
         """
         dtype = hidden.dtype
-        known, errors = (torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in (features, logs))
+        known, errors, forecasts = features.to(dtype), logs.to(dtype), simple.to(dtype)
         out = self.output(self.head(torch.cat([hidden, known], -1)))
         changes, powers, residual, widths = out.split([COUNT, 2, 1, len(QUANTILES) - 1], -1)
         gates = (changes - (softplus(powers)[..., None, :] * errors).sum(-1)).softmax(-1)
         scale = (gates * errors.exp().mean(-1)).sum(-1)
-        forecasts = torch.from_numpy(np.ascontiguousarray(simple)).to(dtype)
         median = (gates * forecasts).sum(-1) + scale * residual[..., 0].tanh()
         steps = softplus(widths) * scale[..., None]
         low, high = steps[..., :MIDDLE], steps[..., MIDDLE:]
@@ -199,21 +198,34 @@ class PretrainedForecaster(Saved):
         """Return the learnt quantiles (B, N, H, Q) after some steps of y (B, T), and the state after the last step."""
         before = states.map_leaves(lambda part: part.numpy(), state.simple)
         told, simple, after = simple_forecasts.read(y, before, steps, horizon)
-        seasons = before.seasons
-        hidden, stack = self.hidden(told, seasons, state.stack)
-        hidden = hidden[:, steps, None].expand(-1, -1, horizon, -1)
-        outputs = self.ahead(hidden, *ahead_features(told, seasons, steps, simple, np.arange(1, horizon + 1)))
-        told = told.after(steps)
-        quantiles = told.value[..., None, None] + told.scale[..., None, None] * outputs.quantiles.double().numpy()
-        low, high = (
-            np.where((share >= MIN_REPEATED_SHARE) & (share * told.known >= MIN_REPEATED), bound, beyond)[
-                ..., None, None
-            ]
-            for share, bound, beyond in ((told.at_least, told.least, -np.inf), (told.at_most, told.most, np.inf))
+        told = SimpleSteps(*map(torch.from_numpy, told))
+        hidden, stack = self.hidden(told, state.simple.seasons, state.stack)
+        quantiles = self.quantiles(
+            hidden[:, steps], told.after(steps), state.simple.seasons, torch.from_numpy(simple), after.origin
         )
-        quantiles = np.clip(quantiles, low, high) + after.origin[:, None, None, None]
-        quantiles[told.known == 0] = np.nan
-        return quantiles, PretrainedState(_as_tensors(after), stack)
+        return quantiles.numpy(), PretrainedState(_as_tensors(after), stack)
+
+    def quantiles(
+        self, hidden: Tensor, picked: SimpleSteps, seasons: Seasons, simple: Tensor, origin: Tensor
+    ) -> Tensor:
+        """Return the learnt quantiles (B, N, H, Q) after N steps.
+
+        hidden: (B, N, D), the output of the stack.   picked: known after these steps.   simple: (B, N, K, H).
+        origin: (B,), the first values.
+        """
+        horizon = simple.shape[-1]
+        ahead = torch.arange(1, horizon + 1).expand(simple.shape[1], -1)
+        hidden = hidden[:, :, None].expand(-1, -1, horizon, -1)
+        outputs = self.ahead(hidden, *ahead_features(picked, seasons, simple, ahead))
+        quantiles = picked.value[..., None, None] + picked.scale[..., None, None] * outputs.quantiles.double()
+        for share, bound, clip in (
+            (picked.at_least, picked.least, torch.maximum), (picked.at_most, picked.most, torch.minimum)
+        ):  # fmt: skip
+            is_bound = (share >= MIN_REPEATED_SHARE) & (share * picked.known >= MIN_REPEATED)
+            bounded = clip(quantiles, bound[..., None, None])
+            quantiles = torch.where(is_bound[..., None, None], bounded, quantiles)
+        quantiles = quantiles + torch.as_tensor(origin)[:, None, None, None]
+        return torch.where((picked.known > 0)[..., None, None], quantiles, torch.nan)
 
 
 @cache
@@ -247,71 +259,74 @@ def _at_levels(learnt: Numbers, levels: Numbers) -> Numbers:
     return learnt[..., upper - 1] + share * (learnt[..., upper] - learnt[..., upper - 1])
 
 
-def units(told: SimpleSteps) -> Numbers:
+def units(told: SimpleSteps) -> Tensor:
     """Return the unit of each step (B, T): the mean absolute difference so far, or 1 before any."""
-    return np.where(told.scale > 0, told.scale, 1.0)
+    return torch.where(told.scale > 0, told.scale, 1.0)
 
 
-def step_features(told: SimpleSteps, seasons: Seasons) -> Numbers:
-    """Return what the stack reads of each step, (B, T, F)."""
+def step_features(told: SimpleSteps, seasons: Seasons) -> Tensor:
+    """Return what the stack reads of each step, (B, T, F). told, seasons: of tensors."""
     unit = units(told)
-    m, n = (season[:, None].astype(np.float64) for season in seasons)
+    m, n = (season[:, None].double() for season in seasons)
     spread = told.most - told.least
-    place = (told.value - told.least) / np.where(spread > 0, spread, 1.0)
-    logs = log_errors(told)[..., [0, 2, 3], 0]
-    count = np.maximum(told.steps - 1, 0)
-    ones = np.ones_like(unit)
+    place = (told.value - told.least) / torch.where(spread > 0, spread, 1.0)
+    logs = log_errors(told)[..., 0][..., [0, 2, 3]]
+    count = (told.steps - 1).clamp(min=0)
+    ones = torch.ones_like(unit)
     more = [
-        place, np.log(spread / unit + 1) / 3, np.log(told.recent / unit + LEAST_ERROR), np.log1p(told.known) / 4,
-        np.log(m) / 4 * ones, np.log(n) / 4 * ones, np.log1p(told.known / m) / 3, (m > 1) * ones, (n > m) * ones,
-        told.is_known * ones, told.at_least, told.at_most, np.log1p(told.known / n) / 3,
+        place, (spread / unit + 1).log() / 3, (told.recent / unit + LEAST_ERROR).log(), told.known.double().log1p() / 4,
+        m.log() / 4 * ones, n.log() / 4 * ones, (told.known / m).log1p() / 3, (m > 1) * ones, (n > m) * ones,
+        told.is_known * ones, told.at_least, told.at_most, (told.known / n).log1p() / 3,
     ]  # fmt: skip
-    angles = [2 * np.pi * (count % season) / season for season in (m, n)]
-    more += [wave(angle) for angle in angles for wave in (np.sin, np.cos)]
-    return np.concatenate(
-        [np.arcsinh(told.off / unit[..., None]), logs.reshape(*unit.shape, -1), np.stack(more, -1)], -1
-    )
+    angles = [2 * math.pi * (count % season[:, None]).double() / season[:, None] for season in seasons]
+    more += [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)]
+    return torch.cat([_arcsinh(told.off / unit[..., None]), logs.flatten(2), torch.stack(more, -1)], -1)
 
 
-def log_errors(told: SimpleSteps) -> Numbers:
+def _arcsinh(x: Tensor) -> Tensor:
+    """Return asinh of numbers, which has no operator in a recorded step."""
+    return x.sign() * (x.abs() + (x * x + 1).sqrt()).log()
+
+
+def log_errors(told: SimpleSteps) -> Tensor:
     """Return logarithms of the running errors (B, T, K, J, 2), in units of the mean absolute difference.
 
     Where none has been seen so far ahead, those of fewer steps ahead stand for them.
     """
-    unit = units(told)[..., None, None, None]
-    logs = np.log(told.errors / unit + LEAST_ERROR)
+    logs = (told.errors / units(told)[..., None, None, None] + LEAST_ERROR).log()
+    of_knots = [torch.zeros_like(logs[..., 0, :])]
     for j in range(len(KNOTS)):
-        before = logs[..., j - 1, :] if j else np.zeros_like(logs[..., 0, :])
-        logs[..., j, :] = np.where((told.weights[..., j] > 0)[..., None, None], logs[..., j, :], before)
-    return logs
+        of_knots.append(torch.where((told.weights[..., j] > 0)[..., None, None], logs[..., j, :], of_knots[-1]))
+    return torch.stack(of_knots[1:], -2)
 
 
 def ahead_features(
-    told: SimpleSteps, seasons: Seasons, after: Counts, simple: Numbers, ahead: Counts
-) -> tuple[Numbers, Numbers, Numbers]:
+    picked: SimpleSteps, seasons: Seasons, simple: Tensor, ahead: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return features (B, N, H, F), logarithms of errors (B, N, H, K, 2) and forecasts (B, N, H, K) in units.
 
-    after: (N,), steps.   simple: (B, N, K, H), relative to the first value.   ahead: (H,) or (N, H), steps ahead.
+    picked: known after N steps.   simple: (B, N, K, H), relative to the first value.   ahead: (N, H), steps ahead.
     """
-    picked = told.after(after)
     unit = units(picked)
-    ahead = np.broadcast_to(ahead, (len(after), ahead.shape[-1]))
-    trained = np.minimum(ahead, MAX_TRAINED_HORIZON)
-    weights = _between(np.log(ahead))  # (N, H, J)
-    logs = np.einsum("nhj,bnkjr->bnhkr", weights, log_errors(picked), optimize=True)
-    forecasts = ((simple - picked.value[..., None, None]) / unit[..., None, None]).transpose(0, 1, 3, 2)
-    relative = logs - logs.mean(-2, keepdims=True)
-    m, n = (season[:, None, None].astype(np.float64) for season in seasons)
-    h = trained[None].astype(np.float64)
-    ones = np.ones((len(unit), *ahead.shape))
-    seen = np.log1p(np.einsum("nhj,bnj->bnh", weights, picked.weights, optimize=True)) / 4
+    trained = ahead.clamp(max=MAX_TRAINED_HORIZON)
+    weights = torch.from_numpy(_between(np.log(ahead.numpy())))  # (N, H, J)
+    errors = log_errors(picked)
+    logs = sum(weights[None, :, :, j, None, None] * errors[:, :, None, :, j] for j in range(len(KNOTS)))
+    assert isinstance(logs, Tensor)
+    forecasts = ((simple - picked.value[..., None, None]) / unit[..., None, None]).transpose(2, 3)
+    relative = logs - logs.mean(-2, keepdim=True)
+    m, n = (season[:, None, None].double() for season in seasons)
+    h = trained[None].double()
+    ones = torch.ones(len(unit), *ahead.shape, dtype=torch.float64)
+    seen = sum(weights[None, :, :, j] * picked.weights[:, :, None, j] for j in range(len(KNOTS)))
+    assert isinstance(seen, Tensor)
     more = [
-        np.log(h) / 3 * ones, np.minimum(h / m, 3), (h <= m) * ones, np.maximum(np.log(h / KNOTS[-1]), 0) * ones, seen,
-        logs.mean((-2, -1)), logs.min((-2, -1)), np.minimum(h / n, 3) * ones,
+        h.log() / 3 * ones, (h / m).clamp(max=3), (h <= m) * ones, (h / KNOTS[-1]).log().clamp(min=0) * ones,
+        seen.log1p() / 4, logs.mean((-2, -1)), logs.amin((-2, -1)), (h / n).clamp(max=3),
     ]  # fmt: skip
-    more += [wave(2 * np.pi * ahead / season) * ones for season in (m, n) for wave in (np.sin, np.cos)]
-    features = [relative[..., 0], relative[..., 1], np.arcsinh(forecasts / 2), np.stack(more, -1)]
-    return np.concatenate(features, -1), logs, forecasts
+    more += [wave(2 * math.pi * ahead[None].double() / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)]
+    features = [relative[..., 0], relative[..., 1], _arcsinh(forecasts / 2), torch.stack(more, -1)]
+    return torch.cat(features, -1), logs, forecasts
 
 
 def _between(log_ahead: Numbers) -> Numbers:
