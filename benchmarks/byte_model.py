@@ -23,9 +23,9 @@ import tarfile
 from pathlib import Path
 
 from scanl.data.text.corpus import standard_library
+from scanl.files import BYTE_MODELS
 from scanl.learning import RunFolder
 from scanl.models import LanguageModel, quantize
-from scanl.models.byte_models import FOLDER
 from scanl.packing import Predictor
 
 LIMIT = 1 << 16  # bytes of a file: a longer one is mostly a table
@@ -91,8 +91,8 @@ def ship(run: str, name: str) -> None:
     model = RunFolder.open(run).load_model()
     assert isinstance(model, LanguageModel)
     print(quantize(model))
-    model.save(FOLDER / name)
-    print(f"{FOLDER / name}: {Predictor(model).digest}")
+    model.save(BYTE_MODELS / name)
+    print(f"{BYTE_MODELS / name}: {Predictor(model).digest}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from scanl.errors import CheckpointError, ConfigError
 
 CONFIG = "config.yaml"  # the file of a run folder with its configuration
+BYTE_MODELS = Path(__file__).with_name("models") / "weights"  # a folder for each model of bytes that comes with scanl
 
 
 @contextmanager

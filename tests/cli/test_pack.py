@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scanl.cli import main, pack
+from scanl.cli import main, text_model
 from scanl.models import LanguageModel, Stack
 
+COVERS = ["cli/text_model"]
 TEXTS = {"one.txt": b"a text of some words " * 20, "empty": b"", "below/two.txt": bytes(range(256))}
 
 
@@ -25,7 +26,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         model.embedding.weight.fill_(1)
         model.head.weight[97:123] = 1
         model.head.weight[32] = 1
-    monkeypatch.setattr(pack, "byte_model", lambda name="text": model)
+    monkeypatch.setattr(text_model, "byte_model", lambda name="text": model)
     monkeypatch.setattr("scanl.packing.packing.byte_model", lambda name="text": model)
     monkeypatch.setattr("scanl.packing.packing.byte_model_names", lambda: ["text"])
     monkeypatch.chdir(tmp_path)
@@ -47,6 +48,24 @@ def test_files_come_back(capfd: pytest.CaptureFixture[str]) -> None:
     assert sorted(path.name for path in Path("new").iterdir()) == ["below", "empty", "one.txt"]
     assert main(["unpack", "all.scanl", "-o", "new"]) == 2
     assert "new/one.txt exists" in capfd.readouterr().err
+
+
+def test_without_a_model(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", "one.txt", "-o", "fast.scanl", "--fast"]) == 0
+    assert main(["unpack", "fast.scanl", "-o", "new"]) == 0
+    assert Path("new/one.txt").read_bytes() == TEXTS["one.txt"]
+    capfd.readouterr()
+    assert main(["pack", "one.txt", "-o", "other.scanl", "--fast", "--learn"]) == 2
+    assert "fast packs without a model" in capfd.readouterr().err
+
+
+def test_the_model_that_packs_writes_a_text(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "text", "--prompt", "a", "--bytes", "20", "--temperature", "0.1"]) == 0
+    written = capfd.readouterr().out
+    assert len(written) == 22
+    assert set(written[1:-1]) <= set("abcdefghijklmnopqrstuvwxyz ")
+    assert main(["generate", "none"]) == 2
+    assert "none is not a folder" in capfd.readouterr().err
 
 
 def test_both_go_on_where_they_were_cut(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,12 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import byte_model as training
 from scanl.errors import ConfigError
-from scanl.models.byte_models import FOLDER, byte_model, byte_model_names
+from scanl.files import BYTE_MODELS
+from scanl.models.byte_models import byte_model, byte_model_names
 
 
 def test_models_are_small_and_expect_text() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*.safetensors")) < 3 << 20
+    assert sum(path.stat().st_size for path in BYTE_MODELS.rglob("*.safetensors")) < 3 << 20
     text = torch.tensor(list(b"The President of the United States of America said"))[None]
     for name in byte_model_names():
         with torch.no_grad():

@@ -1,5 +1,6 @@
 """`scanl generate RUN`, and `scanl generate --hub PATH` for a checkpoint of transformers."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -11,6 +12,7 @@ import torch
 
 from scanl.cli.forecast import check_output
 from scanl.cli.parser import Parser
+from scanl.cli.text_model import text_model
 from scanl.data import Table
 from scanl.data.base import Signal, SignalSource
 from scanl.data.series.generate import ENDINGS, openings, write_series
@@ -18,6 +20,7 @@ from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.report import BYTES
 from scanl.models import Forecaster, LanguageModel, PromptLookup
+from scanl.models.byte_models import byte_model_names
 from scanl.options import NaturalOrNone
 from scanl.serve.texts import Characters
 
@@ -51,13 +54,12 @@ def run(argv: Sequence[str]) -> int:
         prompt = _prompt(args.prompt, args.prompt_file).decode(errors="surrogateescape")
         _of_hub(args.hub, prompt, 200 if args.tokens is None else args.tokens, args.draft, _sampling(args, 0.8))
         return 0
-    folder = RunFolder.open(args.run)
-    source = folder.source
-    if source.metric == BYTES:
-        _refuse_unused(args, "a run on text", "bytes", "draft")
+    if not os.path.isdir(args.run) or (folder := RunFolder.open(args.run)).source.metric == BYTES:
+        _refuse_unused(args, "a model of text", "bytes", "draft")
         prompt = _prompt(args.prompt, args.prompt_file)
-        _of_run(folder, prompt, 500 if args.bytes is None else args.bytes, args.draft, _sampling(args, 0.8))
+        _of_text(args.run, prompt, 500 if args.bytes is None else args.bytes, args.draft, _sampling(args, 0.8))
         return 0
+    source = folder.source
     signal = source.signal if isinstance(source, SignalSource) else None
     if signal is None and not isinstance(source, Table):
         raise ConfigError(
@@ -81,7 +83,8 @@ def run(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     description = "Continue a text, a recording, a picture or the series of a table."
     parser = Parser("generate", description, examples=EXAMPLES, notes=NOTES)
-    parser.add("run", str | None, "run folder", nargs="?")
+    names = ", ".join(byte_model_names())
+    parser.add("run", str | None, f"run folder; {names}: a model that comes with scanl", nargs="?")
     parser.add("--hub", str | None, "instead of a run: a checkpoint folder, or OWNER/NAME", metavar="PATH")
     parser.add("--prompt", str, "text to continue; none: the start of a file", "")
     parser.add(
@@ -145,9 +148,8 @@ def _prompt(text: str, file: str | None) -> bytes:
         raise ConfigError(f"generate: prompt_file is {file}, which cannot be read: {error.strerror}") from error
 
 
-def _of_run(folder: RunFolder, prompt: bytes, count: int, draft: str | None, sampling: dict[str, Any]) -> None:
-    model = folder.load_model()
-    assert isinstance(model, LanguageModel)
+def _of_text(name: str, prompt: bytes, count: int, draft: str | None, sampling: dict[str, Any]) -> None:
+    model = text_model("generate", name)
     proposing = _draft(draft, lambda path: RunFolder.open(path).load_model())
     first = torch.tensor([list(prompt) or [0]])
     write(prompt)

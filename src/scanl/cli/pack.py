@@ -9,12 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from scanl.cli.parser import Parser
+from scanl.cli.text_model import text_model
 from scanl.errors import ConfigError, DataError
 from scanl.files import check_new_file, check_new_folder, writing, written_whole
-from scanl.learning import RunFolder
 from scanl.learning.progress import PrintedProgress
-from scanl.models import LanguageModel
-from scanl.models.byte_models import byte_model, byte_model_names
+from scanl.models.byte_models import byte_model_names
 from scanl.options import Positive, PositiveOrNone
 from scanl.packing import Archive, ArchiveMember, ContextsAlone, pack_pieces
 from scanl.packing.packing import FRAME_SIZE, PIECE, STREAMS
@@ -51,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     members = _named(args.files)
     if args.fast and (args.learn or args.model != "text"):
         raise ConfigError("pack: fast packs without a model; leave out --model and --learn")
-    model = ContextsAlone() if args.fast else _model(args.model)
+    model = ContextsAlone() if args.fast else text_model("pack", args.model)
     total = None if STANDARD in args.files else sum(os.path.getsize(path) for path in args.files)
     if args.out != STANDARD:
         check_new_file("pack", "out", Path(args.out))
@@ -87,7 +86,7 @@ def run_unpack(argv: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="print the names and sizes of the files, and do no more")
     parser.add("--threads", PositiveOrNone, "of the processor; none: all")
     args = parser.parse(argv)
-    model = None if args.model is None else _model(args.model)
+    model = None if args.model is None else text_model("pack", args.model)
     with _input_file(args.archive) as source:
         if args.list or args.bytes is not None:
             if args.archive == STANDARD:
@@ -177,15 +176,6 @@ def _pieces(files: Sequence[str], members: list[ArchiveMember]) -> Iterator[byte
                 size += len(piece)
                 yield piece
         members[at] = members[at]._replace(size=size)
-
-
-def _model(name: str) -> LanguageModel:
-    if os.path.isdir(name):
-        model = RunFolder.open(name).load_model()
-        if not isinstance(model, LanguageModel):
-            raise ConfigError(f"pack: model is {name}, a {model.name}, expected a run on text")
-        return model
-    return byte_model(name)
 
 
 @contextmanager

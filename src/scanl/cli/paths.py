@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from scanl.errors import ConfigError
-from scanl.files import check_folder, check_run
+from scanl.files import BYTE_MODELS, check_folder, check_run
 
 FIRST_WORD = "the first argument"
 PROGRAMS = (".pt2", ".onnx")  # endings of files of models that `scanl export` reads
@@ -60,6 +60,11 @@ def _run(command: str, name: str, word: str) -> None:
     check_run(word)
 
 
+def _run_or_name(command: str, name: str, word: str) -> None:
+    if os.path.isdir(word) or not (BYTE_MODELS / word).is_dir():
+        check_run(word)
+
+
 def _run_or_file(endings: Sequence[str], command: str, name: str, word: str) -> None:
     if os.path.isfile(word) or Path(word).suffix in endings:
         _path(command, name, word)
@@ -83,7 +88,7 @@ PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "learn": {FIRST_WORD: _path, "--data": _path},
     "forecast": {FIRST_WORD: partial(_run_or_file, TABLES), "--data": _path, "--future-data": _path},
     "predict": {FIRST_WORD: _run, "--data": _path},
-    "generate": {FIRST_WORD: _run, "--prompt-file": _path},
+    "generate": {FIRST_WORD: _run_or_name, "--prompt-file": _path},
     "eval": {FIRST_WORD: _run, "--data": _path},
     "export": {FIRST_WORD: partial(_run_or_file, PROGRAMS)},
     "serve": {FIRST_WORD: _folder},

@@ -3,18 +3,15 @@
 `benchmarks/byte_model.py` has the commands that train them, and says what they have read.
 """
 
-from pathlib import Path
-
 from scanl.errors import nearest
+from scanl.files import BYTE_MODELS
 from scanl.models.heads.language_model import LanguageModel
 from scanl.models.saving import WEIGHTS
 
-FOLDER = Path(__file__).with_name("weights")
-
 
 def byte_model_names() -> list[str]:
-    """Return the names that `byte_model` takes: "text" before the smaller "fast"."""
-    return sorted((path.parent.name for path in FOLDER.glob(f"*/{WEIGHTS}")), reverse=True)
+    """Return the names that `byte_model` takes."""
+    return sorted((path.parent.name for path in BYTE_MODELS.glob(f"*/{WEIGHTS}")), reverse=True)
 
 
 def byte_model(name: str = "text") -> LanguageModel:
@@ -24,4 +21,4 @@ def byte_model(name: str = "text") -> LanguageModel:
     """
     if name not in byte_model_names():
         raise nearest("byte model", name, byte_model_names())
-    return LanguageModel.load(FOLDER / name)
+    return LanguageModel.load(BYTE_MODELS / name)

@@ -324,7 +324,9 @@ def ahead_features(
         h.log() / 3 * ones, (h / m).clamp(max=3), (h <= m) * ones, (h / KNOTS[-1]).log().clamp(min=0) * ones,
         seen.log1p() / 4, logs.mean((-2, -1)), logs.amin((-2, -1)), (h / n).clamp(max=3),
     ]  # fmt: skip
-    more += [wave(2 * math.pi * ahead[None].double() / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)]
+    more += [
+        wave(2 * math.pi * ahead[None].double() / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)
+    ]
     features = [relative[..., 0], relative[..., 1], _arcsinh(forecasts / 2), torch.stack(more, -1)]
     return torch.cat(features, -1), logs, forecasts
 
