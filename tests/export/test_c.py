@@ -43,13 +43,15 @@ class Views(nn.Module):
         memory = torch.randn(9, 7)
         self.register_buffer("turned", memory[1:5, 1:4].T)
         self.register_buffer("every_other", memory[5:, ::2])
+        self.register_buffer("whole", torch.randn(4, 256))
 
     def init_state(self, batch_size: int) -> torch.Tensor:
         return torch.zeros(batch_size, 4)
 
     def forward(self, x, state):
         y = x.reshape(4, 3) @ self.turned @ self.every_other
-        return y.reshape(1, 1, -1), state + self.every_other[:1]
+        y = torch.cat([y.reshape(1, 1, -1), (y @ self.whole).reshape(1, 1, -1)], -1)
+        return y, state + self.every_other[:1]
 
 
 class Pairs(nn.Module):

@@ -10,20 +10,25 @@ KINDS = {"float32": "float", "float64": "double", "int64": "double", "int8": "fl
 SUFFIXES = {"float": "f", "double": ""}  # of functions
 FUNCTIONS = {"abs": "fabs", "**": "pow"}  # others have their names
 SIGNS = {"not": "!", "neg": "-"}
-HELPERS = {  # that math.h lacks; S is the suffix of its functions
-    "sigmoid": "x >= 0 ? 1 / (1 + expS(-x)) : expS(x) / (1 + expS(x))",
-    "log_sigmoid": "(x < 0 ? x : 0) - log1pS(expS(-fabsS(x)))",
+HELPERS = {  # that math.h lacks: their arguments and bodies. S is the suffix of its functions
+    "sigmoid": ("KIND x", "return x >= 0 ? 1 / (1 + expS(-x)) : expS(x) / (1 + expS(x));"),
+    "log_sigmoid": ("KIND x", "return (x < 0 ? x : 0) - log1pS(expS(-fabsS(x)));"),
+    "total": (
+        "const KIND *x, int count",
+        "KIND sum = 0;\n    for (int k = 0; k < count; k++) sum += x[k];\n    return sum;",
+    ),
 }
 PRODUCT = """\
 for (int row = 0; row < {rows}; row++) {{
     for (int column = 0; column < {columns}; column++) {{
         {kind} sum = 0;
         for (int k = 0; k < {terms}; k++) {{
-            sum += {x}[row * {x_row} + k] * {w}[column * {w_row} + k];
+            sum += {x}[row * {x_row} + k] * {w}[{place}];
         }}
         {y}[row * {y_row} + column] = sum;
     }}
-}}"""  # what `times` computes
+}}"""  # what `times` and `times_rows` compute
+PLACES = {"times": "column * {w_row} + k", "times_rows": "k * {columns} + column"}  # of a weight
 
 
 def real(value: float, kind: str) -> str:
@@ -60,6 +65,8 @@ class CPrinter(Printer):
             return f"{texts[0]} {name} {texts[1]}"
         if name in HELPERS:
             self.helpers.add(name)
+        if name == "total":  # of numbers from a place on
+            texts[0] = f"&{texts[0]}"
         return f"{FUNCTIONS.get(name, name)}{SUFFIXES[self.kind]}({', '.join(texts)})"
 
     def lines(self, body: Sequence[Statement], outer: Collection[str], indent: str) -> Iterator[str]:
@@ -71,10 +78,12 @@ class CPrinter(Printer):
                     yield f"{indent}for (int {name} = 0; {name} < {self.text(count)}; {name}++) {{"
                     yield from self.lines(inner, declared, indent + "    ")
                     yield f"{indent}}}"
-                case KernelCall("times", args):
-                    names = ("y", "y_row", "x", "x_row", "w", "w_row", "rows", "columns", "terms")
+                case KernelCall("times" | "times_rows" as name, args):
+                    strides = ["w_row"] if name == "times" else []
+                    names = ("y", "y_row", "x", "x_row", "w", *strides, "rows", "columns", "terms")
                     values = dict(zip(names, map(self.text, args[1:]), strict=True))
-                    yield from (indent + line for line in PRODUCT.format(kind=self.kind, **values).splitlines())
+                    text = PRODUCT.format(kind=self.kind, place=PLACES[name].format(**values), **values)
+                    yield from (indent + line for line in text.splitlines())
                 case Assign(target, value, adds):
                     new = isinstance(target, Name) and target.name not in declared
                     declared |= {target.name} if isinstance(target, Name) else set()
@@ -102,8 +111,8 @@ def function(name: str, made: LoopFunction) -> tuple[str, set[tuple[str, str]]]:
 
 def helper(name: str, kind: str) -> str:
     """Return the definition of a function that math.h lacks."""
-    suffix = SUFFIXES[kind]
-    return f"static {kind} {name}{suffix}({kind} x)\n{{\n    return {HELPERS[name].replace('S(', f'{suffix}(')};\n}}"
+    arguments, body = (text.replace("KIND", kind).replace("S(", f"{SUFFIXES[kind]}(") for text in HELPERS[name])
+    return f"static {kind} {name}{SUFFIXES[kind]}({arguments})\n{{\n    {body}\n}}"
 
 
 def _written(body: Sequence[Statement]) -> Iterator[str]:
