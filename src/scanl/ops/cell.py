@@ -44,8 +44,8 @@ from scanl.ops.offsets import check_kind, check_numbers
 
 Step = Callable[..., tuple[Tensor, Any]]
 _KINDS = {  # of kernels, by backend: module and class, device, package
-    "cpu": ("kernels", "OnCpu", "cpu", "numba"),
-    "triton": ("triton_kernels", "OnGpu", "cuda", "triton"),
+    "cpu": ("scanl.ops._compiler.cells.kernels", "OnCpu", "cpu", "numba"),
+    "triton": ("scanl.ops._compiler.cells.triton_kernels", "OnGpu", "cuda", "triton"),
 }
 
 
@@ -55,9 +55,12 @@ class Cell(Op[..., Any]):
     step: the function of one step. It gets the inputs of the step, the parameters and the state, in the order of the
     declaration, and the options. It returns the output of the step and the next state. It treats every row of the batch
     independently.
+    by_hand: the module of `scanl.ops._cpu` whose class KernelsByHand runs the step on a CPU.
     """
 
-    def __init__(self, step: Step, declaration: str, *, static: Sequence[str] = (), **declared: Any):
+    def __init__(
+        self, step: Step, declaration: str, *, static: Sequence[str] = (), by_hand: str | None = None, **declared: Any
+    ):
         if not step.__name__.isidentifier():
             raise ConfigError(f"cell: the step's name is {step.__name__!r}, expected an identifier: operators bear it")
         self.step, self.static = step, frozenset(static)
@@ -70,6 +73,9 @@ class Cell(Op[..., Any]):
         super().__init__(self._loop(), declaration, **{**defaults, **declared})
         every = {axis for operand in self.operands for axes in operand.choices for axis in axes}
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
+        self._kinds = {backend: (module, kind) for backend, (module, kind, *_) in _KINDS.items()}
+        if by_hand is not None:
+            self._kinds["cpu"] = f"scanl.ops._cpu.{by_hand}", "KernelsByHand"
         self._compiled: dict[tuple, list[Any]] = {}
         self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by backend, options, operands and sizes
         self._jacobians: dict[
@@ -201,8 +207,8 @@ class Cell(Op[..., Any]):
             if match is None:
                 timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
                 fixed = self.static & set(sizes)
-                module, kind, *_ = _KINDS[backend]
-                kind = getattr(importlib.import_module(f"scanl.ops._compiler.cells.{module}"), kind)
+                module, kind = self._kinds[backend]
+                kind = getattr(importlib.import_module(module), kind)
                 match = generate(
                     kind, self.name, self._step, shapes, output, timed, sizes, fixed, options, self._sums, frugal=frugal
                 )

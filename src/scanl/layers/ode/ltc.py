@@ -1,12 +1,13 @@
 """Liquid time-constant network: neurons that leak and are driven through synapses, solved by semi-implicit steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import widen
 from scanl.layers.initial_state import StateAxes
@@ -27,6 +28,7 @@ ImplicitConstraints = Annotated[bool, "softplus makes w, sensory_w, cm and gleak
 
 @cell(
     "x: B T D, dt: B T 1, sensory: 4 D N, synapse: 4 N N, leak: 3 N, state: B N -> B T N",
+    by_hand="synapses",
     equation="v <- (c v + dt (g v_leak + sum_j a_j E_j)) / (c + dt (g + sum_j a_j)), several times a step",
     source='Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; neurons as in PyPI\'s ncps',
 )
@@ -35,35 +37,65 @@ def ltc_cell(
 ) -> tuple[Tensor, Tensor]:
     """Take `substeps` semi-implicit steps of length dt, during which the input x is held.
 
-    sensory, synapse: σ, μ, w and w E, from rows to columns.   leak: c, g and g v_leak.
+    sensory, synapse: σ, μ, w and w E, from rows to columns.   leak: c, g with its ε, and g v_leak.
     """
     c, g, resting = leak.unbind(0)
     driven, opened = received(x, sensory.unbind(0))
     synapses = synapse.unbind(0)
     for _ in range(substeps):
         drive, conductance = received(state, synapses)
-        above, below = drive + driven + resting, conductance + opened + g + EPSILON
+        above, below = drive + driven + resting, conductance + opened + g
         state = (c * state + dt * above) / (c + dt * below)
     return state, state
 
 
+def check_layers(operands: Mapping[str, Tensor | None]) -> None:
+    """Raise ShapeError unless the sizes of the layers of `ncp_cell` agree; the op checks the axes of each."""
+    sensory, command, motor, leak = (operands[name] for name in ("sensory", "command", "motor", "leak"))
+    if sensory is None or command is None or motor is None or leak is None or motor.ndim != 3 or command.ndim != 3:
+        return
+    inter, (commands, motors) = sensory.shape[-1], motor.shape[1:]
+    if (command.shape[1], leak.shape[-1]) != (commands + inter, motors + commands + inter):
+        raise ShapeError(
+            f"ncp_cell: command has shape {tuple(command.shape)}, expected (4, C + I, C) and leak (3, M + C + I) with "
+            f"C={commands} and M={motors} from motor, I={inter} from sensory"
+        )
+
+
 @cell(
-    "x: B T D, dt: B T 1, sensory: 4 D I, synapse: 4 P R, leak: 3 N, state: B N -> B T N",
+    "x: B T D, dt: B T 1, sensory: 4 D I, command: 4 P C, motor: 4 C M, leak: 3 N, state: B N -> B T N",
+    check=lambda operands, options, cu_seqlens: check_layers(operands),
+    by_hand="synapses",
     equation="v <- (c v + dt (g v_leak + sum_j a_j E_j)) / (c + dt (g + sum_j a_j)), several times a step",
     source='Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; wiring: Lechner et al., '
     '"Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020',
 )
 def ncp_cell(
-    x: Tensor, dt: Tensor, sensory: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, substeps: int = 6
+    x: Tensor,
+    dt: Tensor,
+    sensory: Tensor,
+    command: Tensor,
+    motor: Tensor,
+    leak: Tensor,
+    state: Tensor,
+    *,
+    substeps: int = 6,
 ) -> tuple[Tensor, Tensor]:
-    """Take the steps of `ltc_cell` where the last I of N neurons read the inputs, and the first R read the last P."""
+    """Take the steps of `ltc_cell` with M motor, C command and I inter neurons, in this order.
+
+    Inputs reach inter neurons, these and command neurons command neurons, which reach motor neurons.
+    """
     c, g, resting = leak.unbind(0)
-    synapses = synapse.unbind(0)
+    to_command, to_motor = command.unbind(0), motor.unbind(0)
+    count, commands = motor.shape[2], motor.shape[1]
     driven, opened = received(x, sensory.unbind(0))
     for _ in range(substeps):
-        drive, conductance = received(state[:, -len(synapse[0]) :], synapses)
-        above, below = torch.cat([drive, driven], 1) + resting, torch.cat([conductance, opened], 1) + g + EPSILON
-        state = (c * state + dt * above) / (c + dt * below)
+        drives = zip(
+            received(state[:, count : count + commands], to_motor), received(state[:, count:], to_command),
+            (driven, opened), strict=True,
+        )  # fmt: skip
+        drive, conductance = (torch.cat(parts, 1) for parts in drives)
+        state = (c * state + dt * (drive + resting)) / (c + dt * (conductance + g))
     return state, state
 
 
@@ -74,21 +106,25 @@ def received(v: Tensor, synapse: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return (open_ * driven).sum(1), (open_ * w).sum(1)
 
 
-CHANGES = dict.fromkeys(("dt", "sensory", "synapse", "leak"), Tensor.abs)
+CHANGES = dict.fromkeys(("dt", "sensory", "leak"), Tensor.abs)
 cases(
     ltc_cell,
     "D=2 N=3",
     "leak has shape (2, 3), expected (3, N) with N=3 from sensory",
     "leak is missing, expected a tensor (3, N)",
     options=[{"substeps": 2}],
+    synapse=Tensor.abs,
     **CHANGES,
 )
 cases(
     ncp_cell,
-    "D=2 I=2 P=3 R=4 N=6",
-    "state has shape (2, 5), expected (B, N) with",
+    "C=2 D=3 I=2 M=3 N=7 P=4",
+    "command has shape (4, 3, 2), expected (4, C + I, C) and leak (3, M + C + I) with C=2 and M=3 from motor, I=2 from "
+    "sensory",
     "leak is missing, expected a tensor (3, N)",
     options=[{"substeps": 2}],
+    command=Tensor.abs,
+    motor=Tensor.abs,
     **CHANGES,
 )
 
@@ -137,7 +173,7 @@ class Neurons(Module):
         return [
             torch.stack([self.sensory_sigma, self.sensory_mu, sensory_w, sensory_w * self.sensory_erev]),
             torch.stack([self.sigma, self.mu, w, w * self.erev]),
-            torch.stack([positive(self.cm), g, g * self.vleak]),
+            torch.stack([positive(self.cm), g + EPSILON, g * self.vleak]),
         ]
 
 
@@ -193,9 +229,8 @@ class NCP(LTC):
     """Neural circuit policy: a liquid time-constant network of sparse layers of inter, command and motor neurons.
 
     Inputs reach inter neurons, these command neurons, which also reach each other, and these the D motor neurons.
-    Computed are those from inputs to inter neurons, and from inter and command neurons to command and motor neurons,
-    absent ones among them: with N = 3/2 D = 384, 19,700 for an input and 39,300 in each of the `substeps`, where the
-    full network of as many neurons has 98,000 and 147,000.
+    Computed are those between these layers, absent ones among them: with N = 3/2 D = 384, 19,700 for an input and as
+    many in each of the `substeps`, where the full network of as many neurons has 98,000 and 147,000.
 
     Parameters: as in `ltc`. The numbers of synapses that the wiring has not are there too, and are not read.
     Initialisation: as in `ltc`, with ±1 and 0 in erev and the masks as the wiring has them. The same seed gives the
@@ -232,5 +267,5 @@ class NCP(LTC):
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         sensory, synapses, leak = self.rnn_cell.positive(self.implicit_param_constraints)
         motor, command = self.wiring.motor, self.wiring.motor + self.wiring.command
-        sensory, synapses = sensory[:, :, command:], synapses[:, motor:, :command]
-        return [self.rnn_cell.sensed(x), spans / self.substeps, sensory, synapses, leak]
+        to_command, to_motor = synapses[:, motor:, motor:command], synapses[:, motor:command, :motor]
+        return [self.rnn_cell.sensed(x), spans / self.substeps, sensory[:, :, command:], to_command, to_motor, leak]

@@ -38,7 +38,7 @@ REFUSED = {
     "ltc_cell": "sum over D",
     "memory_cell": "sum over C",
     "momentum_delta_cell": "sum over K",
-    "ncp_cell": "a value with two axes of channels",
+    "ncp_cell": "a value with its channels in another order",
     "nwm_cell": "a value with its channels in another order",
     "odefwp_cell": "the axes H and K beside their channels",
     "onlstm_cell": "cumsum",

@@ -43,7 +43,7 @@ class OnCpu(CompiledCell):
         cu_seqlens: Tensor | None, keep: bool, name: str,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         first = values[self.timed[0]]
-        ranges, order = _longest_first(sequences(first, cu_seqlens, name))
+        ranges, order = longest_first(sequences(first, cu_seqlens, name))
         y = empty(tuple(y_shape), first.dtype)
         last = values["state"][order].clone(memory_format=torch.contiguous_format)
         numbers = self.kept_numbers(sizes) if keep else 0
@@ -56,7 +56,7 @@ class OnCpu(CompiledCell):
             **{f"in_{n}": rows(values[n]) for n in self.timed},
         )  # fmt: skip
         self.module.forward.run(first.dtype, slots, units, _work(first, y, sizes[self.state]))
-        return y, _in_their_places(last, order), residuals
+        return y, in_their_places(last, order), residuals
 
     def backward(
         self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, residuals: Tensor, sizes: Sizes,
@@ -74,7 +74,7 @@ class OnCpu(CompiledCell):
         states = States(y if self.y_is_state else residuals, sizes[self.state], values["state"], reverse, cu_seqlens)
         torchs = OfTorch(self, values, sizes)
         torchs.start({**results, "y": y}, states)
-        ranges, order = _longest_first(sequences(first, cu_seqlens, name))
+        ranges, order = longest_first(sequences(first, cu_seqlens, name))
         carry = dlast[order].clone(memory_format=torch.contiguous_format)
         history = y.contiguous() if self.y_is_state else residuals
         units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
@@ -99,7 +99,7 @@ class OnCpu(CompiledCell):
             for start, end, at in pieces:
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
         torchs.finish(sums.sum(0))
-        return self._gradients(values, results, _in_their_places(carry, order), torchs)
+        return self._gradients(values, results, in_their_places(carry, order), torchs)
 
     def window(self, sizes: Sizes) -> int:
         """Return for how many steps at a time the backward pass stores factors of products.
@@ -129,7 +129,7 @@ class OnCpu(CompiledCell):
         return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}
 
 
-def _longest_first(ranges: np.ndarray) -> tuple[np.ndarray, slice | Tensor]:
+def longest_first(ranges: np.ndarray) -> tuple[np.ndarray, slice | Tensor]:
     """Return the ranges by falling length, and the numbers of their sequences; `slice(None)` if they were so before.
 
     A group of sequences shares each load of a matrix for as long as its longest one: so a group is of equal lengths.
@@ -141,7 +141,7 @@ def _longest_first(ranges: np.ndarray) -> tuple[np.ndarray, slice | Tensor]:
     return ranges[order], torch.from_numpy(order)
 
 
-def _in_their_places(states: Tensor, order: slice | Tensor) -> Tensor:
+def in_their_places(states: Tensor, order: slice | Tensor) -> Tensor:
     """Return states, which are those of the sequences `order`, in the order of the sequences."""
     return states if isinstance(order, slice) else torch.empty_like(states).index_copy_(0, order, states)
 
