@@ -16,6 +16,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonalMap
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution
+from scanl.ops.fused.gated import gated
 from scanl.options import at_least
 
 
@@ -117,4 +118,4 @@ class MLSTM(Layer):
         q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (q, k, v))
         h, memory, m = remember(q, k, v, i, log_f, memory, m, cu_seqlens)
         h = self.mlstm_cell.outnorm(h).to(x.dtype) + self.learnable_skip * conv
-        return self.proj_down(h * F.silu(z)), MLSTMState(memory, m, window)
+        return self.proj_down(gated(z, h)), MLSTMState(memory, m, window)

@@ -4,7 +4,6 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer
@@ -12,6 +11,7 @@ from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.ops import linear_attention
+from scanl.ops.fused.gated import gated
 from scanl.ops.fused.rms_norm import rms_norm
 from scanl.options import at_least
 
@@ -81,4 +81,4 @@ class RetNet(Layer):
         g = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.num_heads, device=x.device, dtype=torch.float64)))
         o, recurrent = linear_attention(q, k, v, g.to(q.dtype), state=recurrent, cu_seqlens=cu_seqlens)
         o = rms_norm(o, None, self.norm_eps).to(x.dtype)
-        return self.out_proj(F.silu(self.g_proj(x)) * o.flatten(-2)), RetNetState(recurrent, past)
+        return self.out_proj(gated(self.g_proj(x), o.flatten(-2))), RetNetState(recurrent, past)

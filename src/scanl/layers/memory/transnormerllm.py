@@ -89,7 +89,7 @@ class TransNormerLLM(Layer):
         q, k, v = (tensor.unflatten(-1, (self.num_heads, -1)) for tensor in (F.silu(q), F.silu(k), v))
         if self.lrpe is not None:
             steps, past = positions(past, x.shape[1], cu_seqlens)
-            q, k = self.lrpe(q, steps), self.lrpe(k, steps)
+            q, k = self.lrpe(steps, q, k)
         slopes = torch.tensor(alibi_slopes(self.num_heads), device=x.device, dtype=widen(q).dtype)
         o, recurrent = linear_attention(
             q, k, v.to(q.dtype), -self.rate * slopes, state=recurrent, scale=1.0, cu_seqlens=cu_seqlens

@@ -22,8 +22,8 @@ class LRPE(Module):
         channels = torch.arange(num_heads * head_dim).view(num_heads, head_dim)
         self.theta = nn.Parameter(10000 ** (-2 / (num_heads * head_dim) * channels))
 
-    def forward(self, x: Tensor, steps: Tensor) -> Tensor:
-        """Map x (B, T, H, K) to (B, T, H, 2K). steps: (B, T) or (1, T), position of each step, from 0."""
-        x = widen(x)
+    def forward(self, steps: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        """Map each value (B, T, H, K) to (B, T, H, 2K). steps: (B, T) or (1, T), position of each step, from 0."""
         angles = steps[..., None, None] * self.theta.double()  # in double: a stream may be a million steps long
-        return torch.cat([x * angles.cos().to(x.dtype), x * angles.sin().to(x.dtype)], -1)
+        waves = torch.stack([angles.cos(), angles.sin()], -2)
+        return tuple((widen(x)[..., None, :] * waves.to(widen(x).dtype)).flatten(-2) for x in values)

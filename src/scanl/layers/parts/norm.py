@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers.base import widen
 from scanl.layers.module import Module
+from scanl.ops.fused.gated import gated
 from scanl.ops.fused.rms_norm import rms_norm
 
 
@@ -37,11 +38,17 @@ class GatedRMSNorm(Module):
         return f"{super().extra_repr()}, groups={self.parts[0]}, eps={self.eps}, gate_first={self.gate_first}"
 
     def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
-        if gate is not None:
-            gate = F.silu(widen(gate)) if self.activation == "silu" else torch.sigmoid(widen(gate))
-        y = widen(x) * gate if self.gate_first and gate is not None else widen(x)
-        y = rms_norm(y.unflatten(-1, self.parts), None, self.eps).flatten(-2) * widen(self.weight)
-        return (y if self.gate_first or gate is None else y * gate).to(x.dtype)
+        y = self._gated(widen(x), gate) if self.gate_first else widen(x)
+        if self.parts[0] == 1:
+            y = rms_norm(y, widen(self.weight), self.eps)
+        else:
+            y = rms_norm(y.unflatten(-1, self.parts), None, self.eps).flatten(-2) * widen(self.weight)
+        return (y if self.gate_first else self._gated(y, gate)).to(x.dtype)
+
+    def _gated(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        if gate is None:
+            return y
+        return gated(widen(gate), y) if self.activation == "silu" else y * torch.sigmoid(widen(gate))
 
 
 class HeadNorm(Module):
@@ -60,6 +67,14 @@ class HeadNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(widen(x), x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
+
+
+class HeadGroupNorm(nn.GroupNorm):
+    """`torch.nn.GroupNorm` of an input (N, C), by the norm of rows: torch takes half of the time for it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.unflatten(-1, (self.num_groups, -1))
+        return torch.addcmul(self.bias, F.layer_norm(rows, rows.shape[-1:], eps=self.eps).flatten(-2), self.weight)
 
 
 class RMSNorm(nn.RMSNorm):

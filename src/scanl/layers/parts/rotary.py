@@ -8,6 +8,10 @@ Source: Su et al., "RoFormer", arXiv:2104.09864, eq. (13). As in GPT-NeoX, a pai
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.ops._frame.context import exactly
+from scanl.ops._frame.fused import is_faster
 
 
 def rotate(x: Tensor, positions: Tensor, width: int, base: float) -> Tensor:
@@ -42,6 +46,11 @@ def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return the same, by the cosines and sines of the angles."""
     even = 2 * cos.shape[-1]
+    if not exactly() and is_faster(x, cos, sin) and x.shape[-1] % 2 == 0:  # as complex numbers, in one pass over memory
+        turn = torch.complex(cos, sin)
+        rest = x.shape[-1] // 2 - cos.shape[-1]
+        turn = F.pad(turn, (0, rest), value=1) if rest else turn
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
     re, im = x[..., :even].unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack([re * cos - im * sin, re * sin + im * cos], -1).flatten(-2)
     return turned if even == x.shape[-1] else torch.cat([turned, x[..., even:]], -1)

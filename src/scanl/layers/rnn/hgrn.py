@@ -13,6 +13,7 @@ from scanl.layers.channelwise import ChannelwiseLayer, driven
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.lower_bound import LowerBoundedLayer
 from scanl.ops import linear_scan
+from scanl.ops.fused.gated import gated
 
 
 @registry.register("hgrn")
@@ -58,7 +59,7 @@ class HGRN(ChannelwiseLayer, LowerBoundedLayer):
         vectors = [self.theta.flatten(), *([bound] if isinstance(bound, Tensor) else [])]
         h, (last,) = self.advance([keep, c], vectors, [state], cu_seqlens)
         feature = self.norm(torch.cat([h.real, h.imag], -1).to(x.dtype))
-        return self.out_proj(feature * F.silu(self.gate(x))), last
+        return self.out_proj(gated(self.gate(x), feature)), last
 
     def recur(
         self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
@@ -13,6 +12,7 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import mix
 from scanl.layers.rwkv.rwkv_time_mix import BonusTimeMix, RWKVState
 from scanl.ops import linear_attention
+from scanl.ops.fused.gated import gated
 from scanl.options import divides
 
 
@@ -75,4 +75,4 @@ class RWKV5(BonusTimeMix):
         o, recurrent = linear_attention(
             r, k, v, decay, None, self.time_faaaa, recurrent, scale=1.0, cu_seqlens=cu_seqlens
         )
-        return self.output(self.normed(o) * F.silu(g)), RWKVState(recurrent, shift)
+        return self.output(gated(g, self.normed(o))), RWKVState(recurrent, shift)

@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import BonusTimeMix, RWKVState
 from scanl.ops import linear_attention
+from scanl.ops.fused.gated import gated
 from scanl.options import divides
 
 MIXED_LETTERS = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
@@ -83,7 +83,9 @@ class RWKV6(BonusTimeMix):
         recurrent, shift = state or (None, None)
         previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         change = previous - x
-        adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED_LETTERS), -1))
+        adapted = torch.tanh(torch.addcmul(x, change, self.time_maa_x) @ self.time_maa_w1).unflatten(
+            -1, (len(MIXED_LETTERS), -1)
+        )
         shifts = torch.einsum("btsr,srd->sbtd", adapted, self.time_maa_w2)
         w, k, v, r, g = (
             x + change * (getattr(self, f"time_maa_{name}") + shift)
@@ -101,4 +103,4 @@ class RWKV6(BonusTimeMix):
             scale=1.0,
             cu_seqlens=cu_seqlens,
         )
-        return self.output(self.normed(o) * F.silu(self.gate(g))), RWKVState(recurrent, shift)
+        return self.output(gated(self.gate(g), self.normed(o))), RWKVState(recurrent, shift)

@@ -12,6 +12,7 @@ from scanl.errors import ConfigError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
+from scanl.layers.parts.norm import HeadGroupNorm
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import dplr_scan
@@ -87,7 +88,7 @@ class RWKV7(MatrixTimeMix):
         self.receptance, self.key, self.value, self.output = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         for projection, limit in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
             nn.init.uniform_(projection.weight, -limit / math.sqrt(dim), limit / math.sqrt(dim))
-        self.ln_x = nn.GroupNorm(dim // head_dim, dim, eps=64e-5)
+        self.ln_x = HeadGroupNorm(dim // head_dim, dim, eps=64e-5)
         self.enter_stack(0, [self])
 
     def _zigzag(self) -> Tensor:
@@ -112,13 +113,14 @@ class RWKV7(MatrixTimeMix):
     ) -> tuple[Tensor, RWKVState]:
         recurrent, shift = state or (None, None)
         previous, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
-        r, w, k, v, a, g = (x + (previous - x) * getattr(self, f"x_{name}") for name in SHIFTS)
+        change = previous - x
+        r, w, k, v, a, g = (torch.addcmul(x, change, getattr(self, f"x_{name}")) for name in SHIFTS)
         decay = -math.exp(-0.5) * widen(self.w0 + torch.tanh(w @ self.w1) @ self.w2).sigmoid()
         rate = (self.a0 + a @ self.a1 @ self.a2).sigmoid()
         gate = (g @ self.g1).sigmoid() @ self.g2
         r, k, v = self.receptance(r), self.key(k), self._values(v, memo)
         erased = F.normalize((k * self.k_k).unflatten(-1, self.heads), dim=-1)
-        k = k * (1 + (rate - 1) * self.k_a)
+        k = k * torch.addcmul(1 - self.k_a, rate, self.k_a)
         r, k, v, rate, decay = (tensor.unflatten(-1, self.heads) for tensor in (r, k, v, rate, decay))
         o, recurrent = dplr_scan(r, k, v, erased * rate, -erased, decay, recurrent, scale=1.0, cu_seqlens=cu_seqlens)
         present = (r * k * self.r_k).sum(-1, keepdim=True) * v

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.parts.depth import channel_ramp, channel_shares, relative_depth, remaining_depth
+from scanl.layers.parts.norm import HeadGroupNorm
 
 
 class RWKVState(NamedTuple):
@@ -54,7 +55,7 @@ class BonusTimeMix(MatrixTimeMix):
         for linear, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
             nn.init.orthogonal_(linear.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
-        self.ln_x = nn.GroupNorm(heads, dim, eps=64e-5)
+        self.ln_x = HeadGroupNorm(heads, dim, eps=64e-5)
 
     @torch.no_grad()
     def begin_at(self, index: int, layers: Sequence[Layer]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention, linear_scan
 from scanl.ops._frame.dispatch import transforming
+from scanl.ops.fused.gated import gated
 from scanl.options import Range, at_least
 
 PIECE = 64  # steps that a layer with several inputs takes at a time, so that its keys stay in the caches
@@ -148,9 +149,14 @@ class Mamba3(Layer):
         value, final = final.split(sizes, -1)
         write = ((earlier + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.num_heads, -1))
         o, S = self._remember(q, before_k.view_as(k), write, g, state.ssm, cu_seqlens)
-        present = weight[..., None, None] * (q @ k.mT)
-        skip = widen(self.D)[:, None, None] * torch.eye(self.rank, device=present.device, dtype=present.dtype)
-        o = o + (present + skip) @ self._inputs(widen(u).unflatten(-1, (self.num_heads, -1)))
+        inputs = self._inputs(widen(u).unflatten(-1, (self.num_heads, -1)))
+        if self.rank == 1:
+            present = weight * (q * k).sum((-2, -1))
+            o = torch.addcmul(o, (present + widen(self.D))[..., None, None], inputs)
+        else:
+            present = weight[..., None, None] * (q @ k.mT)
+            skip = widen(self.D)[:, None, None] * torch.eye(self.rank, device=present.device, dtype=present.dtype)
+            o = o + (present + skip) @ inputs
         newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.num_heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
         angle = torch.remainder(last, 2 * math.pi).to(S.dtype)
@@ -199,7 +205,7 @@ class Mamba3(Layer):
         z = widen(z).unflatten(-1, (self.num_heads, 1, -1))
         z = z if self.rank == 1 else z * widen(self.mimo_z)
         if self.norm is None:
-            o = o * F.silu(z)
+            o = gated(z, o)
         else:
             o, z = (tensor.transpose(2, 3).flatten(-2) for tensor in (o, z))
             o = self.norm(o, z).unflatten(-1, (self.num_heads, -1)).transpose(2, 3)

@@ -18,6 +18,7 @@ from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.mega_ema import MegaEMA
 from scanl.ops._attention import of_pairs, softmax_attention, squared_attention
 from scanl.ops._frame.nonfinite import replaced
+from scanl.ops.fused.gated import gated
 
 
 class MegaState(NamedTuple):
@@ -125,7 +126,7 @@ class Mega(Layer):
         q, k = (F.silu(widen(z))[..., None, :] * widen(self.gamma) + widen(self.beta)).unbind(-2)
         k, v = blocks.keys(k, keys), blocks.keys(widen(F.silu(self.v_proj(x))), values)
         read_out = blocks.taken(self._attend(blocks.queries(q), k, v, blocks)).to(x.dtype)
-        h = F.silu(ahead + self.h_proj(read_out * F.silu(gate)))
+        h = F.silu(ahead + self.h_proj(gated(gate, read_out)))
         y = update.sigmoid() * (h - residual.to(x.dtype))
         return y, MegaState(average, blocks.kept(k), blocks.kept(v), blocks.after)
 

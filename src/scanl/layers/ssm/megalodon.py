@@ -16,6 +16,7 @@ from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.parts.timestep_norm import TimestepNorm, TimestepNormState
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.cema import ComplexEMA
+from scanl.ops.fused.gated import gated
 from scanl.options import divides
 
 
@@ -116,5 +117,5 @@ class Megalodon(Layer):
         v = widen(F.silu(self.wv(normed))).unflatten(-1, (self.num_heads, -1))
         k, v = blocks.keys(k, keys), blocks.keys(v, values)
         read_out = attend(q, k, v, blocks, 1.0).flatten(-2).to(x.dtype)
-        y = self.wh1(m) + self.wh2(read_out * F.silu(self.wr(m)))
+        y = self.wh1(m) + self.wh2(gated(self.wr(m), read_out))
         return y, MegalodonState(norm, average, blocks.kept(k), blocks.kept(v))
