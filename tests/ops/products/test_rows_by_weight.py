@@ -4,6 +4,7 @@
 # numba passes the first argument of an intrinsic itself.
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -38,21 +39,23 @@ def test_any_size_is_the_product(columns):
         assert_product(out[:, :columns], x[:, :terms], w[:, :terms])
 
 
-@pytest.mark.parametrize("rows", [3, 21])
+@pytest.mark.parametrize("rows", [3, 16, 21])
 def test_threads_share_a_large_product(rows):
+    """The bits are those of one thread, also where several callers want the same helpers."""
     weight, x, threads = torch.randn(518, 256), torch.randn(rows, 256), torch.get_num_threads()
-    assert weight.numel() >= in_team.LARGE_WEIGHT
+    assert weight.numel() * (rows + in_team.READING) >= in_team.LARGE_PRODUCT
     assert schedule.MIN_COLUMNS >= rows_by_weight.COLUMNS
     kernel = RecordedFunction(lambda x: F.linear(x, weight), x)
     try:
-        results = []
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            results.append(kernel(x))
+        torch.set_num_threads(1)
+        y = kernel(x)
+        torch.set_num_threads(2)
+        with ThreadPoolExecutor(3) as callers:
+            others = list(callers.map(kernel, [x] * 60))
     finally:
         torch.set_num_threads(threads)
-    for y in results:
-        assert_product(y, x, weight)
+    assert_product(y, x, weight)
+    assert all(torch.equal(other, y) for other in others)
 
 
 def test_pairs_of_matrices_are_products():

@@ -241,13 +241,9 @@ def _has_numba() -> bool:
 
 
 def rows_of_kernel(batch: int) -> int:
-    """Return how many rows the kernel for a batch has. Five kernels serve batches of any size."""
-    return 1 if batch == 1 else _rows_for_threads(batch, torch.get_num_threads())
-
-
-def _rows_for_threads(batch: int, threads: int) -> int:
-    units = max(-(-batch // MAX_ROWS), min(threads, batch // 4), 1)
-    return 1 << max(0, (-(-batch // units)).bit_length() - 1)
+    """Return how many rows the kernel for a batch has. Five kernels serve batches of any size and any threads."""
+    parts = -(-batch // MAX_ROWS)
+    return 1 << (-(-batch // parts)).bit_length() - 1
 
 
 def _reader(state: State) -> Callable[[State], list[Tensor]]:

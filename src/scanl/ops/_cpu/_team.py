@@ -4,7 +4,8 @@ Each thread takes units of work from a common counter until none is left. So res
 threads, and a busy core delays little.
 
 The threads belong to torch's OpenMP runtime. After a torch operation they spin for milliseconds, waiting for the next
-one; a second thread pool would compete with them for the cores. A forked child has none of these threads, and starting
+one; a second thread pool would compete with them for the cores (`_pool.py` has one for pieces of microseconds, between
+which torch has no work). A forked child has none of these threads, and starting
 them there hangs, so it runs on one thread. If torch's runtime is not GNU-compatible, Python threads are used instead.
 """
 

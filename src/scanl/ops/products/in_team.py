@@ -3,14 +3,13 @@
 A recorded step is one kernel, and runs on one thread. Its large products are kernels of their own: while one runs, the
 other threads take units of it.
 
-`team` is a pointer to whole numbers: how many threads there are, the address of OpenMP's function that starts them (0
+`team` is a pointer to whole numbers: how many threads there are, the address of the pool that the others belong to (0
 for none), and the addresses of the kernels.
 """
 
 # pyright: reportCallIssue=false
 # numba passes the first argument of an intrinsic itself.
 
-import ctypes
 import functools
 
 import numpy as np
@@ -22,16 +21,17 @@ from numba.extending import intrinsic
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._pointers import pointer
+from scanl.ops._cpu._pool import pool, share
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import packer, part
-from scanl.ops._cpu._team import openmp
 from scanl.ops._cpu._threads import threads
 from scanl.ops.products.matrices import add_part_products
 from scanl.ops.products.rows_by_weight import HEIGHT, division, product, quantized_product
 
-THREADS, START, FIRST = range(3)  # what `team` has, the address of the first kernel last
-LARGE_WEIGHT = 1 << 17  # numbers of a weight: with fewer, to start threads takes longer than they save
-_ADDRESS, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(32)
+THREADS, POOL, FIRST = range(3)  # what `team` has, the address of the first kernel last
+LARGE_PRODUCT = 1 << 19  # numbers of a weight, times its rows and READING: to share fewer takes longer than it saves
+READING = 3  # rows whose products take as long as the weight takes to come from memory
+_ADDRESS = ir.IntType(8).as_pointer()
 
 
 @intrinsic
@@ -44,29 +44,13 @@ def _call(typingctx, function, argument):
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic
-def _start(typingctx, start, function, argument, threads):
-    def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER])
-        builder.call(
-            builder.inttoptr(args[0], kind.as_pointer()),
-            [
-                builder.inttoptr(args[1], _ADDRESS), builder.inttoptr(args[2], _ADDRESS),
-                builder.trunc(args[3], _NUMBER), _NUMBER(0),
-            ],
-        )  # fmt: skip
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), codegen
-
-
 @helper()
 def _run(team, kind, slots, work):
-    """Run the kernel for a kind of weight. slots: from `packer` of its slots.   work: the numbers of the weight."""
+    """Run the kernel for a kind of weight. slots: from `packer` of its slots.   work: see LARGE_PRODUCT."""
     begin, count = slots.address, slots[1]
-    workers = min(team[THREADS], count) if work >= LARGE_WEIGHT else 1
+    workers = min(team[THREADS], count) if work >= LARGE_PRODUCT else 1
     if workers > 1:
-        _start(team[START], team[FIRST + kind], begin, workers)
+        share(team[POOL], team[FIRST + kind], begin, workers - 1)
     else:
         _call(team[FIRST + kind], begin)
 
@@ -86,7 +70,7 @@ def times(slots):
         units=blocks, y=slots.y, y_row=slots.y_row, x=slots.x, x_row=slots.x_row, w=slots.w, w_row=slots.w_row, scale=0,
         groups=0, bias=0, rows=slots.rows, columns=columns, terms=terms, width=width, blocks=blocks,
     )  # fmt: skip
-    _run(team, 0, packed, columns * terms)
+    _run(team, 0, packed, columns * terms * (slots.rows + READING))
 
 
 @kernel("team y y_row x x_row packed scale groups bias rows columns terms")
@@ -100,7 +84,7 @@ def times_quantized(slots):
         w=slots.packed, w_row=terms // 2 if grouped else terms, scale=slots.scale, groups=slots.groups, bias=slots.bias,
         rows=slots.rows, columns=columns, terms=terms, width=width, blocks=blocks,
     )  # fmt: skip
-    _run(team, 2 if grouped else 1, packed, columns * terms)
+    _run(team, 2 if grouped else 1, packed, columns * terms * (slots.rows + READING))
 
 
 @kernel("team y y_row x x_row w rows columns terms")
@@ -129,11 +113,9 @@ KERNELS = {
 
 @functools.cache
 def _teams(workers: int, used: frozenset[str]) -> np.ndarray:
-    start = openmp()
+    shared = pool(workers - 1) if workers > 1 else 0
     addresses = [callee.address(dtype) if name in used else 0 for name, (callee, dtype) in KERNELS.items()]
-    if start is None:
-        return np.array([1, 0, *addresses])
-    return np.array([workers, ctypes.cast(start, ctypes.c_void_p).value, *addresses])
+    return np.array([workers if shared else 1, shared, *addresses])
 
 
 def team(units: int, used: frozenset[str]) -> int:

@@ -55,7 +55,7 @@ NAMES = "y y_row x x_row w w_row scale groups bias rows columns terms width bloc
 @helper()
 def division(columns, threads):
     """Return how many columns a unit has, and how many units the columns are."""
-    blocks = max(1, min(columns // MIN_UNIT_COLUMNS, 2 * threads if threads > 1 else 1))
+    blocks = max(1, min(columns // MIN_UNIT_COLUMNS, 4 * threads if threads > 1 else 1))
     width = (columns + 4 * blocks - 1) // (4 * blocks) * 4
     return width, (columns + width - 1) // width
 
