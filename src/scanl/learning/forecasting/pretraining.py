@@ -53,7 +53,7 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure
     simple = np.take_along_axis(simple, (ahead - 1)[None, :, None], 3)
     tensors = SimpleSteps(*map(torch.from_numpy, told))
     seasons = Seasons(*map(torch.from_numpy, seasons))
-    parts = ahead_features(tensors.after(origins), seasons, torch.from_numpy(simple), torch.from_numpy(ahead))
+    parts = ahead_features(tensors.after(origins), seasons, torch.from_numpy(simple), ahead)
     came = drawn.y[:, origins[:, None] + ahead]
     base = drawn.y[:, :steps] - told.value
     origin = np.nan_to_num(np.nanmedian(np.where(told.is_known, base, np.nan), 1))

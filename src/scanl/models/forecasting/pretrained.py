@@ -49,6 +49,7 @@ AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
 FIRST_POWERS = (1.0, 1.5)  # a and b at first
 WEIGHTS = Path(__file__).with_name("weights")  # the folder of the model in the package
 DIGEST = "4754297027b174e575a5b8670093de96e8895aaa607ec3094f346d5e4f5f5a6d"  # SHA-256 of its file
+MIN_STEPS_ALONE = 64  # steps that came alone, after which a kernel is compiled in two seconds
 MIN_TORCH_STEPS = 64  # of a series at once, from which kernels are not faster
 PIECE_STEPS = 16384  # of all series together, so that memory does not grow with a panel
 MIN_REPEATED, MIN_REPEATED_SHARE = (
@@ -62,6 +63,46 @@ class PretrainedState(NamedTuple):
 
     simple: SimpleState
     stack: Any
+
+
+class RowKernels:
+    """Kernels that read one step of some rows: those of `scanl.models.forecasting.pretrained_step`.
+
+    They pay after some steps that came alone. A copy has none, because they read the parameters of one model.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._kernels = 0, dict[Any, Any]()
+
+    def __deepcopy__(self, memo: Any) -> "RowKernels":
+        return RowKernels()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowKernels, ()
+
+    def pay(self) -> bool:
+        """Take note of a step that came alone, and return whether a kernel reads it. Its bits are those of no other."""
+        self._steps += 1
+        return self._steps > MIN_STEPS_ALONE and not exactly()
+
+    def run(
+        self, model: "PretrainedForecaster", y: Numbers, state: PretrainedState, horizon: int, levels: tuple[float, ...]
+    ) -> tuple[Numbers, PretrainedState] | None:
+        """Read a step y (B, 1), and return as `each` does; None where no kernel can."""
+        seasons = [tuple(set(part.tolist())) for part in state.simple.seasons]
+        if any(len(every) != 1 for every in seasons):
+            return None
+        weight = model.input.weight
+        form = len(y), *seasons, horizon, levels, weight.dtype, weight.data_ptr()
+        if form not in self._kernels:
+            from scanl.models.forecasting.pretrained_step import kernel
+
+            self._kernels[form] = kernel(model, len(y), (seasons[0][0], seasons[1][0]), horizon, levels)
+        step = self._kernels[form]
+        if step is None:
+            return None
+        quantiles, after = step(torch.from_numpy(y)[..., None], *(leaf for _, leaf in states.leaves(state)))
+        return quantiles.numpy(), after
 
 
 class Outputs(NamedTuple):
@@ -83,6 +124,7 @@ class PretrainedForecaster(Saved):
     ) -> None:
         super().__init__()
         self.stack = stack
+        self._row_kernels = RowKernels()
         self.input = nn.Linear(STEP_FEATURES, stack.dim)
         self.head = nn.Sequential(
             nn.Linear(stack.dim + AHEAD_FEATURES, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()
@@ -172,15 +214,19 @@ class PretrainedForecaster(Saved):
         after: (N,), numbers of steps, in order.   The rest is as in `predict`.
         """
         horizon = whole_number(self.name, "horizon", horizon, 1)
-        probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).numpy()
+        probabilities = as_levels(levels, torch.zeros(1, dtype=torch.float64)).tolist()
+        if y.shape[1] == len(after) == 1 and self._row_kernels.pay():
+            known = self._row_kernels.run(self, y, state, horizon, tuple(probabilities))
+            if known is not None:
+                return known
         rows = max(1, PIECE_STEPS // y.shape[1])
         pieces = [
             self._each(y[a : a + rows], states.index(state, slice(a, a + rows)), after, horizon)
             for a in range(0, len(y), rows)
         ]
-        learnt = np.concatenate([one for one, _ in pieces])
+        learnt = torch.cat([one for one, _ in pieces])
         last = [one for _, one in pieces]
-        return _at_levels(learnt, probabilities), last[0] if len(last) == 1 else states.cat(last)
+        return at_levels(learnt, probabilities).numpy(), last[0] if len(last) == 1 else states.cat(last)
 
     def init_state(self, batch_size: int, *, season: int | tuple[int, int] = 1) -> PretrainedState:
         """Return the state before any step of some series.   season: as in `predict`."""
@@ -194,7 +240,7 @@ class PretrainedForecaster(Saved):
         stack = self.stack.init_state(batch_size, device=like.device, dtype=like.dtype)
         return PretrainedState(_as_tensors(simple_forecasts.nothing_read(seasons)), stack)
 
-    def _each(self, y: Numbers, state: PretrainedState, steps: Counts, horizon: int) -> tuple[Numbers, PretrainedState]:
+    def _each(self, y: Numbers, state: PretrainedState, steps: Counts, horizon: int) -> tuple[Tensor, PretrainedState]:
         """Return the learnt quantiles (B, N, H, Q) after some steps of y (B, T), and the state after the last step."""
         before = states.map_leaves(lambda part: part.numpy(), state.simple)
         told, simple, after = simple_forecasts.read(y, before, steps, horizon)
@@ -203,7 +249,7 @@ class PretrainedForecaster(Saved):
         quantiles = self.quantiles(
             hidden[:, steps], told.after(steps), state.simple.seasons, torch.from_numpy(simple), after.origin
         )
-        return quantiles.numpy(), PretrainedState(_as_tensors(after), stack)
+        return quantiles, PretrainedState(_as_tensors(after), stack)
 
     def quantiles(
         self, hidden: Tensor, picked: SimpleSteps, seasons: Seasons, simple: Tensor, origin: Tensor
@@ -214,7 +260,7 @@ class PretrainedForecaster(Saved):
         origin: (B,), the first values.
         """
         horizon = simple.shape[-1]
-        ahead = torch.arange(1, horizon + 1).expand(simple.shape[1], -1)
+        ahead = np.tile(np.arange(1, horizon + 1), (simple.shape[1], 1))
         hidden = hidden[:, :, None].expand(-1, -1, horizon, -1)
         outputs = self.ahead(hidden, *ahead_features(picked, seasons, simple, ahead))
         quantiles = picked.value[..., None, None] + picked.scale[..., None, None] * outputs.quantiles.double()
@@ -250,13 +296,14 @@ def _as_tensors(simple: SimpleState) -> SimpleState:
     return SimpleState(Seasons(*seasons), *parts)
 
 
-def _at_levels(learnt: Numbers, levels: Numbers) -> Numbers:
-    """Return quantiles (B, H, Q) at some levels, between and beyond those that are learnt: as a normal bends them."""
+def at_levels(learnt: Tensor, levels: Sequence[float]) -> Tensor:
+    """Return quantiles (..., Q) at some levels, between and beyond those that are learnt: as a normal bends them."""
     normal = NormalDist()
     known, wanted = (np.array([normal.inv_cdf(float(p)) for p in some]) for some in (QUANTILES, levels))
     upper = np.searchsorted(known, wanted).clip(1, len(known) - 1)
-    share = (wanted - known[upper - 1]) / (known[upper] - known[upper - 1])
-    return learnt[..., upper - 1] + share * (learnt[..., upper] - learnt[..., upper - 1])
+    share = torch.from_numpy((wanted - known[upper - 1]) / (known[upper] - known[upper - 1]))
+    low, high = (learnt[..., torch.from_numpy(places)] for places in (upper - 1, upper))
+    return low + share * (high - low)
 
 
 def units(told: SimpleSteps) -> Tensor:
@@ -301,22 +348,22 @@ def log_errors(told: SimpleSteps) -> Tensor:
 
 
 def ahead_features(
-    picked: SimpleSteps, seasons: Seasons, simple: Tensor, ahead: Tensor
+    picked: SimpleSteps, seasons: Seasons, simple: Tensor, ahead: Counts
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return features (B, N, H, F), logarithms of errors (B, N, H, K, 2) and forecasts (B, N, H, K) in units.
 
     picked: known after N steps.   simple: (B, N, K, H), relative to the first value.   ahead: (N, H), steps ahead.
     """
     unit = units(picked)
-    trained = ahead.clamp(max=MAX_TRAINED_HORIZON)
-    weights = torch.from_numpy(_between(np.log(ahead.numpy())))  # (N, H, J)
+    weights = torch.from_numpy(_between(np.log(ahead)))  # (N, H, J)
     errors = log_errors(picked)
     logs = sum(weights[None, :, :, j, None, None] * errors[:, :, None, :, j] for j in range(len(KNOTS)))
     assert isinstance(logs, Tensor)
     forecasts = ((simple - picked.value[..., None, None]) / unit[..., None, None]).transpose(2, 3)
     relative = logs - logs.mean(-2, keepdim=True)
     m, n = (season[:, None, None].double() for season in seasons)
-    h = trained[None].double()
+    h = torch.from_numpy(np.minimum(ahead, MAX_TRAINED_HORIZON).astype(np.float64))[None]
+    steps = torch.from_numpy(ahead.astype(np.float64))[None]
     ones = torch.ones(len(unit), *ahead.shape, dtype=torch.float64)
     seen = sum(weights[None, :, :, j] * picked.weights[:, :, None, j] for j in range(len(KNOTS)))
     assert isinstance(seen, Tensor)
@@ -324,9 +371,7 @@ def ahead_features(
         h.log() / 3 * ones, (h / m).clamp(max=3), (h <= m) * ones, (h / KNOTS[-1]).log().clamp(min=0) * ones,
         seen.log1p() / 4, logs.mean((-2, -1)), logs.amin((-2, -1)), (h / n).clamp(max=3),
     ]  # fmt: skip
-    more += [
-        wave(2 * math.pi * ahead[None].double() / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)
-    ]
+    more += [wave(2 * math.pi * steps / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)]
     features = [relative[..., 0], relative[..., 1], _arcsinh(forecasts / 2), torch.stack(more, -1)]
     return torch.cat(features, -1), logs, forecasts
 

@@ -191,7 +191,7 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     simple = np.empty((rows, len(after), COUNT, horizon))
     wanted = dict(zip(after.tolist(), range(len(after)), strict=True))
     far = np.concatenate([KNOTS, np.arange(1, horizon + 1)])
-    of_trend, every = _trend_weights(far), np.arange(rows)[:, None]
+    of_trend, every = trend_weights(far), np.arange(rows)[:, None]
     alphas = np.maximum(ALPHA, 1.0 / np.maximum(known, 1)[:, :, None])
     before = np.maximum(count - 1, 0)
     gammas = np.maximum(GAMMA[FIRST_SMOOTHINGS], 1.0 / (before[:, :, None] // m[:, None, None] + 1))
@@ -266,7 +266,7 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     return told, simple, last
 
 
-def _trend_weights(ahead: Counts) -> Numbers:
+def trend_weights(ahead: Counts) -> Numbers:
     """Return φ + ... + φ^h of each smoothing, (V, H)."""
     phi = PHI[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
