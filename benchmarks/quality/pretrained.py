@@ -90,9 +90,11 @@ def _ets(trend: bool, seasonal: str | None) -> Callable[[Any, int, int], Callabl
             raise ValueError
         options: dict[str, Any] = {"trend": "add" if trend else None, "damped_trend": trend, "seasonal": seasonal}
         options |= {"seasonal_periods": season if seasonal else None, "initialization_method": "heuristic"}
+        least = past.min()
         parameters = ETSModel(past, **options).fit(disp=False, maxiter=50).params
 
         def forecast(y: Any) -> Any:
+            y = np.maximum(y, least) if seasonal == "mul" else y
             return np.asarray(ETSModel(y, **options).smooth(parameters).forecast(horizon))
 
         return forecast
@@ -105,7 +107,9 @@ def _arima(order: tuple[int, int, int], seasonal: tuple[int, int, int], trend: s
 
     def form(past: Any, season: int, horizon: int) -> Callable[[Any], Any]:
         differs = bool(seasonal[1])
-        if any(seasonal) and (season < 2 or len(past) < 2 * season + 8 or (seasonal[2] and season > MAX_SEASONAL_STATE)):
+        if any(seasonal) and (
+            season < 2 or len(past) < 2 * season + 8 or (seasonal[2] and season > MAX_SEASONAL_STATE)
+        ):
             raise ValueError
         moving = (0, 0, seasonal[2], season) if seasonal[2] else (0, 0, 0, 0)
         unit = float(np.abs(np.diff(past)).mean()) or 1.0
