@@ -81,6 +81,11 @@ def check_run(path: str | Path) -> None:
         )
 
 
+def is_panel(path: str | Path) -> bool:
+    """Return whether a folder of Parquet files is at `path`, which is no run."""
+    return os.path.isdir(path) and not os.path.isfile(Path(path, CONFIG)) and any(Path(path).rglob("*.parquet"))
+
+
 def check_folder(who: str, path: str | Path) -> None:
     """Raise CheckpointError unless the folder of a run, or of another model, is at `path`."""
     if not os.path.isdir(path):

@@ -14,7 +14,7 @@ import torch
 from scanl.cli.parser import Parser
 from scanl.data.series.columns import WRITTEN_ENDINGS, write_table
 from scanl.errors import ConfigError, DataError
-from scanl.files import check_new_file
+from scanl.files import check_new_file, is_panel
 
 PIECE_BYTES = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
@@ -41,6 +41,8 @@ def run(argv: Sequence[str]) -> int:
         refuse_covariates(argv)
     args = _parser().parse(argv)
     out, picture = (None if name is None else Path(name) for name in (args.out, args.picture))
+    if is_panel(args.run):
+        return of_panel(args, out)
     check_output("forecast", "out", out, WRITTEN_ENDINGS)
     check_output("forecast", "picture", picture, (".png",))
     torch.set_num_threads(1)  # windows are short
@@ -119,6 +121,26 @@ def of_table(args: Any, out: Path | None, picture: Path | None) -> int:
     return 0
 
 
+def of_panel(args: Any, out: Path | None) -> int:
+    """Forecast a folder of Parquet files by the model in the package."""
+    from scanl.learning.forecasting.panels import PanelFolder
+    from scanl.learning.forecasting.untrained import HistoryTable
+
+    if out is None:
+        raise ConfigError(f"forecast: out is missing, expected a folder for the forecasts of {args.run}")
+    for name in ("data", "future_data", "picture", "follow"):
+        if (value := getattr(args, name)) not in (None, False):
+            raise ConfigError(f"forecast: {name} is {value}, expected none because {args.run} is a folder of tables")
+    given = {name: getattr(args, name) for name in (*OF_TABLE, "freq")}
+    torch.set_num_threads(1)  # windows are short
+    with noting():
+        panel = PanelFolder(Path(args.run), out, args.horizon or HistoryTable.horizon, args.levels or None, **given)
+        print(f"scanl: columns: {', '.join(f'{n} {panel.columns[n]}' for n in OF_TABLE[:3])}", file=sys.stderr)
+        for file in panel.run():
+            print(file)
+    return 0
+
+
 def refuse_covariates(argv: Sequence[str]) -> None:
     """Raise ConfigError for options of covariates beside a table."""
     for word in argv:
@@ -193,7 +215,9 @@ def add_output(parser: Parser) -> None:
 def _parser() -> Parser:
     description = "Forecast the steps after a run's table, or after any table, with intervals."
     parser = Parser("forecast", description, examples=EXAMPLES, notes=NOTES)
-    parser.add_argument("run", type=str, help="run folder; or a table, for the model in the package")
+    parser.add_argument(
+        "run", type=str, help="run folder; or a table or a folder of Parquet, for the model in the package"
+    )
     parser.add("--target", str | None, "of a table: column to forecast (default: the only one of numbers)")
     parser.add("--time", str | None, "of a table: column of times (default: the only one)")
     parser.add("--series", str | None, "of a table: column of the series' names (default: the only one)")

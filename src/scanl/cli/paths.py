@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from scanl.errors import ConfigError
-from scanl.files import BYTE_MODELS, check_folder, check_run
+from scanl.files import BYTE_MODELS, check_folder, check_run, is_panel
 
 FIRST_WORD = "the first argument"
 PROGRAMS = (".pt2", ".onnx")  # endings of files of models that `scanl export` reads
@@ -72,6 +72,11 @@ def _run_or_file(endings: Sequence[str], command: str, name: str, word: str) -> 
         check_run(word)
 
 
+def _run_or_panel(command: str, name: str, word: str) -> None:
+    if not is_panel(word):
+        _run_or_file(TABLES, command, name, word)
+
+
 def _folder(command: str, name: str, word: str) -> None:
     check_folder(command, word)
 
@@ -86,7 +91,7 @@ PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "train": TRAINING_PATHS,
     "lr": TRAINING_PATHS,
     "learn": {FIRST_WORD: _path, "--data": _path},
-    "forecast": {FIRST_WORD: partial(_run_or_file, TABLES), "--data": _path, "--future-data": _path},
+    "forecast": {FIRST_WORD: _run_or_panel, "--data": _path, "--future-data": _path},
     "predict": {FIRST_WORD: _run, "--data": _path},
     "generate": {FIRST_WORD: _run_or_name, "--prompt-file": _path},
     "eval": {FIRST_WORD: _run, "--data": _path},

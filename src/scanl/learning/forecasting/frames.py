@@ -43,6 +43,7 @@ ANSWER = "scanl"  # the column of the median
 STACK = [field.name for field in fields(StackConfig)]
 HEAD = list(vars(ForecastOptions()))
 PATH = Path("df")  # stands for a frame in messages
+SAMPLE_ROWS = 10_000  # of a panel, by which its season is found
 ABOUT, ROWS = "frames.json", "rows.parquet"
 
 
@@ -437,6 +438,31 @@ class PretrainedFrames(Frames):
                 warnings.warn(note.replace("table: ", "frames: ", 1), stacklevel=2)
             self._form, self._table, self.model = form_of(rows["ds"]), source, pretrained_forecaster()
         return self
+
+    def predict_panel(
+        self, panel: Any, levels: Sequence[float] | None = (80, 95), partitions: int | None = None
+    ) -> Any:
+        """Forecast a frame of Dask, Ray or Spark, and return one of the same kind: `pip install 'scanl[panels]'`.
+
+        The series are divided by their names, and each partition is forecast by itself, by `fit` and `predict`: so
+        rows are those of one process, to rounding, in another order. Without `season` the calendar decides it, or the
+        first 10,000 rows. No `fit` is needed.
+
+        panel: any frame that fugue reads.   levels: as in `predict`.   partitions: how many; None: as many as now.
+        """
+        from fugue import api
+
+        options = self._arguments
+        names = self._source().series_columns
+        sample = PretrainedFrames(**options).fit(api.as_pandas(api.head(panel, SAMPLE_ROWS)))
+        options["season"] = seasons_of(sample._table)[0]
+
+        def forecast(rows: pd.DataFrame) -> pd.DataFrame:
+            return PretrainedFrames(**options).fit(rows).predict(levels=levels)
+
+        count = api.get_num_partitions(panel) if partitions is None else partitions
+        spread = api.repartition(panel, {"by": names, "algo": "hash", "num": count})
+        return api.transform(spread, forecast, schema=api.get_schema(sample.predict(levels=levels)))
 
     def _load(self, folder: Path) -> PretrainedForecaster:
         return PretrainedForecaster.load(folder).double()
