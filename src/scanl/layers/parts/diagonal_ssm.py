@@ -159,6 +159,13 @@ class _Powers:
 
     def remembered(self, x: Tensor) -> Tensor:
         """Return Σ_j ā^{T-1-j} x_j (B, D, N)."""
+        if len(self.inner) == 1:  # one table of all powers serves every channel
+            table = (self.outer[0, ..., None] * self.inner[0, :, None]).flatten(1)[:, : self.steps].flip(-1).mT
+            rows = x.permute(0, 2, 1).flatten(0, 1)
+            if not table.is_complex():
+                return (rows @ table).unflatten(0, (len(x), x.shape[2]))
+            parts = rows @ torch.cat([table.real, table.imag], -1)
+            return torch.complex(*parts.chunk(2, -1)).unflatten(0, (len(x), x.shape[2]))
         table = self.inner.flip(-1).transpose(1, 2)  # (D, block, N)
         parts = F.pad(x, (0, 0, self.blocks * self.block - self.steps, 0)).permute(2, 0, 1)
         parts = parts.unflatten(2, (self.blocks, self.block)).flatten(1, 2)
