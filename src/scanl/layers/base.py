@@ -179,6 +179,17 @@ class Layer(Module, metaclass=ConfiguredMeta):
         ) -> "Result_co": ...
         def __call__(self, *args: Any, **others: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
+    @classmethod
+    def at_places(
+        cls, layers: "Sequence[Layer]", x: Tensor, states: Sequence[State], places: range
+    ) -> tuple[Sequence[Tensor], Sequence[State]]:
+        """Return what causal layers of this class give for one x (B, T, dim): outputs (B, E, dim) at `places` alone.
+
+        The states are those after the last step. A class that can compute some outputs without the others does so.
+        """
+        pairs = [layer(x, state) for layer, state in zip(layers, states, strict=True)]
+        return [y[:, places.start : places.stop : places.step] for y, _ in pairs], [state for _, state in pairs]
+
     def step(self, x: Tensor, state: State, *, starts: Tensor | None = None) -> tuple[Tensor, State]:
         """Run `forward` for one step: x (B, dim) to y (B, dim). Raises ConfigError for a bidirectional layer.
 

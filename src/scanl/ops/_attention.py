@@ -11,7 +11,7 @@ from scanl.ops._cpu._memory import contiguous
 from scanl.ops._frame.context import exactly
 from scanl.ops._frame.fused import apply, differentiable, kernels, supported
 
-MIN_SCORES = 1 << 16  # pairs of a query and a key; with fewer, torch's attention is as fast as ours
+MIN_SCORES = 1 << 17  # pairs of a query and a key; with fewer, torch's attention is as fast as ours
 MIN_QUERIES = 16  # of a head: fewer fill no block
 
 

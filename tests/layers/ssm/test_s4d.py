@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from by_hand import DIM, assert_normal, assert_uniform, gelu
+from scanl import layers
 from scanl.layers import S4D
+from scanl.layers.base import Layer
 from scanl.layers.parts import hippo
 from tests.layers.ssm.equations import held, legs
 
@@ -79,3 +81,17 @@ def test_legs_is_diagonal_and_of_rank_one(size):
         spread = torch.view_as_complex(S4D(4000, size, init="legs").kernel.C.detach()).abs().square().mean(0).sqrt()
         cut = torch.complex(B.real, B.imag.clamp(-2, 2))[size // 2 :].abs()
         torch.testing.assert_close(spread, cut, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("first", [0, 6])
+@pytest.mark.parametrize("begun", [False, True])
+def test_outputs_at_places_are_those_of_all_steps(first, begun):
+    layer = layers.build("s4d", 4, state_dim=4).double()
+    x, places = torch.randn(2, 37, 4, dtype=torch.float64, requires_grad=True), range(first, 37, 7)
+    states = [torch.randn(2, 4, 2, dtype=torch.complex128) if begun else None] * 2
+    results = []
+    for kind in (Layer, type(layer)):
+        ys, after = kind.at_places([layer, layer], x, states, places)
+        (dx,) = torch.autograd.grad(sum(y.square().sum() for y in ys), x)
+        results.append([*ys, *after, dx])
+    torch.testing.assert_close(results[1], results[0])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scanl.layers import options, registry
 from scanl.layers.attention._segments import SegmentLayer
 from scanl.layers.attention.block_recurrent import BUCKETS, TwoAttentionHeads, attend_to_window
-from scanl.layers.base import UNDECAYED_HINT, widen
+from scanl.layers.base import UNDECAYED_HINT, Layer, widen
 from scanl.layers.designation import make_layer
 from scanl.layers.initial_state import InnerState, StateAxes
 from scanl.layers.parts.masked_attention import attend
@@ -127,18 +127,13 @@ class BlockStateTransformer(SegmentLayer):
         )
 
     def over(self, x: Tensor, state: BSTState, segments: CallSegments) -> tuple[Tensor, BSTState]:
-        outputs, systems = zip(
-            *(system(x, past) for system, past in zip(self.systems, state.systems, strict=True)), strict=True
-        )
         _, keys, values, context_keys, context_values, steps = state
         by_filter, ys = self.slots is not None, []
         row = torch.arange(self.window, device=x.device)
-        contexts = [torch.stack(outputs, 2)] if by_filter else self._projected(outputs)
+        begun = [None] * len(self.systems) if segments.past is None else state.systems
+        contexts, systems = (self._of_filters if by_filter else self._of_steps)(x, begun, segments)
         for piece, (q, cross, k, v), new in zip(
-            segments.pieces,
-            zip(*map(segments.cut, self.tokens(x)), strict=True),
-            zip(*map(segments.cut, contexts), strict=True),
-            strict=True,
+            segments.pieces, zip(*map(segments.cut, self.tokens(x)), strict=True), contexts, strict=True
         ):
             among, keys, values = attend_to_window(self.tokens, self.bias, piece, q, (k, v), (keys, values))
             visible = None
@@ -152,17 +147,45 @@ class BlockStateTransformer(SegmentLayer):
             steps = steps + piece.count
 
             caches = keys, values, context_keys, context_values
-            after = functools.partial(self._next_block, piece, new, caches)
+            after = functools.partial(self._next_block, new, caches)
             keys, values, context_keys, context_values = piece.at_end(after, caches)
         y = self.o_proj(segments.join(ys).flatten(2).to(x.dtype))
         return y, BSTState(systems, keys, values, context_keys, context_values, steps)
 
-    def _next_block(self, piece: SegmentPiece, new: Sequence[Tensor], caches: Sequence[Tensor]) -> list[Tensor]:
-        """Return the caches with which the next block begins. new: what the piece has of the contexts."""
+    def _of_steps(
+        self, x: Tensor, states: Sequence[State], segments: CallSegments
+    ) -> tuple[Sequence[Sequence[Tensor]], tuple[State, ...]]:
+        """Return the keys and values of each piece's steps, and the states of the systems after x."""
+        pairs = [system(x, past) for system, past in zip(self.systems, states, strict=True)]
+        outputs, after = zip(*pairs, strict=True)
+        return list(zip(*map(segments.cut, self._projected(outputs)), strict=True)), after
+
+    def _of_filters(
+        self, x: Tensor, states: Sequence[State], segments: CallSegments
+    ) -> tuple[Sequence[Sequence[Tensor]], tuple[State, ...]]:
+        """Return the keys and values (B, M, H, K) after each piece, if it ends its block, and the states after x."""
+        systems: Any = list(self.systems)
+        ends, pieces = segments.ends, segments.pieces
+        if ends is None:
+            outputs, after = Layer.at_places(systems, x, states, range(x.shape[1]))
+            cut = segments.cut(torch.stack(list(outputs), 2))
+            rows = [_last(piece, new) for piece, new in zip(pieces, cut, strict=True)]
+        else:
+            kind = type(systems[0]) if len(set(map(type, systems))) == 1 else Layer
+            outputs, after = kind.at_places(systems, x, states, ends)
+            rows = torch.stack(list(outputs), 2).unbind(1)
+        if len(rows) == 0:
+            return [()] * len(pieces), tuple(after)
+        contexts = [tensor.unbind(1) for tensor in self._projected([torch.stack(list(rows), 1)])]
+        pairs = [*zip(*contexts, strict=True)]
+        return [*pairs, *[()] * (len(pieces) - len(pairs))], tuple(after)
+
+    def _next_block(self, new: Sequence[Tensor], caches: Sequence[Tensor]) -> list[Tensor]:
+        """Return the caches with which the next block begins. new: the contexts that it has from the beginning."""
         *blocks, keys, values = caches
         moved = [torch.cat([rows[:, self.window :], torch.zeros_like(rows[:, self.window :])], 1) for rows in blocks]
         if self.slots is not None:
-            return [*moved, *self._projected([_last(piece, new[0])])]
+            return [*moved, *(context.clone() for context in new)]
         return [*moved, torch.zeros_like(keys), torch.zeros_like(values)]
 
     def _projected(self, contexts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

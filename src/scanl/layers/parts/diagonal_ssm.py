@@ -7,6 +7,8 @@ of different duration, and in a program that is exported for sequences of any le
 the system's kernel, T D numbers; the effect of the initial state and the last state are then sums of powers of Ā.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -48,6 +50,45 @@ def diagonal_ssm(
             kernel = ssm_kernel_diagonal(A, B, C, dt, x.shape[1], discretization=discretization)
             return _convolution(x, kernel, A, B, C, dt, state, discretization)
         return _packed(x, A, B, C, dt, state, discretization, cu_seqlens)
+
+
+def diagonal_ssms_at(
+    x: Tensor,
+    systems: Sequence[Sequence[Tensor]],
+    states: Sequence[Tensor | None],
+    places: range,
+    *,
+    discretization: str,
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return what `diagonal_ssm` gives for several systems (A, B, C, dt) over one x, but y (B, E, D) at `places` alone.
+
+    places: at least one, the first below their step S. With blocks of S steps that end at places, a block gives S
+    products to each later place, which one product of matrices sums: E² S of them for a channel, where a convolution
+    computes T log T.
+    """
+    count, block, length, steps = len(places), places.step, places[-1] + 1, x.shape[1]
+    with as_widened(x):
+        kernels = [ssm_kernel_diagonal(A, B, C, dt, length, discretization=discretization) for A, B, C, dt in systems]
+        taps = F.pad(torch.stack(kernels, 1), (0, count * block - length))  # (D, M, E S)
+        rows = F.pad(x[:, :length].flip(1), (0, 0, 0, count * block - length)).permute(2, 0, 1)
+        rows = rows.reshape(len(rows), -1, block)  # (D, B E, S), the newest step and the newest block first
+        sums = rows @ taps.view(len(taps), -1, block).mT
+        sums = sums.view(len(rows), len(x), count, len(systems), count).transpose(2, 3).flip(3)  # (D, B, M, E, E)
+        # Row n has what block n gives to places n, n + 1, ...; moved to the right by n, columns are places.
+        moved = F.pad(sums, (0, count)).flatten(3)[..., : count * (2 * count - 1)].unflatten(3, (count, -1))
+        ys = list(moved.sum(3)[..., :count].permute(2, 1, 3, 0))
+        lasts, exponents = [], torch.arange(places.start + 1, length + 1, block, device=x.device)
+        for n, ((A, B, C, dt), state) in enumerate(zip(systems, states, strict=True)):
+            a, b = discretize(A, B, dt, discretization)
+            table = _Powers(a, steps)
+            last = b * table.remembered(x)
+            if state is not None:
+                state = state.to(A.dtype)
+                echo = torch.einsum("edn,bdn->bed", (C * table.of(exponents)).resolve_conj(), state)
+                ys[n] = ys[n] + (2 * echo.real if A.is_complex() else echo)
+                last = last + table.last * state
+            lasts.append(last)
+    return ys, lasts
 
 
 def _packed(

@@ -106,6 +106,12 @@ class CallSegments:
             for first, start, count in zip(self.firsts, starts, self.counts, strict=True)
         ]
 
+    @property
+    def ends(self) -> range | None:
+        """The steps at which segments end; None where rows differ."""
+        piece = self.pieces[0]
+        return range(piece.size - piece.begin - 1, self.steps, piece.size) if isinstance(piece.begin, int) else None
+
     def _begin(self) -> int | None:
         """Return the place in its segment at which every row begins; None where rows differ, or it is not known."""
         if self.past is None:

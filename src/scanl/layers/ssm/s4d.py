@@ -12,10 +12,13 @@ from scanl.layers.base import Hint, Layer, widen
 from scanl.layers.channelwise import ChannelwiseLayer
 from scanl.layers.initial_state import StateAxes
 from scanl.layers.module import Module
-from scanl.layers.parts.diagonal_ssm import diagonal_ssm, read
+from scanl.layers.parts.diagonal_ssm import MAX_RECURRENT_STEPS, diagonal_ssm, diagonal_ssms_at, read
 from scanl.layers.parts.diagonal_start import diagonal_systems
 from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.layers.state import State
 from scanl.ops import discretize, linear_scan
+
+MAX_PLACES = 64  # at which outputs are sums over all steps; for more a convolution is faster
 
 
 class S4DKernel(Module):
@@ -114,6 +117,21 @@ class S4D(ChannelwiseLayer, GatedDiagonalLayer):
             h, (last,) = self.advance([u[..., None]], discretize(A, B, dt, self.discretization), [state], cu_seqlens)
             y = read(h, C)
         return self._read_out(y, u, x.dtype), last
+
+    @classmethod
+    def at_places(
+        cls, layers: Sequence[Layer], x: Tensor, states: Sequence[State], places: range
+    ) -> tuple[Sequence[Tensor], Sequence[State]]:
+        few = 0 < len(places) <= MAX_PLACES and places.start < places.step and x.shape[1] > MAX_RECURRENT_STEPS
+        alike = [layer for layer in layers if isinstance(layer, S4D) and layer.watcher is None]
+        one_rule = len(alike) == len(layers) and len({layer.discretization for layer in alike}) == 1
+        if not (few and one_rule) or torch.compiler.is_exporting():
+            return super().at_places(layers, x, states, places)
+        u = widen(x)
+        systems = [(A, torch.ones_like(A), C, dt) for A, C, dt in (layer.kernel.system() for layer in alike)]
+        ys, lasts = diagonal_ssms_at(u, systems, states, places, discretization=alike[0].discretization)
+        there = u[:, places.start : places.stop : places.step]
+        return [layer._read_out(y, there, x.dtype) for layer, y in zip(alike, ys, strict=True)], lasts
 
     def recur(
         self, p: Sequence[Tensor], v: Sequence[Tensor], states: Sequence[Tensor | None], cu_seqlens: Tensor | None
