@@ -46,6 +46,7 @@ CONTEXTS = {  # how to make it, and what it changes
         lambda: (context.context.large_products, torch.nn.functional.linear),
     ),
     "op_calls": (context.op_calls, lambda: context.context.calls),
+    "conditions_recorded": (lambda: context.conditions_recorded([torch.ones(1)]), lambda: context.context.conditions),
     "products_hold_inputs": (constant.products_hold_inputs, lambda: constant._entered.depth),
     "divided_by": (lambda: context.divided_by(print), lambda: context.context.divider),
     "undivided": (parallel_context.undivided, lambda: parallel_context._thread.undivided),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import scanl
-from scanl.errors import DivergenceError
+from scanl.errors import DivergenceError, ShapeError
 from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack
 from scanl.models.decoding import compiled_step
@@ -118,3 +118,19 @@ def test_a_step_that_fails_is_taken_again() -> None:
     model.head.weight.copy_(weight)
     torch.empty(1, VOCABULARY).exponential_(generator=expected.generator)  # those that the failed draw took
     assert [int(next(generation)) for _ in range(5)] == [int(next(expected)) for _ in range(5)]
+
+
+@pytest.mark.parametrize("layer", ["attention", "aft_local"])
+def test_a_text_that_is_too_long_is_refused_as_by_the_ordinary_step(carried: list[Any], layer: str) -> None:
+    stack = Stack(16, 1, layer, channel_mixer="none", layer_options={"max_length": 6})
+    model, tokens = LanguageModel(VOCABULARY, stack).eval(), torch.randint(VOCABULARY, (9, 1))
+    generation = model.generate(tokens[:2].T, temperature=0)
+    drawn = [next(generation) for _ in range(5)]
+    state = generation.state
+    for step in (lambda: next(generation), lambda: model.compile_step()(drawn[-1], state)):
+        with pytest.raises(ShapeError, match=r"7.*, expected at most max_length=6; build the layer with a"):
+            step()
+    assert [one is None for one in carried] == [False] * 3 + [True]  # the first one is ordinary
+    assert model._step().reason is None
+    logits, _ = model(torch.cat([tokens[:2], torch.stack(drawn[:4])]).T)
+    assert [int(token) for token in drawn] == logits[0, 1:].argmax(-1).tolist()

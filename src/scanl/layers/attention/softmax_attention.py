@@ -14,6 +14,7 @@ from scanl.layers.initial_state import StateAxes, StateFields
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import SegmentMemory, segment_attention
+from scanl.ops._frame.nonfinite import readable
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.offsets import sequences
 
@@ -144,7 +145,7 @@ def _attended(
 
 
 def unread(state: SegmentMemory) -> bool:
-    """Whether nothing has been read yet. False where the answer would synchronise the GPU."""
-    if torch.compiler.is_compiling() or state.position.device.type != "cpu" or state.keys.requires_grad:
+    """Whether nothing has been read yet. False where that is not known, or would synchronise the GPU."""
+    if not readable(state.position) or state.position.device.type != "cpu" or state.keys.requires_grad:
         return False
     return not state.position.any()

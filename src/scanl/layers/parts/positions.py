@@ -5,6 +5,7 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.layers.packing import sequence_index
+from scanl.ops._frame.context import holds
 
 
 def positions(count: Tensor, length: int, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -35,7 +36,9 @@ def check_length(who: str, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | 
     if not unknown and (past is not None or cu_seqlens is not None):
         reached = x.new_zeros(1, dtype=torch.int64) if past is None else past.flatten()
         reached = reached + (length if cu_seqlens is None else cu_seqlens.diff())
-        length = int(reached.max()) if reached.numel() else 0
+        if not reached.numel() or holds(reached <= longest):
+            return
+        length = int(reached.max())
     elif past is not None or cu_seqlens is not None:
         return
     if length > longest:

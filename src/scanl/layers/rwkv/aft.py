@@ -15,6 +15,7 @@ from scanl.layers.rwkv._weighed import WeighedSums, weighed
 from scanl.layers.state import Device, DType, loadable
 from scanl.layers.state import to as move
 from scanl.ops import weighted_average
+from scanl.ops._frame.context import holds
 from scanl.ops._frame.nonfinite import faulty, readable, since, suspected
 from scanl.ops._frame.opaque import opaque
 from scanl.options import one_of
@@ -249,7 +250,7 @@ class AFT(Layer):
 
     def _check_length(self, steps: Tensor) -> None:
         unknown = torch.compiler.is_compiling() or steps.device.type != "cpu" or not steps.shape[0]
-        if self.longest is not None and not unknown and steps.max() > self.longest:
+        if self.longest is not None and not unknown and not holds(steps.flatten() <= self.longest):
             raise ShapeError(
                 f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.longest}; "
                 "build the layer with a larger one"

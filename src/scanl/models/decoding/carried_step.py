@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from scanl.errors import ShapeError
 from scanl.layers.state import State
 from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.models.decoding.generation import Drawn
@@ -62,7 +63,10 @@ class CarriedStep:
         at = max(at, 0)
         target = self._places[1 - at]
         tokens = target.operands[0]
-        self._steps[at]()
+        try:
+            self._steps[at]()
+        except ShapeError:  # a sequence that is too long: the ordinary step has the error for it
+            return None
         if Race.runs(choice, self._logits):
             if self._race is None:
                 self._race = Race(self._logits, [place.operands[0] for place in self._places])

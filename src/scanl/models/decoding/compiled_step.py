@@ -230,7 +230,7 @@ class CompiledStep:
 
             try:
                 operands = self._read(examples)
-                return None, RecordedFunction(flat, *operands, by_rows=True, portable=portable)
+                return None, RecordedFunction(flat, *operands, by_rows=True, portable=portable, conditions=True)
             except UnsupportedOperation as error:
                 return str(error), None
 

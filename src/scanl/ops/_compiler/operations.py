@@ -211,10 +211,8 @@ def _quantized(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str,
 
 @rule("arange")
 def _arange(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
-    (size,) = out.shape
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
-    for at in range(size):
-        schedule.elementwise(out.at(0, at, 1), [float(start + at * step)], same)
+    schedule.count(out, start, step)
 
 
 @rule("flip")

@@ -9,6 +9,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from scanl.ops._compiler.rules import JOINS, UnsupportedOperation
 from scanl.ops._compiler.schedule import Schedule
 from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
-from scanl.ops._frame.context import backend
+from scanl.ops._frame.context import backend, conditions_recorded
 
 if TYPE_CHECKING:
     from scanl.ops._compiler.machine_code import NativeKernel
@@ -58,6 +59,9 @@ class RecordedFunction:
 
     portable: the bits of the results are those of every machine, every number of threads and of rows.
 
+    conditions: whether it may have conditions (`holds` of the frame's context). Each call looks at them before anything
+    is computed, and raises ShapeError where one is not true.
+
     What depends on other tensors alone may be kept from call to call, until those have other numbers.
 
     Results are within rounding of the function's: sums have another order. They are new tensors in every call.
@@ -65,7 +69,12 @@ class RecordedFunction:
     """
 
     def __init__(
-        self, function: Callable[..., Any], *examples: Tensor, by_rows: bool = False, portable: bool = False
+        self,
+        function: Callable[..., Any],
+        *examples: Tensor,
+        by_rows: bool = False,
+        portable: bool = False,
+        conditions: bool = False,
     ) -> None:
         self.schedule = Schedule(portable)
         self.rows = examples[0].shape[0] if by_rows else 0
@@ -76,7 +85,10 @@ class RecordedFunction:
         self._built: Callable[[list[Tensor]], Any]  # makes a result of tensors
         self._widened: list[tuple[Tensor, Tensor]] = []  # copies, and the tensors of half precision that they are of
         self._storages: list[Any] = []  # kept, so that no two have one address
-        recording = self._record(function, examples)
+        found = list[Tensor]()
+        recording = self._record(function, examples, found if conditions else None)
+        # A kernel of its own, so that none reads at positions that a condition rules out.
+        self.guard = RecordedFunction(_conditions_of(function), *examples, by_rows=by_rows) if found else None
         reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
         self._uses = {node: reads[str(node.target)] for node in recording.graph.nodes if node.op == "get_attr"}
         inputs: list[tuple[torch.Size, torch.dtype]] = []
@@ -133,10 +145,15 @@ class RecordedFunction:
                 numbers[f"{letter}{at}"] = prod(shape[1:]) * (2 if dtype.is_complex else 1)
         return numbers
 
-    def _record(self, function: Callable[..., Any], examples: Sequence[Tensor]) -> OperationRecorder:
+    def _record(
+        self, function: Callable[..., Any], examples: Sequence[Tensor], conditions: list[Tensor] | None
+    ) -> OperationRecorder:
+        """Return the operations of a function. conditions: gets those that it has; None: it may have none."""
+
         def flat(*operands: Tensor) -> list[Any]:
             leaves: list[Any] = []
-            self._built = _builder(function(*operands), leaves)
+            with nullcontext() if conditions is None else conditions_recorded(conditions):
+                self._built = _builder(function(*operands), leaves)
             return leaves
 
         try:
@@ -297,6 +314,8 @@ class RecordedFunction:
 
     def __call__(self, *operands: Tensor) -> Any:
         """Return what the function returns of these operands. A kernel of a small step takes no longer than this."""
+        if self.guard is not None:
+            _check(self.guard(*operands))
         lead = (operands[0].shape[0],) if self.rows else ()
         calls = self._calls  # another thread may set it
         if calls is None or calls.lead != lead:
@@ -320,11 +339,22 @@ class RecordedFunction:
     def bound(self, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Callable[[], None]:
         """Return a call that reads these operands and writes these results, at the addresses that they have now.
 
-        They are contiguous, of the shapes and dtypes of the examples. One thread at a time may call it.
+        They are contiguous, of the shapes and dtypes of the examples. One thread at a time may call it. It raises
+        ShapeError where a condition is not true.
         """
         kernel = _KernelOfRows(self, operands[0].shape[:1] if self.rows else ())
         kernel.put(operands, results)
-        return kernel
+        if self.guard is None:
+            return kernel
+        (truths,), _ = self.guard.blank(len(operands[0]))
+        look = self.guard.bound(operands, [truths])
+
+        def run() -> None:
+            look()
+            _check(truths)
+            kernel()
+
+        return run
 
     def refresh(self) -> None:
         """Make what the kernel reads beside its operands anew, where tensors have other numbers."""
@@ -418,6 +448,22 @@ class _KernelOfRows:
             self._places = places
         call.put(0, (self._recorded.team(self._units),))
         call()
+
+
+def _conditions_of(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return the function of the same operands that returns whether each row (B,) meets all conditions of another."""
+
+    def truths(*operands: Tensor) -> Tensor:
+        with conditions_recorded(found := []):
+            function(*operands)
+        return functools.reduce(torch.logical_and, found)
+
+    return truths
+
+
+def _check(truths: Tensor) -> None:
+    if not truths.all():
+        raise ShapeError("recorded function: an operand does not meet a condition of the function")
 
 
 def as_stored(operand: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -244,6 +244,12 @@ class Schedule:
         made = reduction(kind, *loops, item, written, float(prod(inner)), along_rows=along_rows)
         self._add(body, made, sums=kind in ("sum", "mean"))
 
+    def count(self, out: View, start: float, step: float) -> None:
+        """Write start, start + step, start + 2 step, ... to a vector."""
+        body = _Body([out])
+        number = Operation("real", Name("i0")) * float(step) + float(start)
+        self._add(body, nested(axes_of(["i0"], out.shape), [Assign(body.number(out, ["i0"], out.strides), number)]))
+
     def place_of(self, out: View, source: View, axis: int, largest: bool) -> None:
         """Write the index of the first largest or smallest number along an axis, or of the first NaN."""
         body, names = _Body([out]), [f"i{at}" for at in range(len(source.shape))]

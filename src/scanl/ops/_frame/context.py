@@ -12,6 +12,7 @@ from scanl.errors import BackendError, unknown
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES
 from scanl.ops._frame.dispatch import ORDER, in_forward_mode, transforming
 
+_TENSORS = {Tensor, torch.nn.Parameter}
 _NUMBERS = {*HALF_DTYPES, *FLOATING, *COMPLEX}
 
 
@@ -26,12 +27,14 @@ class OpCall(NamedTuple):
 class OpContext(threading.local):
     """What the open contexts of a thread say.
 
-    calls: the record of calls.   divider: runs each call in the place of the op.   backends: what "auto" stands for.
+    calls: the record of calls.   conditions: those that a recorded function takes to hold.
+    divider: runs each call in the place of the op.   backends: what "auto" stands for.
     outer: the backends at each entry, to restore at the exit.   exact, portable, large_products: how many of these
     contexts are open.
     """
 
     calls: list[OpCall] | None = None
+    conditions: list[Tensor] | None = None
     divider: Callable[..., Any] | None = None
     exact = 0
     portable = 0
@@ -63,6 +66,24 @@ def op_calls() -> Iterator[list[OpCall]]:
         yield context.calls
     finally:
         context.calls = outer
+
+
+@contextmanager
+def conditions_recorded(conditions: list[Tensor]) -> Iterator[None]:
+    """A context in which `conditions` gets those of `holds` in this thread. What is recorded takes them to be true."""
+    outer, context.conditions = context.conditions, conditions
+    try:
+        yield
+    finally:
+        context.conditions = outer
+
+
+def holds(condition: Tensor) -> bool:
+    """Return whether a condition (B,) is true in all rows. Where it is recorded, each call looks at it first."""
+    if context.conditions is None or type(condition) in _TENSORS:
+        return bool(condition.all())
+    context.conditions.append(condition)
+    return True
 
 
 @contextmanager
@@ -152,9 +173,6 @@ def times(a: Tensor, b: Tensor) -> Tensor:
 def over(a: Tensor, b: Tensor) -> Tensor:
     """Return a / b; the remark on `times` holds here too."""
     return times(a, b.reciprocal()) if exactly() and b.is_complex() else a / b
-
-
-_TENSORS = {Tensor, torch.nn.Parameter}
 
 
 def plain(*operands: Any) -> bool:
