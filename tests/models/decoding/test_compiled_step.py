@@ -18,6 +18,7 @@ from scanl.models.decoding import compiled_step
 from scanl.models.decoding.carried_step import CarriedStep
 from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.ops._compiler import machine_code
+from scanl.ops._compiler.recorded import RecordedFunction
 
 LAYERS = ("hawk", "mamba", "mamba2", "gla", "gated_deltanet", "rwkv7", "gru", "xlstm", "lru", "s5", "minlstm", "retnet")
 SOME = ("hawk", "mamba2", "rwkv7")  # in every run; the rest with --all
@@ -285,6 +286,16 @@ def test_a_step_is_compiled_where_that_pays(monkeypatch: pytest.MonkeyPatch, cal
     dropping = model_of("gru", channel_mixer="none", dropout=0.5).train()
     list(dropping.generate(prompt, max_new_tokens=12))
     assert len(calls) == 3
+
+
+def test_a_kernel_that_takes_longer_than_the_step_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = RecordedFunction.__call__
+    monkeypatch.setattr(RecordedFunction, "__call__", lambda kernel, *args: (sum(range(10**6)), call(kernel, *args))[1])
+    monkeypatch.setattr(compiled_step, "MAX_TIME", 0)
+    model = model_of("gru", channel_mixer="none")
+    assert model.explain().startswith("compiled: a kernel takes longer")
+    monkeypatch.setattr(compiled_step, "MAX_TIME", 1 << 40)
+    assert model_of("gru", channel_mixer="none").explain().startswith("compiled: can run")
 
 
 def test_few_kernels_serve_batches_of_any_size() -> None:

@@ -6,6 +6,7 @@ without numbers; what it computes becomes the loops of one kernel, which reads e
 
 import functools
 import importlib.util
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import chain
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from scanl.ops._compiler.recorded import RecordedFunction
 
 MIN_TOKENS = 64  # tokens: to record and compile takes the time of 50 to 150 ordinary ones
+MAX_TIME = 2000  # nanoseconds a row that a kernel may take for an operation, about, without being timed
 MAX_ROWS = 16  # rows of a kernel; more rows run in parts
 UNREAD_NAMES = vars(nn.Module()).keys() - {"training", "_modules"}  # attributes of modules that no function sets
 GLOBAL_HOOKS = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
@@ -230,9 +232,21 @@ class CompiledStep:
 
             try:
                 operands = self._read(examples)
-                return None, RecordedFunction(flat, *operands, by_rows=True, portable=portable, conditions=True)
+                kernel = RecordedFunction(flat, *operands, by_rows=True, portable=portable, conditions=True)
             except UnsupportedOperation as error:
                 return str(error), None
+            if not portable and kernel.time_of_an_operation > MAX_TIME * size and self._slower(kernel, *examples):
+                return "a kernel takes longer: it computes in each step what the ordinary one computes in few", None
+            return None, kernel
+
+    def _slower(self, kernel: "RecordedFunction", inputs: Any, state: State) -> bool:
+        """Return whether a kernel takes more than twice the time of the ordinary step."""
+        _, state = self._step(inputs, state)
+        operands, times = self._read((inputs, state)), list[float]()
+        for call in (lambda: self._step(inputs, state), lambda: kernel(*operands)):
+            begins = [(time.thread_time(), call(), time.thread_time()) for _ in range(3)]
+            times.append(min(end - begin for begin, _, end in begins))
+        return times[1] > 2 * times[0]
 
 
 @functools.cache

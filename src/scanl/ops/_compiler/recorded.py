@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
-from scanl.ops._compiler.kept_values import KeptValues
+from scanl.ops._compiler.kept_values import KeptValues, time_of_an_operation
 from scanl.ops._compiler.operations import add
 from scanl.ops._compiler.recording import OperationRecorder, record, writes
 from scanl.ops._compiler.rules import JOINS, UnsupportedOperation
@@ -93,6 +93,7 @@ class RecordedFunction:
         self._uses = {node: reads[str(node.target)] for node in recording.graph.nodes if node.op == "get_attr"}
         inputs: list[tuple[torch.Size, torch.dtype]] = []
         self.kept = KeptValues(recording) if by_rows and not portable else None  # torch's bits are of one machine
+        self.time_of_an_operation = time_of_an_operation(recording, self.kept.made if self.kept is not None else set())
         for node in recording.graph.nodes:
             if self.kept is not None and node in self.kept.made:
                 if node in self.kept.values:
