@@ -216,7 +216,7 @@ def _parser() -> Parser:
     description = "Forecast the steps after a run's table, or after any table, with intervals."
     parser = Parser("forecast", description, examples=EXAMPLES, notes=NOTES)
     parser.add_argument(
-        "run", type=str, help="run folder; or a table or a folder of Parquet, for the model in the package"
+        "run", type=str, help="run folder; a table or a folder of Parquet: the model in the package"
     )
     parser.add("--target", str | None, "of a table: column to forecast (default: the only one of numbers)")
     parser.add("--time", str | None, "of a table: column of times (default: the only one)")
