@@ -135,21 +135,25 @@ def _try_to_write(who: str, name: str, path: Path, folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process. If another process holds it, raises a CheckpointError that names the process.
+def locked(folder: Path, name: str = ".lock", what: str | None = None) -> Iterator[None]:
+    """Lock a folder for this process. If another process holds it, raises a CheckpointError that names the process.
 
-    The system releases the lock whenever the process ends. A file `.lock` that remains has no meaning. On a file system
+    The system releases the lock whenever the process ends. A file `name` that remains has no meaning. On a file system
     without locks there is only a warning.
+
+    what: the thing that is locked, for the message; None: the run in the folder. It has a file `name` of its own.
     """
     # On NFS under Linux the server keeps the lock, so it works between machines, unless the folder is mounted with
     # `nolock` or `local_lock`.
-    path = folder / ".lock"
+    path = folder / name
     while True:
         with writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(descriptor, folder):
             os.close(descriptor)
-            raise CheckpointError(f"run: {folder} is in use by {_holder(path)}; wait until it has ended, or stop it")
+            raise CheckpointError(
+                f"{what or f'run: {folder}'} is in use by {_holder(path)}; wait until it has ended, or stop it"
+            )
         if _is_file(descriptor, path):
             break
         os.close(descriptor)  # the other process has just ended and removed the file: lock a new one

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scanl.cli import main, text_model
+from scanl.files import locked
 from scanl.models import LanguageModel, Stack
 
 COVERS = ["cli/text_model"]
@@ -48,6 +49,14 @@ def test_files_come_back(capfd: pytest.CaptureFixture[str]) -> None:
     assert sorted(path.name for path in Path("new").iterdir()) == ["below", "empty", "one.txt"]
     assert main(["unpack", "all.scanl", "-o", "new"]) == 2
     assert "new/one.txt exists" in capfd.readouterr().err
+
+
+def test_two_commands_do_not_write_one_archive(shipped: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with locked(shipped, ".all.scanl.partial.lock"):
+        assert main(["pack", "one.txt", "-o", "all.scanl", "--fast"]) == 2
+    assert "pack: all.scanl is in use by process" in capfd.readouterr().err
+    assert main(["pack", "one.txt", "-o", "all.scanl", "--fast"]) == 0
+    assert not list(shipped.glob(".all*"))
 
 
 def test_without_a_model(capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from scanl.cli.parser import Parser
 from scanl.cli.text_model import text_model
 from scanl.errors import ConfigError, DataError
-from scanl.files import check_new_file, check_new_folder, writing, written_whole
+from scanl.files import check_new_file, check_new_folder, locked, writing, written_whole
 from scanl.learning.progress import PrintedProgress
 from scanl.models.byte_models import byte_model_names
 from scanl.options import Positive, PositiveOrNone
@@ -197,7 +197,7 @@ def _partial(path: str) -> Iterator[tuple[BinaryIO, BinaryIO | None]]:
         return
     out = Path(path)
     partial = out.with_name(f".{out.name}.partial")
-    with writing(out):
+    with locked(out.parent, f"{partial.name}.lock", f"pack: {out}"), writing(out):
         with partial.open("ab"):
             pass
         with partial.open("rb") as earlier, partial.open("r+b") as file:
