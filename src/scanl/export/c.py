@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.export.flat import FlatModel, Leaf, check_path, one_step
+from scanl.export.flat import FlatModel, Leaf, check_path
 from scanl.files import written_whole
-from scanl.layers.parts.quantized import quantized_paths
+from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.ops._compiler.print_c import KINDS, function, helper, real
 from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._compiler.rules import UnsupportedOperation
@@ -39,16 +39,13 @@ def write_c(
     name = file.stem if name is None else name
     if not (name.isidentifier() and name.isascii()):
         raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
-    if quantized_paths(model):
-        raise ConfigError(
-            "export: the model has weights of whole numbers, which have no form in C; export the float one"
-        )
+    if any(isinstance(part, QuantizedWeight) and part.groups is not None for part in model.modules()):
+        raise ConfigError("export: the model has weights of 4 bits, expected 8 bits or floats in C")
     flat = FlatModel(model, example)
     _check_names(flat)
     try:
         with torch.no_grad():
-            program = one_step(flat, 1)  # it has no checks of numbers, unlike the model
-            step = RecordedFunction(program.module(), flat.first_step(1), *flat.start(1))
+            step = RecordedFunction(flat, flat.first_step(1), *flat.start(1), conditions=True)
     except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
@@ -153,5 +150,6 @@ def _numbers(tensor: Tensor, kind: str) -> str:
     values = tensor.flatten().tolist()
     if not any(values):
         return "{0}"
-    lines = [", ".join(real(value, kind) for value in values[at : at + 8]) for at in range(0, len(values), 8)]
+    texts = [str(int(value)) if kind == KINDS["int8"] else real(value, kind) for value in values]
+    lines = [", ".join(texts[at : at + 16]) for at in range(0, len(texts), 16)]
     return "{\n    " + ",\n    ".join(lines) + "\n}"

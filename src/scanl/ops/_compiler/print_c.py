@@ -6,7 +6,7 @@ from scanl.ops._compiler.expressions import LEVELS, Expression, Load, Name, Prin
 from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement
 
 # In C a state has no whole numbers. Memory of another kind is not in C: the other threads.
-KINDS = {"float32": "float", "float64": "double", "int64": "double", "int8": "float"}
+KINDS = {"float32": "float", "float64": "double", "int64": "double", "int8": "signed char"}
 SUFFIXES = {"float": "f", "double": ""}  # of functions
 FUNCTIONS = {"abs": "fabs", "**": "pow"}  # others have their names
 SIGNS = {"not": "!", "neg": "-"}
@@ -28,6 +28,27 @@ for (int row = 0; row < {rows}; row++) {{
         {y}[row * {y_row} + column] = sum;
     }}
 }}"""  # what `times` and `times_rows` compute
+# What `times_quantized` computes, as `products/rows_by_weight.py` does: sums of 32 bits for 512 terms hold them.
+QUANTIZED = """\
+for (int row = 0; row < {rows}; row++) {{
+    const float *in = {x} + row * {x_row};
+    signed short numbers[{terms}];
+    float peak = 0;
+    for (int k = 0; k < {terms}; k++) peak = fabsf(in[k]) <= peak || peak != peak ? peak : fabsf(in[k]);
+    float by = 32767 / peak, factor = by < INFINITY ? peak / 32767 : 0;
+    if (!(peak < INFINITY)) factor = NAN;
+    for (int k = 0; k < {terms}; k++) numbers[k] = factor > 0 ? (signed short)rintf(in[k] * by) : 0;
+    for (int column = 0; column < {columns}; column++) {{
+        const signed char *w = {w} + column * {terms};
+        long long total = 0;
+        for (int k = 0; k < {terms}; k += 512) {{
+            int sum = 0;
+            for (int j = k; j < {terms} && j < k + 512; j++) sum += w[j] * numbers[j];
+            total += sum;
+        }}
+        {y}[row * {y_row} + column] = (float)total * (factor * {scale}[column]){added};
+    }}
+}}"""
 PLACES = {"times": "column * {w_row} + k", "times_rows": "k * {columns} + column"}  # of a weight
 
 
@@ -59,8 +80,10 @@ class CPrinter(Printer):
             return f"{texts[0]} ? {texts[1]} : {texts[2]}"
         if name in SIGNS:
             return f"{SIGNS[name]}{texts[0]}"
-        if name == "int":
-            return f"(int)({texts[0]})"
+        if name in ("int", "real"):
+            return f"({'int' if name == 'int' else self.kind})({texts[0]})"
+        if name == "address":
+            return texts[0]
         if name in LEVELS and name != "**":
             return f"{texts[0]} {name} {texts[1]}"
         if name in HELPERS:
@@ -84,6 +107,11 @@ class CPrinter(Printer):
                     values = dict(zip(names, map(self.text, args[1:]), strict=True))
                     text = PRODUCT.format(kind=self.kind, place=PLACES[name].format(**values), **values)
                     yield from (indent + line for line in text.splitlines())
+                case KernelCall("times_quantized", args):
+                    names = ("y", "y_row", "x", "x_row", "w", "scale", "groups", "bias", "rows", "columns", "terms")
+                    values = dict(zip(names, map(self.text, args[1:]), strict=True))
+                    added = "" if values["bias"] == "0" else f" + {values['bias']}[column]"
+                    yield from (indent + line for line in QUANTIZED.format(added=added, **values).splitlines())
                 case Assign(target, value, adds):
                     new = isinstance(target, Name) and target.name not in declared
                     declared |= {target.name} if isinstance(target, Name) else set()
