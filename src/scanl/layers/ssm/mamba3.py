@@ -19,6 +19,7 @@ from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention, linear_scan
 from scanl.ops._frame.dispatch import transforming
 from scanl.ops.fused.gated import gated
+from scanl.ops.products.functions import large_products
 from scanl.options import Range, at_least
 
 PIECE = 64  # steps that a layer with several inputs takes at a time, so that its keys stay in the caches
@@ -115,11 +116,16 @@ class Mamba3(Layer):
         if self.rank == 1 or at_once or x.shape[1] <= PIECE:
             mixed, after = self._mix(parts, start, cu_seqlens)
             return self.out_proj(mixed), after
+
+        def mix(piece: Sequence[Tensor], state: Mamba3State) -> tuple[Tensor, Mamba3State]:
+            with large_products(x.shape[0] * x.shape[1]):  # which are no longer so when the piece is computed again
+                return self._mix(piece, state, None)
+
         pieces, after = [], start
         for piece in zip(*(tensor.split(PIECE, 1) for tensor in parts), strict=True):
             mixed, after = cast(
                 tuple[Tensor, Mamba3State],
-                checkpoint(self._mix, piece, after, None, use_reentrant=False, preserve_rng_state=False),
+                checkpoint(mix, piece, after, use_reentrant=False, preserve_rng_state=False),
             )
             pieces.append(mixed)
         return self.out_proj(torch.cat(pieces, 1)), after
