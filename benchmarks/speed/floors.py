@@ -4,7 +4,8 @@
 
 NAME is a registered layer or preset. x is (4, 1024, 256) in float32, options are the defaults, and both passes count,
 as in layers.py. torch sees every operation, and computes none, as tensors are on its meta device: where the work grows
-as T, ops and cells run by their definitions, over 64 steps, whose counts are multiplied; else in plain torch.
+as T, ops and cells run by their definitions, over 64 steps, whose counts are multiplied; else in plain torch. What
+looks at numbers is counted over a few steps that have them.
 
 The floor is the sum of three times, none of which a program can go below that computes the same by the same formulas:
 
@@ -40,6 +41,7 @@ exp exp2 expm1 sigmoid tanh log log1p log2 sin cos sinh cosh softplus silu silu_
 mish_backward _safe_softmax log_sigmoid_forward _softmax _log_softmax logsumexp logaddexp pow sqrt rsqrt atan2
 """
 STEPS = 64  # that are counted where the work grows as T
+ROWS_WITH_NUMBERS = {"implicit": 8}  # steps that are counted with numbers: they decide how often a map is evaluated
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -81,9 +83,9 @@ class Counter(TorchDispatchMode):
         self.functions += scores
 
 
-def counted(module: nn.Module, shape: tuple[int, int, int], backends: Sequence[str]) -> Counts:
+def counted(module: nn.Module, shape: tuple[int, int, int], backends: Sequence[str], device: str = "meta") -> Counts:
     """Count both passes of a module whose ops have these backends."""
-    call = of_module(module.to("meta"), torch.empty(shape, device="meta")).both
+    call = of_module(module.to(device), torch.randn(shape, device=device)).both
     assert call is not None
     with ops.backend(*backends), Counter() as counter:
         call()
@@ -136,7 +138,12 @@ def run(results: Results, name: str, shape: tuple[int, int, int], speed: Speeds,
     layer = layers.build(name, shape[2])
     linear = type(layer).cost[0] == "T"
     parts, backends = (max(1, shape[1] // STEPS), ["reference"]) if linear else (1, ["parallel", "reference"])
-    counts = Counts(*(parts * count for count in counted(layer, (shape[0], shape[1] // parts, shape[2]), backends)))
+    if name in ROWS_WITH_NUMBERS:
+        rows = ROWS_WITH_NUMBERS[name]
+        parts, counts = shape[0] * shape[1] // rows, counted(layer, (1, rows, shape[2]), ["reference"], "cpu")
+    else:
+        counts = counted(layer, (shape[0], shape[1] // parts, shape[2]), backends)
+    counts = Counts(*(parts * count for count in counts))
     size = 4 * (4 * math.prod(shape) + 2 * sum(weight.numel() for weight in layer.parameters()))
     floor = speed.floor(counts, size)
     results.add(

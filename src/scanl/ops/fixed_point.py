@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops._frame.context import context
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF_DTYPES, Call, OpSample
 from scanl.ops._frame.dispatch import transforming
 from scanl.ops._frame.draws import Draws
@@ -310,7 +311,11 @@ class _ImplicitPoint(torch.autograd.Function):
         def transposed(z: Tensor) -> Tensor:
             create = torch.is_grad_enabled()
             options = {"retain_graph": True, "create_graph": create, "materialize_grads": True}
-            return torch.autograd.grad(y, point, z, **options)[0]
+            context.of_states += 1
+            try:
+                return torch.autograd.grad(y, point, z, **options)[0]
+            finally:
+                context.of_states -= 1
 
         size = sizes(g)
         unit = g / size

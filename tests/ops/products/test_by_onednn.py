@@ -102,3 +102,24 @@ def test_a_layer_takes_it_for_many_rows_and_other_threads_do_not(monkeypatch):
         layer(x)
     assert len(taken) == before + 1
     assert F.linear is original
+
+
+def test_a_solver_of_states_takes_no_gradient_of_weights(monkeypatch):
+    """It asks some twenty times for the gradient of the state alone; then once for that of each weight."""
+    torch.manual_seed(0)
+    layer, x, counted = layers.build("implicit", 64), torch.randn(1, 600, 64), []
+    expected = torch.autograd.grad(layer.double()(x.double())[0].sum(), list(layer.parameters()))
+    layer.float()
+    monkeypatch.setattr(by_onednn, "_is_faster", lambda: True)
+    backward = by_onednn._Linear.backward
+
+    def count(ctx, dy):
+        gradients = backward(ctx, dy)
+        counted.append(gradients[1] is not None)
+        return gradients
+
+    monkeypatch.setattr(by_onednn._Linear, "backward", staticmethod(count))
+    found = torch.autograd.grad(layer(x)[0].sum(), list(layer.parameters()))
+    assert len(counted) > 10 and sum(counted) < 5
+    for gradient, value in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient.double(), value, rtol=0, atol=1e-5 * value.abs().max().item())

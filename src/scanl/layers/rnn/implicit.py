@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
@@ -88,7 +89,7 @@ class Implicit(Layer):
         """Return the fixed point for each row of `given`."""
 
         def step(s: Tensor, u: Tensor) -> Tensor:
-            return torch.tanh(s @ W.T + u)
+            return torch.tanh(F.linear(s, W) + u)
 
         if inputs.is_meta:
             return step(first, inputs)

@@ -30,7 +30,7 @@ class OpContext(threading.local):
     calls: the record of calls.   conditions: those that a recorded function takes to hold.
     divider: runs each call in the place of the op.   backends: what "auto" stands for.
     outer: the backends at each entry, to restore at the exit.   exact, portable, large_products: how many of these
-    contexts are open.
+    contexts are open.   of_states: how many backward passes run that use no parameter's gradient.
     """
 
     calls: list[OpCall] | None = None
@@ -39,6 +39,7 @@ class OpContext(threading.local):
     exact = 0
     portable = 0
     large_products = 0
+    of_states = 0
 
     def __init__(self) -> None:
         self.backends: tuple[str, ...] = ("auto",)

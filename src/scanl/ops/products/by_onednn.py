@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanl.ops._frame.context import context
+
 MIN_WORK = 1 << 21  # products of two numbers; with fewer, to start a program takes longer than it saves
 MIN_SIDE = 8  # terms and columns of a weight
 
@@ -75,6 +77,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
+        if context.of_states and isinstance(weight, torch.nn.Parameter):
+            of_weight = False
         if torch.is_grad_enabled():  # the gradient will be differentiated
             dx, dw = dy @ weight if of_x else None, dy.mT @ x if of_weight else None
         else:
