@@ -215,9 +215,7 @@ def add_output(parser: Parser) -> None:
 def _parser() -> Parser:
     description = "Forecast the steps after a run's table, or after any table, with intervals."
     parser = Parser("forecast", description, examples=EXAMPLES, notes=NOTES)
-    parser.add_argument(
-        "run", type=str, help="run folder; a table or a folder of Parquet: the model in the package"
-    )
+    parser.add_argument("run", type=str, help="run folder; a table or a folder of Parquet: the model in the package")
     parser.add("--target", str | None, "of a table: column to forecast (default: the only one of numbers)")
     parser.add("--time", str | None, "of a table: column of times (default: the only one)")
     parser.add("--series", str | None, "of a table: column of the series' names (default: the only one)")
