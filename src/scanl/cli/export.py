@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from scanl.cli.parser import Parser
 from scanl.cli.paths import PROGRAMS
 from scanl.errors import ConfigError
@@ -10,6 +12,11 @@ from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
 from scanl.hub import convert
 from scanl.learning import RunFolder
+from scanl.models import pretrained_forecaster
+from scanl.models.forecasting.pretrained_step import PretrainedStep
+from scanl.whole import check_sizes
+
+PRETRAINED = "pretrained"  # in the place of a run: the forecaster in the package
 
 NOTES = {
     "what is written, by the ending of FILE": {
@@ -24,16 +31,38 @@ def run(argv: Sequence[str]) -> int:
     """Write the file and print its path."""
     parser = Parser("export", "Write a model as a file that runs without scanl.", notes=NOTES)
     parser.add_argument(
-        "run", type=str, help="run folder, or a program of torch (.pt2) or ONNX, whose streaming form is written"
+        "run",
+        type=str,
+        help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or "
+        f"{PRETRAINED}, the forecaster in the package, .c only",
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
+    parser.add("--horizon", int | None, f"of {PRETRAINED}: steps to forecast (default: 12)")
+    parser.add("--season", int | None, f"of {PRETRAINED}: steps of a season (default: none)")
     args = parser.parse(argv)
     path = Path(args.file)
     if args.name is not None and path.suffix != ".c":
         raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
+    options = {} if args.name is None else {"name": args.name}
+    if args.run == PRETRAINED and not Path(args.run).is_dir():
+        if path.suffix != ".c":
+            raise ConfigError(
+                f"export: path is {path}, expected a file of .c because {PRETRAINED} has a step in C alone"
+            )
+        sizes = {"horizon": args.horizon or 12, "season": args.season or 1}
+        check_sizes(
+            "export", **{name: value for name, value in vars(args).items() if name in sizes and value is not None}
+        )
+        step = PretrainedStep(pretrained_forecaster(), sizes["horizon"], (sizes["season"], 1))
+        write(step, path, example=torch.zeros(2, 2, 1, dtype=torch.float64), **options)
+        print(path)
+        return 0
+    for name in ("horizon", "season"):
+        if (value := getattr(args, name)) is not None:
+            raise ConfigError(f"export: {name} is {value}, expected none because {args.run} is not {PRETRAINED}")
     model = convert(args.run) if Path(args.run).suffix in PROGRAMS else RunFolder.open(args.run).load_model()
-    write(model, path, **({} if args.name is None else {"name": args.name}))
+    write(model, path, **options)
     print(path)
     return 0
