@@ -16,7 +16,7 @@ from scanl.models import pretrained_forecaster
 from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.whole import check_sizes
 
-PRETRAINED = "pretrained"  # in the place of a run: the forecaster in the package
+PRETRAINED_NAME = "pretrained"  # in the place of a run: the forecaster in the package
 
 NOTES = {
     "what is written, by the ending of FILE": {
@@ -34,22 +34,22 @@ def run(argv: Sequence[str]) -> int:
         "run",
         type=str,
         help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or "
-        f"{PRETRAINED}, the forecaster in the package, .c only",
+        f"{PRETRAINED_NAME}, the forecaster in the package, .c only",
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
-    parser.add("--horizon", int | None, f"of {PRETRAINED}: steps to forecast (default: 12)")
-    parser.add("--season", int | None, f"of {PRETRAINED}: steps of a season (default: none)")
+    parser.add("--horizon", int | None, f"of {PRETRAINED_NAME}: steps to forecast (default: 12)")
+    parser.add("--season", int | None, f"of {PRETRAINED_NAME}: steps of a season (default: none)")
     args = parser.parse(argv)
     path = Path(args.file)
     if args.name is not None and path.suffix != ".c":
         raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
     options = {} if args.name is None else {"name": args.name}
-    if args.run == PRETRAINED and not Path(args.run).is_dir():
+    if args.run == PRETRAINED_NAME and not Path(args.run).is_dir():
         if path.suffix != ".c":
             raise ConfigError(
-                f"export: path is {path}, expected a file of .c because {PRETRAINED} has a step in C alone"
+                f"export: path is {path}, expected a file of .c because {PRETRAINED_NAME} has a step in C alone"
             )
         sizes = {"horizon": args.horizon or 12, "season": args.season or 1}
         check_sizes(
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     for name in ("horizon", "season"):
         if (value := getattr(args, name)) is not None:
-            raise ConfigError(f"export: {name} is {value}, expected none because {args.run} is not {PRETRAINED}")
+            raise ConfigError(f"export: {name} is {value}, expected none because {args.run} is not {PRETRAINED_NAME}")
     model = convert(args.run) if Path(args.run).suffix in PROGRAMS else RunFolder.open(args.run).load_model()
     write(model, path, **options)
     print(path)

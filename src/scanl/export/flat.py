@@ -47,7 +47,7 @@ class FlatModel(nn.Module):
             raise ConfigError(
                 "export: the model has random filters, expected a stack alone; `scanl train` makes one with --steps"
             )
-        if isinstance(model, Forecaster) and model.pretrained is not None:
+        if isinstance(model, Forecaster) and model.form.beside is not None:
             raise ConfigError(
                 "export: the forecaster takes the mean with the model in the package, expected one that stands alone; "
                 "train it with --pretrained 0"

@@ -13,7 +13,7 @@ from scanl.learning.forecasting.forecasts import Forecasts
 from scanl.learning.run.config import TrainConfig, seeded_model
 from scanl.models import SeriesColumns
 
-COVERS = ["data/series/outlook", "learning/forecasting/picture", "cli/forecast"]
+COVERS = ["data/series/outlook", "learning/forecasting/picture"]
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 

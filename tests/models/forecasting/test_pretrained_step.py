@@ -42,7 +42,7 @@ def test_rows_that_come_alone_have_a_kernel(series, monkeypatch):
     model = copy.deepcopy(pretrained_forecaster())
     whole, _ = model.each(series, model.init_state(2, season=(5, 15)), np.array([39]), horizon=6, levels=LEVELS)
 
-    monkeypatch.setattr(pretrained, "MIN_STEPS_ALONE", 10)
+    monkeypatch.setattr(pretrained, "MIN_SINGLE_STEPS", 10)
     state = model.init_state(2, season=(5, 15))
     for t in range(series.shape[1]):
         answer, state = model.each(series[:, t : t + 1].copy(), state, NOW, horizon=6, levels=LEVELS)

@@ -4,14 +4,15 @@ from torch.testing import assert_close
 
 from scanl.errors import CheckpointError, ShapeError
 from scanl.layers import state as states
-from scanl.models import Channels, Forecaster, PretrainedShare, Stack, pretrained_forecaster
+from scanl.models import Channels, Forecaster, Normalization, PretrainedShare, Stack, pretrained_forecaster
 
 LEVELS = (0.1, 0.5, 0.9)
 
 
 def forecaster(share):
     torch.manual_seed(0)
-    return Forecaster(5, Stack(8, 1, "gru"), Channels(2), distribution="quantiles", pretrained=share).eval()
+    form = Normalization(beside=share)
+    return Forecaster(5, Stack(8, 1, "gru"), Channels(2), distribution="quantiles", normalization=form).eval()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ STEP = 1e-2  # of training
 PARAMETER = 8e-10  # of a parameter of a stack at a step of a sequence that is learnt
 ANSWER = 2e-7  # of a number that is forecast, at each of these steps
 READING = 3e-6  # of a step of a sequence that a forecast reads
-PRETRAINED = 3e-5  # of a step that the pretrained forecaster reads
+PRETRAINED_STEP = 3e-5  # of a step that the pretrained forecaster reads
 START, START_SHARE = 4.0, 0.3  # of the command and its picture, at most this share of the minutes
 
 SHARE = 0.9  # of the minutes that are planned
@@ -88,4 +88,4 @@ def of_forecasts(count: int, length: int) -> float:
 
 def of_pretrained(count: int, length: int) -> float:
     """Return the seconds for forecasts of the pretrained model that read sequences of some steps."""
-    return count * length * PRETRAINED
+    return count * length * PRETRAINED_STEP

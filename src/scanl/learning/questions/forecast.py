@@ -53,6 +53,8 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
 
     def head(self, stack: Backbone, options: Mapping[str, Any]) -> Forecaster:
         question = self.question
+        share = options["pretrained"]
+        beside = PretrainedShare(share, question.season, question.second, DIGEST) if share else None
         channels = Channels(
             question.target, question.past, question.static, question.future, question.timed, listed(question.scales)
         )
@@ -64,11 +66,8 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
             recursive=options["recursive"],
             lags=question.season if options["lags"] is None else options["lags"],
             normalization=Normalization(
-                **{name: options[name] for name in ("span", "log", "rounded", "least", "calibrated")}
+                **{name: options[name] for name in ("span", "log", "rounded", "least", "calibrated")}, beside=beside
             ),
-            pretrained=PretrainedShare(options["pretrained"], question.season, question.second, DIGEST)
-            if options["pretrained"]
-            else None,
         )
 
     def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:

@@ -22,7 +22,7 @@ from scanl.models.forecasting.lags import Lags
 from scanl.models.forecasting.normalization import Normalization
 from scanl.models.forecasting.recent_errors import further_lags, recent_factor
 from scanl.models.forecasting.running import Running, nothing_read, running
-from scanl.models.forecasting.share import Forecast, PretrainedShare
+from scanl.models.forecasting.share import Forecast
 from scanl.models.heads.distributions import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels
 from scanl.models.reader import FeatureEmbedding, Standard
@@ -82,8 +82,8 @@ class Forecaster(Saved):
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
 
-    With `pretrained` a forecast is the mean of this one and of that of the model in the package, by its share. Training
-    and `forward` do not know it.
+    With `Normalization(beside=PretrainedShare(0.5))` a forecast is the mean of this one and of that of the model in the
+    package. Training and `forward` do not know it.
 
     A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out. With
     `timed`, the time until each step ahead is read with its covariates.
@@ -113,16 +113,12 @@ class Forecaster(Saved):
             "how the targets are normalised by their past, and what forecasts may be; None: only the scales of the "
             "channels",
         ] = Normalization(),  # noqa: B008 (frozen)
-        pretrained: Annotated[
-            PretrainedShare | None,
-            "share of the forecaster in the package, which needs no training, in a forecast; None: it is not used",
-        ] = None,
     ) -> None:
         super().__init__()
         check_causal(self._who(), stack)
         self.stack, self.channels = stack, channels
         self.horizon, self.distribution = horizon, distribution
-        self.recursive, self.normalization, self.pretrained = recursive, normalization, pretrained
+        self.recursive, self.normalization = recursive, normalization
         self.targets, self.past, self.static = channels.target, channels.past, channels.static
         self.future, self.timed = channels.future, channels.timed
         self.form = normalization or Normalization()  # what is not the running mean and variance
@@ -161,7 +157,7 @@ class Forecaster(Saved):
             self.stack.init_state(batch_size, device=device, dtype=dtype),
             nothing_read(mean.repeat(batch_size, 1)),
             torch.zeros(batch_size, lag_steps, 3 * self.targets, device=device, dtype=torch.float64),
-            None if self.pretrained is None else self.pretrained.init_state(batch_size, self.targets),
+            None if self.form.beside is None else self.form.beside.init_state(batch_size, self.targets),
         )
 
     def forward(
@@ -258,7 +254,7 @@ class Forecaster(Saved):
         probabilities = as_levels(levels, self.standard.scale)
         before, pretrained = state, None
         forecast, state = self._trained(columns, state, probabilities, paths, seed)
-        if self.pretrained is not None:
+        if self.form.beside is not None:
             if before is None:
                 before = self.init_state(len(columns.target))
             elif before.pretrained is None:
@@ -266,7 +262,7 @@ class Forecaster(Saved):
                     "forecaster: state has no pretrained part, expected a state of init_state or predict, because "
                     "forward does not run the pretrained model"
                 )
-            forecast, pretrained = self.pretrained.mixed(
+            forecast, pretrained = self.form.beside.mixed(
                 forecast, columns.target, before.pretrained, self.horizon, levels
             )
         return Forecast(*map(self.form.allowed, forecast)), state._replace(pretrained=pretrained)

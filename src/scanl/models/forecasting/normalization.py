@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from scanl.models.forecasting.share import PretrainedShare
 from scanl.models.saving import ModelPart
 from scanl.options import WORDS, ConfiguredMeta, above
 
@@ -34,6 +35,10 @@ class Normalization(ModelPart, metaclass=ConfiguredMeta):
         "multiply the distances of the quantiles from the median by the factors in `calibration`, and by that of the "
         "recent errors",
     ] = False
+    beside: Annotated[
+        PretrainedShare | None,
+        "share of the forecaster in the package, which needs no training, in a forecast; None: it is not used",
+    ] = None
 
     def logged(self, y: Tensor, location: Tensor) -> Tensor:
         """Return L + L log(y / L) of targets y (..., C), NaN where y is not above 0; without `log` y itself.

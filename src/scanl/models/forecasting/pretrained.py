@@ -49,7 +49,7 @@ AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
 FIRST_POWERS = (1.0, 1.5)  # a and b at first
 WEIGHTS = Path(__file__).with_name("weights")  # the folder of the model in the package
 DIGEST = "4754297027b174e575a5b8670093de96e8895aaa607ec3094f346d5e4f5f5a6d"  # SHA-256 of its file
-MIN_STEPS_ALONE = 64  # steps that came alone, after which a kernel is compiled in two seconds
+MIN_SINGLE_STEPS = 64  # steps that came alone, after which a kernel is compiled in two seconds
 MIN_TORCH_STEPS = 64  # of a series at once, from which kernels are not faster
 PIECE_STEPS = 16384  # of all series together, so that memory does not grow with a panel
 MIN_REPEATED, MIN_REPEATED_SHARE = (
@@ -83,7 +83,7 @@ class RowKernels:
     def pay(self) -> bool:
         """Take note of a step that came alone, and return whether a kernel reads it. Its bits are those of no other."""
         self._steps += 1
-        return self._steps > MIN_STEPS_ALONE and not exactly()
+        return self._steps > MIN_SINGLE_STEPS and not exactly()
 
     def run(
         self, model: "PretrainedForecaster", y: Numbers, state: PretrainedState, horizon: int, levels: tuple[float, ...]
