@@ -1,6 +1,7 @@
 """Facts about a call of a model that patches need: its padding, and the beginnings of packed sequences."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, ShapeError
 from scanl.hub import token_calls
 from scanl.layers.packing import pack, unpack
+from scanl.ops.products.functions import large_products
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +114,8 @@ def within(
     try:
         _current.set(call)
         if not call.is_token:
-            return original(*args, **kwargs)
+            with large_products(math.prod(call.shape)):
+                return original(*args, **kwargs)
         if outer is None:
             return tokens.within(model, original, arguments, call.shape[0])
         return token_calls.of_part(names, None, model, original, *args, **kwargs)
