@@ -450,7 +450,7 @@ class PretrainedFrames(Frames):
 
         panel: any frame that fugue reads.   levels: as in `predict`.   partitions: how many; None: as many as now.
         """
-        from fugue import api
+        from fugue import api  # pyright: ignore[reportMissingImports]
 
         options = self._arguments
         names = self._source().series_columns

@@ -59,8 +59,8 @@ class PanelFolder:
                 "season": given["season"],
                 "freq": given["freq"],
             }
-            known = {"asked": asked, "columns": columns}
-            known["seasons"] = seasons_of(self._table(self.partitions[0], columns))
+            seasons = seasons_of(self._table(self.partitions[0], columns))
+            known = {"asked": asked, "columns": columns, "seasons": seasons}
             with writing(record):
                 out.mkdir(parents=True, exist_ok=True)
             with written_whole(record) as temporary:

@@ -39,6 +39,7 @@ class PretrainedStep(nn.Module):
     """
 
     name = "pretrained_step"
+    smoothings: Tensor
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Values = Any  # arrays here, and tensors where the model holds the same state
 
 #  α, β, φ, γ, δ
 SMOOTHINGS = np.array(
@@ -91,8 +92,8 @@ PRIOR = np.array(  # weights before any value
 class Seasons(NamedTuple):
     """Steps of the first and of the second season of each row, (B,) each; 1 for none. The second may be the first."""
 
-    first: Counts
-    second: Counts
+    first: Values
+    second: Values
 
 
 class SimpleState(NamedTuple):
@@ -106,20 +107,20 @@ class SimpleState(NamedTuple):
     """
 
     seasons: Seasons
-    origin: Numbers
-    steps: Counts
-    known: Counts
-    level: Numbers
-    trend: Numbers
-    season: Numbers
-    second: Numbers
-    past: Numbers
-    ahead: Numbers
-    errors: Numbers
-    weights: Numbers
-    products: Numbers
-    along: Numbers
-    sums: Numbers
+    origin: Values
+    steps: Values
+    known: Values
+    level: Values
+    trend: Values
+    season: Values
+    second: Values
+    past: Values
+    ahead: Values
+    errors: Values
+    weights: Values
+    products: Values
+    along: Values
+    sums: Values
 
 
 class SimpleSteps(NamedTuple):
@@ -131,19 +132,19 @@ class SimpleSteps(NamedTuple):
     least, most: (B, T), and the shares of the values that are equal to them.
     """
 
-    value: Numbers
-    is_known: NDArray[np.bool_]
-    steps: Counts
-    known: Counts
-    scale: Numbers
-    recent: Numbers
-    off: Numbers
-    errors: Numbers
-    weights: Numbers
-    least: Numbers
-    at_least: Numbers
-    most: Numbers
-    at_most: Numbers
+    value: Values
+    is_known: Values
+    steps: Values
+    known: Values
+    scale: Values
+    recent: Values
+    off: Values
+    errors: Values
+    weights: Values
+    least: Values
+    at_least: Values
+    most: Values
+    at_most: Values
 
     def after(self, steps: Counts) -> "SimpleSteps":
         """Return what is known after some of the steps."""

@@ -29,7 +29,7 @@ for (int row = 0; row < {rows}; row++) {{
     }}
 }}"""  # what `times` and `times_rows` compute
 # What `times_quantized` computes, as `products/rows_by_weight.py` does: sums of 32 bits for 512 terms hold them.
-QUANTIZED = """\
+QUANTIZED_PRODUCT = """\
 for (int row = 0; row < {rows}; row++) {{
     const float *in = {x} + row * {x_row};
     signed short numbers[{terms}];
@@ -111,7 +111,7 @@ class CPrinter(Printer):
                     names = ("y", "y_row", "x", "x_row", "w", "scale", "groups", "bias", "rows", "columns", "terms")
                     values = dict(zip(names, map(self.text, args[1:]), strict=True))
                     added = "" if values["bias"] == "0" else f" + {values['bias']}[column]"
-                    yield from (indent + line for line in QUANTIZED.format(added=added, **values).splitlines())
+                    yield from (indent + line for line in QUANTIZED_PRODUCT.format(added=added, **values).splitlines())
                 case Assign(target, value, adds):
                     new = isinstance(target, Name) and target.name not in declared
                     declared |= {target.name} if isinstance(target, Name) else set()
