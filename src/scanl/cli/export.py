@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.cli.paths import PROGRAMS
+from scanl.cli.paths import PRETRAINED_NAME, PROGRAMS
 from scanl.errors import ConfigError
 from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
@@ -15,8 +15,6 @@ from scanl.learning import RunFolder
 from scanl.models import pretrained_forecaster
 from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.whole import check_sizes
-
-PRETRAINED_NAME = "pretrained"  # in the place of a run: the forecaster in the package
 
 NOTES = {
     "what is written, by the ending of FILE": {

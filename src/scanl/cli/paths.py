@@ -6,7 +6,6 @@ To import torch takes seconds, and a misspelt path should not wait for it.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from scanl.errors import ConfigError
@@ -14,6 +13,7 @@ from scanl.files import BYTE_MODELS, check_folder, check_run, is_panel
 
 FIRST_WORD = "the first argument"
 PROGRAMS = (".pt2", ".onnx")  # endings of files of models that `scanl export` reads
+PRETRAINED_NAME = "pretrained"  # in the place of a run to export: the forecaster in the package
 TABLES = (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx", ".npz")
 OTHER_FORM = re.compile(r"[*?\[]|://|^-$")  # in words that stand for files, but are no paths: patterns, URLs, -
 
@@ -72,6 +72,11 @@ def _run_or_file(endings: Sequence[str], command: str, name: str, word: str) -> 
         check_run(word)
 
 
+def _exported(command: str, name: str, word: str) -> None:
+    if word != PRETRAINED_NAME:
+        _run_or_file(PROGRAMS, command, name, word)
+
+
 def _run_or_panel(command: str, name: str, word: str) -> None:
     if not is_panel(word):
         _run_or_file(TABLES, command, name, word)
@@ -95,7 +100,7 @@ PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
     "predict": {FIRST_WORD: _run, "--data": _path},
     "generate": {FIRST_WORD: _run_or_name, "--prompt-file": _path},
     "eval": {FIRST_WORD: _run, "--data": _path},
-    "export": {FIRST_WORD: partial(_run_or_file, PROGRAMS)},
+    "export": {FIRST_WORD: _exported},
     "serve": {FIRST_WORD: _folder},
     "bench-decode": {FIRST_WORD: _folder},
     "quantize": {FIRST_WORD: _folder},
