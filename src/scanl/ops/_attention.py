@@ -38,7 +38,7 @@ def softmax_attention(
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if _is_large(query, key, value, bias):
-        return apply(_BlockedAttention, query, key, value, visible, bias, is_causal, False, scale)
+        return apply(_BlockedAttention, query, key, value, visible, bias, is_causal, False, scale)[0]
     if query.dtype == torch.float64:
         return _plain(query, key, value, visible, bias, is_causal, scale)
     # torch's fused kernel needs values as wide as keys; without it, the scores of all pairs are in memory.
@@ -54,8 +54,20 @@ def squared_attention(
 ) -> Tensor:
     """Return the same with max(0, score)² as weights, of which hidden keys have 0. They are not normalized."""
     if _is_large(query, key, value, bias):
-        return apply(_BlockedAttention, query, key, value, visible, bias, False, True, scale)
+        return apply(_BlockedAttention, query, key, value, visible, bias, False, True, scale)[0]
     return _plain_squares(query, key, value, visible, bias, scale)
+
+
+def attention_with_logs(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the softmax attention, and (B, H, T), the logarithm of the sum of e^score over the keys that are seen.
+
+    With these, attention to two sets of keys is a weighted mean. A query without a key has a very low logarithm.
+    """
+    if _is_large(query, key, value, None):
+        return apply(_BlockedAttention, query, key, value, visible, None, False, False, scale)
+    return _plain_with_logs(query, key, value, visible, scale)
 
 
 def _is_large(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> bool:
@@ -92,6 +104,23 @@ def _plain(
     return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, **options)[0]
 
 
+def _plain_with_logs(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    shared = query.shape[1] // key.shape[1]
+    query = query.unflatten(1, (-1, shared)).flatten(2, 3)  # heads of one key head are more queries
+    scores = (query @ key.mT * scale).unflatten(2, (shared, -1))
+    if visible is not None:
+        scores = scores.masked_fill(~visible[:, None, None], _lowest(query))
+    logs = scores.logsumexp(-1)
+    y = (scores - logs[..., None]).exp().flatten(2, 3) @ value
+    return y.unflatten(2, (shared, -1)).flatten(1, 2), logs.flatten(1, 2)
+
+
+def _lowest(like: Tensor) -> float:
+    return torch.finfo(like.dtype).min / 2
+
+
 def _plain_squares(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor, scale: float) -> Tensor:
     scores = query @ key.mT * scale + of_pairs(bias, query.shape[2], key.shape[2])
     return scores.relu().square().masked_fill(~visible[:, None], 0) @ value
@@ -108,30 +137,36 @@ class _BlockedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None, causal: bool,
         squared: bool, scale: float,
     ) -> Any:  # fmt: skip
+        if isinstance(ctx, torch.autograd.function.FunctionCtx):
+            ctx.set_materialize_grads(False)
         rows, scores = _operands(q, k, v, visible, bias, causal, squared, scale)
         y, logs = kernels("blocked_attention").forward(*rows, scores)
         ctx.save_for_backward(q, k, v, visible, bias, y, logs)
         ctx.options = causal, squared, scale
-        return y.transpose(1, 2)
+        return y.transpose(1, 2), logs.masked_fill(logs == torch.inf, _lowest(q))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        (dy,), (q, k, v, visible, bias, y, logs), options = cotangents, ctx.saved_tensors, ctx.options
+        (dy, dlogs), (q, k, v, visible, bias, y, logs), options = cotangents, ctx.saved_tensors, ctx.options
         of_bias = ctx.needs_input_grad[4]
         if torch.is_grad_enabled():  # this pass is differentiated
             causal, squared, scale = options
 
-            def plain(q: Tensor, k: Tensor, v: Tensor, learned: Any = bias) -> Tensor:
+            def plain(q: Tensor, k: Tensor, v: Tensor, learned: Any = bias) -> Tensor | tuple[Tensor, Tensor]:
                 if squared:
                     return _plain_squares(q, k, v, visible, learned, scale)
+                if dlogs is not None:
+                    return _plain_with_logs(q, k, v, visible, scale)
                 return _plain(q, k, v, visible, learned, causal, scale)
 
-            grads = differentiable(plain, [q, k, v, *([bias] if of_bias else [])], [dy])
+            by = [dy] if dlogs is None else [dy, dlogs]
+            grads = differentiable(plain, [q, k, v, *([bias] if of_bias else [])], by)
             return *grads[:3], None, grads[3] if of_bias else None, None, None, None
         rows, scores = _operands(q, k, v, visible, bias, *options)
         dbias = q.new_zeros(*q.shape[:2], *bias.shape[2:]) if of_bias else None
         dy = contiguous(dy.transpose(1, 2))
-        grads = kernels("blocked_attention").backward(dy, y, logs, *rows, scores, dbias)
+        dlogs = None if dlogs is None else contiguous(dlogs)
+        grads = kernels("blocked_attention").backward(dy, y, logs, *rows, scores, dbias, dlogs)
         dbias = None if dbias is None else dbias.sum_to_size(bias.shape)
         return *(grad.transpose(1, 2) for grad in grads), None, dbias, None, None, None
 

@@ -16,6 +16,7 @@ from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import check_length
 from scanl.layers.parts.short_convolution import convolve
 from scanl.ops import SegmentMemory
+from scanl.ops._attention import attention_with_logs
 from scanl.ops._frame.nonfinite import faulty, since, suspected
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.delta_rule import unit
@@ -59,15 +60,14 @@ def _attended(
     wb = w * beta.transpose(1, 2)[..., None]
     q = q.unflatten(1, (k.shape[1], -1))
     if position is None:
-        before_k, every_v = k[:, :, :0], v
+        before_k, before_v = k[:, :, :0], v[:, :, :0]
         unused = blank = None
     else:
-        before_k, every_v = keys.transpose(1, 2), torch.cat([values.transpose(1, 2), v], 2)
+        before_k, before_v = keys.transpose(1, 2), values.transpose(1, 2)
         unused = torch.arange(room, device=q.device) >= position[:, None]
-        blank = F.pad(unused, (0, steps), value=False)[:, None, None, None]
+        blank = F.pad(unused, (0, steps), value=False)
     outputs = []
-    for start in range(0, steps, _CHUNK):
-        q_c, k_c, w_c, wb_c = (tensor[..., start : start + _CHUNK, :] for tensor in (q, k, w, wb))
+    for q_c, k_c, v_c, w_c, wb_c in zip(*(tensor.split(_CHUNK, -2) for tensor in (q, k, v, w, wb)), strict=True):
         count = k_c.shape[2]
         eye = torch.eye(count, dtype=q.dtype, device=q.device)
         right = torch.cat([wb_c, (wb_c @ k_c.mT).tril(-1)], -1)
@@ -78,14 +78,20 @@ def _attended(
         qw = (q_c @ w_c.unsqueeze(2).mT).tril()
         inside = (q_c @ k_c.unsqueeze(2).mT - qw @ changed).tril()
         inside = inside.masked_fill(torch.ones_like(eye, dtype=torch.bool).triu(1), -torch.inf)
-        across = (q_c - qw @ reflected) @ before_k.unsqueeze(2).mT
-        if blank is not None:
-            across = across.masked_fill(blank[..., : across.shape[-1]], -torch.inf)
-        weights = torch.cat([across, inside], -1).softmax(-1)
-        outputs.append(weights @ every_v[:, :, : weights.shape[-1]].unsqueeze(2))
+        known = before_k.shape[2]
+        logs = inside.logsumexp(-1, keepdim=True)
+        y = (inside - logs).exp() @ v_c.unsqueeze(2)
+        if known:
+            visible = None if blank is None else ~blank[:, None, :known]
+            reads = (q_c - qw @ reflected).flatten(1, 2)
+            across, of_across = attention_with_logs(reads, before_k, before_v, visible, scale=1.0)
+            share = (of_across.view_as(logs[..., 0]).unsqueeze(-1) - logs).sigmoid()
+            y = y + share * (across.view_as(y) - y)
+        outputs.append(y)
         before_k = _reflect(before_k, reflected.squeeze(2), w_c)
         before_k = torch.cat([before_k, k_c - changed.squeeze(2).mT @ w_c], 2)
-    y, *every = (tensor.transpose(1, 2) for tensor in (torch.cat(outputs, 3).flatten(1, 2), before_k, every_v))
+        before_v = torch.cat([before_v, v_c], 2)
+    y, *every = (tensor.transpose(1, 2) for tensor in (torch.cat(outputs, 3).flatten(1, 2), before_k, before_v))
     if spoil is not None:
         y, *every = y * spoil[:, :, None, None], *(tensor * spoil[:, -1, None, None, None] for tensor in every)
     if position is None or unused is None:

@@ -4,7 +4,7 @@ With S = scale q kᵀ + bias, -inf where a key is hidden, P = e^{S - m}, m the l
 sum of P over its keys, y = P v / l. A larger m multiplies what is summed already by e^{m_old - m}. Backwards P / l is
 computed again, from m + ln l, and
 
-    dv = Pᵀ dy,  dS = P (dy vᵀ - dy·y),  dq = scale dS k,  dk = scale dSᵀ q,  dbias = dS.
+    dv = Pᵀ dy,  dS = P (dy vᵀ - dy·y + dlogs),  dq = scale dS k,  dk = scale dSᵀ q,  dbias = dS.
 
 Attention by squares has max(0, S)² instead of P / l. A block of which no key is seen is not computed. A unit of work is
 a few blocks of queries of a head; backwards a head of keys. (Dao et al., arXiv:2205.14135, algorithms 1 and 4.)
@@ -315,7 +315,7 @@ def _clear(m, at, row, first, rows):
         fill(m, at + r * row, row, 0)
 
 
-@kernel(_HEAD + " y dy logs dq dk dv dbias dbias_batch dbias_head dbias_row")
+@kernel(_HEAD + " y dy logs dlogs dq dk dv dbias dbias_batch dbias_head dbias_row")
 def _backward(slots):
     dtype, steps, keys, width, values = slots.dtype, slots.steps, slots.keys, slots.width, slots.values
     heads, shared = slots.heads, slots.shared
@@ -342,10 +342,13 @@ def _backward(slots):
             of_dy = part(slots.dy, first, ((steps - 1) * heads + 1) * values, dtype)
             _take(of_dy, heads * values, steps, values, one, dy, n * padded * v_row, v_row, padded)
             of_logs = part(slots.logs, (batch * heads + head) * steps, steps, dtype)
+            of_dlogs = part(slots.dlogs, (batch * heads + head) * steps, steps if slots.dlogs != 0 else 0, dtype)
             for t in range(steps):
                 at = t * heads * values
                 along[n * padded + t] = _along(of_y[at : at + values], of_dy[at : at + values], values)
                 logs[n * padded + t] = of_logs[t]
+                if slots.dlogs != 0:
+                    along[n * padded + t] -= of_dlogs[t]
         for j in range(0, keys, KEYS):
             count = min(KEYS, keys - j)
             k_at = batch * slots.k_batch + group * slots.k_head + j * slots.k_step
@@ -447,14 +450,14 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -
 
 def backward(
     dy: torch.Tensor, y: torch.Tensor, logs: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    scores: Scores, dbias: torch.Tensor | None,
+    scores: Scores, dbias: torch.Tensor | None, dlogs: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return the gradients by q, k and v as (B, T, H, ·), from that by y (B, T, H, V); add that by the bias.
+    """Return the gradients by q, k and v as (B, T, H, ·), from those by y (B, T, H, V) and logs; add that by the bias.
 
     dbias: (B, H, T, S), or lines (B, H, T + S - 1).
     """
     grads = [empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3]), x.dtype) for x in (q, k, v)]
     head = _head(q, k, v, scores) | _added("dbias", dbias, q.shape[2])
-    packed = _backward.pack(**head, y=y, dy=dy, logs=logs, dq=grads[0], dk=grads[1], dv=grads[2])
+    packed = _backward.pack(**head, y=y, dy=dy, logs=logs, dlogs=dlogs, dq=grads[0], dk=grads[1], dv=grads[2])
     _backward.run(q.dtype, packed, q.shape[0] * k.shape[1], 2 * q.shape[:3].numel() * k.shape[2])
     return grads[0], grads[1], grads[2]
