@@ -24,7 +24,7 @@ from scanl.ops._compiler.snapshot import Snapshot
 KEPT_DTYPES = {torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64, torch.complex128}
 MIN_TIME = 5e3  # nanoseconds that a computation must take
 MIN_GAIN = 3  # times the digest
-NEAR = 1 << 20  # bytes that stay in a core's cache from call to call
+NEAR_SIZE = 1 << 20  # bytes that stay in a core's cache from call to call
 NEAR_TIME, FAR_TIME = 0.01, 0.05  # nanoseconds to read a byte there, and in memory
 WIDTH, VECTORS = 16, 4  # numbers of 32 bits of a vector, and vectors, of a digest
 LANES = WIDTH * VECTORS
@@ -62,7 +62,7 @@ class KeptValues:
         able = able and all(tensor.is_contiguous() for tensor in self._sources.values())
         saved = sum(map(_nanoseconds, computed))
         read = sum(tensor.nbytes for tensor in self._sources.values())
-        digesting = read * (NEAR_TIME if read <= NEAR else FAR_TIME)
+        digesting = read * (NEAR_TIME if read <= NEAR_SIZE else FAR_TIME)
         if able and saved > max(MIN_TIME, MIN_GAIN * digesting):
             self.made, self.values = computed, {node: node.meta["val"] for node in roots}
             self._read = recording.read
