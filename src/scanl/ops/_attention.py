@@ -178,5 +178,5 @@ def _operands(
     """Return the operands of the kernel: with adjacent numbers in rows, and an entry of the mask for each pair."""
     seen = None if visible is None else visible.expand(-1, q.shape[2], k.shape[2]).contiguous()
     added = None if bias is None else _rows(bias)
-    scores = kernels("blocked_attention").Scores(seen, added, causal, squared, scale)
+    scores = kernels("blocked_attention").AttentionRule(seen, added, causal, squared, scale)
     return [_rows(x) for x in (q, k, v)], scores

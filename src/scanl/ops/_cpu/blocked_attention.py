@@ -398,7 +398,7 @@ def _backward(slots):
             _give(dq, n * padded * k_row, k_row, steps, width, scale, of_dq, heads * width)
 
 
-class Scores(NamedTuple):
+class AttentionRule(NamedTuple):
     """How scores become weights.
 
     visible: (B or 1, T, S) bool, contiguous.   bias: (B or 1, H or 1, T, S), whose rows may lie anywhere; or lines (B
@@ -413,7 +413,7 @@ class Scores(NamedTuple):
     scale: float
 
 
-def _head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> dict[str, Any]:
+def _head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: AttentionRule) -> dict[str, Any]:
     (_, heads, steps, width), (groups, keys), values = q.shape, k.shape[1:3], v.shape[3]
     numbers: dict[str, Any] = {"heads": heads, "shared": heads // groups, "steps": steps, "keys": keys, "width": width}
     numbers |= {"values": values, "q": q, "k": k, "v": v, "causal": int(scores.causal), "squared": int(scores.squared)}
@@ -436,7 +436,9 @@ def _added(name: str, bias: torch.Tensor | None, steps: int) -> dict[str, Any]:
     return dict(zip([name, f"{name}_batch", f"{name}_head", f"{name}_row"], values, strict=True))
 
 
-def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: AttentionRule
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return y, (B, T, H, V), of q (B, H, T, K), k (B, G, S, K) and v (B, G, S, V), and the logarithms of sums.
 
     Rows of operands may lie anywhere.
@@ -450,7 +452,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -
 
 def backward(
     dy: torch.Tensor, y: torch.Tensor, logs: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    scores: Scores, dbias: torch.Tensor | None, dlogs: torch.Tensor | None,
+    scores: AttentionRule, dbias: torch.Tensor | None, dlogs: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the gradients by q, k and v as (B, T, H, ·), from those by y (B, T, H, V) and logs; add that by the bias.
 
