@@ -36,7 +36,7 @@ def softmax_attention(
     it. `sdpa_kernel(SDPBackend.MATH)` would choose it for all threads, and for good where two threads leave that
     context in the order in which they entered it.
     """
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
     if _is_large(query, key, value, bias):
         return apply(_BlockedAttention, query, key, value, visible, bias, is_causal, False, scale)[0]
     if query.dtype == torch.float64:
