@@ -217,6 +217,12 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     saturdays = [date(1958, 3, 29) + timedelta(weeks=week) for week in range(48)]
     weeks = [f"{day:%Y%m%d},{week % 13}" for week, day in enumerate(saturdays)]
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
+    if page in ("README.md", "docs/untrained.md"):
+        pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
+        days = {"day": pandas.date_range("2024-01-01", periods=48), "sold": range(48)}
+        pandas.DataFrame(days).to_csv(tmp_path / "sales.csv", index=False)
+        (tmp_path / "sales").mkdir()
+        pandas.DataFrame({**days, "item": "one"}).to_parquet(tmp_path / "sales" / "one.parquet", index=False)
     if page in ("docs/data.md", "docs/own_files.md"):
         monkeypatch.setenv("SCANL_DATA", str(tmp_path / "downloads"))
         monkeypatch.setattr(folders["mnist"], "sha256", {})

@@ -14,7 +14,7 @@ from scanl.hub import convert
 from scanl.learning import RunFolder
 from scanl.models import pretrained_forecaster
 from scanl.models.forecasting.pretrained_step import PretrainedStep
-from scanl.whole import check_sizes
+from scanl.options import PositiveOrNone
 
 NOTES = {
     "what is written, by the ending of FILE": {
@@ -36,8 +36,8 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
-    parser.add("--horizon", int | None, f"of {PRETRAINED_NAME}: steps to forecast (default: 12)")
-    parser.add("--season", int | None, f"of {PRETRAINED_NAME}: steps of a season (default: none)")
+    parser.add("--horizon", PositiveOrNone, f"of {PRETRAINED_NAME}: steps to forecast (default: 12)")
+    parser.add("--season", PositiveOrNone, f"of {PRETRAINED_NAME}: steps of a season (default: none)")
     args = parser.parse(argv)
     path = Path(args.file)
     if args.name is not None and path.suffix != ".c":
@@ -50,9 +50,6 @@ def run(argv: Sequence[str]) -> int:
                 f"export: path is {path}, expected a file of .c because {PRETRAINED_NAME} has a step in C alone"
             )
         sizes = {"horizon": args.horizon or 12, "season": args.season or 1}
-        check_sizes(
-            "export", **{name: value for name, value in vars(args).items() if name in sizes and value is not None}
-        )
         step = PretrainedStep(pretrained_forecaster(), sizes["horizon"], (sizes["season"], 1))
         write(step, path, example=torch.zeros(2, 2, 1, dtype=torch.float64), **options)
         print(path)

@@ -15,6 +15,7 @@ from scanl.cli.parser import Parser
 from scanl.data.series.columns import WRITTEN_ENDINGS, write_table
 from scanl.errors import ConfigError, DataError
 from scanl.files import check_new_file, is_panel
+from scanl.options import PositiveOrNone
 
 PIECE_BYTES = 2**20  # bytes of a stream at once, at most
 POLL = 0.2  # seconds between two looks at a growing file
@@ -234,7 +235,7 @@ def _parser() -> Parser:
     parser.add(
         "--future-data", str | None, "table with the columns of --future at the steps that are forecast", metavar="PATH"
     )
-    parser.add("--horizon", int | None, "steps to write (default: those of the run; 12)")
+    parser.add("--horizon", PositiveOrNone, "steps to write (default: those of the run; 12)")
     parser.add("--freq", str | None, "frequency of the steps, as pandas names it: h, D, B, ME (default: the table's)")
     add_output(parser)
     parser.add(
