@@ -219,7 +219,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
     if page in ("README.md", "docs/untrained.md"):
         pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
-        days = {"day": pandas.date_range("2024-01-01", periods=48), "sold": range(48)}
+        days = {"day": pandas.date_range("2024-01-01", periods=48), "sold": [day % 13 for day in range(48)]}
         pandas.DataFrame(days).to_csv(tmp_path / "sales.csv", index=False)
         (tmp_path / "sales").mkdir()
         pandas.DataFrame({**days, "item": "one"}).to_parquet(tmp_path / "sales" / "one.parquet", index=False)
