@@ -137,7 +137,7 @@ class _BlockedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None, causal: bool,
         squared: bool, scale: float,
     ) -> Any:  # fmt: skip
-        if isinstance(ctx, torch.autograd.function.FunctionCtx):
+        if hasattr(ctx, "set_materialize_grads"):  # a call without autograd has another context
             ctx.set_materialize_grads(False)
         rows, scores = _operands(q, k, v, visible, bias, causal, squared, scale)
         y, logs = kernels("blocked_attention").forward(*rows, scores)
