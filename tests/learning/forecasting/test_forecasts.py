@@ -338,7 +338,7 @@ WRONG = {
         "future_data is none, expected a table with f at the 4 steps after the end because the",
     ),
     "horizon": (["--horizon", "5"], "horizon is 5, expected 1 to 4 because of the run's --horizon 4"),
-    "no steps": (["--horizon", "0"], "horizon is 0, expected 1 to 4"),
+    "no steps": (["--horizon", "0"], "horizon is 0, expected at least 1"),
     "levels": (["--levels", "80", "100"], r"levels is \[80.0, 100.0\], expected per cents above 0 and below 100"),
     "out": (["--out", "f.xls"], "out is f.xls, expected a file of .csv or .parquet"),
     "picture": (["--picture", "p.jpg"], "picture is p.jpg, expected a file of .png"),
