@@ -206,6 +206,8 @@ def test_refusals(tmp_path):
             write_c(model, tmp_path / path, **more)
     with pytest.raises(ConfigError, match="example is None for a Functions, expected an input"):
         write_c(Functions(), tmp_path / "cell.c")
+    with pytest.raises(ConfigError, match="gau has no step in C: its operations depend on the numbers"):
+        write_c(build("gau", 8), tmp_path / "cell.c")  # whose tables end with the longest text
     small = build("gla", 64)
     quantize(small, "int4")
     with pytest.raises(ConfigError, match="export: the model has weights of 4 bits, expected 8 bits or floats in C"):

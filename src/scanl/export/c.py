@@ -45,7 +45,7 @@ def write_c(
     _check_names(flat)
     try:
         with torch.no_grad():
-            step = RecordedFunction(flat, flat.first_step(1), *flat.start(1), conditions=True)
+            step = RecordedFunction(flat, flat.first_step(1), *flat.start(1))
     except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
