@@ -66,6 +66,9 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out/forecast.json").read_text())["columns"]["target"] == "y"
     with pytest.raises(ConfigError, match="forecasts of another horizon; name another folder"):
         PanelFolder(folder, tmp_path / "out", 4, **given)
+    for inside in (folder, folder / "out"):
+        with pytest.raises(ConfigError, match="expected a folder outside of"):
+            PanelFolder(folder, inside, 3, **given)
     with pytest.raises(ConfigError, match="has no run and no file of"):
         PanelFolder(tmp_path / "out/part=9", tmp_path / "other", 3, **given)
 

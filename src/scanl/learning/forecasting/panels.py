@@ -30,7 +30,7 @@ class PanelFolder:
     given: target, time, series, season and freq, as of a table; None for each that is to be found.
     levels: per cents of the intervals; None: 80 and 95.
 
-    Raises ConfigError for a folder without a partition, and for an `out` of other options.
+    Raises ConfigError for a folder without a partition, and for an `out` inside of it, or of other options.
     """
 
     def __init__(
@@ -40,6 +40,10 @@ class PanelFolder:
         self.partitions = partitions_of(folder)
         if not self.partitions:
             raise ConfigError(f"forecast: {folder} has no run and no file of {PARTITION}, expected one of them")
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(
+                f"forecast: out is {out}, expected a folder outside of {folder}, all of whose files are read"
+            )
         asked = {"horizon": horizon, "levels": None if levels is None else list(levels), **given}
         record = out / RECORD
         if record.exists():
