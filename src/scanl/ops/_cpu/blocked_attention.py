@@ -29,7 +29,7 @@ from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import part, units
 from scanl.ops._cpu._team import scratch
 from scanl.ops._cpu._vectors import emitted
-from scanl.ops.products.matrices import ROWS, WIDE
+from scanl.ops.products.matrices import ROWS, WIDE, transpose
 from scanl.ops.products.micro_kernel import BYTES, by_columns
 
 QUERIES = KEYS = 64  # of a block: its scores and operands stay in the first-level cache
@@ -93,27 +93,15 @@ def _give(m, at, row, count, width, factor, x, x_row):
             target[j] = factor * source[j]
 
 
-@emitted(width=BYTES)
-def _turn_square(e, out, out_at, out_row, x, x_at, x_row):
-    rows = [e.read(e.at(x, x_at, (r, x_row))) for r in range(e.strip.count)]
-    for r, row in enumerate(e.transposed(rows)):
-        e.write(row, e.at(out, out_at, (r, out_row)))
-
-
 @helper()
 def _turn(x, x_row, count, width, out):
     """Write the transpose of `count` rows of x to rows of `out` that are ROW apart; zeros up to KEYS columns."""
     outlined()
     lanes = BYTES // x.itemsize
     full, wide = count - count % lanes, width - width % lanes
-    for j in range(0, wide, lanes):
-        for r in range(0, full, lanes):
-            _turn_square(out, j * ROW + r, ROW, x, r * x_row + j, x_row)
-        for r in range(full, count):
-            for i in range(j, j + lanes):
-                out[i * ROW + r] = x[r * x_row + i]
+    transpose(x, 0, x_row, full, wide, out, 0, ROW)
     for j in range(width):
-        for r in range(0 if j >= wide else count, count):
+        for r in range(0 if j >= wide else full, count):
             out[j * ROW + r] = x[r * x_row + j]
         fill(out, j * ROW + count, KEYS - count, 0)
 
