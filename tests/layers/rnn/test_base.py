@@ -60,3 +60,36 @@ def test_the_faster_one_runs():
     assert not LSTM(DIM)._runs_cell(x, None)
     assert not LSTM(DIM)._runs_cell(x, cu_seqlens[:2])
     assert LSTM(DIM)._runs_cell(x, cu_seqlens)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("entering", [False, True])
+@pytest.mark.parametrize(
+    "make", [GRU, LSTM, lambda dim: LSTM(dim, bias=False), lambda dim: Elman(dim, "relu", width=21)],
+    ids=["gru", "lstm", "lstm-unbiased", "relu"],
+)  # fmt: skip
+def test_kernel_of_the_whole_layer_gives_the_numbers_of_the_cell(make, entering, restarts):
+    x, begins = torch.randn(5, 60, 19), torch.rand(5, 60) < 0.05
+    begins[0, 0] = begins[1, -1] = True
+    layer = make(19)
+    exact = make(19).double()
+    exact.load_state_dict(layer.state_dict())
+    found = []
+    for each in (layer, exact):
+        like = next(each.parameters())
+        given = x.to(like, copy=True).requires_grad_()
+        torch.manual_seed(3)
+        before = states.map_leaves(lambda leaf: torch.randn(leaf.shape).to(leaf), each.init_state(5))
+        before = states.map_leaves(lambda leaf: leaf.requires_grad_(), before)
+        assert each._has_kernel(given, before) == (each is layer)
+        inputs = [given, *each.parameters(), *(leaf for _, leaf in states.leaves(before) if entering)]
+        y, after = each(given, before if entering else None, starts=begins if restarts else None)
+        outputs = [y, *(leaf for _, leaf in states.leaves(after))]
+        gradients = torch.autograd.grad(sum(output.sin().sum() for output in outputs), inputs, create_graph=True)
+        twice = torch.autograd.grad(gradients[0].square().sum(), inputs[:2])
+        with torch.no_grad():
+            again, _ = each(given, before if entering else None, starts=begins if restarts else None)
+        found.append([tensor.detach().double() for tensor in (*outputs, *gradients, *twice, again)])
+    for ours, expected in zip(*found, strict=True):
+        size = float(expected.abs().max())
+        torch.testing.assert_close(ours / size, expected / size, rtol=0, atol=32 * torch.finfo(torch.float32).eps)

@@ -130,7 +130,7 @@ class TorchPatch(Patch):
             first = initial if layers == 1 else tuple(state[rows] for state in initial)
             if differentiated:
                 by_ops = functools.partial(cls._plain, module, steps_first, len(first))
-                y, *states = RecurrentLayer.apply(mode, by_ops, steps_first, len(first), x, *first, *own)
+                y, *states = RecurrentLayer.apply(mode, by_ops, steps_first, len(first), None, x, *first, *own)
                 parts.append(states)
             else:
                 y, in_rows = outputs(x, directions * units, steps_first)

@@ -7,14 +7,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.layers.base import as_widened, widen
-from scanl.layers.packing import sequence_index
+from scanl.layers.base import Layer, as_widened, widen
+from scanl.layers.packing import restarted, sequence_index
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import State
-from scanl.ops._frame.context import preferred
+from scanl.ops._cpu._threads import threads
+from scanl.ops._frame.context import exactly, plain, preferred, undirected
 from scanl.ops._frame.opaque import opaque
+from scanl.ops._recurrent.layer import one_layer, sizes_of
 from scanl.ops.cell import Cell
-from scanl.ops.offsets import sequences
+from scanl.ops.offsets import check_starts, sequences
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "gru": torch.gru,
@@ -22,6 +24,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "rnn_relu": torch.rnn_relu,
     "rnn_tanh": torch.rnn_tanh,
 }
+
+
+def _parts(state: State) -> list[Tensor]:
+    """Return the tensors of a state: none, h, or h and c."""
+    return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
 
 def _given(states: list[Tensor]) -> Tensor | list[Tensor]:
@@ -46,10 +53,11 @@ def _whole(
 
 
 class TorchCell(SolvedLayer):
-    """Layer that runs a cell or PyTorch's kernel of it, whichever is faster. A subclass sets the cell and its gates.
+    """Layer that runs a kernel of the whole layer, a cell, or PyTorch's kernel, whichever is fastest.
 
-    On a CPU the cell is several times as fast as PyTorch for a GRU, an Elman network, and several packed sequences of
-    an LSTM. On a GPU PyTorch calls cuDNN.
+    A subclass sets the cell and its gates. The kernel of the whole layer reads rows of float32 on a CPU, also where
+    states begin anew. For packed sequences on a CPU the cell is several times as fast as PyTorch. On a GPU PyTorch
+    calls cuDNN.
     """
 
     cell: ClassVar[Cell]
@@ -71,12 +79,16 @@ class TorchCell(SolvedLayer):
         """Return the operands of the cell, without the state, from the input and PyTorch's parameters."""
         raise NotImplementedError
 
+    def result(self, y: Tensor, after: list[Tensor]) -> tuple[Tensor, State]:
+        """Return what the layer returns, from the outputs of all steps and the tensors of the last state."""
+        return y, after[0]
+
     def _options(self) -> Mapping[str, Any]:
         """Return the options of the cell."""
         return {}
 
     def _runs_cell(self, x: Tensor, cu_seqlens: Tensor | None) -> bool:
-        """Return whether the cell is faster."""
+        """Return whether the cell is faster than PyTorch's kernel."""
         return x.device.type == "cpu"
 
     def _weights(self) -> list[Tensor]:
@@ -96,19 +108,68 @@ class TorchCell(SolvedLayer):
             y, _ = self.run_cell(self.cell, windows, *others, None, cu_seqlens=None, **self._options())
         return y[:, -1]
 
+    def _restarted(
+        self, x: Tensor, state: State, cu_seqlens: Tensor | None, starts: Tensor, others: dict[str, Any]
+    ) -> tuple[Tensor, State]:
+        check_starts(self._who(), starts, x)
+        if cu_seqlens is None and self._has_kernel(x, state):
+            return self.result(*self._by_kernel(x, state, starts))
+        return super()._restarted(x, state, cu_seqlens, starts, others)
+
+    def _has_kernel(self, x: Tensor, state: State) -> bool:
+        """Return whether the kernel of the whole layer reads rows x (B, T, dim), and is the fastest."""
+        tensors = [x, *_parts(state), *self.parameters(recurse=False)]
+        if self.solver != "sequential" or exactly() or not (undirected() and plain(*tensors)) or not x.numel():
+            return False
+        if any(torch.promote_types(tensor.dtype, torch.float32) != torch.float32 for tensor in tensors) or x.is_neg():
+            return False
+        batch, steps, inputs = x.shape
+        known = type(self).init_state is Layer.init_state  # that the state before any input is zero
+        return known and not sizes_of(self.kernel.upper(), batch, steps, inputs, self.width, 1, threads()).idle
+
+    def _by_kernel(self, x: Tensor, state: State, starts: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        before = [widen(tensor)[None].contiguous() for tensor in _parts(state)]
+        carries = None if starts is None or not starts.any() else (~starts).T.to(torch.int32).contiguous()
+
+        def by_cell(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            first = [tensor[0] for tensor in tensors[: len(before)]] or _parts(self.init_state(len(x)))
+            weights = tensors[len(before) :]
+
+            def run(x: Tensor, first: list[Tensor], cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+                return self._by_cell(x, weights, first, cu_seqlens)
+
+            if starts is None:
+                y, last = run(x, first, None)
+            else:
+                y, last = restarted(
+                    self._who(), run, lambda rows: _parts(self.init_state(rows)), x, first, None, starts
+                )
+            return y, *(tensor[None] for tensor in last)
+
+        y, last = one_layer(self.kernel.upper(), by_cell, widen(x), before, self._weights(), carries)
+        return y.to(x.dtype), [tensor[0] for tensor in last]
+
+    def _by_cell(
+        self, x: Tensor, weights: Sequence[Tensor], first: list[Tensor], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        start = first[0] if len(first) == 1 else torch.stack(first, 1)
+        operands = self.operands(x, *weights)
+        y, last = self.run_cell(self.cell, *operands, start, cu_seqlens=cu_seqlens, **self._options())
+        return y, [last] if len(first) == 1 else list(last.unbind(1))
+
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        if cu_seqlens is None and self._has_kernel(x, state):
+            return self._by_kernel(x, state, None)
         rows = sequences(x, cu_seqlens)
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
         wide = widen(x)
-        first = [tensor.to(wide.dtype) for tensor in ([state] if isinstance(state, Tensor) else state)]
+        first = [tensor.to(wide.dtype) for tensor in _parts(state)]
         weights = self._weights()
         named = preferred() != ("auto",)  # by a `backend` context, which says how the cell runs
         if self.solver != "sequential" or named or self._runs_cell(x, cu_seqlens):
-            start = first[0] if len(first) == 1 else torch.stack(first, 1)
             with as_widened(x):
-                operands = self.operands(wide, *weights)
-                y, last = self.run_cell(self.cell, *operands, start, cu_seqlens=cu_seqlens, **self._options())
-            return y.to(x.dtype), [last] if len(first) == 1 else list(last.unbind(1))
+                y, last = self._by_cell(wide, weights, first, cu_seqlens)
+            return y.to(x.dtype), last
         if not x.numel():
             return x.new_zeros(*x.shape[:2], self.width), first
         if cu_seqlens is None:

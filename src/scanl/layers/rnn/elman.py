@@ -81,6 +81,8 @@ class Elman(TorchCell):
     def _options(self) -> Mapping[str, Any]:
         return {"nonlinearity": self.activation}
 
+    def result(self, y: Tensor, after: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return y if self.readout is None else self.readout(y), after[0]
+
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, (h,) = self._scan(x, state, cu_seqlens)
-        return y if self.readout is None else self.readout(y), h
+        return self.result(*self._scan(x, state, cu_seqlens))

@@ -66,5 +66,4 @@ class GRU(TorchCell):
         return x, u.unflatten(0, (3, -1)), None if recurrent is None else recurrent.unflatten(0, (3, -1))
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, (h,) = self._scan(x, state, cu_seqlens)
-        return y, h
+        return self.result(*self._scan(x, state, cu_seqlens))

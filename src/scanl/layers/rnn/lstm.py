@@ -57,6 +57,8 @@ class LSTM(TorchCell):
     def _runs_cell(self, x: Tensor, cu_seqlens: Tensor | None) -> bool:
         return cu_seqlens is not None and cu_seqlens.shape[0] > 2 and super()._runs_cell(x, cu_seqlens)
 
+    def result(self, y: Tensor, after: list[Tensor]) -> tuple[Tensor, LSTMState]:
+        return y, LSTMState(*after)
+
     def run(self, x: Tensor, state: LSTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LSTMState]:
-        y, (h, c) = self._scan(x, state, cu_seqlens)
-        return y, LSTMState(h, c)
+        return self.result(*self._scan(x, state, cu_seqlens))

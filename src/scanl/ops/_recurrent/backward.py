@@ -7,7 +7,7 @@ these steps, while their numbers are in the cache.
 import functools
 
 from scanl.ops._recurrent.cells import CELLS, CellCode
-from scanl.ops._recurrent.forward import copy_rows, up
+from scanl.ops._recurrent.forward import begins_anew, copy_rows, enter_rows, up
 from scanl.ops._recurrent.products import (
     add_outer,
     by_panels,
@@ -24,10 +24,10 @@ WIDTHS = [4, 2, 1]  # vectors of a panel
 PARTS = 4  # sums of rows that do not wait for one another
 SHARED_SLOTS = (
     "steps batch inputs units x x_step x_batch y y_step y_batch dy dy_step dy_batch dx_step kept_step kept_units "
-    "groups scratch scratch_size chunk"
+    "carries groups scratch scratch_size chunk"
 )
 DIRECTION_SLOTS = "w_input w_state h0 c0 kept dh dc dx dw_input dw_state db_input db_state dh0 dc0"
-POINTERS = {"x", "y", "dy", "scratch", *DIRECTION_SLOTS.split()}
+POINTERS = {"x", "y", "dy", "carries", "scratch", *DIRECTION_SLOTS.split()}
 SIZES = "inputs units x_step x_batch y_step y_batch dy_step dy_batch dx_step kept_step kept_units chunk"
 
 
@@ -41,7 +41,8 @@ def scratch_size(cell: CellCode, batch: int, inputs: int, units: int, chunk: int
     """Return how many numbers a direction has for itself."""
     terms = cell.gates * units
     packed = terms * (panels(inputs) + panels(units))
-    return packed + chunk * batch * up(cell.errors * units) + (3 * batch + 1) * up(units) + panels(units)
+    steps = chunk * batch * (up(cell.errors * units) + up(units))
+    return packed + steps + (4 * batch + 1) * up(units) + panels(units)
 
 
 def cell_gradient(cell: CellCode) -> str:
@@ -105,7 +106,7 @@ def add_rows() -> str:
 def source(mode: str) -> str:
     """Return the text of a module with the kernel of a mode of torch."""
     cell = CELLS[mode]
-    texts = [DECLARATIONS, copy_rows(), cell_gradient(cell), add_rows(), add_outer(WIDTHS)]
+    texts = [DECLARATIONS, copy_rows(), enter_rows(), cell_gradient(cell), add_rows(), add_outer(WIDTHS)]
     for wide in WIDTHS:
         texts += [tile(rows, wide) for rows in range(1, tile_rows(wide) + 1)]
         texts += [outer_tile(rows, wide) for rows in range(1, tile_rows(WIDTHS[0]) + 1)]
@@ -116,7 +117,7 @@ def source(mode: str) -> str:
 def _direction(cell: CellCode) -> str:
     """Write all steps in one direction."""
     gates = cell.gates
-    code = Function("direction", f"x y dy {DIRECTION_SLOTS} scratch", f"steps batch {SIZES} reverse")
+    code = Function("direction", f"x y dy carries {DIRECTION_SLOTS} scratch", f"steps batch all_rows {SIZES} reverse")
     most = LANES * WIDTHS[0]
     terms, batch, units = code.units * gates, code.batch, code.units
     row = (units + (LANES - 1)) // LANES * LANES
@@ -128,8 +129,11 @@ def _direction(cell: CellCode) -> str:
     dc = code.at(beside, row * batch)
     zeros = code.at(dc, row * batch)
     bias = code.at(zeros, row)
-    errors = code.at(bias, (units + (most - 1)) // most * most)
+    entering_c = code.at(bias, (units + (most - 1)) // most * most)
+    entering = code.at(entering_c, row * batch)  # states before the steps of a chunk, zeros where they begin anew
+    errors = code.at(entering, row * batch * code.chunk)
     null, reverse = CodeValue("null", "ptr", code), code.index(0).below(code.reverse)
+    carried = code.none(code.carries)
     before = code.choose(reverse, code.y_step, code.index(0) - code.y_step)
     no_x = code.none(code.dx)
 
@@ -176,11 +180,18 @@ def _direction(cell: CellCode) -> str:
             back = code.choose(reverse, code.kept_step, code.index(0) - code.kept_step)
             c = code.at(kept, back, code.kept_units * (cell.kept - 1)) if cell.memory else zeros
             own = code.at(errors, place * batch * error_row)
+            h, c = code.either(first, h0, code.at(y, before)), code.either(first, c0, c)
+            h_row, c_row = code.choose(first, h0_row, code.y_batch), code.choose(first, c0_row, kept_row)
+            h_own, carries = code.at(entering, place * batch * row), code.at(code.carries, step * code.all_rows)
+            with code.otherwise(carried):
+                code.call("enter_rows", h, h_own, carries, h_row, row, batch, units)
+                if cell.memory:
+                    code.call("enter_rows", c, entering_c, carries, c_row, row, batch, units)
             code.call(
                 "gradient", code.at(code.dy, step * code.dy_step), through, beside, dc, kept,
-                code.either(first, h0, code.at(y, before)), code.either(first, c0, c), y, own, batch, units,
-                code.dy_batch, row, kept_row, code.kept_units, code.choose(first, h0_row, code.y_batch),
-                code.choose(first, c0_row, kept_row), code.y_batch, error_row,
+                code.either(carried, h, h_own), code.either(carried, c, entering_c), y, own, batch, units,
+                code.dy_batch, row, kept_row, code.kept_units, code.choose(carried, h_row, row),
+                code.choose(carried, c_row, row), code.y_batch, error_row,
             )  # fmt: skip
 
             def back_through(wide: int, first: CodeValue, own: CodeValue = own) -> None:
@@ -191,6 +202,9 @@ def _direction(cell: CellCode) -> str:
 
             with code.when((end + n).below(code.steps - goes_on)):
                 by_panels(code, units, WIDTHS, back_through)
+            with code.when(begins_anew(code, carries, code.choose(carried, 0, batch))):
+                for given in [through, *[beside] * cell.beside, *[dc] * cell.memory]:
+                    code.call("enter_rows", given, given, carries, row, row, batch, row)
         step_row = batch * error_row
         with code.otherwise(no_x):
             dx = code.at(code.dx, lowest * code.dx_step)
@@ -218,21 +232,27 @@ def _direction(cell: CellCode) -> str:
                 at = code.either(none, null, code.at(code.db_input, units * gate))
                 code.call("add_rows", code.at(errors, units * source), at, error_row, count * batch, units, fresh)
             code.call("add_rows", code.at(errors, by_state), code.db_state, error_row, count * batch, terms, fresh)
-            # The step that is first in its direction has another state before it than an output.
-            last = (end + count).equals(code.steps)
-            others = code.choose(last, count - 1, count)
-            skip = code.choose(reverse, 0, count - others)
-            y = code.at(code.y, (lowest + skip) * code.y_step, before)
-            code.call(
-                "add_outer", code.at(errors, skip * step_row + by_state), y, code.dw_state, step_row, error_row,
-                code.y_step, code.y_batch, others, batch, terms, units, fresh,
-            )  # fmt: skip
-            with code.otherwise(without_h), code.when(last):
-                place = code.choose(reverse, count - 1, 0)
+            with code.otherwise(carried):
                 code.call(
-                    "add_outer", code.at(errors, place * step_row + by_state), code.h0, code.dw_state, 0, error_row, 0,
-                    units, 1, batch, terms, units, 0,
+                    "add_outer", code.at(errors, by_state), entering, code.dw_state, step_row, error_row, batch * row,
+                    row, count, batch, terms, units, fresh,
                 )  # fmt: skip
+            with code.when(carried):
+                # The step that is first in its direction has another state before it than an output.
+                last = (end + count).equals(code.steps)
+                others = code.choose(last, count - 1, count)
+                skip = code.choose(reverse, 0, count - others)
+                y = code.at(code.y, (lowest + skip) * code.y_step, before)
+                code.call(
+                    "add_outer", code.at(errors, skip * step_row + by_state), y, code.dw_state, step_row, error_row,
+                    code.y_step, code.y_batch, others, batch, terms, units, fresh,
+                )  # fmt: skip
+                with code.otherwise(without_h), code.when(last):
+                    place = code.choose(reverse, count - 1, 0)
+                    code.call(
+                        "add_outer", code.at(errors, place * step_row + by_state), code.h0, code.dw_state, 0,
+                        error_row, 0, units, 1, batch, terms, units, 0,
+                    )  # fmt: skip
     with code.otherwise(code.none(code.dh0)), code.loop(0, batch) as r, code.loop(0, units, LANES) as at:
         total = code.read(code.at(through, r * row, at))
         if cell.beside:
@@ -262,8 +282,9 @@ def _kernel(cell: CellCode) -> str:
             "direction", code.at(shared["x"], unit.first * shared["x_batch"]),
             code.at(shared["y"], unit.first * shared["y_batch"], in_direction),
             code.at(shared["dy"], unit.first * shared["dy_batch"], in_direction),
+            moved(code, shared, {"carries": unit.first})["carries"],
             *(own[name] for name in DIRECTION_SLOTS.split()),
             code.at(shared["scratch"], unit.unit * shared["scratch_size"]),
-            shared["steps"], unit.rows, *(shared[name] for name in SIZES.split()), unit.direction,
+            shared["steps"], unit.rows, shared["batch"], *(shared[name] for name in SIZES.split()), unit.direction,
         )  # fmt: skip
     return code.finished().replace("define internal void @kernel", "define void @kernel")

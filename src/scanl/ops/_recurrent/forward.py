@@ -22,18 +22,18 @@ from scanl.ops._recurrent.writer import DECLARATIONS, LANES, CodeValue, Function
 
 # The slots of a kernel after the counter of units and their number; those of a direction are there twice.
 SHARED_SLOTS = (
-    "steps batch inputs units x x_step x_batch y y_step y_batch kept_step groups scratch scratch_size chunk "
+    "steps batch inputs units x x_step x_batch y y_step y_batch kept_step carries groups scratch scratch_size chunk "
     "few_inputs few_states"
 )
 DIRECTION_SLOTS = "w_input w_state b_input b_state h0 c0 h c kept"
-POINTERS = {"x", "y", "scratch", *DIRECTION_SLOTS.split()}
+POINTERS = {"x", "y", "carries", "scratch", *DIRECTION_SLOTS.split()}
 SIZES = "inputs units x_step x_batch y_step y_batch kept_step few_inputs few_states chunk"
 
 
 def scratch_size(cell: CellCode, batch: int, inputs: int, units: int, chunk: int) -> int:
     """Return how many numbers a unit of work has for itself."""
     columns = padded(cell, units) * cell.gates
-    return columns * (up(inputs) + up(units) + 2 + batch) + chunk * batch * columns + up(units)
+    return columns * (up(inputs) + up(units) + 2 + batch) + chunk * batch * columns + (1 + batch) * up(units)
 
 
 def up(number: int) -> int:
@@ -107,12 +107,33 @@ def copy_rows() -> str:
     return code.finished()
 
 
+def enter_rows() -> str:
+    """Copy the rows whose entry of `carries` is 1; zeros for those whose entry is 0. out may be x."""
+    code = Function("enter_rows", "x out carries", "x_row out_row rows width")
+    with code.loop(0, code.rows) as r:
+        carried = code.word_at(code.at(code.carries, r))
+        with code.loop(0, code.width, LANES) as at:
+            left = code.width - at
+            row = code.read(code.at(code.x, r * code.x_row, at), code.mask(left * carried))
+            code.write(row, code.at(code.out, r * code.out_row, at), code.mask(left))
+    return code.finished()
+
+
+def begins_anew(code: Function, carries: CodeValue, rows: CodeValue) -> CodeValue:
+    """Return whether the entry of `carries` of any row is 0."""
+    total = code.variable("i64")
+    code.set(total, code.index(0))
+    with code.loop(0, rows) as r:
+        code.set(total, code.get(total, "i64") + code.word_at(code.at(carries, r)))
+    return code.get(total, "i64").below(rows)
+
+
 @functools.cache
 def source(mode: str) -> str:
     """Return the text of a module with the kernel of a mode of torch."""
     cell = CELLS[mode]
     wides = [wide * cell.gates for wide in cell.widths]
-    texts = [DECLARATIONS, copy_rows(), pack_bias(cell)]
+    texts = [DECLARATIONS, copy_rows(), enter_rows(), pack_bias(cell)]
     for wide in wides:
         texts += [tile(rows, wide) for rows in range(1, tile_rows(wide) + 1)]
         texts += [product(wide), product_by_terms(wide, cell.gates), pack_columns(wide, cell.gates)]
@@ -125,8 +146,8 @@ def _direction(cell: CellCode) -> str:
     """Write all steps of some rows of the batch in one direction. Strides of steps say which."""
     gates = cell.gates
     code = Function(
-        "direction", f"x y {DIRECTION_SLOTS} scratch",
-        f"steps batch {SIZES} reverse",
+        "direction", f"x y carries {DIRECTION_SLOTS} scratch",
+        f"steps batch all_rows {SIZES} reverse",
     )  # fmt: skip
     up_inputs, up_units = ((value + (LANES - 1)) // LANES * LANES for value in (code.inputs, code.units))
     panel = LANES * cell.widths[0]
@@ -137,7 +158,8 @@ def _direction(cell: CellCode) -> str:
     state_bias = code.at(input_bias, columns)
     by_state = code.at(state_bias, columns)
     zeros = code.at(by_state, columns * code.batch)
-    by_input = code.at(zeros, up_units)
+    entering = code.at(zeros, up_units)
+    by_input = code.at(entering, up_units * code.batch)
     few_inputs, few_states, reverse = (
         code.index(0).below(flag) for flag in (code.few_inputs, code.few_states, code.reverse)
     )
@@ -171,7 +193,7 @@ def _direction(cell: CellCode) -> str:
             )  # fmt: skip
 
     by_panels(code, code.units, cell.widths, pack)
-    null = CodeValue("null", "ptr", code)
+    null, marked = CodeValue("null", "ptr", code), code.choose(code.none(code.carries), 0, code.batch)
     code.call("copy_rows", null, zeros, code.units, code.units, 1, code.units)
     without = code.none(code.h0)
     h0, h0_row = code.either(without, zeros, code.h0), code.choose(without, 0, code.units)
@@ -213,6 +235,13 @@ def _direction(cell: CellCode) -> str:
             h = code.either(start, h0, code.at(y, before))
             h_row = code.choose(start, h0_row, code.y_batch)
             terms = code.choose(start, code.choose(without, 0, code.units), code.units)  # a state of zeros gives none
+            carries = code.at(code.carries, step * code.all_rows)
+            begins = begins_anew(code, carries, marked)
+            with code.when(begins):
+                code.call("enter_rows", h, entering, carries, h_row, up_units, code.batch, code.units)
+                if cell.memory:
+                    code.call("enter_rows", code.c, code.c, carries, code.units, code.units, code.batch, code.units)
+            h, h_row = code.either(begins, entering, h), code.choose(begins, up_units, h_row)
             none = code.none(code.kept)
             kept = code.either(none, null, code.at(code.kept, step * code.kept_step))
 
@@ -250,8 +279,8 @@ def _kernel() -> str:
         code.call(
             "direction", code.at(shared["x"], unit.first * shared["x_batch"]),
             code.at(shared["y"], unit.first * shared["y_batch"], unit.direction * shared["units"]),
-            *(own[name] for name in DIRECTION_SLOTS.split()),
+            moved(code, shared, {"carries": unit.first})["carries"], *(own[name] for name in DIRECTION_SLOTS.split()),
             code.at(shared["scratch"], unit.unit * shared["scratch_size"]),
-            shared["steps"], unit.rows, *(shared[name] for name in SIZES.split()), unit.direction,
+            shared["steps"], unit.rows, shared["batch"], *(shared[name] for name in SIZES.split()), unit.direction,
         )  # fmt: skip
     return code.finished().replace("define internal void @kernel", "define void @kernel")

@@ -123,13 +123,14 @@ def sizes_of(
 
 def run(
     mode: str, x: Tensor, weights: Sequence[Tensor], initial: Sequence[Tensor], y: Tensor, last: Sequence[Tensor],
-    *, keeps: bool,
+    *, carries: Tensor | None = None, keeps: bool,
 ) -> Tensor | None:  # fmt: skip
     """Run one layer over x (B, T, ·), whose last axis is contiguous. Return what the gradients need.
 
     weights: of a direction weight_ih, weight_hh and, with biases, bias_ih and bias_hh; then those of the other.
     initial, last: h, and c of an LSTM, (directions, B, D) each; no `initial` for zeros.   y: (B, T, directions · D).
-    `last` and `y` are written.
+    carries: (T, B) of int32, 0 where the state is zero before a step, as at the start of an episode, and else 1; None
+    for 1; for one direction.   `last` and `y` are written.
     """
     (batch, steps, inputs), (directions, _, units) = x.shape, last[0].shape
     sizes = sizes_of(mode, batch, steps, inputs, units, directions, threads())
@@ -140,8 +141,8 @@ def run(
     (x_batch, x_step, _), (y_batch, y_step, _) = x.stride(), y.stride()
     packed = [
         steps, batch, inputs, units, x.data_ptr(), x_step, x_batch, y.data_ptr(), y_step, y_batch,
-        batch * sizes.kept_row, sizes.groups, scratch, sizes.forward, sizes.steps_forward, few,
-        few or (steps == 1 and not initial),
+        batch * sizes.kept_row, 0 if carries is None else carries.data_ptr(), sizes.groups, scratch, sizes.forward,
+        sizes.steps_forward, few, few or (steps == 1 and not initial),
     ]  # fmt: skip
     each, state = len(weights) // directions, batch * units * 4
     places = [weight.data_ptr() for weight in weights]
@@ -165,12 +166,19 @@ class RecurrentLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, mode: str, plain: Plain, steps_first: bool, states: int, x: Tensor, *tensors: Tensor
+        ctx: Any,
+        mode: str,
+        plain: Plain,
+        steps_first: bool,
+        states: int,
+        carries: Tensor | None,
+        x: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return y, (T, B, directions · D) if `steps_first`, else (B, T, directions · D), and the last states.
 
         plain: computes the same of x and `tensors` by torch, for derivatives of the gradient.
-        tensors: `states` first states, if not zeros, and the weights.
+        carries: as in `run`.   tensors: `states` first states, if not zeros, and the weights.
         """
         initial, weights = tensors[:states], tensors[states:]
         directions, units = _directions(weights), weights[1].shape[1]
@@ -178,18 +186,18 @@ class RecurrentLayer(torch.autograd.Function):
         last = [x.new_empty(directions, x.shape[0], units)]
         if CELLS[mode].memory:
             last.append(x.new_empty(directions, x.shape[0], units))
-        kept = run(mode, x, weights, initial, y, last, keeps=True)
+        kept = run(mode, x, weights, initial, y, last, carries=carries, keeps=True)
         ctx.set_materialize_grads(False)
         # torch would refuse the backward pass after a change of y in place.
         ctx.save_for_backward(x, *tensors, kept, y.data)
-        ctx.known = mode, plain, steps_first, states, result.detach(), result._version
+        ctx.known = mode, plain, steps_first, states, carries, result.detach(), result._version
         return result, *last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, *tensors, kept, y = ctx.saved_tensors
-        mode, plain, steps_first, states, counter, version = ctx.known
-        needs, initial, weights = ctx.needs_input_grad[4:], tensors[:states], tensors[states:]
+        mode, plain, steps_first, states, carries, counter, version = ctx.known
+        needs, initial, weights = ctx.needs_input_grad[5:], tensors[:states], tensors[states:]
         if torch.is_grad_enabled():
             found = _differentiable(plain, [x, *tensors], gradients, needs)
         else:
@@ -198,10 +206,29 @@ class RecurrentLayer(torch.autograd.Function):
                 y = torch.empty_like(y)
                 shape = _directions(weights), x.shape[0], weights[1].shape[1]
                 last = [x.new_empty(shape) for _ in range(1 + CELLS[mode].memory)]
-                run(mode, x, weights, initial, y, last, keeps=False)
+                run(mode, x, weights, initial, y, last, carries=carries, keeps=False)
             dy = dy.transpose(0, 1) if dy is not None and steps_first else dy
-            found = differentiate(mode, x, weights, initial, kept, y, dy, dlast, needs)
-        return None, None, None, None, *found
+            found = differentiate(mode, x, weights, initial, carries, kept, y, dy, dlast, needs)
+        return None, None, None, None, None, *found
+
+
+def one_layer(
+    mode: str, plain: Plain, x: Tensor, initial: Sequence[Tensor], weights: Sequence[Tensor], carries: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Run one layer in one direction over x (B, T, ·), with gradients if they are asked for.
+
+    Return the outputs (B, T, D) and the last states, (1, B, D) each. The arguments are those of `RecurrentLayer`.
+    """
+    x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+    weights = [weight.contiguous() for weight in weights]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *initial, *weights)):
+        y, *last = RecurrentLayer.apply(mode, plain, False, len(initial), carries, x, *initial, *weights)
+        return y, last
+    units = weights[1].shape[1]
+    y = x.new_empty(*x.shape[:2], units)
+    last = [x.new_empty(1, x.shape[0], units) for _ in range(1 + CELLS[mode].memory)]
+    run(mode, x, weights, initial, y, last, carries=carries, keeps=False)
+    return y, last
 
 
 def outputs(x: Tensor, width: int, steps_first: bool) -> tuple[Tensor, Tensor]:
@@ -232,12 +259,12 @@ def _differentiable(
 
 
 def differentiate(
-    mode: str, x: Tensor, weights: Sequence[Tensor], initial: Sequence[Tensor], kept: Tensor | None, y: Tensor,
-    dy: Tensor | None, dlast: Sequence[Tensor | None], needs: Sequence[bool],
+    mode: str, x: Tensor, weights: Sequence[Tensor], initial: Sequence[Tensor], carries: Tensor | None,
+    kept: Tensor | None, y: Tensor, dy: Tensor | None, dlast: Sequence[Tensor | None], needs: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """Return the gradients of x, the first states and the weights, where needed.
 
-    kept: from `run`.   dy, dlast: gradients of y and the last states, None for zeros.
+    carries: as in `run`.   kept: from `run`.   dy, dlast: gradients of y and the last states, None for zeros.
     """
     units, (batch, steps, inputs) = weights[1].shape[1], x.shape
     directions, states = y.shape[2] // units, len(initial)
@@ -258,8 +285,8 @@ def differentiate(
     (x_batch, x_step, _), (y_batch, y_step, _), (dy_batch, dy_step, _) = x.stride(), y.stride(), dy.stride()
     packed = [
         steps, batch, inputs, units, x.data_ptr(), x_step, x_batch, y.data_ptr(), y_step, y_batch, dy.data_ptr(),
-        dy_step, dy_batch, batch * inputs, batch * sizes.kept_row, sizes.padded, groups, scratch, sizes.backward,
-        sizes.steps_backward,
+        dy_step, dy_batch, batch * inputs, batch * sizes.kept_row, sizes.padded,
+        0 if carries is None else carries.data_ptr(), groups, scratch, sizes.backward, sizes.steps_backward,
     ]  # fmt: skip
     each, of_state = len(weights) // directions, batch * units * 4
     h0, c0 = _places(initial)

@@ -191,6 +191,11 @@ class Function:
         """Return a vector of one number from memory."""
         return self._spread(self.new(f"load float, ptr {pointer.text}, align 4", "float"), VECTOR)
 
+    def word_at(self, pointer: CodeValue) -> CodeValue:
+        """Return an index from a number of int32 in memory."""
+        word = self.new(f"load i32, ptr {pointer.text}, align 4", "i32")
+        return self.new(f"sext i32 {word.text} to i64", "i64")
+
     def _spread(self, number: CodeValue, kind: str) -> CodeValue:
         one = self.new(f"insertelement {kind} poison, {number.kind} {number.text}, i32 0", kind)
         return self.shuffle(one, one, [0] * LANES)
