@@ -4,7 +4,8 @@
 
 FOLDER keeps the weights, the optimizer and the number of steps; the same command goes on where the last piece ended.
 A step draws series of one length, reads them, and measures forecasts from some of their steps, by the pinball loss of
-all quantiles in units of the seasonal naive's error in the series.
+all quantiles in units of the seasonal naive's errors so far, as many steps ahead. The file of the model has half
+precision.
 """
 
 import argparse
@@ -30,11 +31,13 @@ FORECASTS = 6144  # forecasts in it
 HORIZON = 64
 AHEAD_COUNT = 8  # numbers of steps ahead from an origin
 LR, DECAY, AVERAGE = 2e-3, 0.01, 0.998
-LEAST_UNIT = 0.05  # of the mean absolute difference, in which an error counts
+SEASONAL = len(simple_forecasts.SMOOTHINGS) + simple_forecasts.OTHERS.index("seasonal")
+LEAST_UNIT = 0.05  # in mean absolute differences, in which an error counts
+LARGE = 5.0  # loss from which on its logarithm counts
 
 
-def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure: bool = False) -> Tensor:
-    """Return the loss on fresh series; measure: the absolute errors of the medians."""
+def batch_loss(model: PretrainedForecaster, random: np.random.Generator) -> Tensor:
+    """Return the loss on fresh series."""
     steps = int(random.choice(LENGTHS, p=SHARES) * random.uniform(0.7, 1.3))
     count = max(8, TOKENS // steps)
     horizon = min(HORIZON, steps)
@@ -59,40 +62,20 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator, measure
     origin = np.nan_to_num(np.nanmedian(np.where(told.is_known, base, np.nan), 1))
     unit = units(tensors).numpy()[:, origins, None]
     target = (came - origin[:, None, None] - told.value[:, origins, None]) / unit
-    naive = _naive_error(drawn.y, drawn.first) / unit
-    valid = ~np.isnan(target) & (told.known[:, origins, None] > 1) & (naive > 0)
+    valid = ~np.isnan(target) & (told.scale[:, origins, None] > 0)
     hidden, _ = model.hidden(tensors, seasons)
     hidden = hidden[:, origins, None].expand(-1, -1, AHEAD_COUNT, -1)
-    outputs = model.ahead(hidden, *parts)
-    dtype = hidden.dtype
-    target, naive, valid = (
-        torch.from_numpy(np.nan_to_num(part, nan=1.0).astype(np.float64)).to(dtype) for part in (target, naive, valid)
-    )
-    naive = torch.where(valid > 0, naive, 1.0)
-    if measure:
-        errors = (target - outputs.median).abs() / naive
-        losses = errors
-    else:
-        off = (target[..., None] - outputs.quantiles) / naive[..., None]
-        levels = off.new_tensor(QUANTILES)
-        losses = 2 * torch.maximum(levels * off, (levels - 1) * off)
-        losses = losses.mean(-1) + 0.25 * losses[..., MIDDLE]
-    losses = torch.where(losses > 5, 5 + (losses - 5) * 0.1, losses)
+    quantiles = model.ahead(hidden, *parts).quantiles
+    target, valid = (quantiles.new_tensor(part) for part in (np.nan_to_num(target), valid))
+    # Of the past alone: in a unit that knew the future, a series would count less where it surprises, and the quantiles
+    # would be too narrow.
+    naive = parts[1][..., SEASONAL, :].mean(-1).exp().clamp(min=LEAST_UNIT).to(quantiles.dtype)
+    off = (target - quantiles.movedim(-1, 0)) / naive
+    levels = off.new_tensor(QUANTILES)[:, None, None, None]
+    losses = 2 * torch.maximum(levels * off, (levels - 1) * off)
+    losses = losses.mean(0) + 0.25 * losses[MIDDLE]
+    losses = torch.where(losses > LARGE, LARGE * (1 + (losses.clamp(min=LARGE) / LARGE).log()), losses)
     return (losses * valid).sum() / valid.sum().clamp(min=1)
-
-
-def _naive_error(y: np.ndarray, season: np.ndarray) -> np.ndarray:
-    """Return the seasonal naive's mean absolute error in each series, (B, 1, 1)."""
-    result = np.zeros(len(y))
-    for i, (row, m) in enumerate(zip(y, season.tolist(), strict=True)):
-        off, near = np.abs(row[m:] - row[:-m]), np.abs(np.diff(row))
-        known = ~np.isnan(off)
-        if known.any():
-            result[i] = max(
-                off[known].mean(),
-                LEAST_UNIT * np.nan_to_num(near[~np.isnan(near)].mean() if (~np.isnan(near)).any() else 0),
-            )
-    return result[:, None, None]
 
 
 def new_model(seed: int, dim: int = 64, depth: int = 2, layer: str = "hawk", width: int = 128) -> PretrainedForecaster:
@@ -120,7 +103,7 @@ def pretrain(folder: Path, minutes: float, steps: int, seed: int, stop: int | No
         )
         other = new_model(seed, **options)
         other.load_state_dict(average)
-        other.save(folder)
+        other.half().save(folder)
 
     kept = begin
     while done < (stop or steps) and time.monotonic() - begin < 60 * minutes:
