@@ -96,7 +96,7 @@ def test_nothing_better_than_the_naive_is_said(tmp_path, monkeypatch):
         "scanl.learning.forecasting.choose.combined",
         lambda windows, trials, _=None: [max(trials, key=lambda t: t.error)],
     )
-    choice = choose(source, {"log": False}, 60, heard)
+    choice = choose(source, {"log": False, "pretrained": 0.0}, 60, heard)
     assert choice.options["start"] == ["seasonal"]
     assert heard.lines[-1].startswith("nothing is better than the seasonal naive in the backtests")
 
@@ -216,10 +216,9 @@ def test_a_map_that_needs_more_rows_is_refused(tmp_path):
         choose(airline(tmp_path), {"start": ["ridge(70, 1, naive)"]}, 60)
 
 
-@pytest.mark.parametrize(("error", "share"), [(0.0, 0.75), (100.0, 0.0)])
+@pytest.mark.parametrize(("error", "share"), [(0.0, 0.97), (1e9, 0.0), (np.nan, 0.5)])
 def test_the_pretrained_forecaster_has_a_share_where_it_helps(error, share, tmp_path, monkeypatch):
-    """One that knows what comes, up to an error, in place of the real one."""
-    monkeypatch.setattr(choosing, "MIN_SHARE_ORIGINS", 20)
+    """One that knows what comes, up to an error, in place of the real one; NaN: it knows no number."""
     source = airline(tmp_path)
     past = PastTargets.of(source)
 
@@ -266,7 +265,7 @@ def test_the_command_writes_what_it_chose_and_can_be_told_it(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert "seasonal naive" in out
     assert "\nchosen: " in err
-    assert "of the logarithm; in the backtests it has 0." in err
+    assert "of the logarithm; beside it the model in the package, with a share of 0." in err
     assert err.endswith(f"next: scanl forecast {tmp_path / 'run'} --out next.csv --picture next.png\n")
     folder = RunFolder.open(tmp_path / "run")
     for path in (folder.weights, folder.choice, folder.path / "forecast.png"):

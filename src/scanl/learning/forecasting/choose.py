@@ -5,7 +5,8 @@
    `lags` of the forecaster. It stays as it is.
 2. A stack learns what the simple forecast leaves. It is trained on the rows before a backtest and measured in it. The
    step with the lowest mean error counts. If that is the first one, the simple forecast stands alone.
-3. The pretrained forecaster (`scanl.models.pretrained_forecaster`) has a share in the mean, by backtests as well.
+3. The pretrained forecaster (`scanl.models.pretrained_forecaster`) has a share in the mean: about a half, and the more
+   rows there are, the more the backtests decide.
 4. The quantiles of the simple forecast come from errors in the backtests: in each of them, those of the forecast that
    the other backtests choose. They are in units of the recent errors before an origin (`recent_errors`). If a stack
    has learnt, the errors of its forecasts give further factors.
@@ -62,9 +63,10 @@ MARKS = 6  # measurements of a stack while it learns
 MEASURED_FORECASTS = 192  # forecasts in one of them
 GAIN, LEAST_GAIN = 0.98, 0.99  # ratios of the errors after and before training: their mean, and that in each backtest
 FACTORS = (0.3, 4.0)  # bounds of the calibration
-SHARES = (0.0, 0.25, 0.5, 0.75)  # of the pretrained forecaster
-SHARE_SLACK = 0.01  # of the error, within which a smaller share is preferred
-MIN_SHARE_ORIGINS, MAX_SHARE_ORIGINS = 200, 96  # in all backtests, with fewer its share is 0; in one, that are measured
+SHARES = np.arange(0.025, 1.0, 0.05)  # of the pretrained forecaster
+PRIOR = 2.0  # both parameters of the beta distribution of its share before the backtests
+LEAST_SHARE = 0.05  # below this it has none
+MAX_SHARE_ORIGINS = 96  # in a backtest, at which it is measured
 READ_STEPS = 512  # that it reads before a forecast
 
 BY_BACKTESTS = "chosen by backtests"
@@ -112,7 +114,7 @@ class ForecasterChoice:
             error *= after / before
         if share := options["pretrained"]:
             about += f"; beside it the model in the package, with a share of {share:g}"
-            error *= errors[f"with a share of {share:g}"]
+            error *= errors.get(f"with a share of {share:g}", 1.0)
         return f"chosen: {about}; in the backtests it has {error:.2f} of the seasonal naive's error"
 
     def table(self) -> str:
@@ -179,42 +181,48 @@ def choose(
 
 
 def _share(past: PastTargets, choice: ForecasterChoice, simple: "_Simple", plan: Plan, progress: Progress) -> float:
-    """Return the share of the pretrained forecaster: the smallest whose error in the backtests is about the lowest.
+    r"""Return the share of the pretrained forecaster: its mean, given the errors in the backtests.
 
-    The errors are set in the choice, as ratios to those without it.
+    .. math:: p(s) \propto (s (1 - s))^{PRIOR - 1} \prod_k e_k(s)^{-n_k}
+
+    e_k(s) is the mean absolute error with share s in backtest k, and n_k the number of its horizons that share no row.
+    The product is the likelihood of n_k errors with a Laplace distribution of unknown size. So few rows leave the share
+    near 1/2. The error is set in the choice, as a ratio to that without it.
     """
-    windows = simple.windows
+    windows, horizon = simple.windows, past.horizon
     folds = [
         (weights, rows[sampled(len(rows), MAX_SHARE_ORIGINS)])
         for weights, (_, rows) in zip(simple.unseen, windows.folds, strict=True)
     ]
-    count = sum(len(rows) for _, rows in folds)
-    if count < MIN_SHARE_ORIGINS:
-        return 0.0
-    cost = of_pretrained(count + MAX_FORECASTS, READ_STEPS)
+    cost = of_pretrained(sum(len(rows) for _, rows in folds) + MAX_FORECASTS, min(READ_STEPS, max(past.ends)))
     if cost > plan.left:
         plan.leave_out("the model in the package", cost, progress)
         return 0.0
     plan.spent += cost
-    ratios = []
+    errors, counts = [], []
     for weights, rows in folds:
         values, _ = windows.history(rows, READ_STEPS)
-        values = values[:, : int(np.isfinite(values).any(0).sum())][:, ::-1]
+        values = values[:, : max(1, int(np.isfinite(values).any(0).sum()))][:, ::-1]
         ahead, _ = pretrained_forecaster().predict(
             torch.from_numpy(np.exp(values) if windows.log else values.copy())[..., None],
-            horizon=past.horizon, season=(past.season, past.second), levels=[0.5],
+            horizon=horizon, season=(past.season, past.second), levels=[0.5],
         )  # fmt: skip
         came = windows.numbers(windows.came[rows], rows)
         theirs = (came - ahead.mean[..., 0].numpy()) / windows.units[rows, None]
         ours = windows.errors(windows.ahead(weights, rows), rows)
-        least = max(mean_error(ours), np.finfo(np.float64).tiny)
-        ratios.append([mean_error((1 - share) * ours + share * theirs) / least for share in SHARES])
-    errors = np.mean(ratios, 0)
-    share = next(share for share, error in zip(SHARES, errors, strict=True) if error <= errors.min() + SHARE_SLACK)
-    choice.errors |= {f"with a share of {one:g}": float(error) for one, error in zip(SHARES, errors, strict=True)}
-    progress.note(
-        f"the model in the package: a mean with it has {errors.min():.3f} of the error without; its share is {share:g}"
-    )
+        theirs = np.where(np.isnan(theirs), ours, theirs)  # of a series without a value before
+        errors.append([mean_error((1 - share) * ours + share * theirs) for share in (0.0, *SHARES)])
+        counts.append(len(set(zip(windows.array[rows], windows.origin[rows] // horizon, strict=True))))
+    logs = np.log(np.maximum(errors, np.finfo(np.float64).tiny))
+    logs = logs[:, 1:] - logs[:, :1]
+    likelihoods = -(counts @ logs)
+    posterior = (SHARES * (1 - SHARES)) ** (PRIOR - 1) * np.exp(likelihoods - likelihoods.max())
+    share = round(float(posterior @ SHARES / posterior.sum()), 2)
+    if share < LEAST_SHARE:
+        share = 0.0
+    ratio = float(np.exp(np.interp(share, (0.0, *SHARES), (0.0, *logs.mean(0)))))
+    choice.errors[f"with a share of {share:g}"] = ratio
+    progress.note(f"the model in the package: a mean with a share of {share:g} of it has {ratio:.3f} of that error")
     return share
 
 
@@ -345,7 +353,7 @@ def _simple(past: PastTargets, fixed: Mapping[str, Any], plan: Plan, progress: P
         results.append(result)
     best = min(results, key=lambda result: result.error)
     if not names and [one.map.family for one in best.chosen] in (["seasonal"], ["naive"]):
-        line = "nothing is better than the seasonal naive in the backtests, so the seasonal naive is the forecast"
+        line = "nothing is better than the seasonal naive in the backtests, so it is the simple forecast"
         plan.say(line, progress)
     best.errors["simple forecasts"] = best.error
     return best
