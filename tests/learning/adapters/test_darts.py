@@ -1,4 +1,4 @@
-"""The model for darts goes through what darts does with its global models."""
+"""The models for darts go through what darts does with its global models."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from darts.metrics import mae
 from darts.models import NaiveSeasonal, RegressionEnsembleModel
 
 from scanl.errors import ConfigError, DataError
-from scanl.learning.adapters.darts import DartsForecaster
+from scanl.learning.adapters.darts import DartsForecaster, PretrainedDartsForecaster
 from scanl.learning.forecasting.frames import Frames
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of darts
@@ -119,3 +119,23 @@ def test_mistakes_are_one_line(model):
         model.predict(2, [ONE], both["past_covariates"], [FUTURE])
     with pytest.raises(ValueError, match="trained with future covariates"):
         model.predict(2, ONE, PAST)
+
+
+def test_the_model_in_the_package_is_its_frame(tmp_path):
+    """It finds the season of what it reads, not of what it was fitted on; static covariates are not read."""
+    model = PretrainedDartsForecaster(H, quantiles=[0.1, 0.5, 0.9]).fit(ONE)
+    days = TimeSeries.from_times_and_values(pd.date_range("2020-01-01", periods=80), np.arange(80) % 7.0)
+    frame = pd.DataFrame({"unique_id": "0", "ds": days.time_index, "y": days.values()[:, 0]})
+    answers = Frames.pretrained(H, freq="D").fit(frame).predict(levels=[80])
+    assert model.predict(H, days).values()[:, 0].tolist() == answers["scanl"].tolist()
+    quantiles = model.predict(H, days, predict_likelihood_parameters=True)
+    np.testing.assert_allclose(quantiles.values(), answers[["scanl-lo-80", "scanl", "scanl-hi-80"]])
+    history = model.historical_forecasts(ONE, start=0.9, forecast_horizon=3, stride=3, retrain=False)
+    assert np.isfinite(history.values()).all()
+    model.save(tmp_path / "model.pkl")
+    assert PretrainedDartsForecaster.load(tmp_path / "model.pkl", trusted=True).predict(2) == model.predict(2)
+    for role in ("past", "future"):
+        with pytest.raises(ConfigError, match=f"darts: {role}_covariates are given, expected none because the model"):
+            model.predict(2, ONE, **{f"{role}_covariates": PAST})
+        with pytest.raises(ConfigError, match=f"darts: {role}_covariates are given, expected none because the model"):
+            PretrainedDartsForecaster(H).fit(ONE, **{f"{role}_covariates": PAST})

@@ -1,4 +1,4 @@
-"""The forecaster for sktime passes sktime's own checks; a panel is learnt by one model."""
+"""The forecasters for sktime pass sktime's own checks; a panel is learnt by one model."""
 
 import numpy as np
 import pytest
@@ -10,17 +10,19 @@ import pandas as pd
 from sktime.utils.estimator_checks import check_estimator
 
 from scanl.errors import ConfigError
-from scanl.learning.adapters.sktime import SktimeForecaster
+from scanl.learning.adapters.sktime import PretrainedSktimeForecaster, SktimeForecaster
 from scanl.learning.forecasting.frames import Frames
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of sktime
 SMALL = {"layer": "lru", "dim": 8, "steps": 2, "sequence_length": 12}
 
 
-@pytest.mark.parametrize("number", range(len(SktimeForecaster.get_test_params())))
-def test_checks_of_sktime(number):
-    """With a fixed model, and with backtests that choose."""
-    results = check_estimator(SktimeForecaster(**SktimeForecaster.get_test_params()[number]), verbose=False)
+@pytest.mark.parametrize(
+    ("forecaster", "number"), [(SktimeForecaster, 0), (SktimeForecaster, 1), (PretrainedSktimeForecaster, 0)]
+)
+def test_checks_of_sktime(forecaster, number):
+    """With a fixed model, with backtests that choose, and without training."""
+    results = check_estimator(forecaster(**forecaster.get_test_params()[number]), verbose=False)
     assert len(results) > 400
     assert {name: result for name, result in results.items() if result != "PASSED"} == {}
 
@@ -66,3 +68,19 @@ def test_an_absolute_horizon_reaches_from_the_first_end():
     months = pd.period_range("2023-05", periods=2, freq="M")  # the first and the second after b, the next ones after a
     found = SktimeForecaster(options=SMALL).fit(panel()[["y"]], fh=months).predict()
     assert found.index.tolist() == [(shop, month) for shop in "ba" for month in months]
+
+
+def test_the_model_in_the_package_is_its_frame():
+    """Without a horizon in `fit`; of any horizon; and after an update, where a row replaces an earlier one."""
+    table = panel()
+    model = PretrainedSktimeForecaster(season=6).fit(table[["y"]])
+    expected = Frames.pretrained(5, season=6).fit(table.rename_axis(["unique_id", "ds"]).reset_index())
+    answers = expected.predict(levels=[80]).groupby("unique_id", sort=False)
+    assert model.predict(fh=[1, 3])["y"].tolist() == answers.nth([0, 2])["scanl"].tolist()
+    quantiles = model.predict_quantiles(fh=[5], alpha=[0.9, 0.1])
+    np.testing.assert_allclose(quantiles, answers.nth([4])[["scanl-hi-80", "scanl-lo-80"]])
+    newer = panel(42, start=39)
+    model.update(newer[["y"]])
+    more = pd.concat([table[~table.index.isin(newer.index)], newer]).rename_axis(["unique_id", "ds"]).reset_index()
+    answers = Frames.pretrained(5, season=6).fit(more).predict().groupby("unique_id", sort=False)
+    assert model.predict(fh=[1])["y"].tolist() == answers.nth([0])["scanl"].tolist()

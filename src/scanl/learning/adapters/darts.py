@@ -1,8 +1,9 @@
-"""A forecasting model as darts has them. `pip install 'scanl[darts]'`; nothing else of scanl imports darts.
+"""Forecasting models as darts has them. `pip install 'scanl[darts]'`; nothing else of scanl imports darts.
 
-It is `Frames` with the face of a global model of darts.
+They are `Frames` with the face of a global model of darts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -27,54 +28,25 @@ GRID = np.arange(0.5, 100) / 100  # probabilities between whose quantiles sample
 MIN_ROWS = 2  # rows that a forecast needs at least
 
 
-class DartsForecaster(GlobalForecastingModel):
-    """Forecast univariate series with what backtests choose, as a global model of darts.
-
-    Args:
-        output_chunk_length: steps to forecast at once.
-        quantiles: of `predict_likelihood_parameters`.
-        minutes, random_state: as in `Frames`.
-        options: further arguments of `Frames`, such as {"season": 12} or {"layer": "lru", "steps": 300}.
-
-    Covariates of the past, of the future and static ones are read. Without samples, a forecast is the median; more
-    steps than `output_chunk_length` follow from the medians before them. The samples of each step are drawn from its
-    own distribution. Fitted: `frames`, a `Frames`.
-    Raises ConfigError for samples of more steps than `output_chunk_length`, and as `Frames` does.
-    """
+class _Forecaster(GlobalForecastingModel, ABC):
+    """What both models have: they answer with medians, samples or quantiles from a frame."""
 
     supports_multivariate = False
     supports_probabilistic_prediction = True
-    supports_past_covariates = True
-    supports_future_covariates = True
-    supports_static_covariates = True
     supports_sample_weight = False
     supports_optimized_historical_forecasts = False
     min_train_samples = 1
 
-    def __init__(
-        self,
-        output_chunk_length: int,
-        *,
-        quantiles: Sequence[float] = LEVELS,
-        minutes: float = MINUTES,
-        random_state: int = 0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, output_chunk_length: int, quantiles: Sequence[float]) -> None:
         super().__init__(add_encoders=None)
         self.horizon, self.quantiles = output_chunk_length, list(quantiles)
-        self.minutes, self.random_state, self.options = minutes, random_state, dict(options or {})
-        self._considers_static_covariates = True
+        self._considers_static_covariates = self.supports_static_covariates
 
-    def fit(
-        self, series: Any, past_covariates: Any = None, future_covariates: Any = None, verbose: bool | None = None
-    ) -> Self:
-        """Train on one or several series, with their covariates."""
-        super().fit(series, past_covariates, future_covariates)
-        rows, roles = _rows(series, past_covariates, future_covariates)
-        options = {"minutes": self.minutes, "random_state": self.random_state, **self.options}
-        freqs = {one.freq for one in _several(series)}
-        self.frames = Frames(self.horizon, freq=freqs.pop() if len(freqs) == 1 else None, **roles, **options).fit(rows)
-        return self
+    @abstractmethod
+    def _answers(
+        self, n: int, several: Sequence[TimeSeries], past: Any, future: Any, levels: Sequence[float]
+    ) -> pd.DataFrame:
+        """Return the forecast of `Frames` of at least the n next steps."""
 
     def predict(
         self,
@@ -106,11 +78,9 @@ class DartsForecaster(GlobalForecastingModel):
             last = self.predict(n - self.horizon, longer, past_covariates, future_covariates)
             forecasts = [one.append(more) for one, more in zip(first, last, strict=True)]
             return forecasts[0] if isinstance(series, TimeSeries) else forecasts
-        rows, _ = _rows(series, past_covariates, future_covariates)
-        known = self._known(n, several, _several(future_covariates)) if self.frames.future else None
         probabilities = self.quantiles if predict_likelihood_parameters else [0.5] if num_samples == 1 else list(GRID)
         levels, columns = levels_of(probabilities)
-        answers, forecasts = self.frames.predict(rows, known, levels), []
+        answers, forecasts = self._answers(n, several, past_covariates, future_covariates, levels), []
         draw = np.random.default_rng(random_state)
         for number, one in enumerate(several):
             values, names = answers.loc[answers["unique_id"] == str(number), columns].to_numpy()[:n, :, None], None
@@ -122,20 +92,6 @@ class DartsForecaster(GlobalForecastingModel):
             plain = names is None
             forecasts.append(self._build_forecast_series(values, one, names, plain, plain))
         return forecasts[0] if isinstance(series, TimeSeries) else forecasts
-
-    def _known(self, n: int, several: Sequence[TimeSeries], covariates: Sequence[TimeSeries]) -> Any:
-        """Return the covariates of the future at the steps ahead; those after the n steps may be absent."""
-        parts = []
-        for number, (one, known) in enumerate(zip(several, covariates, strict=True)):
-            times = self._generate_new_dates(self.horizon, one)
-            lacking = times[:n].difference(known.time_index)
-            if len(lacking):
-                raise DataError(
-                    f"darts: future_covariates have no row at {lacking[0]}, expected one at each of the {n} steps that "
-                    "follow the series"
-                )
-            parts.append(_columns(known, times, "future").assign(unique_id=str(number), ds=times))
-        return pd.concat(parts, ignore_index=True)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -157,7 +113,121 @@ class DartsForecaster(GlobalForecastingModel):
 
     @property
     def _model_encoder_settings(self) -> tuple[int, int, bool, bool, None, None]:
-        return MIN_ROWS, self.horizon, True, True, None, None
+        return MIN_ROWS, self.horizon, self.supports_past_covariates, self.supports_future_covariates, None, None
+
+
+class DartsForecaster(_Forecaster):
+    """Forecast univariate series with what backtests choose, as a global model of darts.
+
+    Args:
+        output_chunk_length: steps to forecast at once.
+        quantiles: of `predict_likelihood_parameters`.
+        minutes, random_state: as in `Frames`.
+        options: further arguments of `Frames`, such as {"season": 12} or {"layer": "lru", "steps": 300}.
+
+    Covariates of the past, of the future and static ones are read. Without samples, a forecast is the median; more
+    steps than `output_chunk_length` follow from the medians before them. The samples of each step are drawn from its
+    own distribution. Fitted: `frames`, a `Frames`.
+    Raises ConfigError for samples of more steps than `output_chunk_length`, and as `Frames` does.
+    """
+
+    supports_past_covariates = True
+    supports_future_covariates = True
+    supports_static_covariates = True
+
+    def __init__(
+        self,
+        output_chunk_length: int,
+        *,
+        quantiles: Sequence[float] = LEVELS,
+        minutes: float = MINUTES,
+        random_state: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(output_chunk_length, quantiles)
+        self.minutes, self.random_state, self.options = minutes, random_state, dict(options or {})
+
+    def fit(
+        self, series: Any, past_covariates: Any = None, future_covariates: Any = None, verbose: bool | None = None
+    ) -> Self:
+        """Train on one or several series, with their covariates."""
+        super().fit(series, past_covariates, future_covariates)
+        rows, roles = _rows(series, past_covariates, future_covariates)
+        options = {"minutes": self.minutes, "random_state": self.random_state, **self.options}
+        self.frames = Frames(self.horizon, freq=_frequency(series), **roles, **options).fit(rows)
+        return self
+
+    def _answers(
+        self, n: int, several: Sequence[TimeSeries], past: Any, future: Any, levels: Sequence[float]
+    ) -> pd.DataFrame:
+        rows, _ = _rows(several, past, future)
+        known = self._known(n, several, _several(future)) if self.frames.future else None
+        return self.frames.predict(rows, known, levels)
+
+    def _known(self, n: int, several: Sequence[TimeSeries], covariates: Sequence[TimeSeries]) -> Any:
+        """Return the covariates of the future at the steps ahead; those after the n steps may be absent."""
+        parts = []
+        for number, (one, known) in enumerate(zip(several, covariates, strict=True)):
+            times = self._generate_new_dates(self.horizon, one)
+            lacking = times[:n].difference(known.time_index)
+            if len(lacking):
+                raise DataError(
+                    f"darts: future_covariates have no row at {lacking[0]}, expected one at each of the {n} steps that "
+                    "follow the series"
+                )
+            parts.append(_columns(known, times, "future").assign(unique_id=str(number), ds=times))
+        return pd.concat(parts, ignore_index=True)
+
+
+class PretrainedDartsForecaster(_Forecaster):
+    """Forecast univariate series by the model in the package, as a global model of darts. `fit` trains nothing.
+
+    Args:
+        output_chunk_length, quantiles: as of `DartsForecaster`.
+        season: as of `Frames.pretrained`. Each call of `predict` finds it in the series that it reads.
+
+    No covariates are read. The rest is as of `DartsForecaster`.
+    Raises ConfigError for covariates, and for samples of more steps than `output_chunk_length`.
+    """
+
+    supports_past_covariates = False
+    supports_future_covariates = False
+    supports_static_covariates = False
+
+    def __init__(
+        self, output_chunk_length: int, *, quantiles: Sequence[float] = LEVELS, season: int | None = None
+    ) -> None:
+        super().__init__(output_chunk_length, quantiles)
+        self.season = season
+
+    def fit(
+        self, series: Any, past_covariates: Any = None, future_covariates: Any = None, verbose: bool | None = None
+    ) -> Self:
+        """Keep a single series for `predict`."""
+        _refuse_covariates(past_covariates, future_covariates)
+        return super().fit(series)
+
+    def _answers(
+        self, n: int, several: Sequence[TimeSeries], past: Any, future: Any, levels: Sequence[float]
+    ) -> pd.DataFrame:
+        _refuse_covariates(past, future)
+        rows = _rows(several, None, None)[0][["unique_id", "ds", "y"]]
+        return Frames.pretrained(n, season=self.season, freq=_frequency(several)).fit(rows).predict(levels=levels)
+
+
+def _refuse_covariates(past: Any, future: Any) -> None:
+    for role, covariates in (("past", past), ("future", future)):
+        if covariates is not None:
+            raise ConfigError(
+                f"darts: {role}_covariates are given, expected none because the model in the package reads none; "
+                "DartsForecaster reads them"
+            )
+
+
+def _frequency(series: Any) -> Any:
+    """Return the frequency of all series; None if they differ."""
+    frequencies = {one.freq for one in _several(series)}
+    return frequencies.pop() if len(frequencies) == 1 else None
 
 
 def _several(series: Any) -> list[TimeSeries]:
