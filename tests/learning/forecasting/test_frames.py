@@ -322,7 +322,10 @@ def test_backtests_choose_what_is_left_open(tmp_path):
     assert model.chosen["distribution"] == "quantiles"
     model.save(tmp_path)
     pd.testing.assert_frame_equal(Frames.load(tmp_path).predict(), answers)
-    with pytest.warns(UserWarning, match="frames: left out: simple forecasts from 9 last values, for which"):
+    with (
+        pytest.warns(UserWarning, match="frames: left out: simple forecasts from 9 last values, for which"),
+        pytest.warns(UserWarning, match="frames: left out: the model in the package, for which"),
+    ):
         Frames(6, minutes=1e-9).fit(table)
     with pytest.warns(UserWarning, match="frames: the table is too short for several backtests, so the intervals"):
         short = Frames(1).fit(table[:5]).predict()

@@ -170,7 +170,7 @@ def choose(
     intervals = Intervals.of(windows, simple.unseen, len(source.targets))
     length = options["sequence_length"]
     choice = ForecasterChoice(options, simple.errors, weights, intervals, length, exceptions=plan.exceptions)
-    share = fixed["pretrained"] if "pretrained" in fixed else _share(past, choice, simple, plan, progress)
+    share = fixed["pretrained"] if "pretrained" in fixed else _share(past, choice, simple, scored, plan, progress)
     if learns:
         folds = [widened(mean_weights([one.folds[k] for one in chosen]), lags) for k in range(len(windows.folds))]
         _learn(source, past, choice, folds, fixed, plan, progress.part(border, 1.0))
@@ -180,7 +180,9 @@ def choose(
     return choice
 
 
-def _share(past: PastTargets, choice: ForecasterChoice, simple: "_Simple", plan: Plan, progress: Progress) -> float:
+def _share(
+    past: PastTargets, choice: ForecasterChoice, simple: "_Simple", scored: int, plan: Plan, progress: Progress
+) -> float:
     r"""Return the share of the pretrained forecaster: its mean, given the errors in the backtests.
 
     .. math:: p(s) \propto (s (1 - s))^{PRIOR - 1} \prod_k e_k(s)^{-n_k}
@@ -188,13 +190,14 @@ def _share(past: PastTargets, choice: ForecasterChoice, simple: "_Simple", plan:
     e_k(s) is the mean absolute error with share s in backtest k, and n_k the number of its horizons that share no row.
     The product is the likelihood of n_k errors with a Laplace distribution of unknown size. So few rows leave the share
     near 1/2. The error is set in the choice, as a ratio to that without it.
+    scored: forecasts of the test part that follow.
     """
     windows, horizon = simple.windows, past.horizon
     folds = [
         (weights, rows[sampled(len(rows), MAX_SHARE_ORIGINS)])
         for weights, (_, rows) in zip(simple.unseen, windows.folds, strict=True)
     ]
-    cost = of_pretrained(sum(len(rows) for _, rows in folds) + MAX_FORECASTS, min(READ_STEPS, max(past.ends)))
+    cost = of_pretrained(sum(len(rows) for _, rows in folds) + scored, min(READ_STEPS, max(past.ends)))
     if cost > plan.left:
         plan.leave_out("the model in the package", cost, progress)
         return 0.0
