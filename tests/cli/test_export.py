@@ -15,9 +15,10 @@ def test_a_run_becomes_a_file(tmp_path, capsys):
     folder.create(config)
     folder.save_model(model, "0")
     file = tmp_path / "cell.c"
-    assert main(["export", str(tmp_path / "run"), str(file), "--name", "book"]) == 0
+    assert main(["export", str(tmp_path / "run"), str(file), "--name", "book", "--portable"]) == 0
     assert capsys.readouterr().out == f"{file}\n"
     assert "void book_step(const int *x, struct book_state *s, float *y)" in file.read_text()
+    assert "own_sigmoid32" in file.read_text()
 
 
 def test_refusals(tmp_path, capsys):
@@ -25,6 +26,7 @@ def test_refusals(tmp_path, capsys):
     for argv, message in (
         (["model.tflite"], "path is model.tflite, expected a file of .onnx or .c or .pt2"),
         (["model.onnx", "--name", "cell"], "name is cell, but model.onnx is no file in C; leave it out"),
+        (["model.onnx", "--portable"], "portable is True, but model.onnx is no file in C; leave it out"),
     ):
         assert main(["export", str(tmp_path), *argv]) == 2
         assert message in capsys.readouterr().err

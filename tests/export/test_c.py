@@ -3,11 +3,14 @@
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.export import write_c
@@ -15,7 +18,9 @@ from scanl.layers import build
 from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.layers.state import map_leaves
 from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
+from scanl.ops import exact
 from scanl.ops._compiler.print_c import real
+from scanl.ops._compiler.recorded import RecordedFunction
 from tests.ops._compiler.test_recorded import complex_
 from tests.ops._compiler.test_recorded import real as of_reals
 
@@ -103,32 +108,78 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_file_equals_its_model(name, tmp_path):
+def outputs_in_c(model, x: torch.Tensor, folder: Path, flags: Sequence[str]) -> np.ndarray:
+    """Return the numbers after each step (T, Y) by the file of a model. x: (1, T, ...)."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler, cc, is there")
+    write_c(model, folder / "cell.c", x)
+    subprocess.run(["cc", *flags, folder / "cell.c", "-o", folder / "cell.so", "-lm"], check=True)
+    functions, memory = ctypes.CDLL(str(folder / "cell.so")), ctypes.create_string_buffer(4096)
+    outputs = np.zeros((x.shape[1], model(x[:, :1], model.init_state(1))[0].numel()), np.float32)
+    functions.cell_start(memory)
+    for step, y in zip(x[0], outputs, strict=True):
+        read = step.flatten().numpy() if step.is_floating_point() else step.int().numpy()
+        functions.cell_step(read.ctypes.data_as(ctypes.c_void_p), memory, y.ctypes.data_as(ctypes.c_void_p))
+    return outputs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_equals_its_model(name, tmp_path):
     torch.manual_seed(0)
     make, x = MODELS[name]
     model = make()
-    write_c(model, tmp_path / "cell.c", x)
-    subprocess.run(["cc", *FLAGS, tmp_path / "cell.c", "-o", tmp_path / "cell.so", "-lm"], check=True)
-    functions, memory = ctypes.CDLL(str(tmp_path / "cell.so")), ctypes.create_string_buffer(4096)
-    after, outputs, wanted = model.init_state(1), [], []
-    functions.cell_start(memory)
-    for step in x.split(1, 1):
-        with torch.no_grad():
+    after, wanted = model.init_state(1), []
+    with torch.no_grad():
+        actual = outputs_in_c(model, x, tmp_path, FLAGS)
+        for step in x.split(1, 1):
             y, after = model(step, after)
-        numbers = np.zeros(y.numel(), np.float32)
-        read = step.flatten().numpy() if step.is_floating_point() else step.int().numpy()
-        functions.cell_step(read.ctypes.data_as(ctypes.c_void_p), memory, numbers.ctypes.data_as(ctypes.c_void_p))
-        outputs.append(numbers)
-        wanted.append(y.flatten().numpy())
-    actual, expected = np.stack(outputs), np.stack(wanted)
+            wanted.append(y.flatten().numpy())
+    expected = np.stack(wanted)
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(actual[~finite], expected[~finite])
     # Beside whole numbers the input is rounded to 16 bits: a number that is near a half may fall to the other side.
     tolerance = 1e-6 + sum(isinstance(part, QuantizedWeight) for part in model.modules()) / 32767
     assert np.linalg.norm((actual - expected)[finite]) <= tolerance * np.linalg.norm(expected[finite])
+
+
+class Elementary(nn.Module):
+    """Every elementary function, of numbers of all sizes, and a sum of products."""
+
+    def init_state(self, batch_size: int) -> torch.Tensor:
+        return torch.zeros(batch_size, 1)
+
+    def forward(self, x, state):
+        functions = torch.exp, torch.expm1, torch.log, torch.log1p, torch.sigmoid, F.logsigmoid, torch.tanh
+        wide = x * torch.exp(4 * x)
+        return torch.cat([*(function(wide) for function in functions), (x * x).sum(-1, keepdim=True)], -1), state
+
+
+# On a processor that multiplies and adds at once gcc does so at -O3, unless the file forbids it.
+@pytest.mark.parametrize(
+    ("make", "flags"), [(of_whole_numbers, ["-O0"]), (Elementary, ["-O3", "-std=gnu11", "-march=native"])]
+)
+def test_portable_bits_are_those_of_the_kernel(make, flags, tmp_path):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(1, 16, 300)
+    x = torch.randint(64, (1, 16)) if make is of_whole_numbers else x
+    with exact(portable=True), torch.no_grad():
+        actual = outputs_in_c(model, x, tmp_path, [*flags, "-shared", "-fPIC"])
+        state, expected = model.init_state(1), []
+        step = RecordedFunction(model, x[:, :1], state, portable=True) if make is Elementary else model.compile_step()
+        for each in x.split(1, 1):
+            y, state = step(each if make is Elementary else each[0], state)
+            expected.append(y.flatten().numpy())
+    same = actual.view(np.int32) == np.stack(expected).view(np.int32)
+    assert (same | np.isnan(actual) & np.isnan(np.stack(expected))).all()
+    assert same.mean() > 0.7
+
+
+def test_functions_of_float64_are_no_portable_ones(tmp_path):
+    with (
+        exact(portable=True),
+        pytest.raises(ConfigError, match=r"no step in C: .* of double, whose bits depend on the"),
+    ):
+        write_c(of_features().double(), tmp_path / "cell.c")
 
 
 class Keyed(nn.Module):

@@ -1,6 +1,8 @@
 """`scanl export RUN FILE`: a run's model, or a program of torch, as an ONNX file, as C99, or as a package of torch."""
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -13,7 +15,9 @@ from scanl.export.flat import check_path
 from scanl.hub import convert
 from scanl.learning import RunFolder
 from scanl.models import pretrained_forecaster
+from scanl.models.byte_models import byte_model, byte_model_names
 from scanl.models.forecasting.pretrained_step import PretrainedStep
+from scanl.ops import exact
 from scanl.options import PositiveOrNone
 
 NOTES = {
@@ -31,20 +35,24 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "run",
         type=str,
-        help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or "
-        f"{PRETRAINED_NAME}, the forecaster in the package, .c only",
+        help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or, in the package, "
+        f"{', '.join(byte_model_names())}, a language model of bytes, or {PRETRAINED_NAME}, the forecaster, .c only",
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
+    parser.add_argument("--portable", action="store_true", help=".c only: the same bits by every compiler")
     parser.add("--horizon", PositiveOrNone, f"of {PRETRAINED_NAME}: steps to forecast (default: 12)")
     parser.add("--season", PositiveOrNone, f"of {PRETRAINED_NAME}: steps of a season (default: none)")
     args = parser.parse(argv)
     path = Path(args.file)
-    if args.name is not None and path.suffix != ".c":
-        raise ConfigError(f"export: name is {args.name}, but {path} is no file in C; leave it out")
+    for name in ("name", "portable"):
+        if (value := getattr(args, name)) and path.suffix != ".c":
+            raise ConfigError(f"export: {name} is {value}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
     options = {} if args.name is None else {"name": args.name}
     if args.run == PRETRAINED_NAME and not Path(args.run).is_dir():
+        if args.portable:
+            raise ConfigError(f"export: portable is True, expected False because {PRETRAINED_NAME} computes in float64")
         if path.suffix != ".c":
             raise ConfigError(
                 f"export: path is {path}, expected a file of .c because {PRETRAINED_NAME} has a step in C alone"
@@ -57,7 +65,13 @@ def run(argv: Sequence[str]) -> int:
     for name in ("horizon", "season"):
         if (value := getattr(args, name)) is not None:
             raise ConfigError(f"export: {name} is {value}, expected none because {args.run} is not {PRETRAINED_NAME}")
-    model = convert(args.run) if Path(args.run).suffix in PROGRAMS else RunFolder.open(args.run).load_model()
-    write(model, path, **options)
+    if Path(args.run).suffix in PROGRAMS:
+        model = convert(args.run)
+    elif args.run in byte_model_names() and not os.path.isdir(args.run):
+        model = byte_model(args.run)
+    else:
+        model = RunFolder.open(args.run).load_model()
+    with exact(portable=True) if args.portable else nullcontext():
+        write(model, path, **options)
     print(path)
     return 0

@@ -73,7 +73,7 @@ def _run_or_file(endings: Sequence[str], command: str, name: str, word: str) -> 
 
 
 def _exported(command: str, name: str, word: str) -> None:
-    if word != PRETRAINED_NAME:
+    if word != PRETRAINED_NAME and (os.path.isdir(word) or not (BYTE_MODELS / word).is_dir()):
         _run_or_file(PROGRAMS, command, name, word)
 
 

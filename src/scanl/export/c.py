@@ -14,6 +14,19 @@ from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.ops._compiler.print_c import KINDS, function, helper, real
 from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._compiler.rules import UnsupportedOperation
+from scanl.ops._frame.context import portably
+
+PORTABLE = """\
+#if defined(__FAST_MATH__) || (FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16)
+#error "The bits need arithmetic by IEEE: no -ffast-math, and SSE2 in the place of the x87"
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("fp-contract=off")
+#elif defined(_MSC_VER)
+#pragma fp_contract(off)
+#else
+#pragma STDC FP_CONTRACT OFF
+#endif"""
 
 
 def write_c(
@@ -30,9 +43,10 @@ def write_c(
         void NAME_step(const float *x, struct NAME_state *s, float *y);
 
     x of a model of tokens is `const int *`. Numbers that are float64 in the model, as in a forecaster, are double,
-    and so are integers of the state. The weights are const arrays. Raises ConfigError for names that C does not have
-    (`name`, keys of the state, the class), or a model whose step depends on the numbers or uses an operation that has
-    no loop.
+    and so are integers of the state. The weights are const arrays. Under `scanl.exact(portable=True)` y has the bits
+    of the compiled step within that context, by every compiler that keeps to IEEE's arithmetic. Raises ConfigError for
+    names that C does not have (`name`, keys of the state, the class), or a model whose step depends on the numbers or
+    uses an operation that has no loop.
     """
     file = Path(path)
     check_path(file, [".c"])
@@ -45,11 +59,12 @@ def write_c(
     _check_names(flat)
     try:
         with torch.no_grad():
-            step = RecordedFunction(flat, flat.first_step(1), *flat.start(1))
+            step = RecordedFunction(flat, flat.first_step(1), *flat.start(1), portable=portably())
+        parts = list(_parts(name, flat, step, portably()))
     except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
     with written_whole(file) as partial:
-        partial.write_text("\n\n".join(_parts(name, flat, step)) + "\n", encoding="ascii")
+        partial.write_text("\n\n".join(parts) + "\n", encoding="ascii")
 
 
 def _check_names(flat: FlatModel) -> None:
@@ -75,7 +90,7 @@ def _field(leaf: Leaf) -> str:
     return leaf.name.replace(".", "_")
 
 
-def _parts(name: str, flat: FlatModel, step: RecordedFunction) -> Iterator[str]:
+def _parts(name: str, flat: FlatModel, step: RecordedFunction, portable: bool) -> Iterator[str]:
     """Yield the parts of the file."""
     schedule, kinds = step.schedule, {pointer: KINDS[kind] for pointer, kind in step.kinds.items() if kind in KINDS}
     fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
@@ -85,16 +100,23 @@ def _parts(name: str, flat: FlatModel, step: RecordedFunction) -> Iterator[str]:
     yield "\n".join([
         f"/* One step of a {flat.name()}: {name}_start(&s), then {name}_step(x, &s, y) for each step.",
         f"   x: {reads} numbers.   y: {outputs} numbers. */",
+        *(["#include <float.h>"] if portable else []),
         "#include <math.h>",
+        *(["#include <stdint.h>", PORTABLE] if portable else []),
     ])  # fmt: skip
     members = [f"    {kinds[at]} {field}[{size}];" for (field, at), size in zip(fields.items(), sizes, strict=True)]
     yield "\n".join([f"struct {name}_state {{", *members, "};"])
     for pointer, tensor in step.captured.items():
         numbers, kind = _stored(tensor), kinds[pointer]
         yield f"static const {kind} {pointer}[{max(1, numbers.numel())}] = {_numbers(numbers, kind)};"
-    functions = [function(_name(loop), made) for made, loop in schedule.functions.items()]
-    for needed in sorted(set().union(*(helpers for _, helpers in functions))):
-        yield helper(*needed)
+    functions = [function(_name(loop), made, portable) for made, loop in schedule.functions.items()]
+    needed = set().union(*(helpers for _, helpers in functions))
+    if portable:
+        from scanl.ops._cpu._elementary_c import definitions  # with numba, which takes long to import
+
+        yield from definitions(called for called, _ in needed)
+    else:
+        yield from (helper(*each) for each in sorted(needed))
     yield from (text for text, _ in functions)
     starts = [
         f"        .{field} = {_numbers(leaf.start, kinds[at])},"

@@ -5,9 +5,11 @@ import functools
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 from llvmlite import binding
+from numba import config
 
 from scanl.ops._compiler.print_llvm import KERNEL, KernelSource, elementary
 from scanl.ops._cpu import _elementary
@@ -79,8 +81,11 @@ def _compiled(source: KernelSource, title: str) -> bytes:
 
 
 def _machine() -> tuple[str, ...]:
-    """Return what machine code depends on beside its source."""
-    return llvmlite.__version__, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    """Return what machine code depends on beside its source: the version, and the processor as numba has it."""
+    settings: Any = config  # numba gives it its attributes at run time
+    features = settings.CPU_FEATURES
+    features = binding.get_host_cpu_features().flatten() if features is None else features
+    return llvmlite.__version__, settings.CPU_NAME or binding.get_host_cpu_name(), features
 
 
 def _target() -> binding.TargetMachine:

@@ -1,9 +1,12 @@
 """Write the form of `loops.py` as functions in C99."""
 
+import ctypes
 from collections.abc import Collection, Iterator, Sequence
 
 from scanl.ops._compiler.expressions import LEVELS, Expression, Load, Name, Printer
-from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement
+from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement, number_kind
+from scanl.ops._compiler.print_llvm import IEEE_FUNCTIONS, check_portable
+from scanl.ops._compiler.rules import UnsupportedOperation
 
 # In C a state has no whole numbers. Memory of another kind is not in C: the other threads.
 KINDS = {"float32": "float", "float64": "double", "int64": "double", "int8": "signed char"}
@@ -58,14 +61,17 @@ def real(value: float, kind: str) -> str:
         return "NAN"
     if value in (float("inf"), float("-inf")):
         return "-INFINITY" if value < 0 else "INFINITY"
-    return f"{value:.8e}f" if kind == "float" else f"{value:.16e}"
+    return f"{ctypes.c_float(value).value:.8e}f" if kind == "float" else f"{value:.16e}"
 
 
 class CPrinter(Printer):
-    """kind: "float" or "double".   helpers: functions that it writes calls of and math.h lacks."""
+    """kind: "float" or "double".   helpers: functions that it writes calls of and math.h lacks.
 
-    def __init__(self, kind: str) -> None:
-        self.kind, self.helpers = kind, set[str]()
+    portable: write calls of elementary functions of our own, whose helpers they are.
+    """
+
+    def __init__(self, kind: str, portable: bool = False) -> None:
+        self.kind, self.helpers, self._portable = kind, set[str](), portable
 
     def loose(self, name: str, around: int) -> bool:
         return name in LEVELS and name != "**"  # compilers warn of some operands that C takes without parentheses
@@ -86,6 +92,10 @@ class CPrinter(Printer):
             return texts[0]
         if name in LEVELS and name != "**":
             return f"{texts[0]} {name} {texts[1]}"
+        if self._portable and name not in IEEE_FUNCTIONS:
+            check_portable(name, self.kind)
+            self.helpers.add(name)
+            return f"own_{name}32({texts[0]})"
         if name in HELPERS:
             self.helpers.add(name)
         if name == "total":  # of numbers from a place on
@@ -121,12 +131,15 @@ class CPrinter(Printer):
                     raise AssertionError(f"C has no {statement}")
 
 
-def function(name: str, made: LoopFunction) -> tuple[str, set[tuple[str, str]]]:
+def function(name: str, made: LoopFunction, portable: bool = False) -> tuple[str, set[tuple[str, str]]]:
     """Return the definition of a function, and what it calls that math.h lacks: names, each with its kind.
 
-    The pointers that it writes to overlap no others.
+    The pointers that it writes to overlap no others. portable: see `CPrinter`. Raises UnsupportedOperation for
+    functions whose bits depend on the machine.
     """
-    printer = CPrinter(KINDS[made.kind])
+    if portable and len({*map(number_kind, made.kinds)} - {""}) > 1 and any(_variables(made.body)):
+        raise UnsupportedOperation("variables beside numbers of two types: here C and LLVM may round elsewhere")
+    printer = CPrinter(KINDS[made.kind], portable)
     written = set(_written(made.body))
     pointers = [
         f"{KINDS[kind]} *restrict {pointer}" if pointer in written else f"const {KINDS[kind]} *{pointer}"
@@ -141,6 +154,16 @@ def helper(name: str, kind: str) -> str:
     """Return the definition of a function that math.h lacks."""
     arguments, body = (text.replace("KIND", kind).replace("S(", f"{SUFFIXES[kind]}(") for text in HELPERS[name])
     return f"static {kind} {name}{SUFFIXES[kind]}({arguments})\n{{\n    {body}\n}}"
+
+
+def _variables(body: Sequence[Statement]) -> Iterator[str]:
+    """Yield the variables that statements write to."""
+    for statement in body:
+        match statement:
+            case Loop(_, _, inner):
+                yield from _variables(inner)
+            case Assign(Name(name)):
+                yield name
 
 
 def _written(body: Sequence[Statement]) -> Iterator[str]:

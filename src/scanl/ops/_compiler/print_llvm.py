@@ -30,6 +30,7 @@ INTRINSICS = {"sqrt": "sqrt", "abs": "fabs", "sin": "sin", "cos": "cos", "**": "
 OF_LIBRARY = {"erf", "atan2", "fmod"}  # functions of C for both types; an f follows the name of that for float
 KERNEL = "kernel"  # the name of the function that runs one
 DOUBLES = {"exp", "log", "log1p", "expm1", "tanh"}  # functions of C for double; for float they are `elementary`
+IEEE_FUNCTIONS = {"sqrt", "abs", "floor", "rint"}  # functions whose last bit IEEE says
 OF_MACHINES = {"sin", "cos", "**", *OF_LIBRARY}  # whose last bits differ between libraries of C
 
 
@@ -177,8 +178,8 @@ class LLVMPrinter:
         return self._call(name, args, kind)
 
     def _call(self, name: str, args: Sequence[Value], kind: str) -> Value:
-        if self._portable and (name in OF_MACHINES or (kind == "double" and name in DOUBLES)):
-            raise UnsupportedOperation(f"{name} of {kind}, whose bits depend on the machine")
+        if self._portable:
+            check_portable(name, kind)
         if name in INTRINSICS:
             function = f"llvm.{INTRINSICS[name]}.f{8 * _bytes(kind)}"
         elif name in OF_LIBRARY:
@@ -229,6 +230,12 @@ class LLVMPrinter:
         name = f"%v{next(self._fresh)}"
         self._lines.append(f"  {name} = {instruction}")
         return Value(name, kind)
+
+
+def check_portable(name: str, kind: str) -> None:
+    """Raise UnsupportedOperation for a function whose bits depend on the machine. kind: "float" or "double"."""
+    if name in OF_MACHINES or (kind == "double" and name not in IEEE_FUNCTIONS):
+        raise UnsupportedOperation(f"{name} of {kind}, whose bits depend on the machine")
 
 
 def elementary(name: str, kind: str) -> str:

@@ -19,8 +19,8 @@ from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._sigmoid import log_sigmoid, sigmoid, tanh
 from scanl.ops._frame import cache
 
-_FUNCTIONS = {"exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "log_sigmoid": log_sigmoid, "sigmoid": sigmoid,
-              "tanh": tanh}  # fmt: skip
+FUNCTIONS = {"exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "log_sigmoid": log_sigmoid, "sigmoid": sigmoid,
+             "tanh": tanh}  # fmt: skip
 _KINDS = {"float": float32, "double": float64}
 # numba's functions return a status, and write their result where the first argument points to.
 _WRAPPER = """
@@ -41,7 +41,7 @@ def source(function: str, kind: str, name: str) -> str:
     try:
         return cache.read(cache.folder() / title).decode()
     except OSError:
-        text = _compiled(_FUNCTIONS[function], kind, name)
+        text = _compiled(FUNCTIONS[function], kind, name)
     keep(lambda: cache.folder() / title, text.encode())
     return text
 

@@ -51,7 +51,7 @@ def _log1p32(x):
 
 
 @helper(**_FLAGS)
-def _expm1_32(x):
+def _expm132(x):
     """Return 2^n (e^r - 1) + (2^n - 1), |r| <= ln(2)/2, n an integer: exact for small x too."""
     inside = max(min(x, _HIGHEST), _LOWEST)
     n = np.floor(inside * LOG2E + float32(0.5))
@@ -69,4 +69,4 @@ def _expm1_32(x):
 
 log = by_dtype(_log32, math.log)
 log1p = by_dtype(_log1p32, math.log1p)
-expm1 = by_dtype(_expm1_32, math.expm1)
+expm1 = by_dtype(_expm132, math.expm1)

@@ -61,7 +61,7 @@ def _exp32(x):
 
 
 def by_dtype(single: Callable, double: Callable) -> Any:
-    """Return a function for kernels: `single` for float32, `double` for other types."""
+    """Return a function for kernels: `single`, which is its attribute, for float32, and `double` for other types."""
 
     @intrinsic
     def function(typingctx, x):
@@ -74,6 +74,7 @@ def by_dtype(single: Callable, double: Callable) -> Any:
 
         return made, codegen
 
+    function.single = single
     return function
 
 
