@@ -68,11 +68,25 @@ def test_edges():
         pretrained_forecaster().predict(torch.zeros(2, 3, 1), state, horizon=1)
 
 
-def test_season_and_trend_are_forecast():
+@pytest.mark.parametrize("missing", [0, 60])
+def test_season_and_trend_are_forecast(missing):
+    """With half of the rows missing in the middle too."""
     steps = torch.arange(140, dtype=torch.float64)
     y = 100 + steps + 20 * torch.sin(steps * torch.pi / 6)
-    forecast, _ = pretrained_forecaster().predict(y[None, :120, None], horizon=20, season=12)
-    assert (forecast.mean[0, :, 0] - y[120:]).abs().max() < 5
+    read = y[None, :120, None].clone()
+    read[:, 30 : 30 + missing] = torch.nan
+    forecast, _ = pretrained_forecaster().predict(read, horizon=20, season=12)
+    assert (forecast.mean[0, :, 0] - y[120:]).abs().max() < (10 if missing else 5)
+
+
+def test_intervals_of_short_walks():
+    """They cover as often as they say, where a series has few values and no season."""
+    draw = torch.Generator().manual_seed(0)
+    drift = torch.randn(300, 1, 1, generator=draw, dtype=torch.float64) / 2
+    y = (torch.randn(300, 26, 1, generator=draw, dtype=torch.float64) + drift).cumsum(1)
+    forecast, _ = pretrained_forecaster().predict(y[:, :20], horizon=6, levels=(0.1, 0.9))
+    low, high = forecast.quantiles.unbind(-1)
+    assert 0.72 < ((y[:, 20:] > low) & (y[:, 20:] < high)).double().mean() < 0.88
 
 
 def test_what_is_packaged():

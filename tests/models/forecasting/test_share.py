@@ -12,7 +12,7 @@ LEVELS = (0.1, 0.5, 0.9)
 def forecaster(share):
     torch.manual_seed(0)
     form = Normalization(beside=share)
-    return Forecaster(5, Stack(8, 1, "gru"), Channels(2), distribution="quantiles", normalization=form).eval()
+    return Forecaster(5, Stack(8, 1, "gru"), Channels(2), distribution="quantiles", normalization=form).double().eval()
 
 
 @pytest.fixture
