@@ -235,7 +235,7 @@ def test_the_pretrained_forecaster_has_a_share_where_it_helps(error, share, tmp_
     monkeypatch.setattr(choosing, "pretrained_forecaster", Prophet)
     choice = choose(source, {"steps": 0, "log": True, "lags": 13}, 60)
     assert choice.options["pretrained"] == share
-    assert choice.options["sequence_length"] == (choosing.READ_STEPS if share else choice.length)
+    assert choice.options["sequence_length"] == (choosing.MIN_READ_STEPS if share else choice.length)
 
 
 def test_nothing_is_chosen_on_the_test_part(tmp_path):

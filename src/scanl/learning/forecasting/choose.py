@@ -67,7 +67,7 @@ SHARES = np.arange(0.025, 1.0, 0.05)  # of the pretrained forecaster
 PRIOR = 2.0  # both parameters of the beta distribution of its share before the backtests
 LEAST_SHARE = 0.05  # below this it has none
 MAX_SHARE_ORIGINS = 96  # in a backtest, at which it is measured
-READ_STEPS = 512  # that it reads before a forecast
+MIN_READ_STEPS, MAX_READ_STEPS, READ_SEASONS = 512, 2048, 4  # that it reads before a forecast
 
 BY_BACKTESTS = "chosen by backtests"
 DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests choose
@@ -176,7 +176,7 @@ def choose(
         _learn(source, past, choice, folds, fixed, plan, progress.part(border, 1.0))
     options["pretrained"] = share
     if share and "sequence_length" not in fixed:
-        options["sequence_length"] = max(length, READ_STEPS)
+        options["sequence_length"] = max(length, _read_steps(past))
     return choice
 
 
@@ -192,19 +192,19 @@ def _share(
     near 1/2. The error is set in the choice, as a ratio to that without it.
     scored: forecasts of the test part that follow.
     """
-    windows, horizon = simple.windows, past.horizon
+    windows, horizon, steps = simple.windows, past.horizon, _read_steps(past)
     folds = [
         (weights, rows[sampled(len(rows), MAX_SHARE_ORIGINS)])
         for weights, (_, rows) in zip(simple.unseen, windows.folds, strict=True)
     ]
-    cost = of_pretrained(sum(len(rows) for _, rows in folds) + scored, min(READ_STEPS, max(past.ends)))
+    cost = of_pretrained(sum(len(rows) for _, rows in folds) + scored, min(steps, max(past.ends)))
     if cost > plan.left:
         plan.leave_out("the model in the package", cost, progress)
         return 0.0
     plan.spent += cost
     errors, counts = [], []
     for weights, rows in folds:
-        values, _ = windows.history(rows, READ_STEPS)
+        values, _ = windows.history(rows, steps)
         values = values[:, : max(1, int(np.isfinite(values).any(0).sum()))][:, ::-1]
         ahead, _ = pretrained_forecaster().predict(
             torch.from_numpy(np.exp(values) if windows.log else values.copy())[..., None],
@@ -227,6 +227,11 @@ def _share(
     choice.errors[f"with a share of {share:g}"] = ratio
     progress.note(f"the model in the package: a mean with a share of {share:g} of it has {ratio:.3f} of that error")
     return share
+
+
+def _read_steps(past: PastTargets) -> int:
+    """Return how many steps the pretrained forecaster reads before a forecast: some of the longer season, if any."""
+    return max(MIN_READ_STEPS, min(MAX_READ_STEPS, READ_SEASONS * past.second))
 
 
 def check_fixed(past: PastTargets, fixed: Mapping[str, Any]) -> Stack:
