@@ -67,7 +67,7 @@ SHARES = np.arange(0.025, 1.0, 0.05)  # of the pretrained forecaster
 PRIOR = 2.0  # both parameters of the beta distribution of its share before the backtests
 LEAST_SHARE = 0.05  # below this it has none
 MAX_SHARE_ORIGINS = 96  # in a backtest, at which it is measured
-MIN_READ_STEPS, MAX_READ_STEPS, READ_SEASONS = 512, 2048, 4  # that it reads before a forecast
+MIN_READ_STEPS, MAX_READ_STEPS, READ_SEASONS = 512, 2048, 6  # that it reads before a forecast
 
 BY_BACKTESTS = "chosen by backtests"
 DEFAULTS: Mapping[str, Any] = {  # of options of `TrainConfig`, where backtests choose
@@ -106,7 +106,7 @@ class ForecasterChoice:
         maps, values = options["start"], counted(options["lags"], "value")
         about = maps[0] if len(maps) == 1 else f"the mean of {len(maps)} linear maps of the last {values}"
         about += " of the logarithm" * options["log"]
-        error = errors.get("simple forecasts", 1.0)
+        simple = error = errors.get("simple forecasts", 1.0)
         if options["steps"]:
             about += f", and {options['layer']} of width {options['dim']}, which learns in {options['steps']} steps "
             about += "what that leaves"
@@ -114,7 +114,7 @@ class ForecasterChoice:
             error *= after / before
         if share := options["pretrained"]:
             about += f"; beside it the model in the package, with a share of {share:g}"
-            error *= errors.get(f"with a share of {share:g}", 1.0)
+            error *= errors.get(f"with a share of {share:g}", simple) / (simple or 1.0)
         return f"chosen: {about}; in the backtests it has {error:.2f} of the seasonal naive's error"
 
     def table(self) -> str:
@@ -189,7 +189,7 @@ def _share(
 
     e_k(s) is the mean absolute error with share s in backtest k, and n_k the number of its horizons that share no row.
     The product is the likelihood of n_k errors with a Laplace distribution of unknown size. So few rows leave the share
-    near 1/2. The error is set in the choice, as a ratio to that without it.
+    near 1/2. The error is set in the choice.
     scored: forecasts of the test part that follow.
     """
     windows, horizon, steps = simple.windows, past.horizon, _read_steps(past)
@@ -224,7 +224,7 @@ def _share(
     if share < LEAST_SHARE:
         share = 0.0
     ratio = float(np.exp(np.interp(share, (0.0, *SHARES), (0.0, *logs.mean(0)))))
-    choice.errors[f"with a share of {share:g}"] = ratio
+    choice.errors[f"with a share of {share:g}"] = ratio * simple.error
     progress.note(f"the model in the package: a mean with a share of {share:g} of it has {ratio:.3f} of that error")
     return share
 
