@@ -17,7 +17,8 @@ from scanl.export import write_c
 from scanl.layers import build
 from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.layers.state import map_leaves
-from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, quantize
+from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, pretrained_forecaster, quantize
+from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.ops import exact
 from scanl.ops._compiler.print_c import real
 from scanl.ops._compiler.recorded import RecordedFunction
@@ -180,6 +181,25 @@ def test_functions_of_float64_are_no_portable_ones(tmp_path):
         pytest.raises(ConfigError, match=r"no step in C: .* of double, whose bits depend on the"),
     ):
         write_c(of_features().double(), tmp_path / "cell.c")
+
+
+def test_the_pretrained_forecaster_equals_its_model(tmp_path):
+    """Row by row: missing ones first and between, and two seasons that begin."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler, cc, is there")
+    model, season, levels = pretrained_forecaster(), (3, 6), (0.1, 0.5, 0.9)
+    write_c(PretrainedStep(model, 2, season, levels), tmp_path / "f.c")
+    subprocess.run(["cc", *FLAGS, "-O0", tmp_path / "f.c", "-o", tmp_path / "f.so", "-lm"], check=True)
+    functions, memory = ctypes.CDLL(str(tmp_path / "f.so")), ctypes.create_string_buffer(65536)
+    y = np.random.default_rng(0).normal(size=24).cumsum()
+    y[[0, 1, 9]] = np.nan
+    state, row, answers = model.init_state(1, season=season), np.zeros((2, 3)), []
+    functions.f_start(memory)
+    for value in y:
+        functions.f_step(ctypes.byref(ctypes.c_double(value)), memory, row.ctypes.data_as(ctypes.c_void_p))
+        answers.append(row.copy())
+    expected, _ = model.each(y[None], state, np.arange(24), horizon=2, levels=levels)
+    np.testing.assert_allclose(answers, expected[0], rtol=1e-9, atol=1e-9)
 
 
 class Keyed(nn.Module):

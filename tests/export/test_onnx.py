@@ -15,7 +15,8 @@ from scanl.export.lowering import LoweredCall
 from scanl.export.onnx import described
 from scanl.files import files_written_whole
 from scanl.layers import build
-from scanl.models import Forecaster, LanguageModel, Stack
+from scanl.models import Forecaster, LanguageModel, Stack, pretrained_forecaster
+from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.ops import delta_rule, linear_attention, short_convolution
 
 COVERS = ["export/native"]
@@ -44,6 +45,25 @@ def test_onnxruntime_reads_pieces_and_steps(tmp_path):
     assert np.linalg.norm(y - expected.numpy()) <= 1e-5 * expected.norm().item()
     nodes = {node.op_type for node in sys.modules["onnx"].load(tmp_path / "model.onnx").graph.node}
     assert nodes >= {"LinearAttention", "CausalConvWithState", "Scan"}
+
+
+def test_the_pretrained_forecaster_steps_in_onnxruntime(tmp_path):
+    """Rows of a batch that the export did not see; one of them begins late, and one has a gap."""
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'scanl[export]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    model, levels = pretrained_forecaster(), (0.1, 0.5, 0.9)
+    write_onnx(PretrainedStep(model, 2, (3, 6), levels), tmp_path / "f.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "f.onnx", providers=["CPUExecutionProvider"])
+    state = start_state(session.get_modelmeta().custom_metadata_map["state"], 3)
+    x, answers = np.random.default_rng(0).normal(size=(3, 24)).cumsum(1), []
+    x[0, :3] = x[1, 8:11] = np.nan
+    for column in x.T:
+        y, *last = session.run(None, {"x": column[:, None, None], **state})
+        state = dict(zip(state, last, strict=True))
+        answers.append(y[:, 0])
+    expected, _ = model.each(x, model.init_state(3, season=(3, 6)), np.arange(24), horizon=2, levels=levels)
+    np.testing.assert_allclose(np.stack(answers, 1), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_state_comes_from_the_file():

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-
 from scanl.cli.parser import Parser
 from scanl.cli.paths import PRETRAINED_NAME, PROGRAMS
 from scanl.errors import ConfigError
@@ -36,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         "run",
         type=str,
         help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or, in the package, "
-        f"{', '.join(byte_model_names())}, a language model of bytes, or {PRETRAINED_NAME}, the forecaster, .c only",
+        f"{', '.join(byte_model_names())}, a language model of bytes, or {PRETRAINED_NAME}, the forecaster, no .pt2",
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
@@ -53,13 +51,11 @@ def run(argv: Sequence[str]) -> int:
     if args.run == PRETRAINED_NAME and not Path(args.run).is_dir():
         if args.portable:
             raise ConfigError(f"export: portable is True, expected False because {PRETRAINED_NAME} computes in float64")
-        if path.suffix != ".c":
-            raise ConfigError(
-                f"export: path is {path}, expected a file of .c because {PRETRAINED_NAME} has a step in C alone"
-            )
+        if path.suffix == ".pt2":
+            raise ConfigError(f"export: path is {path}, expected a file of .c or .onnx for {PRETRAINED_NAME}")
         sizes = {"horizon": args.horizon or 12, "season": args.season or 1}
         step = PretrainedStep(pretrained_forecaster(), sizes["horizon"], (sizes["season"], 1))
-        write(step, path, example=torch.zeros(2, 2, 1, dtype=torch.float64), **options)
+        write(step, path, **options)
         print(path)
         return 0
     for name in ("horizon", "season"):

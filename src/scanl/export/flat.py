@@ -15,6 +15,7 @@ from scanl.hub.streaming.stream import StreamingModule
 from scanl.layers import state as states
 from scanl.layers.base import Layer
 from scanl.models import Forecaster, LanguageModel, RandomFilters
+from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.models.inputs import Tokens
 from scanl.models.reader import Reader
 from scanl.ops import backend
@@ -31,15 +32,17 @@ class FlatModel(nn.Module):
     """A model whose arguments and results are tensors: `(x, *state) -> (y, *state)`.
 
     model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...) with B and T
-    above 1; None for a layer, a language model, a reader of tokens or features, a forecaster without covariates, and a
-    stream, whose time axis may be another one, and whose step may be several steps of its input.
+    above 1; None for a layer, a language model, a reader of tokens or features, a forecaster without covariates, a step
+    of the pretrained one, which reads no more than one, and a stream, whose time axis may be another one, and whose
+    step may be several steps of its input.
     A complex tensor of the state is a real one with a last axis of 2. Raises ConfigError for a model that has no such
     interface.
     """
 
     def __init__(self, model: nn.Module, example: Tensor | None = None) -> None:
         super().__init__()
-        if not isinstance(model, Layer | LanguageModel | Reader | Forecaster | StreamingModule) and example is None:
+        own = Layer | LanguageModel | Reader | Forecaster | PretrainedStep | StreamingModule
+        if not isinstance(model, own) and example is None:
             raise ConfigError(
                 f"export: example is None for a {type(model).__name__}, expected an input of the model (B, T, ...)"
             )
@@ -53,7 +56,7 @@ class FlatModel(nn.Module):
                 "train it with --pretrained 0"
             )
         self.model = copy.deepcopy(model).cpu().eval()  # the caller's may be in training, and on a GPU
-        self.time, self.batch, self.steps = 1, 0, 1
+        self.time, self.batch, self.steps, self.reads_one = 1, 0, 1, isinstance(model, PretrainedStep)
         if isinstance(model, StreamingModule):
             self.time, self.batch, self.steps = model.time, model.batch, model.stride
         self.example = _example(model) if example is None else example.detach().cpu()
@@ -119,6 +122,8 @@ def _example(model: Any) -> Tensor:
         return model.example()
     if isinstance(model, Layer):
         return torch.randn(2, 20, model.dim)
+    if isinstance(model, PretrainedStep):
+        return torch.randn(2, 1, 1, dtype=torch.float64)
     if isinstance(model, Forecaster):
         if model.past or model.static or model.future or model.timed:
             raise ConfigError("export: the forecaster reads covariates or durations, expected one that reads x alone")

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._decomp import get_decompositions
+from torch.export import ExportedProgram
 
 from scanl.errors import ConfigError
-from scanl.export.flat import FlatModel, check_path, exported
+from scanl.export.flat import FlatModel, check_path, exported, one_step
 from scanl.export.lowering import lowered
 from scanl.export.native import CONVERTED, NATIVE, settled
 from scanl.files import files_written_whole
@@ -29,8 +31,9 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
     above 1; needed for a class that is not of scanl.
 
     Inputs: `x`, and each tensor of the state under its path, such as `state.0.mixer`. Outputs: `y`, and the state after
-    the last step, `next_state.0.mixer`. The numbers of sequences and of steps are open. Complex tensors have a last
-    axis of 2. The metadata `state` says in JSON with what each tensor starts; `start_state` reads it.
+    the last step, `next_state.0.mixer`. The numbers of sequences and of steps are open; a step of the pretrained
+    forecaster reads one. Complex tensors have a last axis of 2. The metadata `state` says in JSON with what each tensor
+    starts; `start_state` reads it.
 
     Recurrences become `LinearAttention` and `CausalConvWithState`, which ONNX has from opset 27 on, or `Scan`; a file
     with scans alone has opset 25. Raises ConfigError if a package is missing,
@@ -44,7 +47,7 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
     try:
         with torch.no_grad(), _quiet():
             written = torch.onnx.export(
-                lowered(exported(flat), NATIVE),
+                _step(flat) if flat.reads_one else lowered(exported(flat), NATIVE),
                 dynamo=True,
                 opset_version=CONVERTED,
                 verbose=False,
@@ -63,6 +66,11 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
     written.model.metadata_props["state"] = json.dumps(starts, allow_nan=False)
     with files_written_whole(file) as partial:
         written.save(partial)
+
+
+def _step(flat: FlatModel) -> ExportedProgram:
+    # onnxruntime has no softplus of float64.
+    return one_step(flat).run_decompositions(get_decompositions([torch.ops.aten.softplus.default]))
 
 
 @contextmanager

@@ -364,7 +364,7 @@ def ahead_features(
     m, n = (season[:, None, None].double() for season in seasons)
     h = torch.from_numpy(np.minimum(ahead, MAX_TRAINED_HORIZON).astype(np.float64))[None]
     steps = torch.from_numpy(ahead.astype(np.float64))[None]
-    ones = torch.ones(len(unit), *ahead.shape, dtype=torch.float64)
+    ones = torch.ones(unit.shape[0], *ahead.shape, dtype=torch.float64)
     seen = sum(weights[None, :, :, j] * picked.weights[:, :, None, j] for j in range(len(KNOTS)))
     assert isinstance(seen, Tensor)
     more = [

@@ -241,31 +241,45 @@ class PretrainedStep(nn.Module):
             with_drift = with_drift + change[:, None] * _constant(-(-ahead // m))
         drift = naive / (count - 1).clamp(min=1).double()[:, None] * _constant(ahead)
         theta = level[:, simple.THETA, None] + drift / 2
-        low, high = 2 * sums[:, 4] - sums[:, 6], 2 * sums[:, 6] - sums[:, 4]
-        x = self._lagged(past, count)
-        paths: list[list[Tensor]] = [[], [], []]
-        of = weights.unbind(1)
+        forecasts = [seasonal[0], second, with_drift, naive + drift, theta]
+        paths = self._paths(past, count, sums, weights, naive, reach)
+        return torch.cat([torch.stack(forecasts, 1), paths], 1)
 
-        def lag(s: int, h: int, path: list[Tensor]) -> Tensor:
-            """Return the value, or its forecast, s steps before step h + 2 ahead."""
-            return past[:, h + 1 - s] if s >= h + 2 else path[h + 1 - s]
+    def _paths(self, past: Tensor, count: Tensor, sums: Tensor, weights: Tensor, naive: Tensor, reach: int) -> Tensor:
+        """Return the forecasts of the autoregressions, (B, 3, reach)."""
+        m, n, zeros = self.m, self.n, torch.zeros_like(naive)
+        low, high = 2 * sums[:, 4:5] - sums[:, 6:7], 2 * sums[:, 6:7] - sums[:, 4:5]
 
+        def values(s: int, absent: Tensor) -> Tensor:
+            """Return the values s steps before the steps from the second one ahead on, as far as they have come."""
+            number = min(s, reach) - 1
+            begin = past.shape[1] + 1 - s
+            return torch.where(
+                count[:, None] + torch.arange(1, number + 1) >= s, past[:, begin : begin + number], absent
+            )
+
+        # What moves on with the steps: the row of an autoregression, a lag, and the values that have come.
+        moving = [(1, m, values(m, zeros)), (2, m, values(m, naive)), (2, 2 * m, values(2 * m, zeros))]
+        if n > m:
+            moving += [(1, n, values(n, zeros)), (2, n, values(n, zeros))]
+        size, first = simple.LAGS, 3 * simple.LAGS + 3
+        places = 3 + np.arange(3 * size).reshape(3, size)
+        places[0, 1 : simple.SHORT_LAGS + 1] = [0, *places[0, 1 : simple.SHORT_LAGS]]
+        places[1, 1:] = [1, places[1, 1], first, *places[1, [3, 5, 5]]]
+        places[2, 1:3] = first + 1, first + 2
+        if n > m:
+            places[1, 5], places[2, 3] = first + 3, first + 4
+        order = torch.from_numpy(places.ravel())
+        x = torch.stack([torch.stack(row, 1) for row in self._lagged(past, count)], 1)
+        paths: list[Tensor] = []
         for h in range(reach):
-            for k in range(3):
-                sum_ = sum(of[k][:, q] * x[k][q] for q in range(simple.LAGS))
-                paths[k].append(torch.minimum(torch.maximum(sum_, low), high))  # pyright: ignore[reportArgumentType]
-            there, is_n = count + (h + 1) >= m, count + (h + 1) >= n
-            short, own, regression = x
-            x = [
-                [short[0], paths[0][h], *short[1 : simple.SHORT_LAGS], *short[5:]],
-                [own[0], paths[1][h], own[1], torch.where(there, lag(m, h, paths[1]), 0.0), own[3],
-                 torch.where(is_n, lag(n, h, paths[1]), 0.0) if n > m else own[5], own[5]],
-                [regression[0], torch.where(there, lag(m, h, paths[2]), naive[:, 0]),
-                 torch.where(count + (h + 1) >= 2 * m, lag(2 * m, h, paths[2]), 0.0),
-                 torch.where(is_n, lag(n, h, paths[2]), 0.0) if n > m else regression[3], *regression[4:]],
-            ]  # fmt: skip
-        forecasts = [seasonal[0], second, with_drift, naive + drift, theta, *(torch.stack(path, 1) for path in paths)]
-        return torch.stack(forecasts, 1)
+            paths.append(torch.minimum(torch.maximum((weights * x).sum(2), low), high))
+            if h + 1 < reach:
+                new = [
+                    come[:, h : h + 1] if h + 1 < s else paths[h + 1 - s][:, row : row + 1] for row, s, come in moving
+                ]
+                x = torch.cat([paths[h], x.flatten(1), *new], 1)[:, order].unflatten(1, (3, size))
+        return torch.stack(paths, 2)
 
 
 def _sums(x: Tensor, here: Tensor, known: Tensor, state: SimpleState) -> Tensor:
@@ -289,17 +303,11 @@ def _solved(left: Tensor, right: Tensor) -> Tensor:
     """Return the solution of symmetric positive definite systems (B, 3, q, q), by elimination."""
     both = torch.cat([left, right[..., None]], -1)
     size = left.shape[-1]
-    rows = list(both.unbind(-2))
     for k in range(size):
-        for i in range(k + 1, size):
-            rows[i] = rows[i] - rows[i][..., k : k + 1] / rows[k][..., k : k + 1] * rows[k]
-    result: list[Tensor] = []
-    for k in reversed(range(size)):
-        rest = rows[k][..., size]
-        for j, value in enumerate(result):
-            rest = rest - rows[k][..., size - 1 - j] * value
-        result.append(rest / rows[k][..., k])
-    return torch.stack(result[::-1], -1)
+        others = torch.arange(size) != k
+        row = both[..., k : k + 1, :]
+        both = both - both[..., k : k + 1] / row[..., k : k + 1] * others[:, None] * row
+    return both[..., size] / both[..., :size].diagonal(dim1=-2, dim2=-1)
 
 
 def kernel(
