@@ -31,6 +31,7 @@ from scanl.cli.train import parse
 from scanl.data import sources
 from scanl.data.files import folders
 from scanl.learning import build_model
+from scanl.models import LanguageModel, Stack
 from scanl.ops import registry
 
 pytestmark = pytest.mark.usefixtures("short_sample")
@@ -403,6 +404,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.first_calls": ("gru", {}, "numba"),
     "quality.adapting": ("gated_deltanet", {}, "peft"),
     "quality.packing": ("text=README.md", {"SIZE": 4000}, "torch"),
+    "quality.portable": ("time", {"shipped": lambda: LanguageModel(256, Stack(8, 1, "mingru")), "STEPS": 2}, "numba"),
     "quality.needs": ("hidden", {}, "sklearn"),
     "quality.serve": ("mistakes", {}, "fastapi"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
