@@ -13,7 +13,6 @@ from scanl.packing.predictor import ContextsAlone, Predictor
 
 FIRST = 0  # the symbol before the first one: in training texts it stands before a file
 MIN_STREAM = 1 << 11  # bytes of a stream: a shorter one is mostly a start, of which the model knows nothing
-TURN = 128  # steps between two looks at what the code takes
 AnyPredictor = Predictor | AdaptivePredictor | ContextsAlone
 Moved = Callable[[int], None]  # takes how many bytes were coded
 
@@ -56,8 +55,8 @@ def encoded(predictor: AnyPredictor, data: bytes, streams: int, moved: Moved) ->
     inputs = torch.cat([torch.full((1, layout.rows), FIRST), symbols[:-1]])
     writer = StreamWriter(layout.rows, layout.steps)
     with predictor.opened(layout.rows) as reading:
-        for begin in range(0, layout.steps, TURN):
-            end = min(begin + TURN, layout.steps)
+        for begin in range(0, layout.steps, predictor.turn):
+            end = min(begin + predictor.turn, layout.steps)
             for step, logits in enumerate(reading.steps(inputs[begin:end]), begin):
                 writer.put(logits, symbols[step, : layout.count(step)])
             done = min(end * layout.rows, len(data))
@@ -80,8 +79,8 @@ def decoded(predictor: AnyPredictor, code: bytes, size: int, streams: int, moved
         for step in range(layout.steps):
             count = layout.count(step)
             symbols[step, :count] = reader.take(reading.step(inputs[step]), count)
-            if (step + 1) % TURN == 0 or step + 1 == layout.steps:
-                begin = step // TURN * TURN
+            if (step + 1) % predictor.turn == 0 or step + 1 == layout.steps:
+                begin = step // predictor.turn * predictor.turn
                 moved(min((step + 1) * layout.rows, size) - begin * layout.rows)
                 reading.learn(inputs[begin : step + 1], symbols[begin : step + 1])
     return layout.joined(symbols) if reader.at_end else None

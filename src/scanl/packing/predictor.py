@@ -18,6 +18,7 @@ from scanl.ops import exact
 from scanl.packing.archive import ARITHMETICS, PRECISIONS
 
 SYMBOLS = 256
+TURN = 128  # steps that are read at once, and between two looks at how long the code is
 EXACT, PORTABLE = ARITHMETICS
 FLOATS, WHOLE_NUMBERS, UNMODELLED = PRECISIONS
 
@@ -31,6 +32,8 @@ class Predictor:
 
     Raises ConfigError for a model of other symbols than bytes.
     """
+
+    turn = TURN
 
     def __init__(self, model: LanguageModel) -> None:
         if not isinstance(model, LanguageModel):
@@ -98,7 +101,7 @@ class ContextsAlone:
     A tenth of the time, and more bits.
     """
 
-    arithmetic, precision, digest = PORTABLE, UNMODELLED, 32 * "0"
+    arithmetic, precision, digest, turn = PORTABLE, UNMODELLED, 32 * "0", TURN
 
     @contextmanager
     def opened(self, rows: int) -> Iterator["NoPrediction"]:
