@@ -17,7 +17,7 @@ from scanl.export import write_c
 from scanl.layers import build
 from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.layers.state import map_leaves
-from scanl.models import Features, LanguageModel, SequenceClassifier, Stack, pretrained_forecaster, quantize
+from scanl.models import Features, Forecaster, LanguageModel, SequenceClassifier, Stack, pretrained_forecaster, quantize
 from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.ops import exact
 from scanl.ops._compiler.print_c import real
@@ -97,6 +97,10 @@ def of_whole_numbers() -> nn.Module:
     return model
 
 
+def of_series() -> nn.Module:
+    return Forecaster(2, Stack(4, 1, "mingru"))
+
+
 NUMBERS = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0))
 MODELS = {
     "functions": (Functions, NUMBERS),
@@ -105,6 +109,7 @@ MODELS = {
     "tokens": (of_tokens, torch.tensor([[3, 1, 6, 2, 0]])),
     "features": (of_features, NUMBERS[..., :2]),
     "wide": (of_wide_features, NUMBERS[..., :2]),
+    "series": (of_series, NUMBERS[..., :1]),
     "whole numbers": (of_whole_numbers, torch.tensor([[3, 1, 6, 2, 0]])),
 }
 
@@ -116,7 +121,8 @@ def outputs_in_c(model, x: torch.Tensor, folder: Path, flags: Sequence[str]) -> 
     write_c(model, folder / "cell.c", x)
     subprocess.run(["cc", *flags, folder / "cell.c", "-o", folder / "cell.so", "-lm"], check=True)
     functions, memory = ctypes.CDLL(str(folder / "cell.so")), ctypes.create_string_buffer(4096)
-    outputs = np.zeros((x.shape[1], model(x[:, :1], model.init_state(1))[0].numel()), np.float32)
+    first = model(x[:, :1], model.init_state(1))[0].flatten().numpy()
+    outputs = np.zeros((x.shape[1], len(first)), first.dtype)
     functions.cell_start(memory)
     for step, y in zip(x[0], outputs, strict=True):
         read = step.flatten().numpy() if step.is_floating_point() else step.int().numpy()

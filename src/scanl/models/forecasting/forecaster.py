@@ -28,6 +28,7 @@ from scanl.models.inputs import Channels
 from scanl.models.reader import FeatureEmbedding, Standard
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
+from scanl.ops._frame.context import traced
 from scanl.ops.offsets import sequences
 from scanl.options import at_least
 from scanl.series_columns import SeriesColumns
@@ -393,7 +394,7 @@ class Forecaster(Saved):
     def _inputs(self, columns: SeriesColumns, cu_seqlens: Tensor | None = None) -> StepInputs:
         """Check columns, and return the numbers at each step."""
         check_columns(columns, self.channels, self.horizon, cu_seqlens)
-        if self.head.counts and not torch.compiler.is_compiling():
+        if self.head.counts and not traced():
             check_counts("forecaster", "x", columns.target)
         return self._joined(columns, cu_seqlens)
 

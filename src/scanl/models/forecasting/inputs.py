@@ -10,6 +10,7 @@ from scanl.layers.packing import pack, sequence_index
 from scanl.layers.parts.timespans import check_timespans
 from scanl.models.embedding import check_tensor
 from scanl.models.inputs import Channels
+from scanl.ops._frame.context import traced
 from scanl.ops.offsets import sequences
 from scanl.series_columns import SeriesColumns
 
@@ -89,7 +90,7 @@ def check_columns(columns: SeriesColumns, channels: Channels, horizon: int, cu_s
             expected = shape if size else "None because the model was made without"
             raise ShapeError(f"forecaster: {name} has shape {tuple(values.shape)}, expected {expected}")
     check_timespans("forecaster", None if columns.timespans is None else columns.timespans[:, :steps], x)
-    if torch.compiler.is_compiling():
+    if traced():
         return
     for name, numbers in zip(("x", "past", "static", "future"), columns[:4], strict=True):
         if numbers is not None and bool(numbers.isinf().any()):

@@ -176,6 +176,11 @@ def over(a: Tensor, b: Tensor) -> Tensor:
     return times(a, b.reciprocal()) if exactly() and b.is_complex() else a / b
 
 
+def traced() -> bool:
+    """Return whether a program or a kernel is made of the call, so that no number may be looked at."""
+    return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())
+
+
 def plain(*operands: Any) -> bool:
     """Return whether the operands are ordinary tensors of numbers on a CPU, and nothing traces the call."""
     for operand in operands:
