@@ -24,9 +24,9 @@ def test_a_run_becomes_a_file(tmp_path, capsys):
 def test_refusals(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("", encoding="utf-8")
     for argv, message in (
-        (["model.tflite"], "path is model.tflite, expected a file of .onnx or .c or .pt2"),
-        (["model.onnx", "--name", "cell"], "name is cell, but model.onnx is no file in C; leave it out"),
-        (["model.onnx", "--portable"], "portable is True, but model.onnx is no file in C; leave it out"),
+        (["model.tflite"], "path is model.tflite, expected a file of .onnx or .c or .pt2 or .html"),
+        (["model.onnx", "--name", "cell"], "name is cell, but model.onnx is no file of .c; leave it out"),
+        (["model.onnx", "--portable"], "portable is True, but model.onnx is no file of .c; leave it out"),
     ):
         assert main(["export", str(tmp_path), *argv]) == 2
         assert message in capsys.readouterr().err

@@ -30,7 +30,7 @@ def test_onnxruntime_reads_pieces_and_steps(tmp_path):
     torch.manual_seed(0)
     options = {"gated_deltanet": {"num_heads": 2}, "gla": {"num_heads": 2}}
     model = LanguageModel(9, Stack(8, 3, ["gated_deltanet", "gla", "lstm"], layer_options=options))
-    write_onnx(model, tmp_path / "model.onnx")
+    write_onnx(model, tmp_path / "model.onnx", opset=27)
     assert model.training
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (metadata,) = session.get_modelmeta().custom_metadata_map.values()
@@ -174,6 +174,8 @@ def test_any_numbers_may_be_the_first_state(start):
 def test_refusals(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"expected a file of \.onnx"):
         write_onnx(build("gru", 4), tmp_path / "model.pb")
+    with pytest.raises(ConfigError, match="opset is 26, expected 25 or 27"):
+        write_onnx(build("gru", 4), tmp_path / "model.onnx", opset=26)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"needs onnx and onnxscript: pip install 'scanl\[export\]'"):
         write_onnx(build("gru", 4), tmp_path / "model.onnx")

@@ -1,9 +1,11 @@
-"""`scanl export RUN FILE`: a run's model, or a program of torch, as an ONNX file, as C99, or as a package of torch."""
+"""`scanl export RUN FILE`: a run's model, or a program of torch, as a file that runs without scanl."""
 
-import os
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+
+from torch import nn
 
 from scanl.cli.parser import Parser
 from scanl.cli.paths import PRETRAINED_NAME, PROGRAMS
@@ -16,58 +18,73 @@ from scanl.models import pretrained_forecaster
 from scanl.models.byte_models import byte_model, byte_model_names
 from scanl.models.forecasting.pretrained_step import PretrainedStep
 from scanl.ops import exact
-from scanl.options import PositiveOrNone
+from scanl.options import NaturalOrNone, PositiveOrNone
 
 NOTES = {
     "what is written, by the ending of FILE": {
         ".onnx": "a file for onnxruntime; the state is among its inputs and outputs",
         ".c": "one file in C99: a struct for the state, a function that starts it, and one for a step",
+        ".html": "a page that writes, forecasts or reads numbers in a browser, without a network (needs ziglang)",
         ".pt2": "a package that torch has compiled (needs a C++ compiler)",
     }
 }
+# Options of one format, and its ending.
+OPTIONS = {"name": ".c", "portable": ".c", "opset": ".onnx", **dict.fromkeys(("title", "rate", "overlap"), ".html")}
+SIZES = {"horizon": 12, "season": 1}  # of the forecaster in the package
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the file and print its path."""
     parser = Parser("export", "Write a model as a file that runs without scanl.", notes=NOTES)
+    names = ", ".join([PRETRAINED_NAME, *byte_model_names()])
     parser.add_argument(
         "run",
         type=str,
-        help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or, in the package, "
-        f"{', '.join(byte_model_names())}, a language model of bytes, or {PRETRAINED_NAME}, the forecaster, no .pt2",
+        help="run folder; or a program of torch (.pt2) or ONNX, whose streaming form is written; or a model that comes "
+        f"with scanl: {names}",
     )
     parser.add_argument("file", type=str, metavar="FILE", help=f"file to write: {', '.join(ENDINGS)}")
     parser.add("--name", str | None, ".c only: what its names begin with (default: the file's name)")
     parser.add_argument("--portable", action="store_true", help=".c only: the same bits by every compiler")
-    parser.add("--horizon", PositiveOrNone, f"of {PRETRAINED_NAME}: steps to forecast (default: 12)")
+    parser.add("--opset", PositiveOrNone, ".onnx only: 25, which browsers read, or 27, for long prompts (default: 25)")
+    parser.add("--title", str | None, ".html only: heading of the page (default: the name of RUN)")
+    parser.add("--rate", PositiveOrNone, ".html only: samples a second of sound, pieces of which a step reads")
+    parser.add("--overlap", NaturalOrNone, ".html only: samples of a piece that the one before has too (default: 0)")
+    parser.add("--horizon", PositiveOrNone, f"of {PRETRAINED_NAME}: steps to forecast (default: {SIZES['horizon']})")
     parser.add("--season", PositiveOrNone, f"of {PRETRAINED_NAME}: steps of a season (default: none)")
     args = parser.parse(argv)
     path = Path(args.file)
-    for name in ("name", "portable"):
-        if (value := getattr(args, name)) and path.suffix != ".c":
-            raise ConfigError(f"export: {name} is {value}, but {path} is no file in C; leave it out")
     check_path(path, list(ENDINGS))
-    options = {} if args.name is None else {"name": args.name}
+    options = {name: value for name in OPTIONS if (value := getattr(args, name)) not in (None, False)}
+    for name, value in options.items():
+        if path.suffix != OPTIONS[name]:
+            raise ConfigError(f"export: {name} is {value}, but {path} is no file of {OPTIONS[name]}; leave it out")
+    if path.suffix == ".html":
+        options.setdefault("title", Path(args.run).resolve().stem)
+    model = _model(args, path)
+    with exact(portable=True) if options.pop("portable", False) else nullcontext():
+        write(model, path, **options)
+    print(path)
+    return 0
+
+
+def _model(args: Namespace, path: Path) -> nn.Module:
+    """Return the model to write."""
     if args.run == PRETRAINED_NAME and not Path(args.run).is_dir():
         if args.portable:
             raise ConfigError(f"export: portable is True, expected False because {PRETRAINED_NAME} computes in float64")
         if path.suffix == ".pt2":
-            raise ConfigError(f"export: path is {path}, expected a file of .c or .onnx for {PRETRAINED_NAME}")
-        sizes = {"horizon": args.horizon or 12, "season": args.season or 1}
-        step = PretrainedStep(pretrained_forecaster(), sizes["horizon"], (sizes["season"], 1))
-        write(step, path, **options)
-        print(path)
-        return 0
-    for name in ("horizon", "season"):
+            raise ConfigError(
+                f"export: path is {path}, expected a file of .c, .onnx or .html because {PRETRAINED_NAME} has no step "
+                "for torch"
+            )
+        sizes = {name: getattr(args, name) or size for name, size in SIZES.items()}
+        return PretrainedStep(pretrained_forecaster(), sizes["horizon"], (sizes["season"], 1))
+    for name in SIZES:
         if (value := getattr(args, name)) is not None:
             raise ConfigError(f"export: {name} is {value}, expected none because {args.run} is not {PRETRAINED_NAME}")
     if Path(args.run).suffix in PROGRAMS:
-        model = convert(args.run)
-    elif args.run in byte_model_names() and not os.path.isdir(args.run):
-        model = byte_model(args.run)
-    else:
-        model = RunFolder.open(args.run).load_model()
-    with exact(portable=True) if args.portable else nullcontext():
-        write(model, path, **options)
-    print(path)
-    return 0
+        return convert(args.run)
+    if args.run in byte_model_names() and not Path(args.run).is_dir():
+        return byte_model(args.run)
+    return RunFolder.open(args.run).load_model()

@@ -53,18 +53,22 @@ def write_c(
     name = file.stem if name is None else name
     if not (name.isidentifier() and name.isascii()):
         raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
-    if any(isinstance(part, QuantizedWeight) and part.groups is not None for part in model.modules()):
+    _, source = c_step(FlatModel(model, example), name)
+    with written_whole(file) as partial:
+        partial.write_text(source, encoding="ascii")
+
+
+def c_step(flat: FlatModel, name: str) -> tuple[RecordedFunction, str]:
+    """Return one step of a model, and its file, in which names begin with `name`. Raises ConfigError as `write_c`."""
+    if any(isinstance(part, QuantizedWeight) and part.groups is not None for part in flat.model.modules()):
         raise ConfigError("export: the model has weights of 4 bits, expected 8 bits or floats in C")
-    flat = FlatModel(model, example)
     _check_names(flat)
     try:
         with torch.no_grad():
             step = RecordedFunction(flat, flat.first_step(1), *flat.start(1), portable=portably())
-        parts = list(_parts(name, flat, step, portably()))
+        return step, "\n\n".join(_parts(name, flat, step, portably())) + "\n"
     except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
-    with written_whole(file) as partial:
-        partial.write_text("\n\n".join(parts) + "\n", encoding="ascii")
 
 
 def _check_names(flat: FlatModel) -> None:

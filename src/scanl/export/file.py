@@ -11,14 +11,20 @@ from scanl.export.c import write_c
 from scanl.export.flat import check_path
 from scanl.export.onnx import write_onnx
 from scanl.export.package import write_package
+from scanl.export.page import write_page
 
-ENDINGS: dict[str, Callable[..., None]] = {".onnx": write_onnx, ".c": write_c, ".pt2": write_package}
+ENDINGS: dict[str, Callable[..., None]] = {
+    ".onnx": write_onnx,
+    ".c": write_c,
+    ".pt2": write_package,
+    ".html": write_page,
+}
 
 
 def write(model: nn.Module, path: str | PathLike[str], **options: Any) -> None:
-    """Write a model as an ONNX file, as C99, or as a package of torch, by the ending of `path`: .onnx, .c or .pt2.
+    """Write a model as a file of the format that the ending of `path` names: .onnx, .c, .pt2 or .html.
 
-    options: of `write_onnx`, `write_c` or `write_package`.
+    options: of `write_onnx`, `write_c`, `write_package` or `write_page`.
     """
     file = Path(path)
     check_path(file, list(ENDINGS))

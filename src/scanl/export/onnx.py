@@ -20,11 +20,13 @@ from torch.export import ExportedProgram
 from scanl.errors import ConfigError
 from scanl.export.flat import FlatModel, check_path, exported, one_step
 from scanl.export.lowering import lowered
-from scanl.export.native import CONVERTED, NATIVE, settled
+from scanl.export.native import CONVERTED, NATIVE, OPSET, settled
 from scanl.files import files_written_whole
 
 
-def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | None = None) -> None:
+def write_onnx(
+    model: nn.Module, path: str | PathLike[str], example: Tensor | None = None, *, opset: int = CONVERTED
+) -> None:
     """Write a model as one ONNX file with its weights, whole or not at all; beyond 2 GB they are in a file beside it.
 
     model: a layer, or a model that returns `(y, state)` for `(x, state)`.   example: an input (B, T, ...), B and T
@@ -35,19 +37,24 @@ def write_onnx(model: nn.Module, path: str | PathLike[str], example: Tensor | No
     forecaster reads one. Complex tensors have a last axis of 2. The metadata `state` says in JSON with what each tensor
     starts; `start_state` reads it.
 
-    Recurrences become `LinearAttention` and `CausalConvWithState`, which ONNX has from opset 27 on, or `Scan`; a file
-    with scans alone has opset 25. Raises ConfigError if a package is missing,
-    or for a model that has no such program, such as one with filters through an FFT.
+    opset: 25, which every runtime of today reads, onnxruntime-web too: each recurrence becomes a `Scan`. With 27,
+    linear attention, delta rules and short convolutions become `LinearAttention` and `CausalConvWithState`, which
+    read a prompt faster; a file without them has opset 25.
+
+    Raises ConfigError if a package is missing, or for a model that has no such program, such as one with filters
+    through an FFT.
     """
     file = Path(path)
     check_path(file, [".onnx"])
+    if opset not in (CONVERTED, OPSET):
+        raise ConfigError(f"export: opset is {opset}, expected {CONVERTED} or {OPSET}")
     _needed()
     flat = FlatModel(model, example)
     names = [leaf.name for leaf in flat.leaves]
     try:
         with torch.no_grad(), _quiet():
             written = torch.onnx.export(
-                _step(flat) if flat.reads_one else lowered(exported(flat), NATIVE),
+                _step(flat) if flat.reads_one else lowered(exported(flat), NATIVE if opset == OPSET else {}),
                 dynamo=True,
                 opset_version=CONVERTED,
                 verbose=False,
