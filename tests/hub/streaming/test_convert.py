@@ -241,6 +241,32 @@ def test_many_pieces_become_one_kernel():
     assert module[0].conv.weight.grad.any()
 
 
+class Frames(nn.Module):
+    """Convolutions and a pooling within each step, then a recurrence, of which the last step is the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3, padding=1)
+        self.up = nn.ConvTranspose1d(4, 4, 3, 2, 1, 1, groups=2)
+        self.lstm = nn.LSTM(16, 5, batch_first=True)
+
+    def forward(self, x):
+        frames = self.up(F.max_pool1d(self.conv(x.reshape(-1, 1, 4)), 2)).flatten(1)
+        return self.lstm(frames.unflatten(0, x.shape[:2]))[0][:, -1]
+
+
+def test_the_end_of_frames_is_one_kernel():
+    module, x, state = Frames().eval(), torch.randn(2, 9, 4), None
+    stream = convert(module, x)
+    with torch.no_grad():
+        for start, end in pairwise([0, 4, 4, 8]):
+            y, state = stream(x[:, start:end], state)
+            torch.testing.assert_close(y, module(x[:, :end]))
+        stream._compiled.compile(2)
+        with mock.patch.object(stream._compiled, "_step", side_effect=AssertionError):
+            torch.testing.assert_close(stream(x[:, 8:], state)[0], module(x))
+
+
 def test_bad_arguments():
     with pytest.raises(ConfigError, match=r"module is a str?|module is nothing\.pt2"):
         convert("nothing.pt2")

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from scanl.layers import GRU, LSTM, Elman
 from scanl.ops import elman, gru, lstm
+from scanl.ops._frame.context import exactly, plain, undirected
+from scanl.ops._recurrent.layer import run
 
 States = dict[str, Tensor]
 
@@ -169,7 +171,10 @@ class LeadingEntries:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """nn.RNN, nn.GRU or nn.LSTM in one direction, by the ops. State: h, and c of an LSTM; (B, layers, H) each."""
+    """nn.RNN, nn.GRU or nn.LSTM in one direction, by a kernel a layer or by the ops.
+
+    State: h, and c of an LSTM; (B, layers, H) each.
+    """
 
     operation: Any
     axis: int
@@ -182,13 +187,34 @@ class Recurrence:
             initial = [state[name].movedim(0, 1) for name, _ in zip("hc", initial, strict=False)]
         width, last = 4 if given["has_biases"] else 2, []
         for layer in range(given["num_layers"]):
-            weights = given["params"][width * layer : width * (layer + 1)]
-            x, after = _SCANS[self.operation](x, weights, [member[layer] for member in initial])
+            weights = list(given["params"][width * layer : width * (layer + 1)])
+            members = [member[layer] for member in initial]
+            mode, by_op = _SCANS[self.operation]
+            scan = partial(_by_kernel, mode) if _has_kernel(x, *weights, *members) else by_op
+            x, after = scan(x, weights, members)
             last.append(after)
         ends = [torch.stack(members) for members in zip(*last, strict=True)]
         return (x.movedim(1, self.axis), *ends), {
             name: end.movedim(1, 0) for name, end in zip("hc", ends, strict=False)
         }
+
+
+def _has_kernel(*tensors: Tensor) -> bool:
+    """Return whether one kernel can run all steps of a layer: float32 on a CPU, and no gradients."""
+    if exactly() or not (plain(*tensors) and undirected()) or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    return all(tensor.dtype == torch.float32 and tensor.numel() and not tensor.is_neg() for tensor in tensors)
+
+
+def _by_kernel(mode: str, x: Tensor, weights: list[Tensor], state: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    x = x if x.stride(2) == 1 else x.contiguous()
+    initial = [member[None].contiguous() for member in state]
+    last = [torch.empty_like(member) for member in initial]
+    y = x.new_empty(*x.shape[:2], state[0].shape[-1])
+    run(mode, x, [weight.contiguous() for weight in weights], initial, y, last, keeps=False)
+    return y, tuple(member[0] for member in last)
 
 
 def _gru(x: Tensor, weights: list[Tensor], state: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -208,11 +234,11 @@ def _elman(
     return y, (last,)
 
 
-_SCANS: dict[Any, Callable[..., tuple[Tensor, tuple[Tensor, ...]]]] = {
-    torch.ops.aten.gru.input: _gru,
-    torch.ops.aten.lstm.input: _lstm,
-    torch.ops.aten.rnn_tanh.input: partial(_elman, "tanh"),
-    torch.ops.aten.rnn_relu.input: partial(_elman, "relu"),
+_SCANS: dict[Any, tuple[str, Callable[..., tuple[Tensor, tuple[Tensor, ...]]]]] = {
+    torch.ops.aten.gru.input: ("GRU", _gru),
+    torch.ops.aten.lstm.input: ("LSTM", _lstm),
+    torch.ops.aten.rnn_tanh.input: ("RNN_TANH", partial(_elman, "tanh")),
+    torch.ops.aten.rnn_relu.input: ("RNN_RELU", partial(_elman, "relu")),
 }
 
 

@@ -1,7 +1,7 @@
 """The streaming form of a module."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,14 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Operation:
-    """One operation, whose arguments have `_Result` for results of earlier ones.
+    """One operation.
 
-    part: None for an operation that a stream runs as the module does.   name: of the part's state.   parameter: name of
-    the parameter or buffer that this is.
+    arguments: returns them, from the results of earlier operations.   part: None for an operation that a stream runs as
+    the module does.   name: of the part's state.   parameter: name of the parameter or buffer that this is.
     """
 
     target: Any
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    arguments: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
     part: Part | None
     name: str
     parameter: str = ""
@@ -45,11 +45,31 @@ def _operations(module: fx.GraphModule, parts: dict[fx.Node, Part]) -> Iterator[
         args, kwargs = pytree.tree_map_only(fx.Node, places.__getitem__, (node.args, node.kwargs))
         parameter = node.target if node.op == "get_attr" else ""
         target = node.target if node.op == "call_function" else None
-        yield _Operation(target, (args, kwargs), parts.get(node), names.get(node, ""), parameter)
+        yield _Operation(target, _filler((args, kwargs)), parts.get(node), names.get(node, ""), parameter)
 
 
-def _filled(template: Any, values: Sequence[Any]) -> Any:
-    return pytree.tree_map_only(_Result, lambda result: values[result.number], template)
+def _filler(template: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return the function that puts values in the places of `_Result`. As Python's own code it takes a microsecond."""
+    constants: list[Any] = []
+    return eval(f"lambda values: {_expression(template, constants)}", {"constants": constants})
+
+
+def _expression(template: Any, constants: list[Any]) -> str:
+    match template:
+        case _Result(number):
+            return f"values[{number}]"
+        case tuple() if type(template) is tuple:
+            return f"({''.join(f'{_expression(member, constants)}, ' for member in template)})"
+        case list():
+            return f"[{', '.join(_expression(member, constants) for member in template)}]"
+        case dict() if all(isinstance(key, str) for key in template):
+            return f"{{{', '.join(f'{key!r}: {_expression(member, constants)}' for key, member in template.items())}}}"
+    if any(isinstance(leaf, _Result) for leaf in pytree.tree_leaves(template)):
+        leaves, form = pytree.tree_flatten(template)
+        constants.append(form)
+        return f"constants[{len(constants) - 1}].unflatten({_expression(leaves, constants)})"
+    constants.append(template)
+    return f"constants[{len(constants) - 1}]"
 
 
 def _batch_axis(x: Tensor, time: int) -> int | None:
@@ -99,12 +119,10 @@ class StreamingModule(nn.Module):
             survey = Survey(module, x, time)
         self.module, self.time, self.stride = _weights(module), time, survey.stride
         self._operations = list(_operations(module, survey.parts))
-        self._form = pytree.tree_unflatten([_Result(number) for number in range(form.num_leaves)], form)
+        self._joined = _filler(pytree.tree_unflatten([_Result(number) for number in range(form.num_leaves)], form))
         self._example, self.batch = x, _batch_axis(x, time)
         self._outputs, self._holds = survey.outputs, survey.holds
-        rows_first = (self.batch is None and self.stride == 1) or (
-            self.batch == 0 and all(isinstance(fact, Entries) and fact.batch == 0 for fact in survey.outputs)
-        )
+        rows_first = (self.batch is None and self.stride == 1) or (self.batch == 0 and survey.rows_first)
         self._compiled = CompiledStep(self, lambda x: x, self._run, self.piece) if rows_first else None
         self._keys: dict[str, list[str]] = {}
         with torch.no_grad():
@@ -142,11 +160,9 @@ class StreamingModule(nn.Module):
                 for axis, size in enumerate(self._example.shape)
             ]
             raise ShapeError(f"stream: x has shape {tuple(x.shape)}, expected ({', '.join(map(str, sizes))})")
-        if state is None:
-            state = self.init_state(1 if self.batch is None else x.shape[self.batch], device=x.device)
         compiled = self._compiled
         if compiled is not None and type(x) is Tensor and x.shape[self.time] == self.stride and compiled.pays(len(x)):
-            return compiled(x, state)
+            return compiled(x, self.init_state(len(x)) if state is None else state)
         return self._run(x, state)
 
     def piece(self, batch_size: int) -> Tensor:
@@ -175,7 +191,7 @@ class StreamingModule(nn.Module):
         values: list[Any] = []
         after: dict[str, Tensor] = {}
         for operation in self._operations:
-            args, kwargs = _filled(operation.arguments, values)
+            args, kwargs = operation.arguments(values)
             if operation.parameter:
                 values.append(operator.attrgetter(operation.parameter)(self.module))
             elif (
@@ -196,4 +212,4 @@ class StreamingModule(nn.Module):
                 name = f"result{number}.window"
                 results[number], kept = hold((results[number],), {}, None if state is None else {"window": state[name]})
                 after[name] = kept["window"]
-        return _filled(self._form, results), after
+        return self._joined(results), after

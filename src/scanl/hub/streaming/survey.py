@@ -71,7 +71,8 @@ Fact = Entries | EndResult | None
 class Survey:
     """Parts of a graph of operations, found by running it over x, whose axis `time` is time.
 
-    parts: by operation.   outputs: facts of the results.   Raises UnstreamableError for the first operation that has
+    parts: by operation.   outputs: facts of the results.   rows_first: whether the first axis of each result is that of
+    the batch.   Raises UnstreamableError for the first operation that has
     none.
     """
 
@@ -82,6 +83,7 @@ class Survey:
         self._steps, self._rows = x.shape[time], x.shape[int(time == 0)]
         self.outputs: list[Fact] = []
         self.holds: list[SlidingWindow | None] = []
+        self.rows_first = False
         for place, node in enumerate(module.graph.nodes):
             self._node, self._place = node, place
             match node.op:
@@ -93,6 +95,7 @@ class Survey:
                 case "output":
                     values = pytree.tree_leaves(self._of(self._values, node.args[0]))
                     self.outputs = pytree.tree_leaves(self._of(self._facts, node.args[0]))
+                    self.rows_first = all(map(_has_rows_first, self.outputs, pytree.tree_leaves(node.args[0])))
                     self.holds = [
                         self._hold_output(fact, value) for fact, value in zip(self.outputs, values, strict=True)
                     ]
@@ -225,12 +228,14 @@ class Survey:
             raise self._refused("mixes steps of the sequence, and is no part that has a streaming form", ahead=True)
         return replace(fact, axis=axis, joined=joined, batch=axis if joined else _batch(self._node, value, axis))
 
-    def _view(self, leaves: list[Any], facts: dict[int, Entries], result: Tensor) -> ViewSize:
+    def _view(self, leaves: list[Any], facts: dict[int, Entries], result: Tensor) -> ViewSize | None:
         """Return which argument of a view is the number of entries: a program may hold that of its example."""
         ((number, fact),) = facts.items()
         shape, axis, rows = leaves[number].shape, fact.axis, self._rows
         if _name(self._node) == "expand":
             return ViewSize(number + 1 + axis + result.ndim - len(shape), "same")
+        if _name(self._node) == "unflatten":
+            return ViewSize(number + 3, "split") if fact.joined and leaves[number + 1] % len(shape) == axis else None
         kinds = {"same": (shape[axis : axis + 1], shape[:axis])}
         if fact.joined:
             kinds["split"] = ((rows, shape[axis] // rows), shape[:axis])
@@ -436,7 +441,7 @@ class Survey:
         return Recurrence(self._node.target, fact.axis), (fact, *[EndResult()] * members)
 
 
-_VIEWS = ("view", "reshape", "_unsafe_view", "expand")
+_VIEWS = ("view", "reshape", "_unsafe_view", "expand", "unflatten")
 # Operations with a result that depends on the last entry.
 _READ_THE_END = {"gru", "lstm", "rnn_tanh", "rnn_relu", "slice", "select", "mean"}
 _RULES: dict[str, Callable[[Survey, Any, Any, Any], tuple[Part, Any] | None]] = {
@@ -501,6 +506,13 @@ def _batch(node: fx.Node, value: Any, time: int) -> int:
     sizes = [] if value is None else value.shape
     opened = [axis for axis, size in enumerate(sizes) if axis != time and not isinstance(size, int)]
     return opened[0] if len(opened) == 1 else int(time == 0)
+
+
+def _has_rows_first(fact: Fact, node: fx.Node) -> bool:
+    if isinstance(fact, Entries):
+        return fact.batch == 0
+    open_axes = [axis for axis, size in enumerate(node.meta["val"].shape) if not isinstance(size, int)]
+    return isinstance(fact, EndResult) and open_axes == [0]
 
 
 def _drawn(leaf: Tensor, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -207,6 +207,7 @@ def _decompositions() -> dict[Any, Any]:
         aten.log_sigmoid_forward.default: lambda x: (-torch.nn.functional.softplus(-x), x.new_empty(0)),
         aten.baddbmm.default: _baddbmm,
         aten.convolution.default: _convolution,
+        aten.max_pool2d_with_indices.default: _max_pool,
         aten.reflection_pad1d.default: _reflection_pad1d,
         aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
@@ -284,11 +285,32 @@ def _convolution(
     groups: int,
 ) -> Tensor:
     """Return a convolution as one product: the numbers that each place reads stand beside each other."""
-    if transposed:
-        return NotImplemented
     sizes = weight.shape[2:]
-    if any(padding):
-        x = torch.constant_pad_nd(x, [width for size in reversed(padding) for width in (size, size)])
+    if transposed:
+        x, weight = _upsampled(x, stride), weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        weight = weight.flip(list(range(2, weight.ndim)))
+        ends = [(size - 1) * gap - width for size, gap, width in zip(sizes, dilation, padding, strict=True)]
+        widths = [(end, end + more) for end, more in zip(ends, output_padding, strict=True)]
+        stride = [1] * len(sizes)
+    else:
+        widths = [(width, width) for width in padding]
+    taps = _taps(_padded(x, widths), sizes, stride, dilation)
+    counts = taps[0].shape[2:]
+    # (B, groups, places, channels x taps), in the order of the weight
+    rows = torch.stack([tap.reshape(x.shape[0], groups, -1, prod(counts)).mT for tap in taps], 4).flatten(3)
+    y = torch.matmul(rows, weight.reshape(groups, weight.shape[0] // groups, -1).mT).mT
+    y = y.reshape(x.shape[0], weight.shape[0], *counts)
+    return y if bias is None else y + bias.reshape(-1, *[1] * len(sizes))
+
+
+def _padded(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """Return x with entries of one value before and after its last axes."""
+    flat = [width for pair in reversed(widths) for width in pair]
+    return torch.constant_pad_nd(x, flat, value) if any(flat) else x
+
+
+def _taps(x: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[Tensor]:
+    """Return what all windows over the axes from 2 on read at each of their places."""
     counts = [
         (x.shape[2 + axis] - (size - 1) * gap - 1) // hop + 1
         for axis, (size, gap, hop) in enumerate(zip(sizes, dilation, stride, strict=True))
@@ -299,12 +321,38 @@ def _convolution(
         for axis, (place, gap, hop, count) in enumerate(zip(at, dilation, stride, counts, strict=True), 2):
             start = place * gap
             read = aten.slice.Tensor(read, axis, start, start + (count - 1) * hop + 1, hop)
-        taps.append(read.reshape(x.shape[0], groups, -1, prod(counts)).mT)
-    # (B, groups, places, channels x taps), in the order of the weight
-    rows = torch.stack(taps, 4).flatten(3)
-    y = torch.matmul(rows, weight.reshape(groups, weight.shape[0] // groups, -1).mT).mT
-    y = y.reshape(x.shape[0], weight.shape[0], *counts)
-    return y if bias is None else y + bias.reshape(-1, *[1] * len(sizes))
+        taps.append(read)
+    return taps
+
+
+def _upsampled(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return x with zeros between its entries."""
+    for axis, hop in enumerate(stride, 2):
+        if hop > 1:
+            count = (x.shape[axis] - 1) * hop + 1
+            x = torch.stack([x, *[torch.zeros_like(x)] * (hop - 1)], axis + 1).flatten(axis, axis + 1)
+            x = aten.slice.Tensor(x, axis, 0, count)
+    return x
+
+
+def _max_pool(
+    x: Tensor,
+    sizes: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest number of each window, and again in place of its index: no step asks for that."""
+    if ceil_mode:
+        return NotImplemented
+    sizes, stride, padding, dilation = (
+        list(values) * (2 // len(values)) for values in (sizes, stride or sizes, padding, dilation)
+    )
+    rows = _padded(x if x.ndim == 4 else x[None], [(width, width) for width in padding], -inf)
+    y = functools.reduce(torch.maximum, _taps(rows, sizes, stride, dilation))
+    y = y if x.ndim == 4 else y[0]
+    return y, y
 
 
 def _reflection_pad1d(x: Tensor, pad: Sequence[int]) -> Tensor:
