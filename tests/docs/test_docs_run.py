@@ -389,6 +389,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.first_tokens": ("gru", {}, "numba"),
     "speed.quantized": ("layers", {"LAYERS": {"gru": 1}, "WEIGHTS": ("int8",)}, "numba"),
     "speed.endless": ("lru", {}, "river"),
+    "speed.restarts": ("gru", {}, "torch"),
     "speed.segments": ("block_recurrent", {}, "block_recurrent_transformer_pytorch"),
     "speed.exact": ("gru hawk", {}, "torch"),
     "speed.follow": ("at_once", {"TRAINING": 300}, "pandas"),

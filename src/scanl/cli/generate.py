@@ -229,11 +229,11 @@ def _draft(draft: str | None, load: Callable[[str], object]) -> "PromptLookup | 
 
 
 def _of_hub(path: str, prompt: str, count: int, draft: str | None, sampling: dict[str, Any]) -> None:
-    from scanl.hub.checkpoints import load
+    from scanl.hub.checkpoints import language_model
     from scanl.hub.folders import locate, read_tokenizer
 
     folder = locate(path)
-    model, tokenizer = load(folder), read_tokenizer(folder, "generate")
+    model, tokenizer = language_model(folder), read_tokenizer(folder, "generate")
     prompt_ids = tokenizer(prompt)["input_ids"]
     if not prompt_ids:
         prompt_ids = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None][:1]
@@ -242,7 +242,7 @@ def _of_hub(path: str, prompt: str, count: int, draft: str | None, sampling: dic
     if max(prompt_ids) >= model.vocab_size:
         problem = f"token {max(prompt_ids)}, expected less than {model.vocab_size} because of the model"
         raise CheckpointError(f"generate: the tokenizer of {folder} gives {problem}")
-    proposing = _draft(draft, lambda path: load(locate(path)))
+    proposing = _draft(draft, lambda path: language_model(locate(path)))
     generated = model.generate(torch.tensor([prompt_ids]), max_new_tokens=count or None, draft=proposing, **sampling)
     tokens = map(int, generated)
     until_end = iter(lambda: next(tokens, tokenizer.eos_token_id), tokenizer.eos_token_id)

@@ -31,9 +31,9 @@ def run(argv: Sequence[str]) -> int:
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"quantize: out is {out}, which is not empty, expected a new folder")
     if (path / "config.json").is_file():
-        from scanl.hub.checkpoints import load, save
+        from scanl.hub.checkpoints import language_model, save
 
-        model = load(path)
+        model = language_model(path)
         report = quantize(model, args.weights)
         save(model, out, like=path)
     elif (path / "config.yaml").is_file():

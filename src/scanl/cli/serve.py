@@ -105,10 +105,10 @@ def load(path: str, who: str) -> tuple[LanguageModel, VocabularyText]:
     folder = Path(path)
     check_folder(who, folder)
     if (folder / "config.json").is_file():
-        from scanl.hub.checkpoints import load as load_checkpoint
+        from scanl.hub.checkpoints import language_model
         from scanl.hub.folders import read_tokenizer
 
-        return load_checkpoint(folder), TokenizerText(read_tokenizer(folder, who))
+        return language_model(folder), TokenizerText(read_tokenizer(folder, who))
     if (folder / "config.yaml").is_file():
         run = RunFolder.open(folder)
         if run.source.metric != BYTES:

@@ -1,4 +1,4 @@
-"""Read checkpoints of transformers into `LanguageModel`, and write them back."""
+"""Read checkpoints of transformers and of forecasters into models, and write language models back."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from scanl.errors import CheckpointError, ConfigError
-from scanl.hub import formats, originals
+from scanl.hub import forecasters, formats, originals
 from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
 from scanl.layers import Layer
@@ -31,6 +31,37 @@ OWN_FILES = ("config.json", "model.safetensors.index.json")
 
 
 def load(
+    path_or_id: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> Any:
+    """Read a checkpoint of transformers, or of the authors' program, into a model in evaluation mode.
+
+    The model is a `LanguageModel`, or for a folder of granite-tsfm with model_type "flowstate" a
+    `scanl.models.forecasting.flowstate.FlowState`. The arguments and errors are those of `language_model`, which reads
+    no other models.
+    """
+    source = locate(path_or_id, revision)
+    if source.is_dir():
+        config, described_by = read_config(source)
+        if (kind := str(config.get("model_type"))) in forecasters.READERS:
+            weights = Weights(source, described_by=described_by.name)
+            who = f"checkpoint: {described_by}"
+            try:
+                model, names = forecasters.READERS[kind](config, weights, who)
+            except ConfigError as error:
+                raise CheckpointError(f"{who}: {error}") from error
+            weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, {})
+            model.load_state_dict(
+                {name: weights.read(stored, dtype, device) for name, stored in names.items()}, assign=True
+            )
+            return model.eval()
+    return language_model(path_or_id, dtype=dtype, device=device, revision=revision)
+
+
+def language_model(
     path_or_id: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,

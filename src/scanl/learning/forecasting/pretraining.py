@@ -33,7 +33,7 @@ AHEAD_COUNT = 8  # numbers of steps ahead from an origin
 LR, DECAY, AVERAGE = 2e-3, 0.01, 0.998
 SEASONAL = len(simple_forecasts.SMOOTHINGS) + simple_forecasts.OTHERS.index("seasonal")
 LEAST_UNIT = 0.05  # in mean absolute differences, in which an error counts
-LARGE = 5.0  # loss from which on its logarithm counts
+LARGE_LOSS = 5.0  # loss from which on its logarithm counts
 
 
 def batch_loss(model: PretrainedForecaster, random: np.random.Generator) -> Tensor:
@@ -74,7 +74,9 @@ def batch_loss(model: PretrainedForecaster, random: np.random.Generator) -> Tens
     levels = off.new_tensor(QUANTILES)[:, None, None, None]
     losses = 2 * torch.maximum(levels * off, (levels - 1) * off)
     losses = losses.mean(0) + 0.25 * losses[MIDDLE]
-    losses = torch.where(losses > LARGE, LARGE * (1 + (losses.clamp(min=LARGE) / LARGE).log()), losses)
+    losses = torch.where(
+        losses > LARGE_LOSS, LARGE_LOSS * (1 + (losses.clamp(min=LARGE_LOSS) / LARGE_LOSS).log()), losses
+    )
     return (losses * valid).sum() / valid.sum().clamp(min=1)
 
 
