@@ -1,5 +1,6 @@
 import hashlib
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -7,6 +8,7 @@ from torch.testing import assert_close
 from scanl.errors import ConfigError, ShapeError
 from scanl.models import pretrained_forecaster
 from scanl.models.forecasting.pretrained import DIGEST, WEIGHTS
+from scanl.ops import exact
 
 
 @pytest.fixture
@@ -24,6 +26,24 @@ def test_stream_is_whole(series):
     for begin, end in ((0, 1), (1, 90), (90, 149), (149, 150)):
         pieces, state = pretrained_forecaster().predict(series[:, begin:end], state, horizon=70, season=(12, 36))
     assert_close(pieces, whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 40), range(1, 81)])
+def test_bits_of_a_stream_are_those_of_the_whole(cuts):
+    """In float64, over two seasons that begin, missing values, and rows beyond those of a block."""
+    model, season, levels = pretrained_forecaster(), (4, 12), (0.1, 0.5, 0.9)
+    y = np.random.default_rng(0).normal(size=(2, 80)).cumsum(1)
+    y[0, 30:34] = y[1, :3] = np.nan
+    with exact():
+        whole, last = model.each(y, model.init_state(2, season=season), np.arange(80), horizon=3, levels=levels)
+        state, begin = model.init_state(1, season=season), 0
+        for end in (*cuts, 80):
+            if end > begin:
+                piece = y[1:, begin:end].copy()
+                answers, state = model.each(piece, state, np.arange(end - begin), horizon=3, levels=levels)
+                np.testing.assert_array_equal(answers, whole[1:, begin:end])
+                begin = end
+    assert torch.equal(state.simple.errors, last.simple.errors[1:])
 
 
 def test_missing_values_in_front_are_not_read(series):

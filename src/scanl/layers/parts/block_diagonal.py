@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.layers.module import Module
+from scanl.ops._frame.context import exactly
 
 # Channels of a product, and rows from which on narrower blocks are joined to one of as many channels. Blocks of 4 take
 # a third of the time of a dense matrix; joined, a sixth. For few rows the joining takes longer than the products.
@@ -20,7 +21,8 @@ def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """
     blocks, width, _ = weight.shape
     # a size may be symbolic where it is traced, and a comparison would fix it
-    limit = max(1, JOINED // max(1, width)) if torch.compiler.is_compiling() or x.shape[:-1].numel() >= ROWS else 1
+    many = torch.compiler.is_compiling() or (x.shape[:-1].numel() >= ROWS and not exactly())
+    limit = max(1, JOINED // max(1, width)) if many else 1
     joined = next(count for count in range(limit, 0, -1) if blocks % count == 0)
     if joined > 1:  # `joined` blocks become one, with zeros beside them
         apart = torch.eye(joined, dtype=weight.dtype, device=weight.device).view(joined, 1, joined, 1)

@@ -406,9 +406,13 @@ def _others(
         seasonal.append(np.where((count >= s[:, None])[..., None], read, naive[..., None]))
     seasonal[1] = np.where(((n > m)[:, None] & (count >= n[:, None]))[..., None], seasonal[1], seasonal[0])
     result[:, :, 0], result[:, :, 1] = seasonal
-    total = np.concatenate([np.zeros((len(values), 1)), values.cumsum(1)], 1)
-    ends = [total[rows, np.maximum(last + 1 - k * m[:, None], 0)] for k in range(3)]
-    change = np.where((count >= 2 * m[:, None]) & (m > 1)[:, None], (ends[0] - 2 * ends[1] + ends[2]) / m[:, None], 0.0)
+    # The order of this sum is that of no other steps: the bits are those of a row that comes alone.
+    columns = np.arange(values.shape[1])
+    changes = values - values[rows, np.maximum(columns - m[:, None], 0)]
+    change = np.zeros_like(naive)
+    for k in range(m.max() if (m > 1).any() else 0):
+        change += changes[:, np.maximum(last - k, 0)] * (k < m)[:, None]
+    change = np.where((count >= 2 * m[:, None]) & (m > 1)[:, None], change / m[:, None], 0.0)
     seasons = -(-ahead // m[:, None])
     result[:, :, 2] = seasonal[0] + change[..., None] * seasons[:, None]
     drift = (naive / np.maximum(count - 1, 1))[..., None] * ahead

@@ -3,7 +3,7 @@
 A library chooses its code by the number of rows, and the order of a sum with it. So rows are multiplied in blocks of a
 size that all calls have in common, filled up with zeros: a block gives each row the same bits, wherever it stands.
 Which sizes agree depends on the library and the processor; it is tried, once for each size of the matrix. One to three
-rows are multiplied by a kernel, where it gives the same bits.
+rows are multiplied by a kernel, where it gives the same bits. Where no sizes agree, the kernel multiplies all rows.
 """
 
 import functools
@@ -29,7 +29,7 @@ _bmm = torch.bmm  # torch's own, also while it is replaced
 class ProductOrder(NamedTuple):
     """The order of sums by matrices of one size: the sizes of blocks that agree, and the parts of the kernel's sums."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # none: the kernel multiplies all rows
     part: int | None  # None: the kernel does not give the same bits
 
 
@@ -37,7 +37,8 @@ class ProductOrder(NamedTuple):
 def product_order(dtype: torch.dtype, terms: int, columns: int, transposed: bool, threads: int) -> ProductOrder:
     """Return what gives equal bits for random rows. transposed: the matrix is stored as (columns, terms).
 
-    Rows are tried at other places of a block too. BackendError says that not even the largest blocks agree.
+    Rows are tried at other places of a block too. BackendError says that not even the largest blocks agree, and that
+    there is no kernel.
     """
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2 * MAX_SIZE, terms, generator=draw).to(dtype)
@@ -54,14 +55,16 @@ def product_order(dtype: torch.dtype, terms: int, columns: int, transposed: bool
 
     y = by_blocks(x, MAX_SIZE)
     sizes = tuple(size for size in SIZES if agrees(size))
+    parts = []
+    if dtype in (torch.float32, torch.float64) and has_kernels():
+        parts = [part for part in (terms, -(-terms // 2), *PARTS) if part <= terms]
     if MAX_SIZE not in sizes:
+        if parts:
+            return ProductOrder((), terms)
         raise BackendError(
             f"exact: a row by a matrix ({terms}, {columns}) of {dtype} depends on its place among others, expected "
             "equal bits; torch's library on this machine cannot multiply exactly"
         )
-    parts = []
-    if dtype in (torch.float32, torch.float64) and has_kernels():
-        parts = [part for part in (terms, -(-terms // 2), *PARTS) if part <= terms]
     rows, expected = x[-MAX_ROWS:], y[-MAX_ROWS:]
     agree = (part for part in parts if torch.equal(_few_rows()(rows, stored, transposed, None, part), expected))
     return ProductOrder(sizes, next(agree, None))
@@ -99,7 +102,7 @@ def rows_by_matrix(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     transposed = not w.is_contiguous() and w.mT.is_contiguous()
     x, w = x.contiguous(), w if transposed else w.contiguous()
     order = product_order(x.dtype, terms, columns, transposed, torch.get_num_threads())
-    if rows <= MAX_ROWS and order.part is not None:
+    if (rows <= MAX_ROWS or not order.sizes) and order.part is not None:
         bias = None if bias is None else bias.contiguous()
         return _few_rows()(x, w.mT if transposed else w, transposed, bias, order.part)
     w, full = _widened(w), rows - rows % MAX_SIZE
