@@ -144,9 +144,9 @@ def test_a_model_learns_alike_on_both_sides(model: Predictor, monkeypatch: pytes
     monkeypatch.setattr(
         AdaptivePredictor, "__init__", lambda self, *args: (learners.append(self), made(self, *args))[1]
     )
-    data = TEXT[:4000] + random.Random(0).randbytes(2000) + TEXT[4000:6000]
-    archive = pack(data, model, learn=True, frame=2000)
-    assert len(archive) < len(pack(data, model, frame=2000))
+    data = TEXT[:2000] + random.Random(0).randbytes(1000) + TEXT[2000:3000]
+    archive = pack(data, model, learn=True, frame=1000)
+    assert len(archive) < len(pack(data, model, frame=1000))
     assert unpack(archive, model, threads=2) == data
     one, other = (learner.saved() for learner in learners)
     assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])

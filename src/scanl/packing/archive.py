@@ -24,7 +24,7 @@ MAGIC, VERSION = b"\x93scanl", 2
 ARITHMETICS, PRECISIONS = ("exact", "portable"), ("float32", "int8", "no model")
 STORED, MODELLED, END = 0, 1, 255  # kinds of what follows the header
 CHECK = 8  # bytes of a check
-MAX_FRAME = 1 << 30  # bytes of data; the code of a frame is no longer
+MAX_FRAME = 1 << 26  # bytes of data, each of which takes 20 bytes of memory; the code of a frame is no longer
 FIELDS, FRAME, LENGTH = struct.Struct("<16sBBBIH"), struct.Struct("<BII8s"), struct.Struct("<I")
 
 Read = Callable[[int], bytes]  # returns so many bytes, fewer at the end

@@ -29,7 +29,7 @@ class StreamWriter:
     def bits(self) -> float:
         """Return how many bits the bytes so far need."""
         ones = self._mixer.chances[self._counted : self._step] / (1 << CHANCE_BITS)
-        bits = np.unpackbits(self._symbols()[self._counted : self._step, :, None], axis=2)
+        bits = np.unpackbits(self._symbols(self._counted, self._step)[:, :, None], axis=2)
         needed = -np.log2(np.where(bits == 1, ones, 1 - ones))
         self._bits += float(needed[ones > 0].sum())
         self._counted = self._step
@@ -41,14 +41,15 @@ class StreamWriter:
         streams, count = np.full(rows, START, np.uint64), np.zeros(1, np.int64)
         words = np.empty(steps * rows, np.uint32)
         slots = write.pack(
-            steps=steps, rows=rows, last=self._last, symbols=self._symbols(), chances=self._mixer.chances,
+            steps=steps, rows=rows, last=self._last, symbols=self._symbols(0, steps), chances=self._mixer.chances,
             streams=streams, words=words, count=count,
         )  # fmt: skip
         write.run(torch.float32, slots, 1, 1)
         return streams.astype("<u8").tobytes() + words[words.size - int(count[0]) :].astype("<u4").tobytes()
 
-    def _symbols(self) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self._mixer.history[:, PADDING:].T)
+    def _symbols(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return the bytes (T, N) of some steps."""
+        return np.ascontiguousarray(self._mixer.history[:, PADDING + begin : PADDING + end].T)
 
 
 class StreamReader:

@@ -31,16 +31,16 @@ class Layout(NamedTuple):
         return cls(rows, steps, size - rows * (steps - 1))
 
     def divided(self, data: bytes) -> Tensor:
-        """Return the symbols (steps, rows), int64; FIRST where a stream has ended."""
-        symbols = np.full((self.rows, self.steps), FIRST, np.uint8)
-        split = self.last * self.steps
-        symbols[: self.last] = np.frombuffer(data[:split], np.uint8).reshape(self.last, self.steps)
-        symbols[self.last :, :-1] = np.frombuffer(data[split:], np.uint8).reshape(self.rows - self.last, self.steps - 1)
-        return torch.from_numpy(np.ascontiguousarray(symbols.T).astype(np.int64))
+        """Return the symbols (1 + steps, rows), uint8: FIRST before the first ones, and where a stream has ended."""
+        symbols = np.full((1 + self.steps, self.rows), FIRST, np.uint8)
+        read, split = np.frombuffer(data, np.uint8), self.last * self.steps
+        symbols[1:, : self.last] = read[:split].reshape(self.last, self.steps).T
+        symbols[1:-1, self.last :] = read[split:].reshape(self.rows - self.last, self.steps - 1).T
+        return torch.from_numpy(symbols)
 
     def joined(self, symbols: Tensor) -> bytes:
         """Return the bytes of symbols as `divided` returns them."""
-        rows = symbols.numpy().astype(np.uint8).T
+        rows = symbols[1:].numpy().T
         return rows[: self.last].tobytes() + rows[self.last :, :-1].tobytes()
 
     def count(self, step: int) -> int:
@@ -52,19 +52,19 @@ def encoded(predictor: AnyPredictor, data: bytes, streams: int, moved: Moved) ->
     """Return the code of some bytes, at least one; None where the model makes them no shorter."""
     layout = Layout.of(len(data), streams)
     symbols = layout.divided(data)
-    inputs = torch.cat([torch.full((1, layout.rows), FIRST), symbols[:-1]])
     writer = StreamWriter(layout.rows, layout.steps)
     with predictor.opened(layout.rows) as reading:
         for begin in range(0, layout.steps, predictor.turn):
             end = min(begin + predictor.turn, layout.steps)
-            for step, logits in enumerate(reading.steps(inputs[begin:end]), begin):
-                writer.put(logits, symbols[step, : layout.count(step)])
+            known = symbols[begin : end + 1].long()  # whole numbers of 8 bytes, of a turn alone
+            for step, logits in enumerate(reading.steps(known[:-1]), begin):
+                writer.put(logits, symbols[step + 1, : layout.count(step)])
             done = min(end * layout.rows, len(data))
             if writer.bits() >= 8 * done:
                 moved(len(data) - begin * layout.rows)
                 return None
             moved(done - begin * layout.rows)
-            reading.learn(inputs[begin:end], symbols[begin:end])
+            reading.learn(known[:-1], known[1:])
     code = writer.words()
     return code if len(code) < len(data) else None
 
@@ -72,15 +72,15 @@ def encoded(predictor: AnyPredictor, data: bytes, streams: int, moved: Moved) ->
 def decoded(predictor: AnyPredictor, code: bytes, size: int, streams: int, moved: Moved) -> bytes | None:
     """Return the bytes of a code; None where the model's numbers are not those that made it."""
     layout = Layout.of(size, streams)
-    known = torch.full((layout.steps + 1, layout.rows), FIRST)
-    inputs, symbols = known[:-1], known[1:]
+    symbols = torch.full((1 + layout.steps, layout.rows), FIRST, dtype=torch.uint8)
     reader = StreamReader(code, layout.rows, layout.steps)
     with predictor.opened(layout.rows) as reading:
         for step in range(layout.steps):
             count = layout.count(step)
-            symbols[step, :count] = reader.take(reading.step(inputs[step]), count)
+            symbols[step + 1, :count] = reader.take(reading.step(symbols[step].long()), count)
             if (step + 1) % predictor.turn == 0 or step + 1 == layout.steps:
                 begin = step // predictor.turn * predictor.turn
                 moved(min((step + 1) * layout.rows, size) - begin * layout.rows)
-                reading.learn(inputs[begin : step + 1], symbols[begin : step + 1])
+                known = symbols[begin : step + 2].long()
+                reading.learn(known[:-1], known[1:])
     return layout.joined(symbols) if reader.at_end else None
