@@ -9,6 +9,7 @@ from scanl.hub.accelerate import accelerate as accelerate
 from scanl.hub.accelerate import restore as restore
 from scanl.hub.checkpoints import load as load
 from scanl.hub.checkpoints import save as save
+from scanl.hub.keras_weights import keras_weights as keras_weights
 from scanl.hub.lora import lora_config as lora_config
 from scanl.hub.quantizer import enable_quantized as enable_quantized
 from scanl.hub.quantizer import quantize as quantize

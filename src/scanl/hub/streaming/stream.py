@@ -121,6 +121,7 @@ class StreamingModule(nn.Module):
         self._operations = list(_operations(module, survey.parts))
         self._joined = _filler(pytree.tree_unflatten([_Result(number) for number in range(form.num_leaves)], form))
         self._example, self.batch = x, _batch_axis(x, time)
+        self._fixed = [(axis, size) for axis, size in enumerate(x.shape) if axis not in (time, self.batch)]
         self._outputs, self._holds = survey.outputs, survey.holds
         rows_first = (self.batch is None and self.stride == 1) or (self.batch == 0 and survey.rows_first)
         self._compiled = CompiledStep(self, lambda x: x, self._run, self.piece) if rows_first else None
@@ -149,20 +150,16 @@ class StreamingModule(nn.Module):
 
         Raises ShapeError unless x has the sizes of the example on all axes but time and batch.
         """
-        free = {self.time, self.batch}
-        if x.ndim != len(self._example.shape) or any(
-            size != other
-            for axis, (size, other) in enumerate(zip(x.shape, self._example.shape, strict=True))
-            if axis not in free
-        ):
+        if x.ndim != self._example.ndim or any(x.shape[axis] != size for axis, size in self._fixed):
             sizes = [
                 "T" if axis == self.time else "B" if axis == self.batch else size
                 for axis, size in enumerate(self._example.shape)
             ]
             raise ShapeError(f"stream: x has shape {tuple(x.shape)}, expected ({', '.join(map(str, sizes))})")
         compiled = self._compiled
-        if compiled is not None and type(x) is Tensor and x.shape[self.time] == self.stride and compiled.pays(len(x)):
-            return compiled(x, self.init_state(len(x)) if state is None else state)
+        one = type(x) is Tensor and state is not None and x.shape[self.time] == self.stride
+        if one and compiled is not None and compiled.pays(len(x)):
+            return compiled(x, state)
         return self._run(x, state)
 
     def piece(self, batch_size: int) -> Tensor:
