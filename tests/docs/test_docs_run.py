@@ -347,6 +347,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
     "unseen_tables": "tests/benchmarks/test_tables.py",
+    "zoo": "tests/examples/test_zoo.py",
 }
 
 
