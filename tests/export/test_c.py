@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.export import write_c
+from scanl.hub import convert
 from scanl.layers import build
 from scanl.layers.parts.quantized import QuantizedWeight
 from scanl.layers.state import map_leaves
@@ -25,6 +26,7 @@ from scanl.ops._compiler.recorded import RecordedFunction
 from tests.ops._compiler.test_recorded import complex_
 from tests.ops._compiler.test_recorded import real as of_reals
 
+COVERS = ["ops/products/constants"]
 FLAGS = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1", "-shared", "-fPIC")
 
 
@@ -208,6 +210,53 @@ def test_the_pretrained_forecaster_equals_its_model(tmp_path):
     np.testing.assert_allclose(answers, expected[0], rtol=1e-9, atol=1e-9)
 
 
+class Heard(nn.Module):
+    """Convolutions, some of them with groups, a recurrence, and products whose weights are computed of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(4, 32, 5), nn.utils.parametrizations.weight_norm(nn.Conv1d(32, 64, 3))
+        self.grouped = nn.Conv1d(64, 64, 3, groups=2)
+        self.gru, self.out = nn.GRU(64, 40, 1, batch_first=True), nn.Linear(40, 6)
+
+    def forward(self, x):
+        y = self.first(F.pad(x.mT, (4, 0))).relu()
+        y = self.second(F.pad(y, (2, 0))) ** torch.tensor(2.0)
+        return self.out(self.gru(self.grouped(F.pad(y, (2, 0))).mT)[0])
+
+
+def test_weights_of_8_bits(tmp_path):
+    """Fewer than half of the bytes, and numbers near those of floats."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler, cc, is there")
+    torch.manual_seed(0)
+    models = convert(Heard().eval(), torch.randn(1, 12, 4)), LanguageModel(64, Stack(32, 1, "gru")).eval()
+    for model, x in zip(models, (torch.randn(1, 20, 4), torch.randint(64, (1, 20))), strict=True):
+        sizes, found = [], []
+        for weights in ("float32", "int8"):
+            written = write_c(model, tmp_path / f"{weights}.c", name="cell", weights=weights)
+            assert str(written) in (tmp_path / f"{weights}.c").read_text(encoding="ascii")
+            sizes.append(written.constants)
+            made = tmp_path / f"{type(model).__name__}-{weights}.so"  # a library that is open is not opened again
+            subprocess.run(["cc", *FLAGS, tmp_path / f"{weights}.c", "-o", made, "-lm"], check=True)
+            functions, memory = ctypes.CDLL(str(made)), ctypes.create_string_buffer(1 << 14)
+            functions.cell_start(memory)
+            for step in x[0]:
+                numbers = np.zeros(64, np.float32)
+                read = (step if step.is_floating_point() else step.int()).numpy()
+                functions.cell_step(
+                    read.ctypes.data_as(ctypes.c_void_p), memory, numbers.ctypes.data_as(ctypes.c_void_p)
+                )
+                found.append(numbers)
+        with torch.no_grad():
+            expected = model(x)[0][0].numpy()
+        floats, wholes = (np.stack(half)[:, : expected.shape[1]] for half in (found[:20], found[20:]))
+        np.testing.assert_allclose(floats, expected, rtol=1e-4, atol=1e-5)
+        assert sizes[1] < sizes[0] / 2.5
+        error = np.linalg.norm(wholes - expected) / np.linalg.norm(expected)
+        assert 1e-6 < error < 3 / 127, error  # six products, each of which is rounded by half of a 127th at most
+
+
 class Keyed(nn.Module):
     """A module whose state has keys of the user's choice."""
 
@@ -278,6 +327,7 @@ def test_refusals(tmp_path):
         ("my-cell.c", {}, "name is 'my-cell', expected an identifier of C"),
         ("cell.h", {}, "expected a file of .c"),
         ("nowhere/cell.c", {}, "whose folder does not exist"),
+        ("cell.c", {"weights": "int9"}, "unknown weights of export 'int9'"),
     ):
         with pytest.raises(ConfigError, match=message):
             write_c(model, tmp_path / path, **more)

@@ -1,11 +1,14 @@
 """`scanl export RUN FILE`: a run's model, or a program of torch, as a file that runs without scanl."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from scanl.cli.parser import Parser
 from scanl.cli.paths import PRETRAINED_NAME, PROGRAMS
@@ -29,7 +32,13 @@ NOTES = {
     }
 }
 # Options of one format, and its ending.
-OPTIONS = {"name": ".c", "portable": ".c", "opset": ".onnx", **dict.fromkeys(("title", "rate", "overlap"), ".html")}
+OPTIONS = {
+    "name": ".c",
+    "portable": ".c",
+    "weights": ".c",
+    "opset": ".onnx",
+    **dict.fromkeys(("title", "rate", "overlap"), ".html"),
+}
 SIZES = {"horizon": 12, "season": 1}  # of the forecaster in the package
 
 
@@ -52,6 +61,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add("--overlap", NaturalOrNone, ".html only: samples of a piece that the one before has too (default: 0)")
     parser.add("--horizon", PositiveOrNone, f"of {PRETRAINED_NAME}: steps to forecast (default: {SIZES['horizon']})")
     parser.add("--season", PositiveOrNone, f"of {PRETRAINED_NAME}: steps of a season (default: none)")
+    parser.add("--weights", str | None, ".c only: float32 (default) or int8, whole numbers and a factor a channel")
+    parser.add("--inputs", str | None, "of --weights int8: real inputs (.npy), which the weights are rounded for")
     args = parser.parse(argv)
     path = Path(args.file)
     check_path(path, list(ENDINGS))
@@ -61,10 +72,16 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"export: {name} is {value}, but {path} is no file of {OPTIONS[name]}; leave it out")
     if path.suffix == ".html":
         options.setdefault("title", Path(args.run).resolve().stem)
+    if args.inputs is not None:
+        if args.weights != "int8":
+            raise ConfigError(f"export: inputs is {args.inputs}, expected none without --weights int8")
+        options["example"] = _inputs(Path(args.inputs))
     model = _model(args, path)
     with exact(portable=True) if options.pop("portable", False) else nullcontext():
-        write(model, path, **options)
+        sizes = write(model, path, **options)
     print(path)
+    if sizes is not None:
+        print(sizes, file=sys.stderr)
     return 0
 
 
@@ -73,6 +90,8 @@ def _model(args: Namespace, path: Path) -> nn.Module:
     if args.run == PRETRAINED_NAME and not Path(args.run).is_dir():
         if args.portable:
             raise ConfigError(f"export: portable is True, expected False because {PRETRAINED_NAME} computes in float64")
+        if args.weights:
+            raise ConfigError(f"export: weights is {args.weights}, but {PRETRAINED_NAME} computes in float64")
         if path.suffix == ".pt2":
             raise ConfigError(
                 f"export: path is {path}, expected a file of .c, .onnx or .html because {PRETRAINED_NAME} has no step "
@@ -88,3 +107,9 @@ def _model(args: Namespace, path: Path) -> nn.Module:
     if args.run in byte_model_names() and not Path(args.run).is_dir():
         return byte_model(args.run)
     return RunFolder.open(args.run).load_model()
+
+
+def _inputs(path: Path) -> Tensor:
+    if not path.is_file() or path.suffix != ".npy":
+        raise ConfigError(f"export: inputs is {path}, expected a file .npy with inputs as the model reads them")
+    return torch.from_numpy(np.load(path, allow_pickle=False))

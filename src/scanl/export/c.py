@@ -3,18 +3,21 @@
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, nearest
 from scanl.export.flat import FlatModel, Leaf, check_path
 from scanl.files import written_whole
 from scanl.layers.parts.quantized import QuantizedWeight
-from scanl.ops._compiler.print_c import KINDS, function, helper, real
+from scanl.ops._compiler.print_c import KINDS, function, helper, real, row_bytes
 from scanl.ops._compiler.recorded import RecordedFunction
+from scanl.ops._compiler.recording import record
 from scanl.ops._compiler.rules import UnsupportedOperation
-from scanl.ops._frame.context import portably
+from scanl.ops._frame.context import backend, portably
+from scanl.ops.products.constants import Constants
 
 PORTABLE = """\
 #if defined(__FAST_MATH__) || (FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16)
@@ -28,13 +31,38 @@ PORTABLE = """\
 #pragma STDC FP_CONTRACT OFF
 #endif"""
 
+WEIGHTS = ["float32", "int8"]
+MAX_STEPS = 256  # steps of an example for which weights are rounded
+BYTES = {"float": 4, "double": 8, "signed char": 1}
+
+
+class CFileSizes(NamedTuple):
+    """Bytes of a file in C. constants: weights, and the first state.   state: the struct.   stack: what a step needs.
+
+    The step takes the same operations each time. The compiler adds its instructions, and a few registers to the stack.
+    """
+
+    constants: int
+    state: int
+    stack: int
+
+    def __str__(self) -> str:
+        return f"constants {self.constants:,} bytes, state {self.state:,} bytes, stack of a step {self.stack:,} bytes"
+
 
 def write_c(
-    model: nn.Module, path: str | PathLike[str], example: Tensor | None = None, *, name: str | None = None
-) -> None:
+    model: nn.Module,
+    path: str | PathLike[str],
+    example: Tensor | None = None,
+    *,
+    name: str | None = None,
+    weights: str = "float32",
+) -> CFileSizes:
     """Write the step of a model as one file in C99, which allocates no memory and needs math.h alone.
 
     model, example: as for `write_onnx`.   name: what the names in the file begin with; None for the file's name.
+    weights: "int8" makes weights of products, convolutions and embeddings whole numbers, each channel with a factor.
+    They are rounded so that the products of inputs such as those of the example change least: give real ones.
 
     The file has a struct and two functions; y has the numbers of the model's output after one step:
 
@@ -43,32 +71,58 @@ def write_c(
         void NAME_step(const float *x, struct NAME_state *s, float *y);
 
     x of a model of tokens is `const int *`. Numbers that are float64 in the model, as in a forecaster, are double,
-    and so are integers of the state. The weights are const arrays. Under `scanl.exact(portable=True)` y has the bits
-    of the compiled step within that context, by every compiler that keeps to IEEE's arithmetic. Raises ConfigError for
-    names that C does not have (`name`, keys of the state, the class), or a model whose step depends on the numbers or
-    uses an operation that has no loop.
+    and so are integers of the state. The weights are const arrays. Returns sizes, which the file says too. Under
+    `scanl.exact(portable=True)` y has the bits of the compiled step within that context, by every compiler that keeps
+    to IEEE's arithmetic.
+
+    Raises ConfigError for names that C does not have (`name`, keys of the state, the class), or a model whose step
+    depends on the numbers or uses an operation that has no loop.
     """
     file = Path(path)
     check_path(file, [".c"])
     name = file.stem if name is None else name
     if not (name.isidentifier() and name.isascii()):
         raise ConfigError(f"export: name is {name!r}, expected an identifier of C; give --name")
-    _, source = c_step(FlatModel(model, example), name)
+    flat = FlatModel(model, example)
+    step, source = c_step(flat, name, weights)
     with written_whole(file) as partial:
         partial.write_text(source, encoding="ascii")
+    return _sizes(flat, step)
 
 
-def c_step(flat: FlatModel, name: str) -> tuple[RecordedFunction, str]:
-    """Return one step of a model, and its file, in which names begin with `name`. Raises ConfigError as `write_c`."""
+def c_step(flat: FlatModel, name: str, weights: str = "float32") -> tuple[RecordedFunction, str]:
+    """Return one step of a model, and its file, in which names begin with `name`. The rest is as in `write_c`."""
     if any(isinstance(part, QuantizedWeight) and part.groups is not None for part in flat.model.modules()):
         raise ConfigError("export: the model has weights of 4 bits, expected 8 bits or floats in C")
+    if weights not in WEIGHTS:
+        raise nearest("weights of export", weights, WEIGHTS)
+    if weights != "float32" and portably():
+        raise ConfigError(f"export: weights is {weights!r}, expected 'float32' because of exact(portable=True)")
     _check_names(flat)
+    constants = Constants(whole_numbers=weights == "int8")
     try:
         with torch.no_grad():
-            step = RecordedFunction(flat, flat.first_step(1), *flat.start(1), portable=portably())
-        return step, "\n\n".join(_parts(name, flat, step, portably())) + "\n"
+            if weights == "int8":
+                _observe(flat, constants)
+            step = RecordedFunction(
+                flat,
+                flat.first_step(1),
+                *flat.start(1),
+                portable=portably(),
+                constants=None if portably() else constants,  # the compiled step reads them anew
+            )
+        return step, "\n\n".join(_parts(name, flat, step, _sizes(flat, step), portably())) + "\n"
     except (UnsupportedOperation, RuntimeError) as error:  # torch has no common class for what it cannot export
         raise ConfigError(f"export: {flat.name()} has no step in C: {str(error).splitlines()[0]}") from error
+
+
+def _observe(flat: FlatModel, constants: Constants) -> None:
+    """Let the weights be rounded for the inputs that they have in the example."""
+    count = min(flat.example.shape[flat.time] // flat.steps, MAX_STEPS)
+    x = flat.example.narrow(flat.time, 0, count * flat.steps)
+    rows = 1 if flat.batch is None else x.shape[flat.batch]
+    with backend("reference"), constants.observing():
+        record(flat, [x, *flat.start(rows)], constants)
 
 
 def _check_names(flat: FlatModel) -> None:
@@ -94,21 +148,33 @@ def _field(leaf: Leaf) -> str:
     return leaf.name.replace(".", "_")
 
 
-def _parts(name: str, flat: FlatModel, step: RecordedFunction, portable: bool) -> Iterator[str]:
+def _sizes(flat: FlatModel, step: RecordedFunction) -> CFileSizes:
+    """Return the sizes of the file. A row of whole numbers stands on the stack in its product."""
+    state = sum(
+        max(1, leaf.start.numel()) * BYTES[KINDS[step.kinds[f"x{at}"]]] for at, leaf in enumerate(flat.leaves, 1)
+    )
+    weights = sum(_stored(tensor).numel() * BYTES[KINDS[step.kinds[at]]] for at, tensor in step.captured.items())
+    scratch = sum(size * BYTES[KINDS[kind]] for kind, size in step.scratch.items())
+    tokens = 0 if flat.example.is_floating_point() else 8 * flat.first_step(1).numel()
+    return CFileSizes(weights + state, state, scratch + state + tokens + row_bytes(step.schedule.functions))
+
+
+def _parts(name: str, flat: FlatModel, step: RecordedFunction, sizes: CFileSizes, portable: bool) -> Iterator[str]:
     """Yield the parts of the file."""
     schedule, kinds = step.schedule, {pointer: KINDS[kind] for pointer, kind in step.kinds.items() if kind in KINDS}
     fields = {_field(leaf): f"x{at}" for at, leaf in enumerate(flat.leaves, 1)}
-    sizes = [max(1, leaf.start.numel()) for leaf in flat.leaves]
+    counts = [max(1, leaf.start.numel()) for leaf in flat.leaves]
     tokens = not flat.example.is_floating_point()
     reads, outputs = flat.first_step(1).numel(), torch.Size(step.results[0][0]).numel()
     yield "\n".join([
         f"/* One step of a {flat.name()}: {name}_start(&s), then {name}_step(x, &s, y) for each step.",
-        f"   x: {reads} numbers.   y: {outputs} numbers. */",
+        f"   x: {reads} numbers.   y: {outputs} numbers.",
+        f"   {sizes}. */",
         *(["#include <float.h>"] if portable else []),
         "#include <math.h>",
         *(["#include <stdint.h>", PORTABLE] if portable else []),
     ])  # fmt: skip
-    members = [f"    {kinds[at]} {field}[{size}];" for (field, at), size in zip(fields.items(), sizes, strict=True)]
+    members = [f"    {kinds[at]} {field}[{count}];" for (field, at), count in zip(fields.items(), counts, strict=True)]
     yield "\n".join([f"struct {name}_state {{", *members, "};"])
     for pointer, tensor in step.captured.items():
         numbers, kind = _stored(tensor), kinds[pointer]

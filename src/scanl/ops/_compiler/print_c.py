@@ -1,9 +1,9 @@
 """Write the form of `loops.py` as functions in C99."""
 
 import ctypes
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from scanl.ops._compiler.expressions import LEVELS, Expression, Load, Name, Printer
+from scanl.ops._compiler.expressions import LEVELS, Constant, Expression, Load, Name, Printer
 from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement, number_kind
 from scanl.ops._compiler.print_llvm import IEEE_FUNCTIONS, check_portable
 from scanl.ops._compiler.rules import UnsupportedOperation
@@ -24,35 +24,60 @@ HELPERS = {  # that math.h lacks: their arguments and bodies. S is the suffix of
 PRODUCT = """\
 for (int row = 0; row < {rows}; row++) {{
     for (int column = 0; column < {columns}; column++) {{
-        {kind} sum = 0;
-        for (int k = 0; k < {terms}; k++) {{
-            sum += {x}[row * {x_row} + k] * {w}[{place}];
+        const {kind} *in = {x} + row * {x_row}, *w = {w} + column * {w_row};
+        {kind} sums[8] = {{0}};
+        for (int k = 0; k < {terms} / 8 * 8; k += 8) {{
+            for (int j = 0; j < 8; j++) sums[j] += in[k + j] * w[k + j];
         }}
-        {y}[row * {y_row} + column] = sum;
+        for (int k = {terms} / 8 * 8; k < {terms}; k++) sums[k % 8] += in[k] * w[k];
+        {y}[row * {y_row} + column] = sums[0] + sums[1] + sums[2] + sums[3] + sums[4] + sums[5] + sums[6] + sums[7];
     }}
-}}"""  # what `times` and `times_rows` compute
-# What `times_quantized` computes, as `products/rows_by_weight.py` does: sums of 32 bits for 512 terms hold them.
+}}"""  # what `times` computes
+ROWS_PRODUCT = """\
+for (int row = 0; row < {rows}; row++) {{
+    for (int column = 0; column < {columns}; column++) {y}[row * {y_row} + column] = 0;
+}}
+for (int k = 0; k < {terms}; k++) {{
+    for (int row = 0; row < {rows}; row++) {{
+        {kind} *out = {y} + row * {y_row}, factor = {x}[row * {x_row} + k];
+        for (int column = 0; column < {columns}; column++) out[column] += factor * {w}[k * {columns} + column];
+    }}
+}}"""  # what `times_rows` computes
+# What `times_quantized` computes, as `products/rows_by_weight.py` does: sums of 32 bits for 512 terms hold them. The
+# largest number is found by bits, in the order of which NaN is the largest. A sum with 1.5 * 2^23 has no bits below 1.
 QUANTIZED_PRODUCT = """\
+union {{ float number; int bits; }} u;
 for (int row = 0; row < {rows}; row++) {{
     const float *in = {x} + row * {x_row};
     signed short numbers[{terms}];
-    float peak = 0;
-    for (int k = 0; k < {terms}; k++) peak = fabsf(in[k]) <= peak || peak != peak ? peak : fabsf(in[k]);
-    float by = 32767 / peak, factor = by < INFINITY ? peak / 32767 : 0;
-    if (!(peak < INFINITY)) factor = NAN;
-    for (int k = 0; k < {terms}; k++) numbers[k] = factor > 0 ? (signed short)rintf(in[k] * by) : 0;
+    int peak = 0;
+    for (int k = 0; k < {terms}; k++) {{
+        u.number = in[k];
+        peak = (u.bits & 0x7fffffff) > peak ? u.bits & 0x7fffffff : peak;
+    }}
+    u.bits = peak;
+    float by = 32767 / u.number, factor = by < INFINITY ? u.number / 32767 : 0;
+    if (peak >= 0x7f800000) factor = NAN;
+    for (int k = 0; k < {terms}; k++) {{
+        u.number = in[k] * by + 12582912;
+        numbers[k] = factor > 0 ? (signed short)u.bits : 0;
+    }}
     for (int column = 0; column < {columns}; column++) {{
         const signed char *w = {w} + column * {terms};
-        long long total = 0;
+        {total}
+        {y}[row * {y_row} + column] = (float)total * (factor * {scale}[column]){added};
+    }}
+}}"""
+SHORT_TOTAL = """\
+int total = 0;
+        for (int k = 0; k < {terms}; k++) total += w[k] * numbers[k];"""
+LONG_TOTAL = """\
+long long total = 0;
         for (int k = 0; k < {terms}; k += 512) {{
             int sum = 0;
             for (int j = k; j < {terms} && j < k + 512; j++) sum += w[j] * numbers[j];
             total += sum;
-        }}
-        {y}[row * {y_row} + column] = (float)total * (factor * {scale}[column]){added};
-    }}
-}}"""
-PLACES = {"times": "column * {w_row} + k", "times_rows": "k * {columns} + column"}  # of a weight
+        }}"""
 
 
 def real(value: float, kind: str) -> str:
@@ -115,13 +140,15 @@ class CPrinter(Printer):
                     strides = ["w_row"] if name == "times" else []
                     names = ("y", "y_row", "x", "x_row", "w", *strides, "rows", "columns", "terms")
                     values = dict(zip(names, map(self.text, args[1:]), strict=True))
-                    text = PRODUCT.format(kind=self.kind, place=PLACES[name].format(**values), **values)
+                    text = (PRODUCT if name == "times" else ROWS_PRODUCT).format(kind=self.kind, **values)
                     yield from (indent + line for line in text.splitlines())
                 case KernelCall("times_quantized", args):
                     names = ("y", "y_row", "x", "x_row", "w", "scale", "groups", "bias", "rows", "columns", "terms")
                     values = dict(zip(names, map(self.text, args[1:]), strict=True))
                     added = "" if values["bias"] == "0" else f" + {values['bias']}[column]"
-                    yield from (indent + line for line in QUANTIZED_PRODUCT.format(added=added, **values).splitlines())
+                    total = (SHORT_TOTAL if int(values["terms"]) <= 512 else LONG_TOTAL).format(**values)
+                    text = QUANTIZED_PRODUCT.format(total=total, added=added, **values)
+                    yield from (indent + line for line in text.splitlines())
                 case Assign(target, value, adds):
                     new = isinstance(target, Name) and target.name not in declared
                     declared |= {target.name} if isinstance(target, Name) else set()
@@ -148,6 +175,17 @@ def function(name: str, made: LoopFunction, portable: bool = False) -> tuple[str
     ]
     body = "\n".join(printer.lines(made.body, (), "    "))
     return f"static void {name}({', '.join(pointers)})\n{{\n{body}\n}}", {(at, printer.kind) for at in printer.helpers}
+
+
+def row_bytes(functions: Iterable[LoopFunction]) -> int:
+    """Return the bytes of the longest row of whole numbers that a function makes."""
+    rows = [0]
+    for made in functions:
+        for statement in made.body:
+            match statement:
+                case KernelCall("times_quantized", (*_, Constant(terms))):
+                    rows.append(2 * int(terms))
+    return max(rows)
 
 
 def helper(name: str, kind: str) -> str:

@@ -27,6 +27,7 @@ from scanl.ops._compiler.schedule import Schedule
 from scanl.ops._compiler.views import Memory, View
 from scanl.ops._cpu._memory import empty
 from scanl.ops._frame.context import backend, conditions_recorded
+from scanl.ops.products.constants import Constants
 
 if TYPE_CHECKING:
     from scanl.ops._compiler.machine_code import NativeKernel
@@ -64,6 +65,8 @@ class RecordedFunction:
 
     What depends on other tensors alone may be kept from call to call, until those have other numbers.
 
+    constants: for a file: other tensors never have other numbers, and this is what becomes of them.
+
     Results are within rounding of the function's: sums have another order. They are new tensors in every call.
     Raises UnsupportedOperation, before anything is computed, for a function that no kernel can run.
     """
@@ -75,6 +78,7 @@ class RecordedFunction:
         by_rows: bool = False,
         portable: bool = False,
         conditions: bool = False,
+        constants: Constants | None = None,
     ) -> None:
         self.schedule = Schedule(portable)
         self.rows = examples[0].shape[0] if by_rows else 0
@@ -86,7 +90,7 @@ class RecordedFunction:
         self._widened: list[tuple[Tensor, Tensor]] = []  # copies, and the tensors of half precision that they are of
         self._storages: list[Any] = []  # kept, so that no two have one address
         found = list[Tensor]()
-        recording = self._record(function, examples, found if conditions else None)
+        recording = self._record(function, examples, found if conditions else None, constants)
         # A kernel of its own, so that none reads at positions that a condition rules out.
         self.guard = RecordedFunction(_conditions_of(function), *examples, by_rows=by_rows) if found else None
         reads = Counter(str(node.target) for node in recording.graph.nodes if node.op == "get_attr")
@@ -147,7 +151,11 @@ class RecordedFunction:
         return numbers
 
     def _record(
-        self, function: Callable[..., Any], examples: Sequence[Tensor], conditions: list[Tensor] | None
+        self,
+        function: Callable[..., Any],
+        examples: Sequence[Tensor],
+        conditions: list[Tensor] | None,
+        constants: Constants | None,
     ) -> OperationRecorder:
         """Return the operations of a function. conditions: gets those that it has; None: it may have none."""
 
@@ -159,7 +167,7 @@ class RecordedFunction:
 
         try:
             with backend("reference"):
-                recording = record(flat, examples)
+                recording = record(flat, examples, constants)
         except (RuntimeError, ValueError) as error:
             # torch has no common class for operations that depend on numbers
             raise UnsupportedOperation(

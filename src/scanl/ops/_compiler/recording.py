@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from scanl.ops._compiler import rules
 from scanl.ops._compiler.rules import UnsupportedOperation, var_mean
+from scanl.ops.products.constants import Constants
 
 aten = torch.ops.aten
 _DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # of the results on the numbers
@@ -52,16 +53,16 @@ class OperationRecorder(TorchDispatchMode):
     """Records what torch dispatches while it is the context. What is written to tensors from outside is not written.
 
     graph: the operations; `meta["val"]` of a node is its result.   read: tensors that are no operands, by the name of
-    their nodes.
+    their nodes.   constants: what becomes of tensors that are no operands; None: they may have other numbers later.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise the first operation imports torch.compile
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Constants | None = None) -> None:
         super().__init__()
-        self.graph = fx.Graph()
+        self.graph, self._constants = fx.Graph(), constants
         self.read: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}  # by the tensor that is no operand
         self._outside = set[int]()  # the storages of these tensors
@@ -87,6 +88,13 @@ class OperationRecorder(TorchDispatchMode):
             raise UnsupportedOperation(f"{func}, which makes a tensor a view of itself")
         if func is aten.lift_fresh.default:  # a tensor that the function makes of numbers
             func = aten.lift_fresh_copy.default
+        if self._constants is not None and not func._schema.is_mutable:
+            if tensors and not any(isinstance(tensor, RecordedTensor) for tensor in tensors):
+                return self._constants.result(func, args, kwargs)
+            with self:
+                result = self._constants.replaced(func, args, RecordedTensor)
+            if result is not None:
+                return result
         if not _has_rule(func, args, kwargs, tensors):
             with self:
                 result = _decompositions().get(func, func.decompose)(*args, **kwargs)
@@ -120,6 +128,8 @@ class OperationRecorder(TorchDispatchMode):
         target = args[0]
         if not isinstance(target, Tensor):
             raise UnsupportedOperation(f"{func}, which writes several tensors")
+        if self._constants is not None and not isinstance(target, RecordedTensor):
+            raise UnsupportedOperation(f"{func} of a tensor that is no operand")
         if _inner(target).untyped_storage()._cdata not in self._outside:
             func(*inner[0], **inner[1])
         node = self.graph.call_function(func, *nodes)
@@ -170,9 +180,11 @@ def _inner(value: Any) -> Any:
     return value.plain if isinstance(value, RecordedTensor) else value
 
 
-def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> OperationRecorder:
+def record(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], constants: Constants | None = None
+) -> OperationRecorder:
     """Record a function of tensors that returns tensors. Raises UnsupportedOperation if that is impossible."""
-    recording = OperationRecorder()
+    recording = OperationRecorder(constants)
     with _disable_current_modes():
         operands = list(map(recording.operand, examples))
         with recording:
@@ -294,10 +306,16 @@ def _convolution(
         stride = [1] * len(sizes)
     else:
         widths = [(width, width) for width in padding]
-    taps = _taps(_padded(x, widths), sizes, stride, dilation)
-    counts = taps[0].shape[2:]
+    x = _padded(x, widths)
+    counts = _places(x, sizes, stride, dilation)
     # (B, groups, places, channels x taps), in the order of the weight
-    rows = torch.stack([tap.reshape(x.shape[0], groups, -1, prod(counts)).mT for tap in taps], 4).flatten(3)
+    strides = [step * hop for step, hop in zip(x.stride()[2:], stride, strict=True)]
+    gaps = [step * gap for step, gap in zip(x.stride()[2:], dilation, strict=True)]
+    channels = x.shape[1] // groups
+    rows = x.as_strided(
+        (x.shape[0], groups, *counts, channels, *sizes),
+        (x.stride(0), channels * x.stride(1), *strides, x.stride(1), *gaps),
+    ).reshape(x.shape[0], groups, prod(counts), channels * prod(sizes))
     y = torch.matmul(rows, weight.reshape(groups, weight.shape[0] // groups, -1).mT).mT
     y = y.reshape(x.shape[0], weight.shape[0], *counts)
     return y if bias is None else y + bias.reshape(-1, *[1] * len(sizes))
@@ -309,13 +327,17 @@ def _padded(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) ->
     return torch.constant_pad_nd(x, flat, value) if any(flat) else x
 
 
-def _taps(x: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[Tensor]:
-    """Return what all windows over the axes from 2 on read at each of their places."""
-    counts = [
+def _places(x: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Return the number of places of windows over each axis from 2 on."""
+    return [
         (x.shape[2 + axis] - (size - 1) * gap - 1) // hop + 1
         for axis, (size, gap, hop) in enumerate(zip(sizes, dilation, stride, strict=True))
     ]
-    taps = []
+
+
+def _taps(x: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[Tensor]:
+    """Return what all windows over the axes from 2 on read at each of their places."""
+    counts, taps = _places(x, sizes, stride, dilation), []
     for at in itertools.product(*map(range, sizes)):
         read = x
         for axis, (place, gap, hop, count) in enumerate(zip(at, dilation, stride, counts, strict=True), 2):
@@ -356,14 +378,9 @@ def _max_pool(
 
 
 def _reflection_pad1d(x: Tensor, pad: Sequence[int]) -> Tensor:
-    """Return the ends mirrored. Which number stands where is known, so they are read as rows of a table."""
-    count = x.shape[-1]
-    places = [abs(place) for place in range(-pad[0], count + pad[1])]
-    places = [place if place < count else 2 * (count - 1) - place for place in places]
-    with _disable_current_modes():
-        rows = torch.tensor(places, dtype=torch.float64)
-    mirrored = aten.embedding.default(x.reshape(-1, count).t(), rows.long()).t()
-    return mirrored.reshape(*x.shape[:-1], len(places))
+    before, after = pad
+    ends = [x[..., 1 : before + 1].flip(-1), x, x[..., x.shape[-1] - 1 - after : -1].flip(-1)]
+    return torch.cat([end for end in ends if end.shape[-1]], -1)
 
 
 def _diag_embed(other: Callable[..., Tensor], x: Tensor, *places: int) -> Tensor:
