@@ -39,6 +39,17 @@ def test_values_are_those_of_the_weights_of_each_call() -> None:
         torch.testing.assert_close(call(x), expected.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+def test_rows_that_are_one_in_memory() -> None:
+    """A value that stands for all rows, as the transition of a layer in a batch does."""
+    weight, x = torch.linspace(-1, 0, WIDE), torch.randn(4, 3)
+    call = RecordedFunction(lambda x: x * weight.exp().expand(4, WIDE)[:, :3], torch.ones(4, 3), by_rows=True)
+    assert call.kept is not None
+    assert [value.stride(0) for value in call.kept.values.values()] == [0]
+    for _ in range(2):
+        torch.testing.assert_close(call(x), x * weight.exp()[:3])
+        weight.mul_(0.5)
+
+
 def test_what_is_computed_quickly_is_computed_in_each_call() -> None:
     call = recorded(torch.ones(8))
     assert call.kept is not None

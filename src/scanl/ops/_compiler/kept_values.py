@@ -85,7 +85,10 @@ class KeptValues:
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
             if node in self.values:
-                self.values[node].copy_(known[node])
+                kept = self.values[node]
+                # Of rows that are one in memory the first stands for all: torch writes to none of them.
+                once = tuple(slice(1) if stride == 0 else slice(None) for stride in kept.stride())
+                kept[once].copy_(known[node][once])
 
 
 def _constant(recording: OperationRecorder) -> set[fx.Node]:
