@@ -10,15 +10,20 @@ from scanl.learning.adapters.agent_body import AgentBody
 # Floats; complex numbers; a matrix; a count of steps; a first state that is not zeros.
 @pytest.mark.parametrize("layer", ["gru", "lru", "retnet", "hawk"])
 def test_a_row_is_the_state(layer):
+    """By the ordinary step, and by the kernel."""
     torch.manual_seed(0)
     body = AgentBody(3, 32, layer, depth=2)
     x, starts = torch.randn(2, 9, 3), torch.zeros(2, 9, dtype=torch.bool)
     starts[1, 4] = True
     whole, _ = body(x, starts=starts)
-    row = torch.zeros(2, body.row_size)
-    for t in range(9):
-        y, row = body.read(x[:, t : t + 1], row, starts[:, t : t + 1])
-        torch.testing.assert_close(y[:, 0], whole[:, t], rtol=1e-4, atol=1e-5)
+    body.compiled.compile(2)
+    for gradients in (True, False):
+        row = torch.zeros(2, body.row_size)
+        with torch.set_grad_enabled(gradients):
+            for t in range(9):
+                y, row = body.read(x[:, t : t + 1], row, starts[:, t : t + 1])
+                torch.testing.assert_close(y[:, 0], whole[:, t], rtol=1e-4, atol=1e-5)
+    assert body.compiled.reason is None
     assert row.shape == (2, body.row_size)
     assert row.dtype == torch.float32
 

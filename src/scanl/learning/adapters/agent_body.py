@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from scanl.errors import ShapeError
 from scanl.layers.designation import Designation
 from scanl.layers.state import Device, DType, State, leaves, map_leaves
+from scanl.models.decoding.compiled_step import CompiledStep
 from scanl.models.stack import Stack, check_causal
 from scanl.options import at_least, checked
 
@@ -18,7 +19,8 @@ class AgentBody(nn.Module):
 
     Libraries of agents keep a state in buffers of float32. So `read` takes it and returns it as a row of numbers for
     each agent, `row_size` of them, exactly: floats and complex numbers of 32 bits or more by their bits, others as
-    float64 by its bits. The first number of a row is 1. A row of zeros is the state before any step.
+    float64 by its bits. The first number of a row is 1. A row of zeros is the state before any step. From the 65th on,
+    single steps without gradients are one kernel.
 
     Args:
         channels: of an observation.   width: of the output.   depth, layer, layer_options, channel_mixer: of `Stack`.
@@ -45,6 +47,7 @@ class AgentBody(nn.Module):
         with torch.no_grad():
             numbers = _row(self.init_state(1)).shape[1]
         self.row_size: int = numbers + numbers % 2  # even, for who cuts it in halves
+        self.compiled = CompiledStep(self, lambda x: x, self._step, lambda rows: torch.zeros(rows, channels))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         """Return the state before any step."""
@@ -63,13 +66,20 @@ class AgentBody(nn.Module):
             raise ShapeError(
                 f"{self.name}: row is {row.dtype} {tuple(row.shape)}, expected torch.float32 {(len(x), self.row_size)}"
             )
-        fresh = row[:, 0] == 0
-        if x.shape[1]:
-            starts = starts.clone()
-            starts[:, 0] |= fresh
-        y, state = self(x, self._state(row, len(x)), starts=starts if starts.any() else None)
+        state, first = self._state(row, len(x)), (row[:, 0] == 0)[:, None]
+        starts = torch.cat([starts[:, :1] | first, starts[:, 1:]], 1)
+        begins = starts if starts.any() else None
+        if x.shape[1] == 1 and not torch.is_grad_enabled() and self.compiled.pays(len(x)):
+            y, state = self.compiled(x[:, 0], state, starts=None if begins is None else begins[:, 0])
+            y = y[:, None]
+        else:
+            y, state = self(x, state, starts=begins)
         after = _row(state)
         return y, torch.nn.functional.pad(after, (0, self.row_size - after.shape[1]))
+
+    def _step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = self(x[:, None], state)
+        return y[:, 0], state
 
     def _state(self, row: Tensor, rows: int) -> State:
         """Return the state that `_row` made a row of; any numbers where the row is zeros."""
