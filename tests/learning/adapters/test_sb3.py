@@ -1,5 +1,9 @@
 """The policy for RecurrentPPO learns in the environments of sb3-contrib's own tests; its segments are its rollouts."""
 
+import ctypes
+import shutil
+import subprocess
+
 import pytest
 
 pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: pip install 'scanl[agents]'")
@@ -14,7 +18,7 @@ from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from scanl.errors import ConfigError
-from scanl.export import write_c
+from scanl.export import start_state, write_c, write_onnx
 from scanl.learning.adapters.sb3 import RecurrentPolicy
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of gymnasium and sb3
@@ -98,17 +102,70 @@ def test_saving(tmp_path):
                 np.testing.assert_array_equal(half, half_of_other)
 
 
-def test_actor(tmp_path):
-    """What chooses actions, as a model: the logits are those of the policy, and it has a file in C."""
-    model = agent(n_steps=32).learn(64)
-    actor, observations = model.policy.actor(), torch.randn(1, 6, 4)
-    y, _ = actor(observations)
-    states = (torch.zeros(1, 6, model.policy.lstm_actor.hidden_size),) * 2
-    states = tuple(half[:, :1] for half in states)
-    expected, _ = model.policy.get_distribution(observations[0], states, torch.zeros(6))
-    torch.testing.assert_close(y[0].log_softmax(-1), expected.distribution.logits)
-    write_c(actor, tmp_path / "agent.c", torch.randn(2, 8, 4))
-    assert "agent_step" in (tmp_path / "agent.c").read_text()
+def by_policy(model):
+    """The action that the policy takes for an observation; the state is kept."""
+    state = None
+
+    def act(observation, first):
+        nonlocal state
+        action, state = model.predict(observation[None], state, np.array([first]), deterministic=True)
+        return int(action[0])
+
+    return act
+
+
+def by_c(actor, folder):
+    """The same from the actor's file in C."""
+    write_c(actor, folder / "agent.c", torch.randn(2, 8, 4))
+    flags = ("-std=c99", "-Wall", "-Werror", "-O1", "-shared", "-fPIC")
+    subprocess.run(["cc", *flags, "agent.c", "-o", "agent.so", "-lm"], cwd=folder, check=True)
+    library, state = ctypes.CDLL(str(folder / "agent.so")), ctypes.create_string_buffer(1 << 16)
+    y = np.zeros(2, np.float32)
+
+    def act(observation, first):
+        if first:
+            library.agent_start(state)
+        x = np.ascontiguousarray(observation, np.float32)
+        library.agent_step(x.ctypes.data_as(ctypes.c_void_p), state, y.ctypes.data_as(ctypes.c_void_p))
+        return int(y.argmax())
+
+    return act
+
+
+def by_onnx(actor, folder):
+    """The same from the actor's file of ONNX."""
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'scanl[export]'")
+    write_onnx(actor, folder / "agent.onnx", torch.randn(2, 8, 4))
+    session = runtime.InferenceSession(folder / "agent.onnx", providers=["CPUExecutionProvider"])
+    start = start_state(session.get_modelmeta().custom_metadata_map["state"])
+    state = start
+
+    def act(observation, first):
+        nonlocal state
+        y, *last = session.run(None, {"x": observation[None, None], **(start if first else state)})
+        state = dict(zip(start, last, strict=True))
+        return int(y.argmax())
+
+    return act
+
+
+@pytest.mark.parametrize(("layer", "exported"), [("lru", by_c), ("hawk", by_c), ("hawk", by_onnx)])
+def test_an_exported_policy_takes_the_same_actions(layer, exported, tmp_path):
+    if exported is by_c and shutil.which("cc") is None:
+        pytest.skip("no C compiler, cc, is there")
+    model = agent(make_vec_env("CartPole-v1", 4, seed=0), n_steps=64, layer=layer).learn(1024)
+    choices, environment = [by_policy(model), exported(model.policy.actor(), tmp_path)], gymnasium.make("CartPole-v1")
+    observation, first, episodes = environment.reset(seed=0)[0], True, 0
+    taken = []
+    while episodes < 5:
+        action, same = (choose(observation, first) for choose in choices)
+        assert action == same
+        taken.append(action)
+        observation, _, ended, cut, _ = environment.step(action)
+        first = ended or cut
+        if first:
+            observation, episodes = environment.reset()[0], episodes + 1
+    assert {*taken} == {0, 1}
 
 
 def test_errors():
