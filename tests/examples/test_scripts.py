@@ -17,6 +17,7 @@ SMALL = {  # the words after the script, the package that it needs beside scanl,
     "irregular_times": ("--steps 2", "torch", "cfc, told nothing"),
     "learn_online": ("-", "river", "sample 500: MAE"),
     "own_cell": ("--steps 2", "torch", "by chance"),
+    "ppo_memory": ("--steps 2048 --export agent.c", "gymnasium", "mean return"),
     "stream_text": ("book.txt --steps 3 --bytes 5", "torch", ""),
 }
 
