@@ -238,6 +238,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     if page == "docs/checkpoints.md":
         _checkpoint("state-spaces/mamba-130m-hf")
         shutil.copyfile(ROOT / "tests/hub/originals/rwkv6/rwkv.pth", "RWKV-x060-World-1B6.pth")
+        shutil.copytree(ROOT / "tests/hub/forecasters/flowstate", "ibm-granite/granite-timeseries-flowstate-r1")
     smaller = dict(SMALLER.get(page, {}))
     namespace: dict = {}
     for language, text in blocks(page):
