@@ -6,7 +6,8 @@
 Both read 1,000 inputs, and the largest difference of two numbers, or the number of answers that differ, is what counts.
 Then they take turns over some of the inputs. Weights stay where the packages have them. The packages: silero-vad,
 g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, each without its dependencies; and what their programs import:
-onnxruntime, nltk and inflect, librosa and webrtcvad-wheels, keras. A stream is written as C too and compiled; the size is that of the library.
+onnxruntime, nltk and inflect, librosa and webrtcvad-wheels, keras. A stream is written as C too and compiled; the size
+is that of the library.
 """
 
 import importlib
