@@ -29,7 +29,7 @@ def test_onnxruntime_reads_pieces_and_steps(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     torch.manual_seed(0)
     options = {"gated_deltanet": {"num_heads": 2}, "gla": {"num_heads": 2}}
-    model = LanguageModel(9, Stack(8, 3, ["gated_deltanet", "gla", "lstm"], layer_options=options))
+    model = LanguageModel(9, Stack(8, 4, ["gated_deltanet", "gla", "lstm", "lru"], layer_options=options))
     write_onnx(model, tmp_path / "model.onnx", opset=27)
     assert model.training
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])

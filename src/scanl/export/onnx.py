@@ -21,6 +21,7 @@ from scanl.errors import ConfigError
 from scanl.export.flat import FlatModel, check_path, exported, one_step
 from scanl.export.lowering import lowered
 from scanl.export.native import CONVERTED, NATIVE, OPSET, settled
+from scanl.export.pairs import without_complex_numbers
 from scanl.files import files_written_whole
 
 
@@ -51,10 +52,11 @@ def write_onnx(
     _needed()
     flat = FlatModel(model, example)
     names = [leaf.name for leaf in flat.leaves]
+    natives = NATIVE if opset == OPSET else {}
     try:
         with torch.no_grad(), _quiet():
             written = torch.onnx.export(
-                _step(flat) if flat.reads_one else lowered(exported(flat), NATIVE if opset == OPSET else {}),
+                without_complex_numbers(_step(flat) if flat.reads_one else lowered(exported(flat), natives)),
                 dynamo=True,
                 opset_version=CONVERTED,
                 verbose=False,
