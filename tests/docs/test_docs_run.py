@@ -187,6 +187,9 @@ SMALLER = {
 NEEDS = {
     "import Trainer": "accelerate",
     "import onnxruntime": "onnxruntime",
+    "sb3_contrib": "sb3_contrib",
+    "RecurrentPPO": "sb3_contrib",
+    "torchrl": "torchrl",
 }  # what a block says: a package without which it does not run
 OWN_TEST = {"CONTRIBUTING.md"}  # tests/docs/test_contributing.py follows this page
 
@@ -405,6 +408,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.recurrent": ("GRU --shapes 1", {}, "torch"),
     "speed.floors": ("gru", {}, "torch"),
     "speed.first_calls": ("gru", {}, "numba"),
+    "quality.agents": ("control --models gru", {}, "popgym"),
     "quality.adapting": ("gated_deltanet", {}, "peft"),
     "quality.packing": ("text=README.md", {"SIZE": 4000}, "torch"),
     "quality.portable": ("time", {"shipped": lambda: LanguageModel(256, Stack(8, 1, "mingru")), "STEPS": 2}, "numba"),
