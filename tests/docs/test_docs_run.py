@@ -416,6 +416,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "quality.serve": ("mistakes", {}, "fastapi"),
     "quality.capacity": ("", {"STEPS": 2}, "torch"),
     "quality.conditioning": ("columnar", {}, "torch"),
+    "quality.small_c": ("digits", {}, "sklearn"),
     "quality.exports": ("indrnn", {}, "onnxruntime"),
     "quality.forward_learning": ("adding", {}, "torch"),
     "quality.lorenz": ("", {}, "torch"),
