@@ -58,7 +58,7 @@ def load(
                 {name: weights.read(stored, dtype, device) for name, stored in names.items()}, assign=True
             )
             return model.eval()
-    return language_model(path_or_id, dtype=dtype, device=device, revision=revision)
+    return _language_model(path_or_id, source, dtype, device, revision)
 
 
 def language_model(
@@ -79,7 +79,17 @@ def language_model(
 
     Raises CheckpointError for weights that are missing, damaged or left over, and for options that scanl does not have.
     """
-    source = locate(path_or_id, revision)
+    return _language_model(path_or_id, locate(path_or_id, revision), dtype, device, revision)
+
+
+def _language_model(
+    path_or_id: str | os.PathLike[str],
+    source: Path,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    revision: str | None,
+) -> LanguageModel:
+    """source: the folder or file that was found."""
     quantized: dict[str, Any] = {}
     weights = None if source.is_dir() else Weights(source, described_by="the shape of the others")
     if weights is None:
