@@ -9,7 +9,6 @@ of the module scanl.ops._BACKEND.NAME, which the first call imports:
 
 import importlib
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,24 +20,9 @@ from scanl.ops._frame.dispatch import transforming
 from scanl.ops._frame.op import Op, cast
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
-_DEFINITIONS: dict[str, Callable[[], None]] = {}  # what defines an operator of torch, by its name
-_LOCK = threading.RLock()
 OPERATORS: dict[str, Op] = {}  # the op of each operator that is defined; torch cannot define one again
 _PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
-
-
-class _Operators(type(torch.ops.scanl)):
-    """`torch.ops.scanl`, which defines an operator when it is first asked for: that takes three milliseconds."""
-
-    def __getattr__(self, name: str) -> Any:
-        with _LOCK:
-            if name in _DEFINITIONS:
-                _DEFINITIONS.pop(name)()
-        return super().__getattr__(name)
-
-
-vars(torch.ops)["scanl"] = _Operators("scanl")
 
 
 class Kernels(NamedTuple):
@@ -290,16 +274,11 @@ def _kernel(backend: str, module: str, function: str) -> Callable:
 def _opaque(
     name: str, schema: str, fake: Callable, context: Callable, backward: Callable, implementation: Callable
 ) -> Callable:
-    def define() -> None:
-        _LIBRARY.define(name + schema)
-        _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
-        torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
-
-    def registered(*args: Any) -> Any:
-        return getattr(torch.ops.scanl, name).default(*args)
-
-    _DEFINITIONS[name] = define
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
+    registered = getattr(torch.ops.scanl, name).default
     refusal = (
         f"scanl::{name} has no forward-mode derivative; backend='parallel' or 'reference' has one, and for layers "
         "`with scanl.ops.backend('parallel', 'reference'):`"
