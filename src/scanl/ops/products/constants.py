@@ -44,8 +44,10 @@ class Constants:
     def observing(self) -> Iterator[None]:
         """Observe the inputs of weights in a recording, for which they are rounded afterwards."""
         self._observes = True
-        yield
-        self._observes = False
+        try:
+            yield
+        finally:
+            self._observes = False
 
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation of constants, in the same memory each time."""
