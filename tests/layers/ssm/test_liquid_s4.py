@@ -90,3 +90,14 @@ def test_liquid_s4_of_degree_one_is_s4d():
     torch.testing.assert_close(liquid.state_dict(), plain.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(liquid(x)[0], plain(x)[0])
     assert without_decay(liquid) == without_decay(plain)
+
+
+def test_blocks_of_several_wide_rows():
+    """The library lays the product of many blocks out otherwise. Shorter pieces are read step by step."""
+    layer, x = LiquidS4(128), torch.randn(2, 130, 128)
+    whole, _ = layer(x)
+    pieces, state = [], None
+    for piece in x.split(60, 1):
+        y, state = layer(piece, state)
+        pieces.append(y)
+    torch.testing.assert_close(whole, torch.cat(pieces, 1), rtol=1e-4, atol=1e-4)

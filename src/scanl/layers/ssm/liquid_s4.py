@@ -150,7 +150,7 @@ class LiquidS4(GatedDiagonalLayer):
             two = _toeplitz(F.pad(_read(parts, write_both * read_out)[..., 0][:, :-1], (1, 0)))
             y = y + sums * (two @ back + _read(parts, write * read_out * entering)) - two @ (x * sums).flip(1)
         y = y + _read(parts, a[..., None] * read_out * both)
-        y = y.view(-1).view(-1, BLOCK, *shape)  # by one axis, the gradient is turned once, not at each of its uses
+        y = y.reshape(-1).view(-1, BLOCK, *shape)  # by one axis, the gradient is turned once, not at each of its uses
         y, lasts = y.permute(2, 3, 1, 0).flatten(1, 2), torch.stack(lasts, 1)
         if spoil is not None:
             y, lasts = y * spoil, lasts * spoil[:, None, -1, :, None]
