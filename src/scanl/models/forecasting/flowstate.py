@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,8 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import loadable
 from scanl.models.forecasting.share import Forecast
 from scanl.models.heads.distributions import as_levels
-from scanl.models.saving import Saved
 from scanl.ops import linear_scan
-from scanl.options import above, at_least
+from scanl.options import above, at_least, checked, one_of
 from scanl.whole import whole_number
 
 LEAST_VARIANCE = 1e-5
@@ -22,7 +21,7 @@ LAST_TIME = 0.95  # of the basis, in which a piece of `patch` steps ends
 BASIS_SIZE = 4.0  # divides the basis
 EXPANSION = 2  # hidden numbers of a "transformer" map for each number of its input
 
-Basis = Literal["legs", "hlegs", "four"]
+BASES, MAPS, MEANS = ("legs", "hlegs", "four"), ("gated", "transformer"), ("mean", "median")
 
 
 @loadable
@@ -123,7 +122,7 @@ class FlowStateBlock(nn.Module):
         return x[:, first:] + self.norm(y), state
 
 
-class FlowState(Saved):
+class FlowState(nn.Module):
     r"""FlowState: blocks of diagonal state spaces read a series, and their last output is a function of time ahead.
 
     .. math:: q(k) = m_T + σ_T \sum_n a_n f_n(t_k),  t_k = t_0 + k s (0.95 - t_0) / patch
@@ -141,18 +140,19 @@ class FlowState(Saved):
 
     name: ClassVar[str] = "flowstate"
 
+    @checked("flowstate")
     def __init__(
         self,
         dim: Annotated[int, at_least(1), "D, channels of the blocks"] = 512,
         depth: Annotated[int, at_least(1), "blocks"] = 6,
         modes: Annotated[int, at_least(1), "P, numbers of the state of a block"] = 512,
         gated: Annotated[bool, "a gate after each state space"] = False,
-        mlp: Annotated[Literal["gated", "transformer"], "map of the channels"] = "gated",
+        mlp: Annotated[str, one_of(MAPS), "map of the channels"] = "gated",
         patch: Annotated[int, at_least(1), "steps ahead at scale 1 that one output gives"] = 24,
         functions: Annotated[int, at_least(1), "N, functions of time"] = 256,
-        basis: Annotated[Basis, "Legendre's polynomials on [-1, 1] or half of it, or waves"] = "legs",
+        basis: Annotated[str, one_of(BASES), "Legendre's polynomials on [-1, 1] or half of it, or waves"] = "legs",
         quantiles: Annotated[Sequence[float], "levels that are learnt"] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        mean: Annotated[Literal["mean", "median"], "what the mean of a forecast is made of quantiles by"] = "mean",
+        mean: Annotated[str, one_of(MEANS), "what the mean of a forecast is made of quantiles by"] = "mean",
         scale: Annotated[float, above(0), "s, if a call does not say it"] = 1.0,
     ) -> None:
         super().__init__()
