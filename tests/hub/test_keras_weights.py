@@ -60,3 +60,7 @@ def test_what_does_not_fit():
         keras_weights("LSTM", np.zeros((D, 3 * H)), np.zeros((H, 3 * H)))
     with pytest.raises(ConfigError, match="resets before"):
         keras_weights("GRU", np.zeros((D, 3 * H)), np.zeros((H, 3 * H)), np.zeros(3 * H))
+    with pytest.raises(ShapeError, match=r"have shapes \(3, 15\), \(15,\), expected"):
+        keras_weights("GRU", np.zeros((3, 15)), np.zeros(15))
+    with pytest.raises(ShapeError, match=r"bias has shape \(7,\), expected"):
+        keras_weights("GRU", np.zeros((D, 3 * H)), np.zeros((H, 3 * H)), np.zeros(7))

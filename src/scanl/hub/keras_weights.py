@@ -26,8 +26,8 @@ def keras_weights(
         raise nearest("kind of keras_weights", kind, GATES)
     order = GATES[kind]
     of_input, of_state = (np.asarray(weight, np.float32) for weight in (kernel, recurrent_kernel))
-    hidden, columns = of_state.shape
-    if columns != len(order) * hidden or of_input.ndim != 2 or of_input.shape[1] != columns:
+    hidden, columns = of_state.shape if of_state.ndim == 2 else (0, 0)
+    if not hidden or columns != len(order) * hidden or of_input.ndim != 2 or of_input.shape[1] != columns:
         raise ShapeError(
             f"keras_weights: kernel, recurrent_kernel have shapes {of_input.shape}, {of_state.shape}, expected "
             f"(D, {len(order)} H), (H, {len(order)} H) of a {kind}"
@@ -41,7 +41,12 @@ def keras_weights(
     weights = {"weight_ih": matrix(of_input), "weight_hh": matrix(of_state)}
     if bias is None:
         return weights
-    both = np.asarray(bias, np.float32).reshape(-1, columns)
+    both = np.asarray(bias, np.float32)
+    if both.shape not in ((columns,), (2 * columns,), (1, columns), (2, columns)):
+        raise ShapeError(
+            f"keras_weights: bias has shape {both.shape}, expected ({columns},) or (2, {columns}) of a {kind}"
+        )
+    both = both.reshape(-1, columns)
     if kind == "GRU" and len(both) == 1:
         raise ConfigError(
             "keras_weights: bias is one row of a GRU with reset_after=False, which resets before the product; torch "

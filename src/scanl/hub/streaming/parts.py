@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from scanl.layers import GRU, LSTM, Elman
 from scanl.ops import elman, gru, lstm
 from scanl.ops._frame.context import exactly, plain, undirected
-from scanl.ops._recurrent.layer import run
+from scanl.ops._recurrent.layer import without_gradients
 
 States = dict[str, Tensor]
 
@@ -209,11 +209,7 @@ def _has_kernel(*tensors: Tensor) -> bool:
 
 
 def _by_kernel(mode: str, x: Tensor, weights: list[Tensor], state: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    x = x if x.stride(2) == 1 else x.contiguous()
-    initial = [member[None].contiguous() for member in state]
-    last = [torch.empty_like(member) for member in initial]
-    y = x.new_empty(*x.shape[:2], state[0].shape[-1])
-    run(mode, x, [weight.contiguous() for weight in weights], initial, y, last, keeps=False)
+    y, last = without_gradients(mode, x, [member[None] for member in state], weights, None)
     return y, tuple(member[0] for member in last)
 
 

@@ -128,7 +128,7 @@ class TorchCell(SolvedLayer):
         return known and not sizes_of(self.kernel.upper(), batch, steps, inputs, self.width, 1, threads()).idle
 
     def _by_kernel(self, x: Tensor, state: State, starts: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        before = [widen(tensor)[None].contiguous() for tensor in _parts(state)]
+        before = [widen(tensor)[None] for tensor in _parts(state)]
         carries = None if starts is None or not starts.any() else (~starts).T.to(torch.int32).contiguous()
 
         def by_cell(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError
 from scanl.layers.state import loadable
-from scanl.models.forecasting.share import Forecast
+from scanl.models.forecasting.share import Forecast, as_series, check_series
 from scanl.models.heads.distributions import as_levels
 from scanl.ops import linear_scan
 from scanl.options import above, at_least, checked, one_of
@@ -70,7 +70,8 @@ class FlowStateSpace(nn.Module):
     def _discrete(self, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return the decay (P,), and the maps to and from the modes: their real and imaginary parts side by side.
 
-        They are kept until a parameter changes, because they take longer than a step.
+        They are kept until a parameter changes, because they take longer than a step. Torch counts the changes; one of
+        `parameter.data` is not counted.
         """
         own = list(self.parameters(recurse=False))
         keeps = not torch.is_grad_enabled() and not any(each.is_inference() for each in own)
@@ -197,18 +198,10 @@ class FlowState(nn.Module):
         quantile is that of the learnt ones, as in the authors' program, so that none cross. Raises ShapeError, and
         ConfigError for other arguments.
         """
-        if x.ndim != 3 or not x.shape[1] or not x.is_floating_point():
-            raise ShapeError(
-                f"{self.name}: x is {x.dtype} of shape {tuple(x.shape)}, expected real numbers (B, T, C), T at least 1"
-            )
-        if bool(x.isinf().any()):
-            raise ShapeError(f"{self.name}: x has an infinite number, expected finite ones, and NaN for none")
+        series = as_series(self.name, x)
         horizon = whole_number(self.name, "horizon", horizon, 1)
-        series = x.transpose(1, 2).flatten(0, 1)
-        if state is None:
-            state = self.init_state(len(series), scale=scale)
-        elif len(state.scale) != len(series):
-            raise ShapeError(f"{self.name}: state has {len(state.scale)} series, expected {len(series)} because of x")
+        state = self.init_state(len(series), scale=scale) if state is None else state
+        check_series(self.name, len(state.scale), len(series))
         asked = as_levels(self.levels if levels is None else levels, series)
         known = {float(one) for one in state.scale.tolist()}
         if len(known) > 1:
@@ -223,11 +216,11 @@ class FlowState(nn.Module):
         # A piece after another one, and the end of the last output's.
         at = torch.arange(horizon, device=x.device)
         origin = (at // piece * piece).clamp(max=blank)
-        values = self.readout(hidden[:, origin.unique()]).unflatten(-1, (len(self.levels), self.functions))
+        origins, places = origin.unique(return_inverse=True)
+        values = self.readout(hidden[:, origins]).unflatten(-1, (len(self.levels), self.functions))
         functions = self._functions(step, piece, values)[at - origin]
-        _, places = origin.unique(return_inverse=True)
         learnt = torch.einsum("bhqn,hn->bhq", values[:, places], functions)
-        mean, deviation = _moments(after)
+        mean, deviation = _moments(after.known, after.total, after.squares)
         learnt = learnt * deviation[:, None, None] + mean[:, None, None]
         at_learnt = learnt.quantile(learnt.new_tensor(self.levels), -1).movedim(0, -1).to(x.dtype)
         found = learnt.quantile(asked.to(learnt), -1).movedim(0, -1).to(x.dtype)
@@ -244,7 +237,7 @@ class FlowState(nn.Module):
         mean = total / count.clamp(min=1)
         off = torch.where(missing, 0.0, values - mean)
         squares = state.squares[:, None] + off.square().cumsum(1)
-        deviation = (squares / count.clamp(min=1)).clamp(min=LEAST_VARIANCE).sqrt()
+        _, deviation = _moments(count, total, squares)
         like = self.embed.weight
         h = self.embed(torch.stack([(off / deviation).to(like), missing.to(like)], -1))
         step, after = float(state.scale[0]) if len(series) else self.scale, []
@@ -275,7 +268,7 @@ class FlowState(nn.Module):
         return quantiles @ (weights / weights.sum())
 
 
-def _moments(state: FlowStateState) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation (N,) so far."""
-    count = state.known.clamp(min=1)
-    return state.total / count, (state.squares / count).clamp(min=LEAST_VARIANCE).sqrt()
+def _moments(known: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation so far, from what a state has."""
+    count = known.clamp(min=1)
+    return total / count, (squares / count).clamp(min=LEAST_VARIANCE).sqrt()

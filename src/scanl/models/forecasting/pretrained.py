@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from scanl.digests import load_tensors
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError
 from scanl.layers import state as states
 from scanl.layers.packing import pack, unpack
 from scanl.models.forecasting import simple_forecasts
-from scanl.models.forecasting.share import Forecast
+from scanl.models.forecasting.share import Forecast, as_series, check_series
 from scanl.models.forecasting.simple_forecasts import COUNT, KNOTS, Counts, Numbers, Seasons, SimpleState, SimpleSteps
 from scanl.models.heads.distributions import LEVELS, as_levels
 from scanl.models.saving import WEIGHTS as FILE
@@ -190,16 +190,9 @@ class PretrainedForecaster(Saved):
         horizon: H.   season: steps of a season, or of two, the longer one last; 1: none. A state keeps those with which
         it began.   levels: of the quantiles.
         """
-        if x.ndim != 3 or not x.shape[1] or not x.is_floating_point():
-            raise ShapeError(
-                f"{self.name}: x is {x.dtype} of shape {tuple(x.shape)}, expected real numbers (B, T, C), T at least 1"
-            )
-        if bool(x.isinf().any()):
-            raise ShapeError(f"{self.name}: x has an infinite number, expected finite ones, and NaN for none")
-        y = x.transpose(1, 2).flatten(0, 1).double().cpu().numpy()
+        y = as_series(self.name, x).double().cpu().numpy()
         state = self.init_state(len(y), season=season) if state is None else state
-        if len(state.simple.known) != len(y):
-            raise ShapeError(f"{self.name}: state has {len(state.simple.known)} series, expected {len(y)} because of x")
+        check_series(self.name, len(state.simple.known), len(y))
         last = np.array([y.shape[1] - 1])
         numbers, after = self.each(y, state, last, horizon=horizon, levels=[0.5, *levels])
         numbers = torch.from_numpy(numbers[:, 0]).unflatten(0, (len(x), x.shape[2])).transpose(1, 2)

@@ -7,11 +7,28 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.errors import CheckpointError
+from scanl.errors import CheckpointError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.state import State
 from scanl.models.saving import ModelPart
 from scanl.options import WORDS, ConfiguredMeta, at_least, between
+
+
+def as_series(who: str, x: Tensor) -> Tensor:
+    """Return x (B, T, C) as series (B C, T). Raises ShapeError for another shape, or an infinite number."""
+    if x.ndim != 3 or not x.shape[1] or not x.is_floating_point():
+        raise ShapeError(
+            f"{who}: x is {x.dtype} of shape {tuple(x.shape)}, expected real numbers (B, T, C), T at least 1"
+        )
+    if bool(x.isinf().any()):
+        raise ShapeError(f"{who}: x has an infinite number, expected finite ones, and NaN for none")
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def check_series(who: str, known: int, read: int) -> None:
+    """Raise ShapeError unless a state is of as many series as are read."""
+    if known != read:
+        raise ShapeError(f"{who}: state has {known} series, expected {read} because of x")
 
 
 class Forecast(NamedTuple):

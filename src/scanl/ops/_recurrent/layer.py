@@ -219,16 +219,31 @@ def one_layer(
 
     Return the outputs (B, T, D) and the last states, (1, B, D) each. The arguments are those of `RecurrentLayer`.
     """
-    x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
-    weights = [weight.contiguous() for weight in weights]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *initial, *weights)):
+        x, initial, weights = _readable(x, initial, weights)
         y, *last = RecurrentLayer.apply(mode, plain, False, len(initial), carries, x, *initial, *weights)
         return y, last
+    return without_gradients(mode, x, initial, weights, carries)
+
+
+def without_gradients(
+    mode: str, x: Tensor, initial: Sequence[Tensor], weights: Sequence[Tensor], carries: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Do the same without gradients."""
+    x, initial, weights = _readable(x, initial, weights)
     units = weights[1].shape[1]
     y = x.new_empty(*x.shape[:2], units)
     last = [x.new_empty(1, x.shape[0], units) for _ in range(1 + CELLS[mode].memory)]
     run(mode, x, weights, initial, y, last, carries=carries, keeps=False)
     return y, last
+
+
+def _readable(
+    x: Tensor, initial: Sequence[Tensor], weights: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return tensors as a kernel reads them: x with a contiguous last axis, the others contiguous."""
+    x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+    return x, [state.contiguous() for state in initial], [weight.contiguous() for weight in weights]
 
 
 def outputs(x: Tensor, width: int, steps_first: bool) -> tuple[Tensor, Tensor]:
