@@ -290,7 +290,8 @@ def _backward(
         b_a_re, b_a_im = _load(p_decay, i_a, (i_a < inner) & some, dtype, COMPLEX)
     else:
         b_a_re, b_a_im = b_constant_re.to(dtype), b_constant_im.to(dtype)
-    b_d_re, b_d_im = _times(b_a_re, -b_a_im, b_c_re, b_c_im, COMPLEX)
+    # A surplus range has no carry: what lies in memory there is not multiplied.
+    b_d_re, b_d_im = _times(b_a_re, -b_a_im, tl.where(some, b_c_re, 0.0), tl.where(some, b_c_im, 0.0), COMPLEX)
     b_d_re = tl.where(some, b_d_re, b_c_re)
     b_d_im = tl.where(some, b_d_im, b_c_im)
     _store(p_dstate + i_range * width * pair, i_channel, b_d_re, b_d_im, there, COMPLEX)
