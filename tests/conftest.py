@@ -141,6 +141,17 @@ def short_sample(empty_picture, monkeypatch):
 
 
 @pytest.fixture
+def alone_in_a_group():
+    """Ends the group of processes, of which there is one, and takes back what Lightning says of it to others."""
+    before = dict(os.environ)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+
+
+@pytest.fixture
 def registered():
     """Takes the cells that a page or a script declares out of the registry."""
     from scanl.ops.registry import REGISTRY

@@ -28,8 +28,8 @@ each_cell = pytest.mark.parametrize("cell", CELLS)
 # more for each. These run the laws of kernels with --all.
 ALIKE = [
     "alif", "antisym", "cfc_ncp", "columnar", "cornn", "ctrnn", "dense_lti", "elstm", "esn", "hippo_rnn_window", "irnn",
-    "jordan", "layernorm_elman", "lem", "linoss", "lipschitz", "lmu", "ltc_fused", "neuralode", "noisy", "odernn",
-    "shallow_plrnn", "timed_lmu", "urlstm", "varying_memory", "wrnn",
+    "jordan", "layernorm_elman", "lem", "ligru", "linoss", "lipschitz", "lmu", "ltc", "ltc_fused", "neuralode",
+    "noisy", "odernn", "shallow_plrnn", "timed_lmu", "urlstm", "varying_memory", "wrnn",
 ]  # fmt: skip
 each_kernel = pytest.mark.parametrize(
     "cell",

@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import transformers
 from safetensors.torch import load_file, save_file
 
+import laws
 from scanl import hub
 from scanl.cli import main
 from scanl.cli.generate import whole_characters
@@ -467,15 +468,15 @@ def test_odd_entries_are_refused_or_fit(name, stored, tmp_path):
     """One line for each, never a traceback."""
     folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
     text, fmt = (folder / "config.json").read_text(), formats.get(name)
-    refusals = 0
-    for key in [*fmt.defaults, *fmt.only]:
-        for odd in (None, [1], {}, -1, 1e300, math.nan, 10**25):
+    refusals, odds = 0, (None, [1], {}, -1, 1e300, math.nan, 10**25)
+    for number, key in enumerate([*fmt.defaults, *fmt.only]):
+        for odd in odds if laws.ALL else odds[number % 2 :: 2]:
             (folder / "config.json").write_text(text)
             edit(folder, **{key: odd})
             if isinstance(message := loaded(folder), str):
                 assert "\n" not in message
                 refusals += 1
-    assert refusals > 5 * len(fmt.defaults)
+    assert refusals > (5 if laws.ALL else 2) * len(fmt.defaults)
 
 
 @pytest.mark.parametrize("part", ["header", "config.json", "model.safetensors.index.json"])

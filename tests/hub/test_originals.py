@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+import laws
 from scanl import hub
 from scanl.cli import main
 from scanl.errors import CheckpointError
@@ -147,9 +148,9 @@ def test_odd_entries_are_refused_or_fit(name, tmp_path):
     folder = copied(name, tmp_path)
     config, path = hub.folders.read_config(folder)
     layout, text = hub.checkpoints._layout_of(config, path), path.read_text()
-    refusals = 0
-    for key in [*layout.defaults, *layout.only]:
-        for odd in (None, [1], {}, -1, 1e30, math.nan, 10**6, 2**63 - 1, 10**25):
+    refusals, odds = 0, (None, [1], {}, -1, 1e30, math.nan, 10**6, 2**63 - 1, 10**25)
+    for number, key in enumerate([*layout.defaults, *layout.only]):
+        for odd in odds if laws.ALL else odds[number % 3 :: 3]:
             path.write_text(text)
             options = config.get("ssm_cfg", {})
             inner = key in options or (name.startswith("mamba") and key not in config)
@@ -157,7 +158,7 @@ def test_odd_entries_are_refused_or_fit(name, tmp_path):
             if isinstance(message := loaded(folder), str):
                 assert "\n" not in message
                 refusals += 1
-    assert refusals > 6 * len(layout.defaults)
+    assert refusals > (6 if laws.ALL else 2) * len(layout.defaults)
 
 
 def test_entries_of_mamba_ssm_in_a_config_of_transformers():

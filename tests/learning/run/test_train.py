@@ -256,17 +256,6 @@ def test_two_processes_learn_as_one_with_the_doubled_batch(begun, whole, text, t
     assert RunFolder.open(folder).config().run.devices == 2
 
 
-@pytest.fixture
-def alone_in_a_group():
-    """Ends the group of processes, of which there is one, and takes back what Lightning says of it to others."""
-    before = dict(os.environ)
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-
-
 def test_a_divided_model_learns_as_the_whole_one_which_goes_on(whole, text, tmp_path, alone_in_a_group):
     alone, extra = whole
     if not extra:
