@@ -29,7 +29,16 @@ from scanl.layers import state as states
 from scanl.layers.packing import pack, unpack
 from scanl.models.forecasting import simple_forecasts
 from scanl.models.forecasting.share import Forecast, as_series, check_series
-from scanl.models.forecasting.simple_forecasts import COUNT, KNOTS, Counts, Numbers, Seasons, SimpleState, SimpleSteps
+from scanl.models.forecasting.simple_forecasts import (
+    COUNT,
+    KNOTS,
+    OTHERS,
+    Counts,
+    Numbers,
+    Seasons,
+    SimpleState,
+    SimpleSteps,
+)
 from scanl.models.heads.distributions import LEVELS, as_levels
 from scanl.models.saving import WEIGHTS as FILE
 from scanl.models.saving import Saved, restored
@@ -43,6 +52,12 @@ MAX_TRAINED_HORIZON = 64
 QUANTILES = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)  # that are learnt
 MIDDLE = QUANTILES.index(0.5)
 LEAST_ERROR = 1e-3  # in units of the mean absolute difference
+# Of the knots, by which errors 1, 2, ... steps ahead are interpolated in log h; beyond the last knot its own.
+_KNOT_WEIGHTS = torch.tensor(
+    np.stack(
+        [np.interp(np.log(np.arange(1, MAX_TRAINED_HORIZON + 1)), np.log(KNOTS), one) for one in np.eye(len(KNOTS))], -1
+    )
+)
 PHASES = 2  # of a season, its sine and its cosine
 STEP_FEATURES = 4 * COUNT + 13 + 2 * PHASES
 AHEAD_FEATURES = 3 * COUNT + 8 + 2 * PHASES
@@ -59,10 +74,14 @@ MIN_REPEATED, MIN_REPEATED_SHARE = (
 
 
 class PretrainedState(NamedTuple):
-    """State of a `PretrainedForecaster`: that of the simple forecasts, with tensors, and that of the stack."""
+    """State of a `PretrainedForecaster`: that of the simple forecasts, with tensors, and that of the stack.
+
+    hidden: (B, D), the output of the stack after the last known value.
+    """
 
     simple: SimpleState
     stack: Any
+    hidden: Tensor
 
 
 class RowKernels:
@@ -231,7 +250,8 @@ class PretrainedForecaster(Saved):
         seasons = Seasons(np.full(batch_size, first), np.full(batch_size, max(first, second)))
         like = self.input.weight
         stack = self.stack.init_state(batch_size, device=like.device, dtype=like.dtype)
-        return PretrainedState(_as_tensors(simple_forecasts.nothing_read(seasons)), stack)
+        hidden = like.new_zeros(batch_size, self.stack.dim)
+        return PretrainedState(_as_tensors(simple_forecasts.nothing_read(seasons)), stack, hidden)
 
     def _each(self, y: Numbers, state: PretrainedState, steps: Counts, horizon: int) -> tuple[Tensor, PretrainedState]:
         """Return the learnt quantiles (B, N, H, Q) after some steps of y (B, T), and the state after the last step."""
@@ -239,23 +259,28 @@ class PretrainedForecaster(Saved):
         told, simple, after = simple_forecasts.read(y, before, steps, horizon)
         told = SimpleSteps(*map(torch.from_numpy, told))
         hidden, stack = self.hidden(told, state.simple.seasons, state.stack)
+        hidden = torch.cat([state.hidden[:, None], hidden], 1)
+        known = (torch.arange(1, y.shape[1] + 1) - told.missing).clamp(min=0)
+        hidden = hidden.take_along_dim(known[..., None], 1)
         quantiles = self.quantiles(
             hidden[:, steps], told.after(steps), state.simple.seasons, torch.from_numpy(simple), after.origin
         )
-        return quantiles, PretrainedState(_as_tensors(after), stack)
+        return quantiles, PretrainedState(_as_tensors(after), stack, hidden[:, -1])
 
     def quantiles(
         self, hidden: Tensor, picked: SimpleSteps, seasons: Seasons, simple: Tensor, origin: Tensor
     ) -> Tensor:
-        """Return the learnt quantiles (B, N, H, Q) after N steps.
+        """Return the learnt quantiles (B, N, H, Q) after N steps. Missing steps at the end are steps ahead.
 
-        hidden: (B, N, D), the output of the stack.   picked: known after these steps.   simple: (B, N, K, H).
-        origin: (B,), the first values.
+        hidden: (B, N, D), the output of the stack after the last known values.   picked: known after these steps.
+        simple: (B, N, K, H).   origin: (B,), the first values.
         """
         horizon = simple.shape[-1]
         ahead = np.tile(np.arange(1, horizon + 1), (simple.shape[1], 1))
+        picked = picked._replace(value=torch.where(picked.missing > 0, simple[:, :, 0, 0], picked.value))
+        simple = _with_drift(simple, picked, torch.from_numpy(ahead))
         hidden = hidden[:, :, None].expand(-1, -1, horizon, -1)
-        outputs = self.ahead(hidden, *ahead_features(picked, seasons, simple, ahead))
+        outputs = self.ahead(hidden, *ahead_features(picked, seasons, simple, ahead, picked.missing))
         quantiles = picked.value[..., None, None] + picked.scale[..., None, None] * outputs.quantiles.double()
         for share, bound, clip in (
             (picked.at_least, picked.least, torch.maximum), (picked.at_most, picked.most, torch.minimum)
@@ -340,37 +365,44 @@ def log_errors(told: SimpleSteps) -> Tensor:
     return torch.stack(of_knots[1:], -2)
 
 
+def _with_drift(simple: Tensor, picked: SimpleSteps, ahead: Tensor) -> Tensor:
+    """Return forecasts (B, N, K, H) whose drift goes from the first value to the last known one, and on from there."""
+    naive, level = simple[:, :, 0], simple[:, :, simple_forecasts.THETA]
+    change = naive / (picked.steps - 1 - picked.missing).clamp(min=1)[..., None].double()
+    change = change * (ahead + picked.missing[..., None])
+    drift = len(simple_forecasts.SMOOTHINGS) + OTHERS.index("drift")
+    assert OTHERS.index("theta") == OTHERS.index("drift") + 1
+    new = torch.stack([naive + change, level + change / 2], 2)
+    return torch.cat([simple[:, :, :drift], new, simple[:, :, drift + 2 :]], 2)
+
+
 def ahead_features(
-    picked: SimpleSteps, seasons: Seasons, simple: Tensor, ahead: Counts
+    picked: SimpleSteps, seasons: Seasons, simple: Tensor, ahead: Counts, missing: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return features (B, N, H, F), logarithms of errors (B, N, H, K, 2) and forecasts (B, N, H, K) in units.
 
     picked: known after N steps.   simple: (B, N, K, H), relative to the first value.   ahead: (N, H), steps ahead.
+    missing: (B, N), steps since the last known value, which are steps ahead too; None: none are.
     """
     unit = units(picked)
-    weights = torch.from_numpy(_between(np.log(ahead)))  # (N, H, J)
+    steps = torch.from_numpy(ahead)[None]
+    steps = steps if missing is None else steps + missing[..., None]
+    trained = steps.clamp(max=MAX_TRAINED_HORIZON)
+    weights = _KNOT_WEIGHTS[trained - 1]
     errors = log_errors(picked)
-    logs = sum(weights[None, :, :, j, None, None] * errors[:, :, None, :, j] for j in range(len(KNOTS)))
+    logs = sum(weights[..., j, None, None] * errors[:, :, None, :, j] for j in range(len(KNOTS)))
     assert isinstance(logs, Tensor)
     forecasts = ((simple - picked.value[..., None, None]) / unit[..., None, None]).transpose(2, 3)
     relative = logs - logs.mean(-2, keepdim=True)
     m, n = (season[:, None, None].double() for season in seasons)
-    h = torch.from_numpy(np.minimum(ahead, MAX_TRAINED_HORIZON).astype(np.float64))[None]
-    steps = torch.from_numpy(ahead.astype(np.float64))[None]
+    h = trained.double()
     ones = torch.ones(unit.shape[0], *ahead.shape, dtype=torch.float64)
-    seen = sum(weights[None, :, :, j] * picked.weights[:, :, None, j] for j in range(len(KNOTS)))
+    seen = sum(weights[..., j] * picked.weights[:, :, None, j] for j in range(len(KNOTS)))
     assert isinstance(seen, Tensor)
     more = [
         h.log() / 3 * ones, (h / m).clamp(max=3), (h <= m) * ones, (h / KNOTS[-1]).log().clamp(min=0) * ones,
         seen.log1p() / 4, logs.mean((-2, -1)), logs.amin((-2, -1)), (h / n).clamp(max=3),
     ]  # fmt: skip
-    more += [wave(2 * math.pi * steps / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)]
+    more += [wave(2 * math.pi * steps.double() / season) * ones for season in (m, n) for wave in (torch.sin, torch.cos)]
     features = [relative[..., 0], relative[..., 1], _arcsinh(forecasts / 2), torch.stack(more, -1)]
     return torch.cat(features, -1), logs, forecasts
-
-
-def _between(log_ahead: Numbers) -> Numbers:
-    """Return weights of the knots by which errors are interpolated in log h; beyond the last knot its own."""
-    knots = np.log(KNOTS)
-    x = np.clip(log_ahead, knots[0], knots[-1])
-    return np.stack([np.interp(x, knots, one) for one in np.eye(len(KNOTS))], -1)

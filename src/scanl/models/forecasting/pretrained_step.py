@@ -61,12 +61,13 @@ class PretrainedStep(nn.Module):
         told, ahead, after = self._read(x[:, 0, 0].double(), state.simple)
         features = self.model.input(step_features(told, state.simple.seasons).to(self.model.input.weight.dtype))
         hidden, read = self.model.stack(features, state.stack)
+        hidden = torch.where(told.is_known[..., None], hidden, state.hidden[:, None])
         begun = after.steps > 0
         stack = states.map_leaves(
             lambda new, old: torch.where(begun.reshape(-1, *[1] * (new.ndim - 1)), new, old), read, state.stack
         )
         quantiles = self.model.quantiles(hidden, told, state.simple.seasons, ahead[:, None], after.origin)
-        return at_levels(quantiles, self.levels), PretrainedState(after, stack)
+        return at_levels(quantiles, self.levels), PretrainedState(after, stack, hidden[:, 0])
 
     def _read(self, y: Tensor, state: SimpleState) -> tuple[SimpleSteps, Tensor, SimpleState]:
         """Return what is known after a step y (B,), the forecasts (B, K, H), and the state."""
@@ -78,6 +79,7 @@ class PretrainedStep(nn.Module):
         x = torch.where(here, y - origin, 0.0)
         started = begun | here
         known, count = state.known + here.long(), state.steps + started.long()
+        missing = torch.where(here | ~started, 0, state.missing + 1)
         before = (count - 1).clamp(min=0)
         seen = known.clamp(min=1).double()
         moved = state.level + phi * state.trend
@@ -128,13 +130,13 @@ class PretrainedStep(nn.Module):
         rates = torch.maximum(_constant(simple.RATES), 1 / numbers.clamp(min=1)[..., None]) * valid[..., None]
         errors = state.errors + rates[:, None] * (came.abs()[..., None] - state.errors)
         parts = (
-            value, here, count, known, sums[:, 0] / sums[:, 2].clamp(min=1), sums[:, 3],
+            value, here, count, known, missing, sums[:, 0] / sums[:, 2].clamp(min=1), sums[:, 3],
             came[..., 0] * valid[:, :1], errors, numbers, sums[:, 4], sums[:, 5] / seen, sums[:, 6], sums[:, 7] / seen,
         )  # fmt: skip
         told = SimpleSteps(*(part[:, None] for part in parts))  # pyright: ignore[reportArgumentType]
         after: Any = (
-            state.seasons, origin, count, known, level, trend, season, second, past, kept, errors, numbers, products,
-            along, sums,
+            state.seasons, origin, count, known, missing, level, trend, season, second, past, kept, errors,
+            numbers, products, along, sums,
         )  # fmt: skip
         return told, ahead[:, :, : self.horizon], SimpleState(*after)
 

@@ -99,7 +99,8 @@ class Seasons(NamedTuple):
 class SimpleState(NamedTuple):
     """State of the simple forecasts of B series. Values are relative to the first one.
 
-    seasons: steps.   origin: the first value.   steps: steps since then.   known: known values.   level, trend: (B, V).
+    seasons: steps.   origin: the first value.   steps: steps since then.   known: known values.   missing: steps since
+    the last one.   level, trend: (B, V).
     season, second: (B, ·, m) of the smoothings that have it.   past: (B, R), the last values, missing ones filled; the
     newest last.   ahead: (B, 24, K, J), forecasts after the last steps, J knots ahead.   errors: (B, K, J, 2), running
     means.   weights: (B, J), errors in them.   products, along: sums of the autoregressions.   sums: (B, 8), of
@@ -110,6 +111,7 @@ class SimpleState(NamedTuple):
     origin: Values
     steps: Values
     known: Values
+    missing: Values
     level: Values
     trend: Values
     season: Values
@@ -127,15 +129,17 @@ class SimpleSteps(NamedTuple):
     """What is known after each of T steps.
 
     value: (B, T), relative to the first value; missing ones filled.   is_known: (B, T).   steps, known: (B, T), steps
-    and known values so far.   scale, recent: (B, T), running means of absolute differences.   off: (B, T, K), errors of
-    the forecasts of this step, 0 where it is missing.   errors: (B, T, K, J, 2) and weights (B, T, J), as in the state.
-    least, most: (B, T), and the shares of the values that are equal to them.
+    and known values so far.   missing: (B, T), steps since the last known value.   scale, recent: (B, T), running means
+    of absolute differences.   off: (B, T, K), errors of the forecasts of this step, 0 where it is missing.   errors:
+    (B, T, K, J, 2) and weights (B, T, J), as in the state.   least, most: (B, T), and the shares of the values that are
+    equal to them.
     """
 
     value: Values
     is_known: Values
     steps: Values
     known: Values
+    missing: Values
     scale: Values
     recent: Values
     off: Values
@@ -158,7 +162,7 @@ def nothing_read(seasons: Seasons) -> SimpleState:
     reach, zeros = max(2 * m, n + 1, m + 1, SHORT_LAGS), np.zeros
     knots = len(KNOTS)
     return SimpleState(
-        seasons, zeros(rows), zeros(rows, np.int64), zeros(rows, np.int64),
+        seasons, zeros(rows), zeros(rows, np.int64), zeros(rows, np.int64), zeros(rows, np.int64),
         zeros((rows, len(SMOOTHINGS))), zeros((rows, len(SMOOTHINGS))),
         zeros((rows, len(FIRST_SMOOTHINGS), m)), zeros((rows, len(SECOND_SMOOTHINGS), n)), zeros((rows, reach)),
         zeros((rows, KEPT_STEPS, COUNT, knots)), zeros((rows, COUNT, knots, 2)), zeros((rows, knots)),
@@ -182,6 +186,8 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     started = begun[:, None] | (is_known.cumsum(1) > 0)
     known = state.known[:, None] + is_known.cumsum(1)
     count = state.steps[:, None] + started.cumsum(1)
+    since = np.arange(steps) - np.maximum.accumulate(np.where(is_known, np.arange(steps), -1), 1)
+    missing = started * (since + state.missing[:, None] * ~is_known.cumsum(1, dtype=bool))
     reach = state.past.shape[1]
     values = np.concatenate([state.past, np.zeros((rows, steps))], 1)
     level, trend, season, second = (part.copy() for part in (state.level, state.trend, state.season, state.second))
@@ -256,13 +262,12 @@ def read(y: Numbers, state: SimpleState, after: Counts, horizon: int) -> tuple[S
     errors, weights = _errors(x, is_known, count, all_ahead, state, off)
     counts = np.maximum(known, 1)
     told = SimpleSteps(
-        values[:, reach:], is_known, count, known, sums[..., 0] / np.maximum(sums[..., 2], 1), sums[..., 3], off,
-        errors,
-        weights, sums[..., 4], sums[..., 5] / counts, sums[..., 6], sums[..., 7] / counts,
+        values[:, reach:], is_known, count, known, missing, sums[..., 0] / np.maximum(sums[..., 2], 1), sums[..., 3],
+        off, errors, weights, sums[..., 4], sums[..., 5] / counts, sums[..., 6], sums[..., 7] / counts,
     )  # fmt: skip
     last = SimpleState(
-        state.seasons, origin, count[:, -1], known[:, -1], level, trend, season, second, values[:, -reach:],
-        all_ahead[:, -KEPT_STEPS:], errors[:, -1], weights[:, -1], *arguments[-2:], sums[:, -1],
+        state.seasons, origin, count[:, -1], known[:, -1], missing[:, -1], level, trend, season, second,
+        values[:, -reach:], all_ahead[:, -KEPT_STEPS:], errors[:, -1], weights[:, -1], *arguments[-2:], sums[:, -1],
     )  # fmt: skip
     return told, simple, last
 
