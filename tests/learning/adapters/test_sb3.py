@@ -60,9 +60,15 @@ class TwoRowsEnv(gymnasium.Env):
         return self.observation_space.sample(), 1.0, self.np_random.random() > 0.8, False, {}
 
 
+class ClassesEnv(TwoRowsEnv):
+    """An observation of two classes, which sb3-contrib's LSTM refuses."""
+
+    observation_space = spaces.MultiDiscrete([2, 3])
+
+
 def test_spaces():
-    """Images, a dict of observations, actions of numbers, cut episodes, exploration that depends on the state."""
-    for env in (FakeImageEnv(40, 40, n_channels=3), SimpleMultiObsEnv(), TwoRowsEnv()):
+    """Images, dicts, classes, actions of numbers, cut episodes, exploration that depends on the state."""
+    for env in (FakeImageEnv(40, 40, n_channels=3), SimpleMultiObsEnv(), TwoRowsEnv(), ClassesEnv()):
         agent(env).learn(32)
     model = RecurrentPPO(
         RecurrentPolicy, "Pendulum-v1", policy_kwargs=SMALL, n_steps=64, use_sde=True, sde_sample_freq=4, seed=0

@@ -74,6 +74,12 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):
         self.lstm_hidden_state_shape = (1, 1, self.lstm_actor.hidden_size)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
+    def make_features_extractor(self) -> Any:
+        """Return sb3's, with a size that torch takes: of several classes, sb3 adds up integers of numpy."""
+        extractor = super().make_features_extractor()
+        extractor._features_dim = int(extractor.features_dim)
+        return extractor
+
     @staticmethod
     def _process_sequence(
         features: Tensor, lstm_states: tuple[Tensor, Tensor], episode_starts: Tensor, lstm: "_StoredBody"
