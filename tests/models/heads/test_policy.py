@@ -168,6 +168,22 @@ def test_a_step_is_that_of_the_source(tmp_path, monkeypatch):
         reward = float(returns[step] - returns[step + 1]) if step + 1 < steps else 0.0
 
 
+def test_recorded_episodes_are_read_as_played_ones(policy):
+    """In rows that hold several, and one that a row cuts."""
+    starts = torch.tensor([[True, False, False, True, False], [False, False, True, False, False]])
+    seen, rewards, actions = torch.randn(2, 5, 3), torch.randn(2, 5), torch.randint(3, (2, 5))
+    inputs, read = policy.inputs(seen, actions, rewards, starts), []
+    with policy.model.register_forward_pre_hook(lambda _, given: read.append(given[0][0, 0])):
+        for row, begin, end in ((0, 0, 3), (0, 3, 5), (1, 0, 2), (1, 2, 5)):
+            state, reward = policy.start(rewards[row, begin:end].sum()), 0.0
+            for t in range(begin, end):
+                _, state = policy.act(seen[row, t][None], state, reward)
+                state, reward = state._replace(action=actions[row, t][None]), rewards[row, t]
+    torch.testing.assert_close(torch.stack(read).view_as(inputs), inputs)
+    alone = policy.inputs(seen[1:, 2:], actions[1:, 2:], rewards[1:, 2:])  # without starts
+    torch.testing.assert_close(alone, inputs[1:, 2:])
+
+
 def test_wrong_arguments_are_refused(policy):
     with pytest.raises(ConfigError, match="the model reads tokens, expected features"):
         Policy(SequenceLabeler(3, Stack(8, 1, "lru"), Tokens(5)))
@@ -179,5 +195,18 @@ def test_wrong_arguments_are_refused(policy):
         policy.start(torch.zeros(3), 2)
     with pytest.raises(ShapeError, match=r"observation has shape \(1, 2\), expected \(1, ...\) with 3 numbers"):
         policy.act(torch.zeros(1, 2), policy.start(1.0))
+    steps = torch.zeros(2, 5, dtype=torch.int64)
+    with pytest.raises(
+        ShapeError, match=r"observations has shape \(2, 4, 3\), expected \(2, 5\) of actions and 3 numb"
+    ):
+        policy.inputs(torch.zeros(2, 4, 3), steps, steps)
+    with pytest.raises(
+        ShapeError, match=r"rewards is torch.int64 \(5,\), expected torch.int64 \(2, 5\) because of actions"
+    ):
+        policy.inputs(torch.zeros(2, 5, 3), steps, steps[0])
+    with pytest.raises(
+        ShapeError, match=r"starts is torch.int64 \(2, 5\), expected torch.bool \(2, 5\) because of act"
+    ):
+        policy.inputs(torch.zeros(2, 5, 3), steps, steps, steps)
     with pytest.raises(ConfigError, match="policy: temperature is -1, expected at least 0"):
         policy.act(torch.zeros(1, 3), policy.start(1.0), temperature=-1)

@@ -13,6 +13,7 @@ from scanl.layers.state import State, loadable
 from scanl.models.decoding.sampling import as_generator, as_limit, check_options, sample
 from scanl.models.heads.labeler import SequenceLabeler
 from scanl.models.inputs import Features
+from scanl.ops import linear_scan
 from scanl.options import above_zero, checked
 from scanl.whole import whole_number
 
@@ -72,6 +73,36 @@ class Policy:
             )
         self.model, self.unit = model.eval(), unit
 
+    def inputs(self, observations: Tensor, actions: Tensor, rewards: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Return what the model reads at each step of recorded episodes, (B, T, C), to learn their actions from.
+
+        observations: (B, T, ...), each flattened.   actions: (B, T) int64, taken after the observations.
+        rewards: (B, T), of the actions.   starts: (B, T) bool, True at the first step of an episode; a row begins one
+        whether its first is True or not. An episode counts the rewards up to its last step in the row.
+        """
+        first = torch.zeros_like(actions, dtype=torch.bool) if starts is None else starts
+        if observations.shape[:2] != actions.shape or observations.shape[2:].numel() != self.channels:
+            raise ShapeError(
+                f"policy: observations has shape {tuple(observations.shape)}, expected {tuple(actions.shape)} of "
+                f"actions and {self.channels} numbers for each step"
+            )
+        for name, values, kind in (("rewards", rewards, rewards.dtype), ("starts", first, torch.bool)):
+            if values.shape != actions.shape or values.dtype != kind:
+                raise ShapeError(
+                    f"policy: {name} is {values.dtype} {tuple(values.shape)}, expected {kind} {tuple(actions.shape)} "
+                    "because of actions"
+                )
+        goes_on = F.pad(~first, (0, 1))[:, 1:]  # whether the next step is of the same episode
+        to_go, _ = linear_scan(rewards.double(), goes_on.double(), reverse=True)
+        before = F.pad(actions, (1, 0), value=-1)[:, :-1].masked_fill(first, -1)
+        return self._read(to_go, before, observations.reshape(*actions.shape, -1))
+
+    def _read(self, to_go: Tensor, last_action: Tensor, observation: Tensor) -> Tensor:
+        """Return the inputs (..., C) of steps. last_action: (...,), -1 where there is none."""
+        one_hot = F.one_hot(last_action + 1, self.actions + 1)[..., 1:]  # zeros for -1
+        parts = (to_go[..., None] / self.unit, one_hot, observation)
+        return torch.cat([values.to(self.model.head.weight) for values in parts], -1)
+
     def start(self, target: float | Tensor, batch_size: int = 1) -> PolicyState:
         """Return the state before an episode. target: the return to reach, a number or (B,)."""
         weight = self.model.head.weight
@@ -113,9 +144,7 @@ class Policy:
             state = renewed("policy", state, partial(self.start, state.target), starts, observation)
             reward = torch.where(starts, 0, reward)
         to_go = state.to_go - reward
-        last_action = F.one_hot(state.action + 1, self.actions + 1)[:, 1:]  # zeros for -1
-        parts = (to_go[:, None] / self.unit, last_action, observation.reshape(rows, -1))
-        x = torch.cat([values.to(weight) for values in parts], -1)
+        x = self._read(to_go, state.action, observation.reshape(rows, -1))
         logits, stack = self.model(x[:, None], state.stack)
         action = sample(logits[:, 0], temperature, generator=generator)
         return action, PolicyState(stack, to_go, action, state.target)
