@@ -1,5 +1,10 @@
 """Policies: what they read at a step, and that they reach the return that is asked for."""
 
+import ctypes
+import itertools
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +13,7 @@ from torch.nn import functional as F
 import published
 from scanl.data.base import IGNORED
 from scanl.errors import ConfigError, ShapeError
+from scanl.export import write
 from scanl.layers import state as states
 from scanl.learning import TrainConfig
 from scanl.models import Features, Policy, SequenceLabeler, Stack, Tokens
@@ -89,6 +95,31 @@ def test_another_episode_begins_in_one_row(policy):
     torch.testing.assert_close(states.index(both, [0]), states.index(kept, [0]))
     with pytest.raises(ShapeError, match=r"policy: starts is of shape \(2, 1\), expected torch.bool \(2,\)"):
         policy.act(seen[3], state, starts=torch.zeros(2, 1, dtype=torch.bool))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, cc, is there")
+def test_its_model_as_a_file_in_c_chooses_the_same_actions(policy, tmp_path):
+    write(policy.model, tmp_path / "agent.c")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "agent.c", "-o", "agent.so", "-lm"], cwd=tmp_path, check=True)
+    library, memory, y = (
+        ctypes.CDLL(str(tmp_path / "agent.so")),
+        ctypes.create_string_buffer(1 << 16),
+        np.zeros(3, "f4"),
+    )
+    chosen = []
+
+    def also_in_c(_, given, answer):
+        x = given[0][0, 0].numpy()
+        library.agent_step(x.ctypes.data_as(ctypes.c_void_p), memory, y.ctypes.data_as(ctypes.c_void_p))
+        chosen.append((answer[0].argmax().item(), y.argmax()))
+
+    with policy.model.register_forward_hook(also_in_c):
+        for seed, target in itertools.product(range(4), (3.5, -1.5)):
+            library.agent_start(memory)
+            policy.play(Maze(), target, max_steps=20, temperature=0, seed=seed)
+    taken, same = np.transpose(chosen)
+    np.testing.assert_array_equal(taken, same)
+    assert {*taken} == {UP, DOWN, RIGHT}
 
 
 def test_an_episode_ends_at_the_limit_of_steps(policy):
