@@ -409,6 +409,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.floors": ("gru", {}, "torch"),
     "speed.first_calls": ("gru", {}, "numba"),
     "quality.agents": ("control --models gru", {}, "popgym"),
+    "quality.offline": ("recall --layers lru", {}, "popgym"),
     "quality.adapting": ("gated_deltanet", {}, "peft"),
     "quality.packing": ("text=README.md", {"SIZE": 4000}, "torch"),
     "quality.portable": ("time", {"shipped": lambda: LanguageModel(256, Stack(8, 1, "mingru")), "STEPS": 2}, "numba"),
