@@ -19,7 +19,10 @@ from scanl.ops._compiler.cells import compiled
 from scanl.ops._cpu import _cells
 from scanl.ops._cpu._slots import OperandSlots, Slots
 
-HELPERS = ("add_up", "apart", "clear", "copy", "in_window", "length", "longest", "of_step", "row_at", "state_before")
+HELPERS = (
+    "add_up", "advance", "apart", "clear", "copy", "entering", "in_window", "lane_steps", "of_step", "rewind",
+    "sequence_of",
+)  # fmt: skip
 OF_NUMPY = ("exp", "expm1", "log", "log1p", "cos", "sin", "sqrt", "tanh", "inf", "nan")
 
 

@@ -90,7 +90,7 @@ class CutRows(NamedTuple):
 
     def unpacked(self, y: Tensor) -> Tensor:
         """Return an output of the call as (B, T, ...)."""
-        return y if self.entered is None else y.unflatten(1, self.shape)[0]
+        return y if self.entered is None else y.squeeze(0).unflatten(0, self.shape)
 
     def enter(self, state: Tensor, initial: Tensor) -> Tensor:
         """Return a tensor of the state of the call. initial: the same of rows, one for each of the call, before any

@@ -1,6 +1,9 @@
 """Helpers for the kernels of recurrent cells: row ranges of sequences, and division of the work over cores."""
 
+import functools
+import heapq
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +29,42 @@ def sequences(first: torch.Tensor, cu_seqlens: torch.Tensor | None, name: str) -
         return np.array([(b, 0, steps) for b in range(batch)], np.int64).reshape(batch, 3)
     bounds = offsets(cu_seqlens, steps, name)
     return np.array([(0, *ends) for ends in itertools.pairwise(bounds)], np.int64).reshape(-1, 3)
+
+
+class Lanes(NamedTuple):
+    """Sequences in lanes, each of which is read from one end to the other: a product has a row of each lane.
+
+    pieces: (P, 4), of each sequence that has steps its number, batch row, first step and the step after its last, lane
+    by lane.   begins: (L+1,), the first piece of each lane.
+    """
+
+    pieces: np.ndarray
+    begins: np.ndarray
+
+
+def lanes(first: torch.Tensor, cu_seqlens: torch.Tensor | None, name: str, most: int) -> Lanes:
+    """Return the sequences of a call. Packed ones lie in at most `most` lanes of about equal lengths."""
+    batch, steps = first.shape[:2]
+    if cu_seqlens is None:
+        pieces = np.array([(b, b, 0, steps) for b in range(batch)] if steps else [], np.int64).reshape(-1, 4)
+        return Lanes(pieces, np.arange(len(pieces) + 1))
+    return _packed(offsets(cu_seqlens, steps, name), most)
+
+
+@functools.lru_cache(16)
+def _packed(offsets: tuple[int, ...], most: int) -> Lanes:
+    bounds = np.array(offsets, np.int64)
+    lengths = bounds[1:] - bounds[:-1]
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    shortest = [(0, lane) for lane in range(min(most, len(order)))]  # a heap: steps of a lane, and its number
+    members: list[list[int]] = [[] for _ in shortest]
+    for n, count in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        total, lane = shortest[0]
+        heapq.heapreplace(shortest, (total + count, lane))
+        members[lane].append(n)
+    numbers = np.array([n for lane in members for n in lane], np.int64)
+    pieces = np.stack([numbers, np.zeros_like(numbers), bounds[numbers], bounds[numbers + 1]], 1)
+    return Lanes(pieces, np.cumsum([0, *map(len, members)]))
 
 
 def blocks(count: int, width: int) -> tuple[int, int]:
@@ -92,6 +131,50 @@ def row_at(ranges, n, i, steps, reverse):
     return ranges[3 * n] * steps + (end - 1 - i if reverse else begin + i)
 
 
+@helper(forceinline=True)
+def lane_steps(pieces, begins, first, count):
+    """Return the steps of the longest of `count` lanes, starting with lane `first`."""
+    most = 0
+    for lane in range(first, first + count):
+        steps = 0
+        for piece in range(begins[lane], begins[lane + 1]):
+            steps += pieces[4 * piece + 3] - pieces[4 * piece + 2]
+        most = max(most, steps)
+    return most
+
+
+@helper(forceinline=True)
+def rewind(cursors, r, begins, lane):
+    """Set the cursor of member r before the first step of a lane. A cursor has the piece, its steps left, and the row.
+
+    The row is the index, among all B·T rows, of the present step; -1 after the end of the lane.
+    """
+    cursors[3 * r], cursors[3 * r + 1], cursors[3 * r + 2] = begins[lane] - 1, 0, -1
+
+
+@helper(forceinline=True)
+def advance(cursors, r, pieces, end, steps, reverse):
+    """Move the cursor of member r by one step. Return whether a sequence begins. end: the end of the lane's pieces."""
+    if cursors[3 * r + 1] > 0:
+        cursors[3 * r + 1] -= 1
+        cursors[3 * r + 2] += 1 - 2 * reverse
+        return False
+    piece = cursors[3 * r] + 1
+    if piece >= end:
+        cursors[3 * r + 2] = -1
+        return False
+    batch, begin, stop = pieces[4 * piece + 1], pieces[4 * piece + 2], pieces[4 * piece + 3]
+    cursors[3 * r], cursors[3 * r + 1] = piece, stop - begin - 1
+    cursors[3 * r + 2] = batch * steps + (stop - 1 if reverse else begin)
+    return True
+
+
+@helper(forceinline=True)
+def sequence_of(cursors, r, pieces):
+    """Return the number of the sequence of the present step of member r."""
+    return pieces[4 * cursors[3 * r]]
+
+
 @helper(forceinline=True, error_model="numpy")
 def of_step(operand, row, steps, dtype):
     """Return the pointer to a row of an operand (B, T, E), by the row's index among all B·T."""
@@ -105,6 +188,14 @@ def in_window(row, steps, begin, window):
     """Return the index of a row in a window: the rows of `window` steps from step `begin` on."""
     b = row // steps
     return b * window + row - b * steps - begin
+
+
+@helper(forceinline=True)
+def entering(cursors, r, pieces, row, reverse, state, numbers, history, pitch):
+    """Return the pointer to the state before the present step of member r, in a backward pass; as `state_before`."""
+    if cursors[3 * r + 1] == 0:
+        return at(state, pieces[4 * cursors[3 * r]] * numbers)
+    return at(history, (row - 1 + 2 * reverse) * pitch)
 
 
 @helper(forceinline=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.ops._compiler.cells.compiled import rows
-from scanl.ops._compiler.cells.kernels import OnCpu, in_their_places, longest_first
+from scanl.ops._compiler.cells.kernels import OnCpu
 from scanl.ops._compiler.cells.sizes import TracedAxes
 from scanl.ops._compiler.cells.values import Sizes
 from scanl.ops._cpu._cells import (
@@ -406,14 +406,14 @@ class KernelsByHand(OnCpu):
         x = values["x"]
         if x.dtype != torch.float32:
             return super().forward(values, sizes, y_shape, reverse, cu_seqlens, keep, name)
-        ranges, order = longest_first(sequences(x, cu_seqlens, name))
+        ranges, order = _longest_first(sequences(x, cu_seqlens, name))
         y, last = empty(tuple(y_shape), x.dtype), values["state"][order].clone(memory_format=torch.contiguous_format)
         blocks, kept, _ = self._blocks(values, (2, 1, 0, 3))
         count, head = self._call(values, ranges, reverse, len(blocks))
         slots = forward.pack(**head, blocks=blocks, state=last, y=y)
         forward.run(x.dtype, slots, count, y.numel() * len(blocks) * self.substeps * last.shape[1])
         del kept
-        return y, in_their_places(last, order), empty((*x.shape[:2], 0), x.dtype)
+        return y, _in_their_places(last, order), empty((*x.shape[:2], 0), x.dtype)
 
     def backward(
         self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, residuals: Tensor, sizes: Sizes,
@@ -422,7 +422,7 @@ class KernelsByHand(OnCpu):
         x = values["x"]
         if x.dtype != torch.float32:
             return super().backward(dy, dlast, values, y, residuals, sizes, reverse, cu_seqlens, name)
-        ranges, order = longest_first(sequences(x, cu_seqlens, name))
+        ranges, order = _longest_first(sequences(x, cu_seqlens, name))
         carry, state = (
             tensor[order].clone(memory_format=torch.contiguous_format) for tensor in (dlast, values["state"])
         )
@@ -438,7 +438,7 @@ class KernelsByHand(OnCpu):
         backward.run(x.dtype, slots, count, y.numel() * len(reading) * self.substeps * carry.shape[1])
         del read, learned
         total = sums.sum(0)
-        gradients = {"x": dx, "dt": ddt, "state": in_their_places(carry, order)}
+        gradients = {"x": dx, "dt": ddt, "state": _in_their_places(carry, order)}
         gradients["leak"] = total[: values["leak"].numel()].view_as(values["leak"])
         for block, fields in zip(self._places(values), learning, strict=True):
             _, sources, targets = block.synapses.shape
@@ -488,3 +488,20 @@ class KernelsByHand(OnCpu):
             area += 2 * block.vectors * LANES
             gradients += kept[-1].numel()
         return np.array(fields, np.int64), kept, gradients
+
+
+def _longest_first(ranges: np.ndarray) -> tuple[np.ndarray, slice | Tensor]:
+    """Return the ranges by falling length, and the numbers of their sequences; `slice(None)` if they were so before.
+
+    A group of sequences shares each load of a matrix for as long as its longest one: so a group is of equal lengths.
+    """
+    lengths = ranges[:, 2] - ranges[:, 1]
+    if (lengths[1:] <= lengths[:-1]).all():
+        return ranges, slice(None)
+    order = np.argsort(-lengths, kind="stable")
+    return ranges[order], torch.from_numpy(order)
+
+
+def _in_their_places(states: Tensor, order: slice | Tensor) -> Tensor:
+    """Return states, which are those of the sequences `order`, in the order of the sequences."""
+    return states if isinstance(order, slice) else torch.empty_like(states).index_copy_(0, order, states)

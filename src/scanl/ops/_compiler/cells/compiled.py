@@ -46,6 +46,10 @@ class States:
         self.after = flat(after)[:, :size]
         self.first = first.reshape(len(first), size)
         self.reverse, self.cu_seqlens = reverse, cu_seqlens
+        if cu_seqlens is not None:
+            ends = cu_seqlens.long()
+            begins = ends[1:] - 1 if reverse else ends[:-1]
+            self.begins = torch.where(ends.diff() > 0, begins, len(self.after))  # first rows of what has steps
 
     def entering(self, low: int, high: int) -> Tensor:
         """Return the states of all sequences before these steps."""
@@ -67,10 +71,8 @@ class States:
         if self.cu_seqlens is None:
             rows[some.start * self.steps + last - low : count : self.steps] = self.first[some]
             return rows[:count]
-        ends = self.cu_seqlens.long()
-        starts = ends[1:] - 1 if self.reverse else ends[:-1]
-        here = (ends.diff() > 0) & (starts >= low) & (starts < high)  # nothing here waits for a GPU:
-        return rows.index_copy_(0, torch.where(here, starts - low, count), self.first)[:count]  # the others go last
+        here = (self.begins >= low) & (self.begins < high)  # nothing here waits for a GPU: the others go last
+        return rows.index_copy_(0, torch.where(here, self.begins - low, count), self.first)[:count]
 
 
 class CompiledCell:

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +14,9 @@ from scanl.ops._compiler.cells.compiled import LENGTH, CompiledCell, OfTorch, St
 from scanl.ops._compiler.cells.plan import StepPlan
 from scanl.ops._compiler.cells.source import KernelLayout, NumbaWriter, source
 from scanl.ops._compiler.cells.values import Sizes
-from scanl.ops._cpu._cells import blocks, groups, in_panels, sequences
+from scanl.ops._cpu._cells import ROWS, Lanes, blocks, groups, in_panels, lanes
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._threads import threads
 
 WINDOW = 1024  # most steps of the backward pass whose factors of products are in memory at the same time
 MIN_WINDOW_STEPS = 128  # of such windows
@@ -24,7 +24,7 @@ MIN_WINDOW_STEPS = 128  # of such windows
 MIN_PRODUCT_STEPS = 512
 HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
 MIN_PANEL_STEPS = 16  # least steps for which the matrices are copied into panels
-CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
+CHUNK = 512  # rows of a product of shorter sequences and of packed ones, whose states are copied
 
 
 class OnCpu(CompiledCell):
@@ -43,20 +43,20 @@ class OnCpu(CompiledCell):
         cu_seqlens: Tensor | None, keep: bool, name: str,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         first = values[self.timed[0]]
-        ranges, order = longest_first(sequences(first, cu_seqlens, name))
+        sequences = self._lanes(self._forward_plan, first, cu_seqlens, name)
         y = empty(tuple(y_shape), first.dtype)
-        last = values["state"][order].clone(memory_format=torch.contiguous_format)
+        last = values["state"].clone(memory_format=torch.contiguous_format)
         numbers = self.kept_numbers(sizes) if keep else 0
         residuals = empty((*first.shape[:2], numbers), first.dtype)
         torchs = OfTorch(self, values, sizes)
-        units, head = self._head(self._forward_plan, ranges, first, reverse, sizes)
+        units, head = self._head(self._forward_plan, sequences, first, reverse, sizes)
         slots = self.module.forward.pack(
             **head, state=last, kept=residuals if numbers else None, history=0,
             pitch=0, **self._values(torchs, self._forward_plan, first), out_y=y,
             **{f"in_{n}": rows(values[n]) for n in self.timed},
         )  # fmt: skip
         self.module.forward.run(first.dtype, slots, units, _work(first, y, sizes[self.state]))
-        return y, in_their_places(last, order), residuals
+        return y, last, residuals
 
     def backward(
         self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, residuals: Tensor, sizes: Sizes,
@@ -74,10 +74,10 @@ class OnCpu(CompiledCell):
         states = States(y if self.y_is_state else residuals, sizes[self.state], values["state"], reverse, cu_seqlens)
         torchs = OfTorch(self, values, sizes)
         torchs.start({**results, "y": y}, states)
-        ranges, order = longest_first(sequences(first, cu_seqlens, name))
-        carry = dlast[order].clone(memory_format=torch.contiguous_format)
+        sequences = self._lanes(self._backward_plan, first, cu_seqlens, name)
+        carry = dlast.clone(memory_format=torch.contiguous_format)
         history = y.contiguous() if self.y_is_state else residuals
-        units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
+        units, head = self._head(self._backward_plan, sequences, first, reverse, sizes)
         added = sum(sizes[numbers] for numbers in self._sums.values())
         sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
         call = {
@@ -90,16 +90,15 @@ class OnCpu(CompiledCell):
         for low in lows if reverse else reversed(lows):
             high = min(low + window, steps)
             if cu_seqlens is None:
-                ranges[:, 1:] = low, high
-            entering = states.entering(low, high)[order].contiguous()
-            slots = self.module.backward.pack(**call, state=entering, begin=low, window=high - low)
+                sequences.pieces[:, 2:] = low, high
+            slots = self.module.backward.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
             self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
             alone = cu_seqlens is None and (steps >= MIN_PRODUCT_STEPS or window < steps)
             pieces = _pieces(batch, steps, low, high, reverse, alone=alone)
             for start, end, at in pieces:
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
         torchs.finish(sums.sum(0))
-        return self._gradients(values, results, in_their_places(carry, order), torchs)
+        return self._gradients(values, results, carry, torchs)
 
     def window(self, sizes: Sizes) -> int:
         """Return for how many steps at a time the backward pass stores factors of products.
@@ -115,35 +114,26 @@ class OnCpu(CompiledCell):
         panels = first.shape[1] >= MIN_PANEL_STEPS
         return {"panels": panels, **torchs.operands(plan, in_panels if panels else Tensor.contiguous)}
 
+    def _lanes(self, plan: StepPlan, first: Tensor, cu_seqlens: Tensor | None, name: str) -> Lanes:
+        """Return the sequences in lanes: each in its own, unless lanes share the loads of a matrix."""
+        return lanes(first, cu_seqlens, name, ROWS * threads() if plan.lefts or plan.lanes else first.shape[1])
+
     def _head(
-        self, plan: StepPlan, ranges: np.ndarray, first: Tensor, reverse: bool, sizes: Sizes
+        self, plan: StepPlan, sequences: Lanes, first: Tensor, reverse: bool, sizes: Sizes
     ) -> tuple[int, dict[str, Any]]:
         """Return the number of units of work, and the slots that say how the work is divided.
 
-        A unit is a group of sequences, or one if they have no product to share: its scratch memory then stays in the
-        cache. If no channel needs another one, it may be some channels of a group.
+        A unit is a group of lanes, or one if they have no product to share: its scratch memory then stays in the cache.
+        If no channel needs another one, it may be some channels of a group.
         """
-        count, size = groups(len(ranges)) if plan.lefts or plan.lanes else (len(ranges), 1)
+        every = len(sequences.begins) - 1
+        count, size = groups(every) if plan.lefts or plan.lanes else (every, 1)
         parts, lane = blocks(count, sizes[plan.lanes]) if plan.lanes else (1, 0)
-        call = {"ranges": ranges, "sequences": len(ranges), "steps": first.shape[1], "size": size, "reverse": reverse}
+        call = {
+            "pieces": sequences.pieces, "count": len(sequences.pieces), "begins": sequences.begins, "lanes": every,
+            "steps": first.shape[1], "size": size, "reverse": reverse,
+        }  # fmt: skip
         return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}
-
-
-def longest_first(ranges: np.ndarray) -> tuple[np.ndarray, slice | Tensor]:
-    """Return the ranges by falling length, and the numbers of their sequences; `slice(None)` if they were so before.
-
-    A group of sequences shares each load of a matrix for as long as its longest one: so a group is of equal lengths.
-    """
-    lengths = ranges[:, 2] - ranges[:, 1]
-    if (lengths[1:] <= lengths[:-1]).all():
-        return ranges, slice(None)
-    order = np.argsort(-lengths, kind="stable")
-    return ranges[order], torch.from_numpy(order)
-
-
-def in_their_places(states: Tensor, order: slice | Tensor) -> Tensor:
-    """Return states, which are those of the sequences `order`, in the order of the sequences."""
-    return states if isinstance(order, slice) else torch.empty_like(states).index_copy_(0, order, states)
 
 
 def _pieces(

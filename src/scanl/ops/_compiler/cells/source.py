@@ -28,7 +28,7 @@ from scanl.ops._compiler.views import merged
 
 IMPORTS = """\
 from scanl.ops._cpu._cells import (
-    add_up, apart, clear, copy, in_window, length, longest, multiply, of_step, row_at, state_before
+    add_up, advance, apart, clear, copy, entering, in_window, lane_steps, multiply, of_step, rewind, sequence_of
 )
 from scanl.ops._cpu._flat import array
 from scanl.ops._cpu._pointers import at, pointer, separate
@@ -87,7 +87,10 @@ class NumbaWriter:
 
     def declaration(self) -> str:
         timed = [f"in_{name}" for name in self.layout.timed]
-        numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch panels", *self.axes]
+        numbers = [
+            "pieces count begins lanes steps size blocks lane reverse state kept history pitch panels",
+            *self.axes,
+        ]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
         numbers += [f"out_{name}" for name in (*self.layout.results, *self.layout.passing)]
         if self.which == "backward":
@@ -104,8 +107,10 @@ class NumbaWriter:
             self.declaration(),
             f"def {self.which}(slots):",
             "    dtype = slots.dtype",
-            "    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)",
-            "    count, steps, size, reverse = slots.sequences, slots.steps, slots.size, slots.reverse",
+            "    pieces = array(slots.pieces, 4 * slots.count, np.int64)",
+            "    begins = array(slots.begins, slots.lanes + 1, np.int64)",
+            "    steps, size, reverse = slots.steps, slots.size, slots.reverse",
+            "    cursors = np.empty(3 * size, np.int64)",
             *[f"    {axis} = slots.{axis}" for axis in self.axes],
             "    state, kept = pointer(slots.state, dtype), pointer(slots.kept, dtype)",
             *[f"    at_v{node.index} = pointer(slots.v{node.index}, dtype)" for node in plan.values],
@@ -129,14 +134,14 @@ class NumbaWriter:
                 "    history, carry = pointer(slots.history, dtype), pointer(slots.carry, dtype)",
                 "    sums = pointer(slots.sums, dtype)",
             ]
-        carried = "carry" if back else "state"
+        carried, turned = ("carry", "1 - reverse") if back else ("state", "reverse")
         flush = "add_up(at(sums, unit * added), recent, added)"
         body = [
             "    for unit in units(slots):",
             # in the loop: numba frees an array after its last use
             "        base = pointer(memory.ctypes.data, dtype)",
             "        first = unit // slots.blocks * size",
-            "        members = min(size, count - first)",
+            "        members = min(size, slots.lanes - first)",
             *self._block(),
         ]
         if self.layout.sums:
@@ -144,20 +149,23 @@ class NumbaWriter:
             body += [f"        at_{name} = at(recent, a_{name})" for name in self.layout.sums]
         body += [
             "        for r in range(members):",
-            f"            copy(at({carried}, (first + r) * whole), at(base, r * row_width), whole)",
+            "            rewind(cursors, r, begins, first + r)",
             "        old, new = 0, whole",
-            "        for i in range(longest(ranges, first, members)):",
+            "        for i in range(lane_steps(pieces, begins, first, members)):",
+            "            for r in range(members):",
+            f"                if advance(cursors, r, pieces, begins[first + r + 1], steps, {turned}):",
+            f"                    source = at({carried}, sequence_of(cursors, r, pieces) * whole)",
+            "                    copy(source, at(base, r * row_width + old), whole)",
         ]
-        turned = "1 - reverse" if back else "reverse"
         for level, segment in enumerate(plan.segments):
             calls = [self.call(item) for item in segment.items]
             last = level == len(plan.segments) - 1
             zeroed = segment.products
-            ending = self._ending() if last else []
+            ending = [*self._ending(), *self._leaving(carried)] if last else []
             if calls or zeroed or ending:
                 body += [
                     "            for r in range(members):",
-                    f"                row = row_at(ranges, first + r, i, steps, {turned})",
+                    "                row = cursors[3 * r + 2]",
                     "                if row < 0:",
                     "                    continue",
                     "                here = at(base, r * row_width)",
@@ -172,12 +180,6 @@ class NumbaWriter:
         body += ["            old, new = new, old"]
         if self.layout.sums:
             body += [f"            if i % {FLUSH} == {FLUSH - 1}:", f"                {flush}"]
-        body += [
-            "        for r in range(members):",
-            "            last = at(base, r * row_width + length(ranges, first + r) % 2 * whole)",
-            f"            target = at({carried}, (first + r) * whole)",
-            *["            " + line for line in self._copied("last", "target")],
-        ]
         if self.layout.sums:
             body.append(f"        {flush}")
         return "\n".join([*head, *body, ""])
@@ -206,8 +208,8 @@ class NumbaWriter:
         lines += [f"at_{n} = at(out_{n}, place * ({self.size(numbers)}))" for n, numbers in passing.items()]
         if self.which == "backward":
             if used("state"):
-                arguments = "ranges, first + r, i, row, reverse, state, whole, history, slots.pitch"
-                lines.append(f"at_state = state_before({arguments})")
+                arguments = "cursors, r, pieces, row, reverse, state, whole, history, slots.pitch"
+                lines.append(f"at_state = entering({arguments})")
             if used("dlast"):
                 lines.append("at_dlast = at(here, old)")
             if used("dstate"):
@@ -236,6 +238,11 @@ class NumbaWriter:
             target = f"at(kept, row * stored + e{node.index})"
             lines.append(f"    copy(at(here, o{node.index}), {target}, {self.size(node.size)})")
         return lines
+
+    def _leaving(self, carried: str) -> list[str]:
+        """Return lines that copy the state after the last step of a sequence."""
+        lines = ["if cursors[3 * r + 1] == 0:", f"    target = at({carried}, sequence_of(cursors, r, pieces) * whole)"]
+        return [*lines, *["    " + line for line in self._copied("at(here, new)", "target")]]
 
     def _block(self) -> list[str]:
         """Return lines that say which channels a unit computes, if channels are divided."""
