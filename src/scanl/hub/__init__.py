@@ -15,6 +15,7 @@ from scanl.hub.quantizer import enable_quantized as enable_quantized
 from scanl.hub.quantizer import quantize as quantize
 from scanl.hub.sessions import CacheSession as CacheSession
 from scanl.hub.streaming.convert import convert as convert
+from scanl.hub.streaming.onnx_module import ONNXModule as ONNXModule
 from scanl.hub.streaming.stream import StreamingModule as StreamingModule
 
 __dir__ = public(__name__)

@@ -8,7 +8,7 @@ import torch
 
 from scanl.errors import ConfigError
 from scanl.export import write_onnx
-from scanl.hub import convert
+from scanl.hub import ONNXModule, convert
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -17,15 +17,13 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 HIDDEN, BATCH = 5, 2
 
 
-def written(path, nodes, weights, inputs, output):
+def written(path, nodes, weights, inputs, *outputs):
     """Write a file. inputs: names and shapes."""
     tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-    graph = helper.make_graph(
-        nodes, "graph", values, [helper.make_tensor_value_info(output, 1, ["a", "b", "c"])], tensors
-    )
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "graph", values, results, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
     onnx.save(model, path)
     return path
 
@@ -80,6 +78,66 @@ def test_a_file_is_a_stream(tmp_path, kind, rows, attributes):
     np.testing.assert_allclose(session.run(["y"], {"x": x.numpy(), **first})[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+class Composed(torch.nn.Module):
+    """Two inputs of a file in one row, and its results in one."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.file = ONNXModule(path)
+
+    def forward(self, x):
+        y, z = self.file(x[..., :4], x[..., 4:].unflatten(-1, (2, 3)).transpose(1, 2))
+        return torch.cat([y, z.transpose(1, 2).flatten(2)], -1)
+
+
+def test_a_file_of_several_inputs_is_a_part_of_a_module(tmp_path):
+    """Its first states are zeros that it makes, or a part of an input; last states are no results."""
+    draw = np.random.default_rng(0)
+    weights = {
+        "wi": draw.normal(size=(1, 3 * HIDDEN, 4)), "wh": draw.normal(size=(1, 3 * HIDDEN, HIDDEN)) / 3,
+        "map": draw.normal(size=(2, 3, 2)), "wt": draw.normal(size=(2, 3, 1, 3)),
+    }  # fmt: skip
+    weights = {name: value.astype(np.float32) for name, value in weights.items()}
+    weights |= {"one": [1], "two": [2], "zero": 0, "first": [0], "width": [HIDDEN], "groups": [0, 0, 2, 3]}
+    nodes = [
+        helper.make_node("Transpose", ["a"], ["steps"], perm=[1, 0, 2]),
+        helper.make_node("Slice", ["s", "first", "one", "first"], ["h"]),
+        helper.make_node("GRU", ["steps", "wi", "wh", "", "", "h"], ["ys"], hidden_size=HIDDEN, linear_before_reset=1),
+        helper.make_node("Squeeze", ["ys", "one"], ["once"]),
+        helper.make_node("Shape", ["once"], ["sizes"]),
+        helper.make_node("Slice", ["sizes", "one", "two"], ["rows"]),
+        helper.make_node("Concat", ["one", "rows", "width"], ["of_state"], axis=0),
+        helper.make_node("ConstantOfShape", ["of_state"], ["zeros"]),
+        helper.make_node("Constant", [], ["wi2"], value=numpy_helper.from_array(weights["wh"])),
+        helper.make_node(
+            "GRU", ["once", "wi2", "wh", "", "", "zeros"], ["zs", "last"], hidden_size=HIDDEN, linear_before_reset=1
+        ),
+        helper.make_node("Squeeze", ["zs", "one"], ["twice"]),
+        helper.make_node("Transpose", ["twice"], ["y"], perm=[1, 0, 2]),
+        helper.make_node("Einsum", ["b", "map"], ["mapped"], equation="bgti,gih->bgth"),
+        helper.make_node("Gather", ["b", "zero"], ["left"], axis=3),
+        helper.make_node("Unsqueeze", ["left", "three"], ["kept"]),
+        helper.make_node("Mul", ["mapped", "kept"], ["scaled"]),
+        helper.make_node(
+            "ConvTranspose", ["scaled", "wt"], ["z"], strides=[1, 2], pads=[0, 1, 0, 1], output_padding=[0, 1]
+        ),
+    ]
+    inputs = {"a": ["batch", "steps", 4], "b": ["batch", 2, "steps", 3], "s": [2, "batch", HIDDEN]}
+    path = written(tmp_path / "model.onnx", nodes, weights | {"three": [3]}, inputs, "y", "z", "last")
+    module = Composed(path)
+    x, cut = torch.randn(BATCH, 12, 10), 5
+    a, b = x[..., :4], x[..., 4:].unflatten(-1, (2, 3)).transpose(1, 2).contiguous()
+    given = {"a": a.numpy(), "b": b.numpy(), "s": np.zeros((2, BATCH, HIDDEN), np.float32)}
+    y, z, _ = map(torch.from_numpy, onnxruntime.InferenceSession(path).run(None, given))
+    stream = convert(module, x)
+    first, state = stream(x[:, :cut])
+    rest, _ = stream(x[:, cut:], state)
+    wanted = torch.cat([y, z.transpose(1, 2).flatten(2)], -1)
+    torch.testing.assert_close(torch.cat([first, rest], 1).detach(), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"the file has the inputs \['a', 'b'\], expected 1"):
+        convert(path)
+
+
 @pytest.mark.parametrize(("kind", "rows", "attributes", "named"), [
     ("LSTM", 4, {"direction": "reverse"}, "LSTM of ys reads later steps"),
     ("GRU", 3, {}, "GRU of ys resets before the product"),
@@ -95,12 +153,16 @@ def test_bad_files(tmp_path):
     x = {"x": ["batch", 3, "steps"], "gain": [1]}
     one = helper.make_node("Mul", ["x", "gain"], ["y"])
     path = written(tmp_path / "model.onnx", [one], {}, x, "y")
-    with pytest.raises(ConfigError, match="the file has the input 'gain'"):
+    with pytest.raises(ConfigError, match=r"the file has the inputs \['x', 'gain'\]"):
         convert(path)
-    with pytest.raises(ConfigError, match=r"inputs has 'again', expected names of \['gain'\]"):
+    with pytest.raises(ConfigError, match=r"inputs has 'again', expected names of \['x', 'gain'\]"):
         convert(path, inputs={"again": 2.0})
     y, _ = convert(path, inputs={"gain": 2.0}, time=2)(torch.ones(1, 3, 4))
     assert torch.equal(y, 2 * torch.ones(1, 3, 4))
+    nodes, weights, inputs = recurrence("GRU", 3, np.random.default_rng(0), linear_before_reset=1)
+    nodes[3].input[5] = "relu"
+    with pytest.raises(ConfigError, match="GRU of ys has lengths, or a first state that is computed"):
+        convert(written(path, nodes, weights, inputs, "result"))
     other = helper.make_node("Hardmax", ["x"], ["y"], axis=1)
     with pytest.raises(ConfigError, match="has the operator Hardmax"):
         convert(written(tmp_path / "model.onnx", [other], {}, x, "y"))

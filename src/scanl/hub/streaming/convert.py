@@ -48,7 +48,7 @@ def convert(
     """
     if isinstance(module, str | PathLike):
         path = Path(module)
-        module = ONNXModule(_found(path), dict(inputs or {})) if path.suffix == ".onnx" else _program(_found(path))
+        module = ONNXModule(_found(path), inputs) if path.suffix == ".onnx" else _program(_found(path))
     if isinstance(module, ExportedProgram):
         (given,), _ = module.example_inputs or ((None,), {})
         return _converted(module, _checked(given if example is None else example, 1), time, None)

@@ -1,8 +1,9 @@
-"""A module of torch made of an ONNX file: its operators run one by one, and the file's weights are parameters."""
+"""A module of torch made of an ONNX file: its operators run one by one."""
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scanl.errors import ConfigError
 ANY_SIZE = 12  # of an open axis of an example
 ROWS = 2  # of an open axis that is named as that of the batch
 _MAX_NUMBER = (1 << 63) - 1
+_Node = tuple[str, list[str], list[str], dict[str, Any]]  # operator, inputs, outputs, attributes
 _KINDS: dict[int, torch.dtype] = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16,
     11: torch.float64,
@@ -22,35 +24,33 @@ _KINDS: dict[int, torch.dtype] = {
 
 
 class ONNXModule(nn.Module):
-    """The first output of an ONNX file as a function of its first input.
+    """The outputs of an ONNX file as a function of its inputs: y = module(x, ...), a tuple where it has several.
 
-    path: the file.   inputs: values of other inputs. Those without one that enter a recurrence alone, its first state,
-    are zeros.   Raises ConfigError for a file with an operator that is not known here, and names it.
+    path: the file.   inputs: values of inputs by name. The module reads the others, in the file's order, but for those
+    that are the first state of a recurrence: they are zeros, and the last states are then no results.
+
+    The file's weights are parameters.   Raises ConfigError for a file with an operator that is not known here, and
+    names it.
     """
 
-    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
+    def __init__(self, path: str | PathLike[str], inputs: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         if importlib.util.find_spec("onnx") is None:
             raise ConfigError("convert: an ONNX file needs onnx: pip install 'scanl[export]'")
         import onnx  # pyright: ignore[reportMissingImports]
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
-        model = onnx.load(path)
-        graph = model.graph
+        graph, inputs = onnx.load(path).graph, inputs or {}
         self._names: dict[str, str] = {}
         self._constants: dict[str, Any] = {}
-        self._nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
+        self._nodes: list[_Node] = []
         for weight in graph.initializer:
             self._keep(weight.name, torch.from_numpy(numpy_helper.to_array(weight).copy()))
         known = {weight.name for weight in graph.initializer}
-        first, *others = [one for one in graph.input if one.name not in known]
-        self._first, self._last = first.name, graph.output[0].name
-        self.shape = [size.dim_value or size.dim_param for size in first.type.tensor_type.shape.dim]
-        self.dtype = _KINDS[first.type.tensor_type.elem_type]
-        unknown = sorted(inputs.keys() - {one.name for one in others})
+        read = {one.name: one for one in graph.input if one.name not in known}
+        unknown = sorted(inputs.keys() - read.keys())
         if unknown:
-            raise ConfigError(f"convert: inputs has {unknown[0]!r}, expected names of {[one.name for one in others]}")
-        self._states = {one.name for one in others} - inputs.keys()
+            raise ConfigError(f"convert: inputs has {unknown[0]!r}, expected names of {list(read)}")
         self._constants |= {name: torch.as_tensor(value) for name, value in inputs.items()}
         for node in graph.node:
             attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
@@ -60,17 +60,28 @@ class ONNXModule(nn.Module):
                 self._constants[node.output[0]] = torch.as_tensor(array.copy() if hasattr(array, "copy") else array)
                 continue
             if node.op_type not in _OPERATORS and node.op_type not in _RECURRENCES:
-                raise ConfigError(f"convert: {path.name} has the operator {node.op_type}, which has no function here")
+                file = Path(path).name
+                raise ConfigError(f"convert: {file} has the operator {node.op_type}, which has no function here")
             self._nodes.append((node.op_type, list(node.input), list(node.output), attributes))
+        self._results = [one.name for one in graph.output]
         self._fold()
+        self._check_states(read.keys() - inputs.keys() - self._read()[1])
+        self._nodes, needed = self._read()
+        self._inputs = [name for name in read if name in needed - inputs.keys()]
+        if not self._inputs:
+            raise ConfigError(f"convert: {Path(path).name} reads none of its inputs {list(read)}")
+        first = read[self._inputs[0]].type.tensor_type
+        self.shape = [size.dim_value or size.dim_param for size in first.shape.dim]
+        self.dtype = _KINDS[first.elem_type]
         for number, (kind, names, outputs, attributes) in enumerate(self._nodes):
             if kind in _RECURRENCES:
                 self.add_module(
                     f"recurrence{number}", _recurrence(kind, self._weights(names[1:4]), attributes, outputs)
                 )
+        self._forget_weights()
 
     def example(self) -> Tensor:
-        """Return an input of the sizes that the file says, with numbers where it leaves them open."""
+        """Return a first input of the sizes that the file says, with numbers where it leaves them open."""
         sizes = [size if isinstance(size, int) else ROWS if "batch" in size else ANY_SIZE for size in self.shape]
         return torch.randn(sizes).to(self.dtype)
 
@@ -85,12 +96,16 @@ class ONNXModule(nn.Module):
         self.register_parameter(place, nn.Parameter(tensor))
 
     def _weights(self, names: Sequence[str]) -> list[Tensor | None]:
-        """Take parameters away from this module and return them."""
-        weights = []
-        for name in names:
-            place = self._names.pop(name, None)
-            weights.append(None if place is None else self._parameters.pop(place))
-        return weights
+        """Return parameters, or constants."""
+        return [
+            getattr(self, self._names[name]) if name in self._names else self._constants.get(name) for name in names
+        ]
+
+    def _forget_weights(self) -> None:
+        """Leave out what recurrences have copied and no other operator reads."""
+        read = {name for kind, names, _, _ in self._nodes if kind not in _RECURRENCES for name in names}
+        for name in self._names.keys() - read - {*self._results}:
+            del self._parameters[self._names.pop(name)]
 
     def _fold(self) -> None:
         """Run what depends on constants alone."""
@@ -104,22 +119,51 @@ class ONNXModule(nn.Module):
                 left.append((kind, names, outputs, attributes))
         self._nodes = left
 
-    def forward(self, x: Tensor) -> Tensor:
-        values: dict[str, Any] = {**self._constants, self._first: x}
+    def _check_states(self, states: Collection[str]) -> None:
+        """Raise ConfigError unless each first state is zeros or one of some inputs, and leave last states out."""
+        zeros = {name for name, value in self._constants.items() if isinstance(value, Tensor) and not value.any()}
+        first, last, begun = zeros | set(states), set[str](), False
+        for kind, names, outputs, attributes in self._nodes:
+            if kind in _RECURRENCES:
+                if any(name and (at == 0 or name not in first) for at, name in enumerate(names[4:])):
+                    raise ConfigError(f"convert: {kind} of {outputs[0]} has lengths, or a first state that is computed")
+                begun = begun or any(name and name not in zeros for name in names[5:])
+                last |= set(outputs[1:])
+            elif kind == "ConstantOfShape" and not _filled([[1]], attributes).any():
+                first, zeros = first | set(outputs), zeros | set(outputs)
+            elif kind in _MOVES:
+                for moved in (first, last, zeros):
+                    if all(name in moved for name in (names if kind == "Concat" else names[:1])):
+                        moved |= set(outputs)
+        if begun:
+            self._results = [name for name in self._results if name not in last]
+
+    def _read(self) -> tuple[list[_Node], set[str]]:
+        """Return the operators that results need, and the names that they read but for first states."""
+        read, needed = set(self._results), []
+        for node in reversed(self._nodes):
+            if not read.isdisjoint(node[2]):
+                needed.append(node)
+                read |= set(node[1][:4] if node[0] in _RECURRENCES else node[1])
+        return needed[::-1], read
+
+    def forward(self, first: Tensor, *others: Tensor) -> Any:
+        if len(others) != len(self._inputs) - 1:
+            raise ConfigError(
+                f"convert: the file has the inputs {self._inputs}, expected {1 + len(others)}: a module that calls "
+                f"hub.ONNXModule with all of them, or values in inputs"
+            )
+        values: dict[str, Any] = {**self._constants, **dict(zip(self._inputs, (first, *others), strict=True))}
         values |= {name: getattr(self, place) for name, place in self._names.items()}
         for number, (kind, names, outputs, attributes) in enumerate(self._nodes):
             if kind in _RECURRENCES:
-                if any(name and name not in self._states for name in names[4:]):
-                    raise ConfigError(f"convert: {kind} of {outputs[0]} has lengths, or a first state that is computed")
                 y, *ends = self.get_submodule(f"recurrence{number}")(values[names[0]])
                 results = [y[:, None], *ends]
             else:
-                missing = next((name for name in names if name in self._states), None)
-                if missing is not None:
-                    raise ConfigError(f"convert: the file has the input {missing!r}, expected its value in inputs")
                 results = _listed(_OPERATORS[kind]([values.get(name) for name in names], attributes))
             values |= dict(zip(outputs, results, strict=False))
-        return values[self._last]
+        results = tuple(values[name] for name in self._results)
+        return results[0] if len(results) == 1 else results
 
 
 class _Recurrence(nn.Module):
@@ -181,7 +225,8 @@ def _listed(result: Any) -> Sequence[Any]:
 
 def _numbers(value: Any) -> list[Any]:
     """Return sizes, axes or places as numbers: of a constant, or of a shape."""
-    return list(value.flatten().tolist()) if isinstance(value, Tensor) else list(value)
+    listed = value.tolist() if isinstance(value, Tensor) else value
+    return listed if isinstance(listed, list) else [listed]
 
 
 def _axes(values: Sequence[Any], attributes: dict[str, Any], at: int = 1) -> list[int] | None:
@@ -202,6 +247,19 @@ def _convolution(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
     function = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
     stride, dilation = (attributes.get(name, [1] * spatial) for name in ("strides", "dilations"))
     return function(x, weight, bias, stride, 0, dilation, attributes.get("group", 1))
+
+
+def _transposed_convolution(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x, weight, bias = *values[:2], values[2] if len(values) > 2 else None
+    spatial = weight.ndim - 2
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or "output_shape" in attributes:
+        raise ConfigError("convert: ConvTranspose has auto_pad or output_shape, expected pads")
+    stride, dilation = (attributes.get(name, [1] * spatial) for name in ("strides", "dilations"))
+    more, pads = attributes.get("output_padding", [0] * spatial), attributes.get("pads", [0] * 2 * spatial)
+    if pads[:spatial] != pads[spatial:]:
+        raise ConfigError(f"convert: ConvTranspose has pads {pads}, expected the same on both sides")
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
+    return function(x, weight, bias, stride, pads[:spatial], more, attributes.get("group", 1), dilation)
 
 
 def _pool(function: Callable[..., Tensor]) -> Callable[[Sequence[Any], dict[str, Any]], Tensor]:
@@ -258,7 +316,7 @@ def _gather(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
         places = _numbers(index)
         return x[places[0]] if index.ndim == 0 else [x[place] for place in places]
     if index.ndim == 0:
-        return x.select(axis, int(index))
+        return x.select(axis, _numbers(index)[0])
     if x.ndim == 2 and axis == 0:
         return F.embedding(index, x)
     return x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
@@ -342,9 +400,12 @@ def _by_element(function: Callable[..., Any]) -> Callable[[Sequence[Any], dict[s
     return lambda values, attributes: function(*values)
 
 
+# Operators that move numbers of their first input, or of all inputs of Concat
+_MOVES = {"Squeeze", "Unsqueeze", "Slice", "Gather", "Split", "Concat", "Reshape", "Transpose", "Identity", "Expand"}
 _OPERATORS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Any]] = {
-    "Conv": _convolution, "Pad": _pad, "Slice": _slice, "Gather": _gather, "Reshape": _reshape, "Concat": _concat,
-    "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Gemm": _gemm, "Cast": _cast, "Split": _split,
+    "Conv": _convolution, "ConvTranspose": _transposed_convolution, "Pad": _pad, "Slice": _slice, "Gather": _gather,
+    "Reshape": _reshape, "Concat": _concat, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Gemm": _gemm, "Cast": _cast,
+    "Split": _split, "Einsum": lambda values, attributes: torch.einsum(attributes["equation"].decode(), *values),
     "MaxPool": _pool(F.max_pool1d), "AveragePool": _pool(F.avg_pool1d), "ConstantOfShape": _filled,
     "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
     "ReduceMean": _reduced(torch.mean), "ReduceSum": _reduced(torch.sum), "ReduceMax": _reduced(torch.amax),
