@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
@@ -265,6 +266,42 @@ def test_the_end_of_frames_is_one_kernel():
         stream._compiled.compile(2)
         with mock.patch.object(stream._compiled, "_step", side_effect=AssertionError):
             torch.testing.assert_close(stream(x[:, 8:], state)[0], module(x))
+
+
+class OwnLoop(nn.Module):
+    """A cell in torch's own scan."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.LSTMCell(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        zeros = x.new_zeros(x.shape[0], 4)
+
+        def step(state, x_t):
+            h, c = self.cell(x_t, state)
+            return (h, c), h.clone()
+
+        return self.out(scan(step, (zeros, zeros.clone()), x.transpose(0, 1).contiguous())[1].transpose(0, 1))
+
+
+def test_a_loop_over_a_cell_is_one_kernel(tmp_path):
+    module, x, state = OwnLoop().eval(), torch.randn(2, 9, 3), None
+    stream = convert(module, x)
+    with torch.no_grad():
+        h, c, wanted = torch.zeros(2, 4), torch.zeros(2, 4), []
+        for step in x.unbind(1):
+            h, c = module.cell(step, (h, c))
+            wanted.append(module.out(h))
+        wanted = torch.stack(wanted, 1)
+        first, state = stream(x[:, :6])
+        none, state = stream(x[:, 6:6], state)
+        rest, state = stream(x[:, 6:8], state)
+        torch.testing.assert_close(torch.cat([first, none, rest], 1), wanted[:, :8])
+        stream._compiled.compile(2)
+        with mock.patch.object(stream._compiled, "_step", side_effect=AssertionError):
+            torch.testing.assert_close(stream(x[:, 8:], state)[0], wanted[:, 8:])
+    write_c(stream, tmp_path / "cell.c")
 
 
 def test_bad_arguments():

@@ -138,6 +138,37 @@ def test_a_file_of_several_inputs_is_a_part_of_a_module(tmp_path):
         convert(path)
 
 
+def scan(**attributes):
+    """Return nodes, weights and inputs of a file with a loop: h = tanh(h @ w + x), whose results are h and 2 h."""
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["h", "w"], ["of_h"]), helper.make_node("Add", ["of_h", "x_t"], ["sum"]),
+            helper.make_node("Tanh", ["sum"], ["h_next"]), helper.make_node("Mul", ["h_next", "two"], ["y_t"]),
+        ],
+        "body", [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("h", "x_t")],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("h_next", "y_t")],
+        [numpy_helper.from_array(np.float32(2), "two")],
+    )  # fmt: skip
+    loop = helper.make_node("Scan", ["h0", "x"], ["last", "y"], body=body, num_scan_inputs=1, **attributes)
+    weights = {"w": np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)}
+    return [loop], weights, {"x": ["batch", "steps", 3], "h0": ["batch", 3]}
+
+
+def test_a_scan_is_a_loop(tmp_path):
+    path = written(tmp_path / "model.onnx", *scan(scan_input_axes=[1], scan_output_axes=[1]), "y", "last")
+    x = torch.randn(BATCH, 12, 3)
+    given = {"x": x.numpy(), "h0": np.zeros((BATCH, 3), np.float32)}
+    wanted, _ = map(torch.from_numpy, onnxruntime.InferenceSession(path).run(None, given))
+    stream = convert(path)
+    first, state = stream(x[:, :5])
+    rest, _ = stream(x[:, 5:], state)
+    torch.testing.assert_close(torch.cat([first, rest], 1).detach(), wanted)
+    rest.sum().backward()
+    assert all(bool(parameter.grad.any()) for parameter in stream.parameters())
+    with pytest.raises(ConfigError, match=r"Scan of last reads later steps \(backwards\)"):
+        convert(written(path, *scan(scan_input_directions=[1]), "y"))
+
+
 @pytest.mark.parametrize(("kind", "rows", "attributes", "named"), [
     ("LSTM", 4, {"direction": "reverse"}, "LSTM of ys reads later steps"),
     ("GRU", 3, {}, "GRU of ys resets before the product"),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,41 +38,36 @@ class ONNXModule(nn.Module):
         if importlib.util.find_spec("onnx") is None:
             raise ConfigError("convert: an ONNX file needs onnx: pip install 'scanl[export]'")
         import onnx  # pyright: ignore[reportMissingImports]
-        from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
         graph, inputs = onnx.load(path).graph, inputs or {}
         self._names: dict[str, str] = {}
         self._constants: dict[str, Any] = {}
-        self._nodes: list[_Node] = []
-        for weight in graph.initializer:
-            self._keep(weight.name, torch.from_numpy(numpy_helper.to_array(weight).copy()))
         known = {weight.name for weight in graph.initializer}
         read = {one.name: one for one in graph.input if one.name not in known}
         unknown = sorted(inputs.keys() - read.keys())
         if unknown:
             raise ConfigError(f"convert: inputs has {unknown[0]!r}, expected names of {list(read)}")
         self._constants |= {name: torch.as_tensor(value) for name, value in inputs.items()}
-        for node in graph.node:
-            attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
-            if node.op_type == "Constant":
-                (value,) = attributes.values()
-                array = numpy_helper.to_array(value) if hasattr(value, "raw_data") else value
-                self._constants[node.output[0]] = torch.as_tensor(array.copy() if hasattr(array, "copy") else array)
-                continue
-            if node.op_type not in _OPERATORS and node.op_type not in _RECURRENCES:
-                file = Path(path).name
-                raise ConfigError(f"convert: {file} has the operator {node.op_type}, which has no function here")
-            self._nodes.append((node.op_type, list(node.input), list(node.output), attributes))
-        self._results = [one.name for one in graph.output]
-        self._fold()
-        self._check_states(read.keys() - inputs.keys() - self._read()[1])
+        self._nodes = self._read_nodes(graph, Path(path).name)
+        self._results, self._open = [one.name for one in graph.output], read.keys() - inputs.keys()
+        self._nodes = self._fold(self._nodes)
+        self._check_states(self._open - self._read()[1])
         self._nodes, needed = self._read()
         self._inputs = [name for name in read if name in needed - inputs.keys()]
         if not self._inputs:
             raise ConfigError(f"convert: {Path(path).name} reads none of its inputs {list(read)}")
-        first = read[self._inputs[0]].type.tensor_type
-        self.shape = [size.dim_value or size.dim_param for size in first.shape.dim]
-        self.dtype = _KINDS[first.elem_type]
+        shapes = {
+            name: [size.dim_value or size.dim_param for size in one.type.tensor_type.shape.dim]
+            for name, one in read.items()
+        }
+        self.shape, self.dtype = shapes[self._inputs[0]], _KINDS[read[self._inputs[0]].type.tensor_type.elem_type]
+        carried = {name for kind, names, *_ in self._nodes if kind == "Scan" for name in names}
+        self._zeros = {name: shapes[name] for name in carried & self._open - {*self._inputs}}
+        for name, shape in self._zeros.items():
+            if any(isinstance(size, str) and size not in self.shape for size in shape):
+                raise ConfigError(
+                    f"convert: {name} has the shape {shape}, expected sizes, or axes of {self._inputs[0]}"
+                )
         for number, (kind, names, outputs, attributes) in enumerate(self._nodes):
             if kind in _RECURRENCES:
                 self.add_module(
@@ -95,6 +90,32 @@ class ONNXModule(nn.Module):
         self._names[name] = place
         self.register_parameter(place, nn.Parameter(tensor))
 
+    def _read_nodes(self, graph: Any, file: str) -> list[_Node]:
+        """Return the operators of a graph, and keep its constants. The body of a Scan is a tuple of attributes."""
+        import onnx  # pyright: ignore[reportMissingImports]
+        from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+        nodes: list[_Node] = []
+        for weight in graph.initializer:
+            self._keep(weight.name, torch.from_numpy(numpy_helper.to_array(weight).copy()))
+        for node in graph.node:
+            attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+            kind, outputs = node.op_type, list(node.output)
+            if kind == "Constant":
+                (value,) = attributes.values()
+                array = numpy_helper.to_array(value) if hasattr(value, "raw_data") else value
+                self._constants[outputs[0]] = torch.as_tensor(array.copy() if hasattr(array, "copy") else array)
+                continue
+            if kind not in _OPERATORS and kind not in _RECURRENCES and kind != "Scan":
+                raise ConfigError(f"convert: {file} has the operator {kind}, which has no function here")
+            if kind == "Scan":
+                body = attributes["body"]
+                ends = ([one.name for one in ends] for ends in (body.input, body.output))
+                attributes["body"] = _Body(self._read_nodes(body, file), *ends)
+                _check_scan(attributes, outputs)
+            nodes.append((kind, list(node.input), outputs, attributes))
+        return nodes
+
     def _weights(self, names: Sequence[str]) -> list[Tensor | None]:
         """Return parameters, or constants."""
         return [
@@ -103,21 +124,24 @@ class ONNXModule(nn.Module):
 
     def _forget_weights(self) -> None:
         """Leave out what recurrences have copied and no other operator reads."""
-        read = {name for kind, names, _, _ in self._nodes if kind not in _RECURRENCES for name in names}
+        read = set[str]().union(*(self._needs(node) for node in self._nodes if node[0] not in _RECURRENCES))
         for name in self._names.keys() - read - {*self._results}:
             del self._parameters[self._names.pop(name)]
 
-    def _fold(self) -> None:
-        """Run what depends on constants alone."""
+    def _fold(self, nodes: list[_Node]) -> list[_Node]:
+        """Run what depends on constants alone, and return the other operators."""
         left = []
-        for kind, names, outputs, attributes in self._nodes:
-            if all(name in self._constants or not name for name in names) and kind not in _RECURRENCES:
+        for kind, names, outputs, attributes in nodes:
+            if kind == "Scan":
+                body = attributes["body"]
+                attributes = {**attributes, "body": body._replace(nodes=self._fold(body.nodes))}
+            if kind in _OPERATORS and all(name in self._constants or not name for name in names):
                 values = [self._constants.get(name) for name in names]
                 for name, value in zip(outputs, _listed(_OPERATORS[kind](values, attributes)), strict=False):
                     self._constants[name] = value
             else:
                 left.append((kind, names, outputs, attributes))
-        self._nodes = left
+        return left
 
     def _check_states(self, states: Collection[str]) -> None:
         """Raise ConfigError unless each first state is zeros or one of some inputs, and leave last states out."""
@@ -129,6 +153,10 @@ class ONNXModule(nn.Module):
                     raise ConfigError(f"convert: {kind} of {outputs[0]} has lengths, or a first state that is computed")
                 begun = begun or any(name and name not in zeros for name in names[5:])
                 last |= set(outputs[1:])
+            elif kind == "Scan":
+                carried = names[: -attributes["num_scan_inputs"]]
+                begun = begun or any(name in states for name in carried)
+                last |= set(outputs[: len(carried)])
             elif kind == "ConstantOfShape" and not _filled([[1]], attributes).any():
                 first, zeros = first | set(outputs), zeros | set(outputs)
             elif kind in _MOVES:
@@ -144,8 +172,18 @@ class ONNXModule(nn.Module):
         for node in reversed(self._nodes):
             if not read.isdisjoint(node[2]):
                 needed.append(node)
-                read |= set(node[1][:4] if node[0] in _RECURRENCES else node[1])
+                read |= self._needs(node)
         return needed[::-1], read
+
+    def _needs(self, node: _Node) -> set[str]:
+        """Return the names that an operator reads, but for first states that are zeros or inputs of the file."""
+        kind, names, _, attributes = node
+        if kind in _RECURRENCES:
+            return set(names[:4])
+        if kind != "Scan":
+            return set(names)
+        begins = self._open.intersection(names[: -attributes["num_scan_inputs"]])
+        return set(names).difference(begins).union(attributes["body"].reads())
 
     def forward(self, first: Tensor, *others: Tensor) -> Any:
         if len(others) != len(self._inputs) - 1:
@@ -155,15 +193,65 @@ class ONNXModule(nn.Module):
             )
         values: dict[str, Any] = {**self._constants, **dict(zip(self._inputs, (first, *others), strict=True))}
         values |= {name: getattr(self, place) for name, place in self._names.items()}
-        for number, (kind, names, outputs, attributes) in enumerate(self._nodes):
+        for name, shape in self._zeros.items():
+            sizes = [size if isinstance(size, int) else first.shape[self.shape.index(size)] for size in shape]
+            values[name] = first.new_zeros(sizes)
+        self._run(self._nodes, values)
+        results = tuple(values[name] for name in self._results)
+        return results[0] if len(results) == 1 else results
+
+    def _run(self, nodes: list[_Node], values: dict[str, Any]) -> None:
+        """Add the results of operators to values."""
+        for number, (kind, names, outputs, attributes) in enumerate(nodes):
             if kind in _RECURRENCES:
                 y, *ends = self.get_submodule(f"recurrence{number}")(values[names[0]])
                 results = [y[:, None], *ends]
+            elif kind == "Scan":
+                results = self._scan(names, attributes, values)
             else:
                 results = _listed(_OPERATORS[kind]([values.get(name) for name in names], attributes))
             values |= dict(zip(outputs, results, strict=False))
-        results = tuple(values[name] for name in self._results)
-        return results[0] if len(results) == 1 else results
+
+    def _scan(self, names: list[str], attributes: dict[str, Any], values: dict[str, Any]) -> list[Tensor]:
+        """Return last states, and results of all steps, by torch's own scan, which torch.export knows."""
+        from torch._higher_order_ops.scan import scan_op
+
+        body, count = attributes["body"], attributes["num_scan_inputs"]
+        axes, after = (attributes.get(f"scan_{kind}_axes") for kind in ("input", "output"))
+        read = [values[name].movedim(axis, 0) for name, axis in zip(names[-count:], axes or [0] * count, strict=True)]
+        held = sorted(name for name in body.reads() & values.keys() - self._constants.keys())
+        held = [name for name in held if isinstance(values[name], Tensor)]
+
+        def step(*tensors: Tensor) -> list[Tensor]:
+            inner = {**self._constants, **dict(zip([*body.inputs, *held], tensors, strict=True))}
+            self._run(body.nodes, inner)
+            return [inner[name].clone() for name in body.outputs]  # a result may be no other tensor again
+
+        first = [values[name] for name in names[:-count]]
+        results = scan_op(step, first, read, tuple(values[name] for name in held))
+        made = results[len(first) :]
+        moved = [y.movedim(0, axis) for y, axis in zip(made, after or [0] * len(made), strict=True)]
+        return [*results[: len(first)], *moved]
+
+
+class _Body(NamedTuple):
+    """The operators of one step of a Scan."""
+
+    nodes: list[_Node]
+    inputs: list[str]
+    outputs: list[str]
+
+    def reads(self) -> set[str]:
+        """Return all names that its operators read, its own too."""
+        return {name for _, names, _, _ in self.nodes for name in names}.union(self.outputs)
+
+
+def _check_scan(attributes: dict[str, Any], outputs: list[str]) -> None:
+    inner = next((kind for kind, *_ in attributes["body"].nodes if kind in {*_RECURRENCES, "Scan"}), None)
+    if inner is not None:
+        raise ConfigError(f"convert: Scan of {outputs[0]} has the recurrence {inner} in its body")
+    if any(any(attributes.get(f"scan_{kind}_directions", ())) for kind in ("input", "output")):
+        raise ConfigError(f"convert: Scan of {outputs[0]} reads later steps (backwards)")
 
 
 class _Recurrence(nn.Module):
@@ -390,10 +478,10 @@ def _layer_norm(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
 def _filled(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
     value = attributes.get("value")
     if value is None:
-        return torch.zeros([int(size) for size in _numbers(values[0])])
+        return torch.zeros(_numbers(values[0]))
     from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
-    return torch.from_numpy(numpy_helper.to_array(value).copy()).expand([int(size) for size in _numbers(values[0])])
+    return torch.from_numpy(numpy_helper.to_array(value).copy()).expand(_numbers(values[0]))
 
 
 def _by_element(function: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:

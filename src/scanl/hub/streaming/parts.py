@@ -239,6 +239,38 @@ _SCANS: dict[Any, tuple[str, Callable[..., tuple[Tensor, tuple[Tensor, ...]]]]] 
 
 
 @dataclass(frozen=True)
+class CarriedLoop:
+    """torch's `scan`: a function that reads what is carried and a step, for each step. State: what is carried.
+
+    batches: batch axis of each carried tensor.
+    """
+
+    operation: Callable[..., Any]
+    batches: tuple[int, ...]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: States | None) -> tuple[Any, States]:
+        function, carried, read, others = args
+        names = {f"carried{number}": batch for number, batch in enumerate(self.batches)}
+        if state is not None:
+            carried = [state[name].movedim(0, batch) for name, batch in names.items()]
+        steps, results = read[0].shape[0], []
+        if isinstance(steps, torch.SymInt):  # a program of any number of steps
+            results = self.operation(function, list(carried), list(read), tuple(others))
+            last, results = results[: len(names)], list(results[len(names) :])
+        else:
+            last = carried
+            for step in zip(*(x if steps else entries_like(x, 0, 1) for x in read), strict=True):
+                made = function(*last, *step, *others)
+                last = made[: len(names)]
+                results.append(made[len(names) :])
+            results = [torch.stack(each).narrow(0, 0, steps) for each in zip(*results, strict=True)]
+            last = last if steps else carried
+        # Copies: an operation in place on a result must not change the state.
+        kept = {name: end.movedim(batch, 0).clone() for (name, batch), end in zip(names.items(), last, strict=True)}
+        return [*last, *results], kept
+
+
+@dataclass(frozen=True)
 class LastEntry:
     """The last entry so far; zeros before the first one. State: that entry."""
 

@@ -88,7 +88,9 @@ def _weights(program: fx.GraphModule) -> nn.Module:
             holder = holder._modules[part]
             assert holder is not None
         tensor = operator.attrgetter(str(node.target))(program)
-        if isinstance(tensor, nn.Parameter):
+        if isinstance(tensor, nn.Module):  # the function of a loop
+            holder.add_module(name, tensor)
+        elif isinstance(tensor, nn.Parameter):
             holder.register_parameter(name, tensor)
         else:
             holder.register_buffer(name, tensor)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from scanl.errors import ConfigError
 from scanl.hub.streaming.parts import (
+    CarriedLoop,
     FilledTensor,
     HeldPart,
     LastEntry,
@@ -440,15 +441,27 @@ class Survey:
         members = len(given["hx"]) if isinstance(given["hx"], list | tuple) else 1
         return Recurrence(self._node.target, fact.axis), (fact, *[EndResult()] * members)
 
+    def _scan(self, args: Any, kwargs: Any, facts: Any) -> tuple[Part, Any]:
+        _, initial, read, others = facts[0]
+        if any(fact is not None for fact in (*initial, *others)):
+            raise self._refused("reads the whole sequence at each step", ahead=True)
+        if not all(isinstance(fact, Entries) and fact.axis == 0 for fact in read):
+            raise self._refused("has another time axis")
+        batches = tuple(_batch(self._node, node.meta["val"], -1) for node in self._node.args[1])  # pyright: ignore
+        results = [replace(read[0], batch=_batch(self._node, value, 0)) for value in self._node.meta["val"]]
+        ends = [EndResult()] * len(batches)
+        return CarriedLoop(self._node.target, batches), [*ends, *results[len(batches) :]]  # pyright: ignore
+
 
 _VIEWS = ("view", "reshape", "_unsafe_view", "expand", "unflatten")
 # Operations with a result that depends on the last entry.
-_READ_THE_END = {"gru", "lstm", "rnn_tanh", "rnn_relu", "slice", "select", "mean"}
+_READ_THE_END = {"gru", "lstm", "rnn_tanh", "rnn_relu", "slice", "select", "mean", "scan"}
 _RULES: dict[str, Callable[[Survey, Any, Any, Any], tuple[Part, Any] | None]] = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), Survey._convolution),
     **dict.fromkeys(("max_pool1d", "avg_pool1d", "max_pool2d", "avg_pool2d"), Survey._pool),
     **dict.fromkeys(("pad", "constant_pad_nd"), Survey._pad),
     **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), Survey._recurrence),
+    "scan": Survey._scan,
     "unfold": Survey._unfold,
     "cat": Survey._cat,
     "slice": Survey._slice,
