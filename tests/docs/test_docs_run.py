@@ -242,6 +242,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         _checkpoint("state-spaces/mamba-130m-hf")
         shutil.copyfile(ROOT / "tests/hub/originals/rwkv6/rwkv.pth", "RWKV-x060-World-1B6.pth")
         shutil.copytree(ROOT / "tests/hub/forecasters/flowstate", "ibm-granite/granite-timeseries-flowstate-r1")
+        shutil.copytree(ROOT / "tests/hub/forecasters/tirex2", "NX-AI/TiRex-2")
     smaller = dict(SMALLER.get(page, {}))
     namespace: dict = {}
     for language, text in blocks(page):

@@ -40,24 +40,20 @@ def load(
     """Read a checkpoint of transformers, or of the authors' program, into a model in evaluation mode.
 
     The model is a `LanguageModel`, or for a folder of granite-tsfm with model_type "flowstate" a
-    `scanl.models.forecasting.flowstate.FlowState`. The arguments and errors are those of `language_model`, which reads
-    no other models.
+    `scanl.models.forecasting.flowstate.FlowState`, and for one of tirex-2 a `scanl.models.forecasting.tirex2.TiRex2`.
+    The arguments and errors are those of `language_model`, which reads no other models.
     """
     source = locate(path_or_id, revision)
     if source.is_dir():
         config, described_by = read_config(source)
-        if (kind := str(config.get("model_type"))) in forecasters.READERS:
+        if (reader := forecasters.reader(config)) is not None:
             weights = Weights(source, described_by=described_by.name)
             who = f"checkpoint: {described_by}"
             try:
-                model, names = forecasters.READERS[kind](config, weights, who)
+                stored = reader(config, weights, who)
             except ConfigError as error:
                 raise CheckpointError(f"{who}: {error}") from error
-            weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, {})
-            model.load_state_dict(
-                {name: weights.read(stored, dtype, device) for name, stored in names.items()}, assign=True
-            )
-            return model.eval()
+            return stored.read(weights, dtype, device)
     return _language_model(path_or_id, source, dtype, device, revision)
 
 

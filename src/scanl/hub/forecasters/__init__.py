@@ -1,13 +1,17 @@
-"""Checkpoints of forecasters of others, by the `model_type` of their config.json."""
+"""Checkpoints of forecasters of others, by the entries of their config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
-
-from scanl.hub.forecasters import flowstate
+from scanl.hub.forecasters import flowstate, tirex2
+from scanl.hub.forecasters.stored_model import StoredModel
 from scanl.hub.weights import Weights
 
-Reader = Callable[[Mapping[str, Any], Weights, str], tuple[nn.Module, Mapping[str, str]]]
-# Each returns the model, and the stored name of each of its tensors. The last argument begins its messages.
-READERS: Mapping[str, Reader] = {"flowstate": flowstate.model}
+Reader = Callable[[Mapping[str, Any], Weights, str], StoredModel]  # the last argument begins its messages
+
+
+def reader(config: Mapping[str, Any]) -> Reader | None:
+    """Return what reads a checkpoint with these options, None if it is of no forecaster."""
+    if tirex2.MARK in config:
+        return tirex2.model
+    return flowstate.model if config.get("model_type") == "flowstate" else None

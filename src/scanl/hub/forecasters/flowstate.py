@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scanl.errors import CheckpointError
+from scanl.hub.forecasters.stored_model import StoredModel
 from scanl.hub.weights import Weights
 from scanl.models.forecasting.flowstate import FlowState
 from scanl.whole import whole_number
@@ -20,8 +21,8 @@ BLOCKS = "model.encoder.layers."
 PREFIXES = {"embed.": "model.embed.embed.", "blocks.": BLOCKS, "readout.": "model.decoder.lin."}
 
 
-def model(config: Mapping[str, Any], weights: Weights, who: str) -> tuple[FlowState, Mapping[str, str]]:
-    """Return a model of the sizes in config, and the stored names of its tensors by its own."""
+def model(config: Mapping[str, Any], weights: Weights, who: str) -> StoredModel:
+    """Return a model of the sizes in config."""
     for key in ENTRIES:
         if key not in config:
             raise CheckpointError(f"{who}: {key} is absent, expected an entry of FlowState")
@@ -42,7 +43,7 @@ def model(config: Mapping[str, Any], weights: Weights, who: str) -> tuple[FlowSt
     }  # fmt: skip
     weights.check_sizes(sizes, BLOCKS, options["depth"], "encoder_num_layers")
     made = FlowState(**options)
-    return made, {name: _stored(name) for name in made.state_dict()}
+    return StoredModel(made, {name: [_stored(name)] for name in made.state_dict()})
 
 
 def _stored(name: str) -> str:
