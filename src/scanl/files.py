@@ -15,6 +15,7 @@ from scanl.errors import CheckpointError, ConfigError
 
 CONFIG = "config.yaml"  # the file of a run folder with its configuration
 BYTE_MODELS = Path(__file__).with_name("models") / "weights"  # a folder for each model of bytes that comes with scanl
+PRETRAINED_NAME = "pretrained"  # in the place of a run: the forecaster in the package
 
 
 @contextmanager

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from scanl.cli.parser import Parser
-from scanl.cli.paths import PRETRAINED_NAME, PROGRAMS
+from scanl.cli.paths import PROGRAMS
 from scanl.errors import ConfigError
 from scanl.export.file import ENDINGS, write
 from scanl.export.flat import check_path
+from scanl.files import PRETRAINED_NAME
 from scanl.hub import convert
 from scanl.learning import RunFolder
 from scanl.models import pretrained_forecaster
 from scanl.models.byte_models import byte_model, byte_model_names
-from scanl.models.forecasting.pretrained_step import PretrainedStep
+from scanl.models.forecasting.pretrained_step import PretrainedStep, stepped
 from scanl.ops import exact
 from scanl.options import NaturalOrNone, PositiveOrNone
 
@@ -106,7 +107,7 @@ def _model(args: Namespace, path: Path) -> nn.Module:
         return convert(args.run)
     if args.run in byte_model_names() and not Path(args.run).is_dir():
         return byte_model(args.run)
-    return RunFolder.open(args.run).load_model()
+    return stepped(RunFolder.open(args.run).load_model())
 
 
 def _inputs(path: Path) -> Tensor:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scanl.errors import ConfigError
-from scanl.files import BYTE_MODELS, check_folder, check_run, is_panel
+from scanl.files import BYTE_MODELS, PRETRAINED_NAME, check_folder, check_run, is_panel
 
 FIRST_WORD = "the first argument"
 PROGRAMS = (".pt2", ".onnx")  # endings of files of models that `scanl export` reads
-PRETRAINED_NAME = "pretrained"  # in the place of a run to export: the forecaster in the package
 TABLES = (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx", ".npz")
 OTHER_FORM = re.compile(r"[*?\[]|://|^-$")  # in words that stand for files, but are no paths: patterns, URLs, -
 
@@ -60,6 +59,11 @@ def _run(command: str, name: str, word: str) -> None:
     check_run(word)
 
 
+def _run_or_pretrained(command: str, name: str, word: str) -> None:
+    if word != PRETRAINED_NAME:
+        check_run(word)
+
+
 def _run_or_name(command: str, name: str, word: str) -> None:
     if os.path.isdir(word) or not (BYTE_MODELS / word).is_dir():
         check_run(word)
@@ -93,7 +97,7 @@ def _input(command: str, name: str, word: str) -> None:
 
 TRAINING_PATHS = {"--config": _file, "--resume": _run, "--init": _run, "--data": _path}
 PATHS: Mapping[str, Mapping[str, Callable[[str, str, str], None]]] = {
-    "train": TRAINING_PATHS,
+    "train": {**TRAINING_PATHS, "--init": _run_or_pretrained},
     "lr": TRAINING_PATHS,
     "learn": {FIRST_WORD: _path, "--data": _path},
     "forecast": {FIRST_WORD: _run_or_panel, "--data": _path, "--future-data": _path},

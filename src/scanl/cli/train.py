@@ -17,6 +17,7 @@ from scanl.data.series.table import ASKS
 from scanl.data.shards.listing import absolute
 from scanl.data.splits import TEST
 from scanl.errors import ConfigError, DivergenceError, ScanlError
+from scanl.files import PRETRAINED_NAME
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.progress import PrintedProgress
 from scanl.learning.questions import Model, answerer
@@ -41,6 +42,7 @@ CHOOSERS = {
     **dict.fromkeys(("classify", "label", "regress"), "scanl.learning.series.choose"),
 }
 # Options of the training loop: with one of them, a model is trained as the line says and nothing is chosen.
+TUNER = "scanl.learning.forecasting.tune"  # tunes the model in the package, by --init pretrained
 CHOICE_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but read by a choice too
 LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - CHOICE_OPTIONS
 LOOP_OPTIONS |= {"recursive", "carry_state", "inputs_alone"}
@@ -85,10 +87,10 @@ def run(argv: Sequence[str]) -> int:
 def _begin(argv: Sequence[str]) -> int:
     """Train as the only process, or the first one."""
     config, resumed = parse(argv)
-    if resumed is None and (module := chooser(config, fixed := options_of_line(argv, config))):
+    if module := chooser(config, fixed := options_of_line(argv, config), resumed):
         if torchrun.started():
             raise ConfigError("train: torchrun has started it, expected one process, as a model is chosen")
-        return choose_and_save(config, fixed, module)
+        return choose_and_save(config, fixed, module, resumed)
     ready = prepare(config, resumed)
     if resumed is None:
         note(ready.source)
@@ -107,13 +109,17 @@ def options_of_line(argv: Sequence[str], config: TrainConfig) -> dict[str, Any]:
     return {name: every[name] for name, part in names_of(TrainConfig).items() if f"{part}.{name}" in values}
 
 
-def chooser(config: TrainConfig, fixed: Mapping[str, Any]) -> str | None:
+def chooser(config: TrainConfig, fixed: Mapping[str, Any], resumed: RunFolder | None = None) -> str | None:
     """Return the module that chooses what the line leaves open; None if the line sets the training loop.
 
-    For a table, backtests choose a forecaster of quantiles, and the validation part chooses other models.
+    For a table, backtests choose a forecaster of quantiles, or how the model in the package is tuned, and the
+    validation part chooses other models.
     """
+    if config.run.init == PRETRAINED_NAME:
+        importlib.import_module(TUNER).check(config, fixed)
+        return TUNER
     question = config.source.question
-    if question not in CHOOSERS or config.entry.name != Table.name:
+    if resumed is not None or question not in CHOOSERS or config.entry.name != Table.name:
         return None
     by_loop = fixed.keys() & LOOP_OPTIONS
     if question == "forecast":
@@ -123,15 +129,17 @@ def chooser(config: TrainConfig, fixed: Mapping[str, Any]) -> str | None:
     return None if by_loop and not chosen_before else CHOOSERS[question]
 
 
-def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any], module: str) -> int:
+def choose_and_save(
+    config: TrainConfig, fixed: Mapping[str, Any], module: str, resumed: RunFolder | None = None
+) -> int:
     """Choose a model, write its run folder, and print its scores on the test part.
 
-    module: chooses, as `chooser` says.
+    module: chooses, as `chooser` says.   resumed: the folder of a run that was interrupted before it had weights.
     """
     by = importlib.import_module(module)
     config.check()
     refuse_unused(config)
-    folder = RunFolder.fresh(config)
+    folder = resumed or RunFolder.fresh(config)
     source = cast(SeriesSource, config.open_source())
     source.check()
     note(source)
@@ -143,7 +151,8 @@ def choose_and_save(config: TrainConfig, fixed: Mapping[str, Any], module: str) 
         collection, source = source.collection, cast(SeriesSource, config.open_source())
         source.collection = collection
         model = by.fitted(source, choice, config.run.seed, progress.part(CHOOSING_SHARE, 1.0))
-    folder.create(config)
+    if resumed is None:
+        folder.create(config)
     print(f"{choice.sentence}\nrun folder {folder.path}: config.yaml has the options", file=sys.stderr, flush=True)
     with folder.locked():
         folder.save_model(model, source.digest())

@@ -24,6 +24,7 @@ from scanl.models.forecasting.pretrained import pretrained_forecaster as pretrai
 from scanl.models.forecasting.random_filters import RandomFilters as RandomFilters
 from scanl.models.forecasting.share import Forecast as Forecast
 from scanl.models.forecasting.share import PretrainedShare as PretrainedShare
+from scanl.models.forecasting.tuned import TunedForecaster as TunedForecaster
 from scanl.models.heads.classifier import SequenceClassifier as SequenceClassifier
 from scanl.models.heads.labeler import SequenceLabeler as SequenceLabeler
 from scanl.models.heads.language_model import LanguageModel as LanguageModel

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -68,9 +68,14 @@ class SeriesSource(Source):
     def asking(self) -> SeriesQuestion:
         """The question, and its batches. The series are read when it is first used."""
         collection, parts, asked = self.collection, self.parts, self.asked
-        length = asked.length(collection.series, parts[TRAINING], self.sequence_length)
+        length = asked.length(collection.series, self.windowed, self.sequence_length)
         horizon = self.horizon if asked.ahead else 0
         return asked(SeriesWindows(collection, parts, length, horizon, self.origins, self.season), self.distribution)
+
+    @property
+    def windowed(self) -> Sequence[Piece]:
+        """The pieces within which a window is; no window has more steps than the longest of them."""
+        return self.parts[TRAINING]
 
     def ask_for(self, asked: type[SeriesQuestion]) -> None:
         """Set the question and the metric. Raises ConfigError for options that do not fit the question."""

@@ -268,3 +268,11 @@ class Table(SeriesSource):
         if self.split == "series" or (self.split is None and self.asked.by_series(series)):
             return by_series(series, self.validation, self.test, self.path, self.asked.groups(series))
         return by_time(series, self.validation, self.test)
+
+
+class LongTable(Table):
+    """A table, of which a forecast may read more steps than the training part has: nothing is learnt from batches."""
+
+    @property
+    def windowed(self) -> Sequence[Piece]:
+        return [(i, 0, len(member) + self.asked.ahead) for i, member in enumerate(self.collection.series)]

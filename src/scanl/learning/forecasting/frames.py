@@ -34,7 +34,7 @@ from scanl.learning.forecasting.forecasts import Forecasts
 from scanl.learning.forecasting.untrained import MAX_STEPS, UntrainedForecasts, seasons_of
 from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.run.config import StackConfig, make_stack
-from scanl.models import Forecaster, PretrainedForecaster, pretrained_forecaster
+from scanl.models import Forecaster, PretrainedForecaster, TunedForecaster, pretrained_forecaster
 from scanl.models.saving import shortened
 from scanl.whole import check_sizes, whole_number
 
@@ -136,10 +136,18 @@ class Frames:
 
     @staticmethod
     def pretrained(
-        horizon: int, *, series: str = SERIES, season: int | None = None, freq: Any = None
+        horizon: int,
+        *,
+        series: str = SERIES,
+        season: int | None = None,
+        freq: Any = None,
+        run: str | os.PathLike[str] | None = None,
     ) -> "PretrainedFrames":
-        """Return frames that the model in the package forecasts: `fit` trains nothing. The arguments are as above."""
-        return PretrainedFrames(horizon, series=series, season=season, freq=freq)
+        """Return frames that the model in the package forecasts: `fit` trains nothing.
+
+        run: folder of `scanl train --init pretrained`, whose tuned weights are taken.   The rest is as above.
+        """
+        return PretrainedFrames(horizon, series=series, season=season, freq=freq, run=run)
 
     def fit(self, df: pd.DataFrame) -> Self:
         """Train on every row of a frame.
@@ -425,8 +433,17 @@ class PretrainedFrames(Frames):
 
     table = ReadTable
 
-    def __init__(self, horizon: int, *, series: str = SERIES, season: int | None = None, freq: Any = None) -> None:
+    def __init__(
+        self,
+        horizon: int,
+        *,
+        series: str = SERIES,
+        season: int | None = None,
+        freq: Any = None,
+        run: str | os.PathLike[str] | None = None,
+    ) -> None:
         super().__init__(horizon, series=series, season=season, freq=freq)
+        self.run = None if run is None else os.fspath(run)
 
     def fit(self, df: pd.DataFrame) -> Self:
         """Hold the rows of a frame, and find the season. Nothing is trained. Raises DataError as `Frames.fit` does."""
@@ -436,7 +453,8 @@ class PretrainedFrames(Frames):
             source.take(rows)
             for note in source.notes:
                 warnings.warn(note.replace("table: ", "frames: ", 1), stacklevel=2)
-            self._form, self._table, self.model = form_of(rows["ds"]), source, pretrained_forecaster()
+            self._form, self._table = form_of(rows["ds"]), source
+            self.model = pretrained_forecaster() if self.run is None else TunedForecaster.load(self.run).forecaster
         return self
 
     def predict_panel(
@@ -469,7 +487,7 @@ class PretrainedFrames(Frames):
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("horizon", "series", "season", "freq")}
+        return {name: getattr(self, name) for name in ("horizon", "series", "season", "freq", "run")}
 
     @property
     def _forecasts(self) -> UntrainedForecasts:

@@ -12,7 +12,7 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from scanl.models import Stack
 from scanl.models.forecasting import simple_forecasts
 from scanl.models.forecasting.pretrained import MIDDLE, QUANTILES, PretrainedForecaster, ahead_features, units
-from scanl.models.forecasting.simple_forecasts import Seasons, SimpleSteps, nothing_read
+from scanl.models.forecasting.simple_forecasts import Counts, Numbers, Seasons, SimpleSteps, nothing_read
 from scanl.tasks.simulated_series import simulate
 
 LENGTHS = (20, 40, 80, 140, 260, 500, 1000)
@@ -36,48 +36,79 @@ LEAST_UNIT = 0.05  # in mean absolute differences, in which an error counts
 LARGE_LOSS = 5.0  # loss from which on its logarithm counts
 
 
+class Examples(NamedTuple):
+    """Forecasts after N steps of B series, A steps ahead each, and the numbers that came.
+
+    told: what is known after every step.   seasons: of the series.   parts: as `ahead_features` returns them.
+    target: (B, N, A), relative to the last values, in units of the mean absolute differences; 0 where none is known.
+    valid: (B, N, A), whether one is.   unit: (B, N), these units.
+    """
+
+    told: SimpleSteps
+    seasons: Seasons
+    parts: tuple[Tensor, Tensor, Tensor]
+    target: Tensor
+    valid: Tensor
+    unit: Tensor
+
+    @property
+    def naive(self) -> Tensor:
+        """Errors of the seasonal naive before each forecast (B, N, A), the unit of its loss."""
+        # Of the past alone: in a unit that knew the future, a series would count less where it surprises, and the
+        # quantiles would be too narrow.
+        return self.parts[1][..., SEASONAL, :].mean(-1).exp().clamp(min=LEAST_UNIT)
+
+
+def examples(y: Numbers, seasons: Seasons, origins: Counts, ahead: Counts, horizon: int) -> Examples:
+    """Return examples of series y (B, T + H), the last H steps of which are not read, NaN where missing.
+
+    seasons: of arrays.   origins: (N,), steps, in order.   ahead: (N, A), steps ahead, at most H.
+    """
+    read = y[:, : y.shape[1] - horizon]
+    with np.errstate(over="ignore", invalid="ignore"):
+        told, simple, _ = simple_forecasts.read(read, nothing_read(seasons), origins, horizon)
+    simple = np.take_along_axis(simple, (ahead - 1)[None, :, None], 3)
+    tensors = SimpleSteps(*map(torch.from_numpy, told))
+    of_series = Seasons(*map(torch.from_numpy, seasons))
+    parts = ahead_features(tensors.after(origins), of_series, torch.from_numpy(simple), ahead)
+    came = y[:, origins[:, None] + ahead]
+    first = np.nan_to_num(np.nanmedian(np.where(told.is_known, read - told.value, np.nan), 1))
+    unit = units(tensors)[:, torch.from_numpy(origins)]
+    target = torch.from_numpy(came - first[:, None, None] - told.value[:, origins, None]) / unit[..., None]
+    valid = ~target.isnan() & torch.from_numpy(told.scale[:, origins, None] > 0)
+    return Examples(tensors, of_series, parts, target.nan_to_num(), valid, unit)
+
+
+def quantile_losses(quantiles: Tensor, target: Tensor, unit: Tensor) -> Tensor:
+    """Return the losses (·) of quantiles (·, Q): the mean pinball loss in a unit (·), and more for the median."""
+    off = (target - quantiles.movedim(-1, 0)) / unit
+    levels = off.new_tensor(QUANTILES).reshape(-1, *[1] * target.ndim)
+    losses = 2 * torch.maximum(levels * off, (levels - 1) * off)
+    losses = losses.mean(0) + 0.25 * losses[MIDDLE]
+    large = LARGE_LOSS * (1 + (losses.clamp(min=LARGE_LOSS) / LARGE_LOSS).log())
+    return torch.where(losses > LARGE_LOSS, large, losses)
+
+
 def batch_loss(model: PretrainedForecaster, random: np.random.Generator) -> Tensor:
     """Return the loss on fresh series."""
     steps = int(random.choice(LENGTHS, p=SHARES) * random.uniform(0.7, 1.3))
     count = max(8, TOKENS // steps)
     horizon = min(HORIZON, steps)
     drawn = simulate(random, count, steps + horizon)
-    seasons = Seasons(drawn.first, drawn.second)
     origins = np.sort(
         random.choice(np.arange(2, steps), min(steps - 2, max(2, FORECASTS // count // AHEAD_COUNT)), False)
     )
-    with np.errstate(over="ignore", invalid="ignore"):
-        told, simple, _ = simple_forecasts.read(drawn.y[:, :steps], nothing_read(seasons), origins, horizon)
     ahead = (
         np.exp(random.uniform(0, np.log(horizon + 1), (len(origins), AHEAD_COUNT))).astype(np.int64).clip(1, horizon)
     )
     near = random.integers(1, min(horizon, 32) + 1, ahead.shape)
     ahead = np.where(random.random(ahead.shape) < 0.5, near, ahead)
-    simple = np.take_along_axis(simple, (ahead - 1)[None, :, None], 3)
-    tensors = SimpleSteps(*map(torch.from_numpy, told))
-    seasons = Seasons(*map(torch.from_numpy, seasons))
-    parts = ahead_features(tensors.after(origins), seasons, torch.from_numpy(simple), ahead)
-    came = drawn.y[:, origins[:, None] + ahead]
-    base = drawn.y[:, :steps] - told.value
-    origin = np.nan_to_num(np.nanmedian(np.where(told.is_known, base, np.nan), 1))
-    unit = units(tensors).numpy()[:, origins, None]
-    target = (came - origin[:, None, None] - told.value[:, origins, None]) / unit
-    valid = ~np.isnan(target) & (told.scale[:, origins, None] > 0)
-    hidden, _ = model.hidden(tensors, seasons)
+    some = examples(drawn.y, Seasons(drawn.first, drawn.second), origins, ahead, horizon)
+    hidden, _ = model.hidden(some.told, some.seasons)
     hidden = hidden[:, origins, None].expand(-1, -1, AHEAD_COUNT, -1)
-    quantiles = model.ahead(hidden, *parts).quantiles
-    target, valid = (quantiles.new_tensor(part) for part in (np.nan_to_num(target), valid))
-    # Of the past alone: in a unit that knew the future, a series would count less where it surprises, and the quantiles
-    # would be too narrow.
-    naive = parts[1][..., SEASONAL, :].mean(-1).exp().clamp(min=LEAST_UNIT).to(quantiles.dtype)
-    off = (target - quantiles.movedim(-1, 0)) / naive
-    levels = off.new_tensor(QUANTILES)[:, None, None, None]
-    losses = 2 * torch.maximum(levels * off, (levels - 1) * off)
-    losses = losses.mean(0) + 0.25 * losses[MIDDLE]
-    losses = torch.where(
-        losses > LARGE_LOSS, LARGE_LOSS * (1 + (losses.clamp(min=LARGE_LOSS) / LARGE_LOSS).log()), losses
-    )
-    return (losses * valid).sum() / valid.sum().clamp(min=1)
+    quantiles = model.ahead(hidden, *some.parts).quantiles
+    target, valid, naive = (part.to(quantiles.dtype) for part in (some.target, some.valid, some.naive))
+    return (quantile_losses(quantiles, target, naive) * valid).sum() / valid.sum().clamp(min=1)
 
 
 def new_model(seed: int, dim: int = 64, depth: int = 2, layer: str = "hawk", width: int = 128) -> PretrainedForecaster:

@@ -1,5 +1,6 @@
 """The numbers of the next steps of series, by a forecaster."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,15 @@ from scanl.data.questions import ForecastQuestion
 from scanl.data.series.source import SeriesSource
 from scanl.layers.state import State
 from scanl.learning.questions.base import Answerer, Answers, answers, listed
-from scanl.models import Backbone, Channels, Forecaster, Normalization, PretrainedShare
+from scanl.models import (
+    Backbone,
+    Channels,
+    Forecaster,
+    Normalization,
+    PretrainedShare,
+    TunedForecaster,
+    pretrained_forecaster,
+)
 from scanl.models.forecasting.pretrained import DIGEST
 from scanl.options import NAME, between
 
@@ -55,13 +64,10 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
         question = self.question
         share = options["pretrained"]
         beside = PretrainedShare(share, question.season, question.second, DIGEST) if share else None
-        channels = Channels(
-            question.target, question.past, question.static, question.future, question.timed, listed(question.scales)
-        )
         return Forecaster(
             question.horizon,
             stack,
-            channels,
+            self._channels(),
             distribution=question.distribution,
             recursive=options["recursive"],
             lags=question.season if options["lags"] is None else options["lags"],
@@ -70,7 +76,19 @@ class ForecastAnswerer(Answerer[ForecastQuestion]):
             ),
         )
 
-    def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:
+    def tuned(self) -> TunedForecaster:
+        """Return the model in the package as a forecaster of the question, to be tuned."""
+        question = self.question
+        seasons = {"season": question.season, "second": question.second}
+        return TunedForecaster(question.horizon, copy.deepcopy(pretrained_forecaster()), self._channels(), **seasons)
+
+    def _channels(self) -> Channels:
+        question = self.question
+        return Channels(
+            question.target, question.past, question.static, question.future, question.timed, listed(question.scales)
+        )
+
+    def answers(self, model: Forecaster | TunedForecaster, batch: Batch, state: State = None) -> Answers:
         forecast, state = model.predict(batch.inputs, state, levels=LEVELS)
         return Answers(forecast.quantiles, batch.targets, state)
 

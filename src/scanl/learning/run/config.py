@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, cast, get_args, get_origin
 
 import torch
 
@@ -13,15 +13,17 @@ import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.data import Folders, OwnSignals, Question, ShardedText, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.inputs_alone import InputSource
+from scanl.data.questions import ForecastQuestion
 from scanl.data.series.columns import KINDS, ending
-from scanl.data.series.table import ASKS
+from scanl.data.series.table import ASKS, LongTable
 from scanl.data.shards.listing import is_sharded
 from scanl.errors import ConfigError, ScanlError
+from scanl.files import PRETRAINED_NAME
 from scanl.learning.algorithms import Algorithm, algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
 from scanl.learning.questions.base import FilterOptions
-from scanl.learning.questions.forecast import ForecastOptions
+from scanl.learning.questions.forecast import ForecastAnswerer, ForecastOptions
 from scanl.learning.questions.next_token import TokenOptions
 from scanl.learning.run.configuration import Configuration, options_of
 from scanl.models import Stack
@@ -228,7 +230,10 @@ class RunConfig(DeviceOptions, StoppingOptions):
 
     out: Annotated[str | None, PATH, "run folder; none: runs/LAYER-N, or runs/DATA-LAYER-N"] = None
     init: Annotated[
-        str | None, Placeholder("RUN"), "run folder: start from its weights, for example those of a shorter task"
+        str | None,
+        Placeholder("RUN"),
+        "run folder: start from its weights, for example those of a shorter task; to forecast, `pretrained`: tune the "
+        "model in the package",
     ] = None
     seed: Annotated[int, at_least(0), "of the weights, the data order and any dropout"] = 0
     log_every: Annotated[int, at_least(1), "steps between two rows of metrics.csv"] = 10
@@ -265,6 +270,11 @@ class TrainConfig(Configuration):
         check_options(self.training.algorithm, chosen, self.training.algorithm_options)
         if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
+        if self.run.init == PRETRAINED_NAME and self.source.question != "forecast":
+            raise ConfigError(
+                f"train: init is {PRETRAINED_NAME}, expected a run folder because question is {self.source.question}; "
+                "the model in the package forecasts a table: --question forecast"
+            )
         self._check_sharing()
         reasons = {"inputs_alone": self.source.inputs_alone, "init": self.run.init, "devices": self.run.devices > 1}
         if self.training.pretrain is not None and (why := [name for name, given in reasons.items() if given]):
@@ -331,7 +341,8 @@ class TrainConfig(Configuration):
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""
         options = {**vars(self.source), "seed": self.run.seed}
         alone = options.pop("inputs_alone")
-        source = self.entry.open(options)
+        entry = LongTable if self.run.init == PRETRAINED_NAME else self.entry
+        source = entry.open(options)
         return InputSource(source, make_stack(self.stack).bidirectional, self.run.seed) if alone else source
 
 
@@ -404,6 +415,8 @@ def fitting_stack(who: str, options: Mapping[str, Any], steps: int, why: str) ->
 
 def build_model(config: TrainConfig, question: Question) -> Model:
     """Make the model that answers a question from the options. Raises ConfigError for options that do not fit."""
+    if config.run.init == PRETRAINED_NAME:
+        return ForecastAnswerer(cast(ForecastQuestion, question)).tuned()
     return answerer(question).model(make_stack(config.stack), vars(config.head))
 
 

@@ -180,9 +180,12 @@ class PretrainedForecaster(Saved):
         hidden: (·, D).   features: (·, F).   logs: (·, K, 2), logarithms of the errors.   simple: (·, K), forecasts.
         """
         dtype = hidden.dtype
-        known, errors, forecasts = features.to(dtype), logs.to(dtype), simple.to(dtype)
-        out = self.output(self.head(torch.cat([hidden, known], -1)))
-        changes, powers, residual, widths = out.split([COUNT, 2, 1, len(QUANTILES) - 1], -1)
+        out = self.head(torch.cat([hidden, features.to(dtype)], -1))
+        return self.weighed(out, logs.to(dtype), simple.to(dtype))
+
+    def weighed(self, out: Tensor, errors: Tensor, forecasts: Tensor) -> Outputs:
+        """Return forecasts from the output of the head, (·, W).   errors, forecasts: as logs and simple of `ahead`."""
+        changes, powers, residual, widths = self.output(out).split([COUNT, 2, 1, len(QUANTILES) - 1], -1)
         gates = (changes - (softplus(powers)[..., None, :] * errors).sum(-1)).softmax(-1)
         scale = (gates * errors.exp().mean(-1)).sum(-1)
         median = (gates * forecasts).sum(-1) + scale * residual[..., 0].tanh()

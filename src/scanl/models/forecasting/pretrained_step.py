@@ -13,6 +13,7 @@ from scanl.layers import state as states
 from scanl.models.forecasting import simple_forecasts as simple
 from scanl.models.forecasting.pretrained import PretrainedForecaster, PretrainedState, at_levels, step_features
 from scanl.models.forecasting.simple_forecasts import SimpleState, SimpleSteps
+from scanl.models.forecasting.tuned import TunedForecaster
 from scanl.models.heads.distributions import LEVELS
 from scanl.ops._compiler.recorded import RecordedFunction
 from scanl.ops._compiler.rules import UnsupportedOperation
@@ -282,6 +283,13 @@ class PretrainedStep(nn.Module):
                 ]
                 x = torch.cat([paths[h], x.flatten(1), *new], 1)[:, order].unflatten(1, (3, size))
         return torch.stack(paths, 2)
+
+
+def stepped(model: nn.Module) -> nn.Module:
+    """Return a model in the form that is exported: a tuned forecaster as the step of one series."""
+    if not isinstance(model, TunedForecaster):
+        return model
+    return PretrainedStep(model.forecaster, model.horizon, (model.season, model.second))
 
 
 def _sums(x: Tensor, here: Tensor, known: Tensor, state: SimpleState) -> Tensor:
