@@ -76,7 +76,7 @@ class Policy:
     def inputs(self, observations: Tensor, actions: Tensor, rewards: Tensor, starts: Tensor | None = None) -> Tensor:
         """Return what the model reads at each step of recorded episodes, (B, T, C), to learn their actions from.
 
-        observations: (B, T, ...), each flattened.   actions: (B, T) int64, taken after the observations.
+        observations: (B, T, ...), each flattened.   actions: (B, T) int64, taken after the observations; -1 at padding.
         rewards: (B, T), of the actions.   starts: (B, T) bool, True at the first step of an episode; a row begins one
         whether its first is True or not. An episode counts the rewards up to its last step in the row.
         """
@@ -95,7 +95,7 @@ class Policy:
         goes_on = F.pad(~first, (0, 1))[:, 1:]  # whether the next step is of the same episode
         to_go, _ = linear_scan(rewards.double(), goes_on.double(), reverse=True)
         before = F.pad(actions, (1, 0), value=-1)[:, :-1].masked_fill(first, -1)
-        return self._read(to_go, before, observations.reshape(*actions.shape, -1))
+        return self._read(to_go, before, observations.reshape(*actions.shape, self.channels))
 
     def _read(self, to_go: Tensor, last_action: Tensor, observation: Tensor) -> Tensor:
         """Return the inputs (..., C) of steps. last_action: (...,), -1 where there is none."""
