@@ -6,7 +6,8 @@
 control is PositionOnlyCartPole of POPGym: the velocities are hidden. recall is its RepeatPrevious: name the card of 4
 steps before. instruction is the level GoToLocalS6N2 of BabyAI: which of two things to go to is shown at the first step
 alone, and a part of the room is seen. The players of the EPISODES are a controller that sees the velocities, one that
-knows the cards, and minigrid's bot. In each episode another share of their actions is drawn at random.
+knows the cards, and minigrid's bot. In each episode they make mistakes at another share of the steps: a random action;
+in recall the name of the last card, and most players make many.
 
 A model is a labeler of DEPTH blocks of WIDTH that `models.Policy` plays with. learner: `return` reads the return to go
 and plays for `wanted`; `clone` does without it; `clone of the best` has learnt from the tenth of the episodes with the
@@ -58,7 +59,10 @@ class Episode(NamedTuple):
 
 class Task(NamedTuple):
     """environment: makes one.   player: of an environment, without mistakes.   observed: an observation as numbers, and
-    whether it is the first.   actions: their number.   limit: of steps.   steps: of training.   wanted: returns."""
+    whether it is the first.   actions: their number.   limit: of steps.   steps: of training.   wanted: returns.
+    mistake: an action in the place of the player's, from the observation and a generator.   power: the share of steps
+    without mistakes is this power of a number in [0, 1), drawn for each episode.
+    """
 
     environment: Callable[[], Any]
     player: Callable[[Any], Play]
@@ -67,6 +71,8 @@ class Task(NamedTuple):
     limit: int
     steps: int
     wanted: Sequence[float]
+    mistake: Callable[[Any, np.random.Generator], int]
+    power: int = 1
 
 
 def of_popgym(module: str, name: str) -> Callable[[], Any]:
@@ -115,13 +121,15 @@ def seen(observation: Any, first: bool) -> Any:
 TASKS = {
     "control": Task(
         of_popgym("position_only_cartpole", "PositionOnlyCartPoleEasy"), controller, lambda x, _: x, 2, 200, 300,
-        (0.1, 0.25, 0.5, 0.75, 1.0),
+        (0.1, 0.25, 0.5, 0.75, 1.0), lambda _, random: int(random.integers(2)),
     ),
     "recall": Task(
         of_popgym("repeat_previous", "RepeatPreviousEasy"), recaller, lambda card, _: np.eye(4)[card], 4, 51, 300,
-        (-0.5, -0.25, 0.25, 0.75, 1.0),
+        (-0.5, -0.25, 0.25, 0.75, 1.0), lambda card, _: card, 2,
     ),
-    "instruction": Task(of_babyai, bot, seen, 3, 36, 700, (0.0, 0.25, 0.5, 0.75, 0.95)),
+    "instruction": Task(
+        of_babyai, bot, seen, 3, 36, 700, (0.0, 0.25, 0.5, 0.75, 0.95), lambda _, random: int(random.integers(3)),
+    ),
 }  # fmt: skip
 
 
@@ -131,14 +139,15 @@ def begun(environment: Any, seed: int) -> Any:
 
 
 def recorded(task: Task, count: int) -> list[Episode]:
-    """Return episodes of players each of whom draws another share of the actions at random."""
+    """Return episodes of players each of whom makes mistakes at another share of the steps."""
     environment, random, episodes = task.environment(), np.random.default_rng(0), []
     for seed in range(count):
-        observation, skill, steps, action, over = begun(environment, seed), random.uniform(), [], None, False
-        play = task.player(environment)
+        observation, steps, action, over = begun(environment, seed), [], None, False
+        skill, play = random.uniform() ** task.power, task.player(environment)
         while not over:
-            meant = play(observation, action)
-            action = meant if meant < task.actions and random.uniform() < skill else int(random.integers(task.actions))
+            action = play(observation, action)
+            if action >= task.actions or random.uniform() >= skill:
+                action = task.mistake(observation, random)
             before = task.observed(observation, not steps)
             observation, reward, ended, cut, _ = environment.step(action)
             steps.append((torch.tensor(before, dtype=torch.float32), action, reward))
