@@ -1,7 +1,6 @@
 """Sequences of different lengths: packed into one row (`cu_seqlens`), padded with a mask, or cut out of rows."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,8 +9,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
+from scanl.layers.auxiliary import collecting
 from scanl.layers.state import cat, index, leaves, map_leaves
-from scanl.ops.offsets import CutRows, cut, offsets, sequences
+from scanl.ops.offsets import CutRows, cut, offsets, row_ends, sequences
 
 if TYPE_CHECKING:
     from scanl.layers.state import State
@@ -55,27 +55,46 @@ def each_alone(
 ) -> "tuple[Tensor, State]":
     """Call `run` on the packed sequences separately, those of one length at once, for code that depends on the length.
 
-    state: has a row for each sequence.
+    New ones whose last state is not read are padded on the right to similar lengths: no step may depend on later ones.
+    state: has a row for each sequence; None where all are new.
     """
     bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
+    ends = row_ends(cu_seqlens) if collecting() is None else None  # padding would have losses
+    exact = None if ends is None else ends.last if state is None else torch.cat(ends).unique()
     numbers: dict[int, list[int]] = {}
-    for n, (start, end) in enumerate(itertools.pairwise(bounds)):
-        numbers.setdefault(end - start, []).append(n)
+    for n in range(len(bounds) - 1) if exact is None else exact.tolist():
+        numbers.setdefault(bounds[n + 1] - bounds[n], []).append(n)
     if not numbers:
-        return x, state
+        return x, run(x[:0], state)[1]
     steps, ys, lasts = [], [], []
     for length, alike in numbers.items():
         begins = torch.tensor([bounds[n] for n in alike], device=x.device)
         places = begins[:, None] + torch.arange(length, device=x.device)
         rows = x[0, places] if len(alike) > 1 else x[:, bounds[alike[0]] : bounds[alike[0]] + length]
-        y, last = run(rows, index(state, alike))
+        y, last = run(rows, None if state is None else index(state, alike))
         steps.append(places.flatten())
         ys.append(y.flatten(0, 1))
         lasts.append(last)
     if len(ys) == len(bounds) - 1:  # no two are of one length
         return torch.cat(ys)[None], cat(lasts)
+    for group in () if exact is None else similar_sequences(cu_seqlens, x.shape[1], exact):
+        y, _ = run(group.rows(x), None if state is None else index(state, group.numbers))
+        steps.append(torch.where(group.valid, group.steps, x.shape[1]).flatten())
+        ys.append(y.flatten(0, 1))
     order = torch.tensor([n for alike in numbers.values() for n in alike])
-    return torch.cat(ys)[None, torch.cat(steps).argsort()], index(cat(lasts), order.argsort())
+    places = order.argsort()
+    if ends is not None and exact is not None:
+        places = places[torch.searchsorted(exact, ends.last)]
+    last = index(cat(lasts), places)
+    return in_order(ys, steps, x.shape[1])[None], last
+
+
+def in_order(rows: Sequence[Tensor], steps: Sequence[Tensor], length: int) -> Tensor:
+    """Return (T, ...), the rows (P, ...) of each of several tensors by their steps (P,), which are T for padding."""
+    places = torch.cat(list(steps)) if steps else torch.zeros(0, dtype=torch.int64)
+    order = places.new_empty(length + 1)
+    order[places] = torch.arange(len(places), device=places.device)
+    return torch.cat(list(rows)).index_select(0, order[:length])
 
 
 def restarted(
@@ -117,25 +136,31 @@ class SimilarSequences(NamedTuple):
 
     def rows(self, x: Tensor) -> Tensor:
         """Return the sequences of x (1, T, ...) as rows (P, L, ...) with zeros on the right."""
-        return self._with_zeros(x[0, self.steps], self.valid)
+        return self._with_zeros(self._at(x, self.steps), self.valid)
 
     def rows_to_end(self, x: Tensor) -> Tensor:
         """Return the sequences of x (1, T, ...) as rows (P, L, ...) with zeros on the left."""
         shift = self.steps.shape[1] - self.lengths[:, None]
         places = torch.arange(self.steps.shape[1], device=x.device) - shift
-        return self._with_zeros(x[0, self.steps[:, :1] + places.clamp(min=0)], places >= 0)
+        return self._with_zeros(self._at(x, self.steps[:, :1] + places.clamp(min=0)), places >= 0)
+
+    def _at(self, x: Tensor, steps: Tensor) -> Tensor:
+        return x[0].index_select(0, steps.flatten()).unflatten(0, steps.shape)
 
     def _with_zeros(self, rows: Tensor, valid: Tensor) -> Tensor:
         return torch.where(valid.view(*valid.shape, *[1] * (rows.ndim - 2)), rows, 0)
 
 
-def similar_sequences(cu_seqlens: Tensor, length: int) -> Iterator[SimilarSequences]:
+def similar_sequences(cu_seqlens: Tensor, length: int, without: Tensor | None = None) -> Iterator[SimilarSequences]:
     """Yield the packed sequences that have steps, those of similar lengths together, for what computes rows at once.
 
     A batch of them has at most twice as many steps as they have, and there are as many batches as lengths have bits.
+    without: numbers of sequences that are left out.
     """
     lengths = cu_seqlens.diff().long()
     bits = [int(n).bit_length() for n in lengths.tolist()]
+    for n in () if without is None else without.tolist():
+        bits[n] = 0
     for count in sorted({*bits} - {0}):
         numbers = torch.tensor([n for n, of in enumerate(bits) if of == count], device=cu_seqlens.device)
         places = torch.arange(int(lengths[numbers].max()), device=cu_seqlens.device)

@@ -103,8 +103,24 @@ class CutRows(NamedTuple):
         return first if self.entered is None else initial.index_copy(0, self.entered, first)
 
     def leave(self, last: Tensor) -> Tensor:
-        """Return a tensor of the state after each row or sequence. last: the same of the state of the call."""
-        return last if self.left is None else last[self.left]
+        """Return a tensor of the state after each row or sequence.
+
+        last: the same of the state of the call, or of the last pieces of rows alone, which are fewer.
+        """
+        return last if self.left is None or len(last) == len(self.left) else last[self.left]
+
+
+class RowEnds(NamedTuple):
+    """The first and the last piece of each of the rows that `starts` cut. Only the last states of these last are read:
+    what reads packed sequences may return them alone."""
+
+    first: Tensor
+    last: Tensor
+
+
+def row_ends(cu_seqlens: Tensor | None) -> RowEnds | None:
+    """Return the ends of rows of which the packed sequences are pieces; None where they are no pieces."""
+    return None if torch.compiler.is_compiling() else getattr(cu_seqlens, "_scanl_row_ends", None)
 
 
 def check_starts(who: str, starts: Tensor | None, x: Tensor) -> None:
@@ -146,4 +162,6 @@ def cut(who: str, starts: Tensor, x: Tensor, cu_seqlens: Tensor | None, reverse:
     pieces = torch.cat([rows, inside.to(rows.dtype)]).sort().values
     _note_checked(pieces, batch * steps)
     first, last = before[:-1], before[1:] - 1
+    if not (reverse or torch.compiler.is_compiling()):
+        pieces._scanl_row_ends = RowEnds(first, last)  # pyright: ignore[reportAttributeAccessIssue]
     return CutRows((batch, steps), pieces, begins, *((last, first) if reverse else (first, last)))

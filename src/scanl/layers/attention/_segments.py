@@ -24,8 +24,7 @@ class SegmentLayer(Layer):
 
     def run(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         if cu_seqlens is not None:
-            start = self._begin(x, state, cu_seqlens)
-            return each_alone(lambda alone, row: self.run(alone, row, None), x, start, cu_seqlens)
+            return each_alone(lambda alone, row: self.run(alone, row, None), x, state, cu_seqlens)
         if torch.compiler.is_exporting():
             return exported(self, x, state)
         if x.shape[1] == 0:

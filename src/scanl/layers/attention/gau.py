@@ -9,13 +9,14 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import StateAxes
+from scanl.layers.packing import each_alone
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.position_bias import RotaryBias, SimpleBias
 from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops._attention import squared_attention
 from scanl.ops._frame.nonfinite import replaced
-from scanl.ops.offsets import sequences
+from scanl.ops.offsets import row_ends, sequences
 
 PositionBias = Annotated[
     Literal["simple", "rotary"],
@@ -145,6 +146,8 @@ class GAU(GatedAttentionUnit):
         self.longest = max_length
 
     def run(self, x: Tensor, state: GAUState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, GAUState]:
+        if self.causal and cu_seqlens is not None and row_ends(cu_seqlens) is not None:
+            return each_alone(self.forward, x, state, cu_seqlens)  # pyright: ignore[reportReturnType]
         keys, values, past = state or (None, None, None)
         check_length(self._who(), x, past, cu_seqlens, self.longest)
         blocks = Blocks(x, past, self.reach, cu_seqlens, self.causal)

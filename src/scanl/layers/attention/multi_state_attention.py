@@ -155,7 +155,7 @@ class MultiStateAttention(SoftmaxAttention):
         self, x: Tensor, state: MultiState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, MultiState]:
         if cu_seqlens is not None:
-            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+            return each_alone(self.forward, x, state, cu_seqlens)
         start: MultiState = state or self.init_state(x.shape[0])
         if x.shape[1] == 0:
             return self.o_proj(self.q_proj(x)), start

@@ -182,7 +182,7 @@ class PaTHAttention(Layer):
     def run(self, x: Tensor, state: PaTHState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, PaTHState]:
         check_length(self._who(), x, None if state is None else state.memory.position, cu_seqlens, self.longest)
         if cu_seqlens is not None:
-            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+            return each_alone(self.forward, x, state, cu_seqlens)
         fresh = state is None or unread(state.memory)
         start: PaTHState = state or self.init_state(x.shape[0])
         if x.shape[1] == 0:

@@ -231,9 +231,9 @@ class RAN(Layer):
         return state._replace(cell=state.cell + self.cell_0.to(state.cell))
 
     def run(self, x: Tensor, state: RANState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RANState]:
-        begun = self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None:
-            return each_alone(self.forward, x, begun, cu_seqlens)  # pyright: ignore[reportReturnType]
+            return each_alone(self.forward, x, state, cu_seqlens)  # pyright: ignore[reportReturnType]
+        begun = self._begin(x, state, None)
         if x.shape[1] == 0:
             return x + 0 * self.cell_0.sum().to(x.dtype), begun
         maps = [widen(value) for linear in self._maps() for value in (linear.weight, linear.bias)]

@@ -124,10 +124,9 @@ class TTM(Layer):
             nn.init.zeros_(linear.bias)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        memory = self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None:
-            return each_alone(self.forward, x, memory, cu_seqlens)  # pyright: ignore[reportReturnType]
-        tokens = widen(x).unflatten(2, (self.num_groups, -1))
+            return each_alone(self.forward, x, state, cu_seqlens)  # pyright: ignore[reportReturnType]
+        memory, tokens = self._begin(x, state, None), widen(x).unflatten(2, (self.num_groups, -1))
         maps, norms = (
             [widen(getattr(module, name)) for module in modules for name in ("weight", "bias")]
             for modules in (self.maps, self.norms)

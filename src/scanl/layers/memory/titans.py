@@ -180,7 +180,7 @@ class Titans(QueryKeyValue):
 
     def run(self, x: Tensor, state: TitansState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TitansState]:
         if cu_seqlens is not None:
-            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+            return each_alone(self.forward, x, state, cu_seqlens)
         fresh = state is None
         state = self.init_state(x.shape[0]) if state is None else state
         steps = x.shape[1]

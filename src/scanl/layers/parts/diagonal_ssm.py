@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.layers.base import as_widened
-from scanl.layers.packing import similar_sequences
+from scanl.layers.packing import in_order, similar_sequences
 from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal
 from scanl.ops.ssm_kernels import powers
 
@@ -106,14 +106,15 @@ def _packed(
     longest = max((group.steps.shape[1] for group in groups), default=0)
     kernel = ssm_kernel_diagonal(A, B, C, dt, longest, discretization=discretization)
     last = A.new_zeros(len(cu_seqlens) - 1, *C.shape) if state is None else state
-    y = x.new_zeros(x.shape[1:])
+    ys, steps = [], []
     for group in groups:
         rows = None if state is None else state[group.numbers]
         ends = group.rows_to_end(x), group.lengths
         of_rows, end = _convolution(group.rows(x), kernel, A, B, C, dt, rows, discretization, *ends)
-        y = y.index_put((group.steps[group.valid],), of_rows[group.valid])
+        ys.append(of_rows.flatten(0, 1))
+        steps.append(torch.where(group.valid, group.steps, x.shape[1]).flatten())
         last = last.index_copy(0, group.numbers, end)
-    return y[None], last
+    return (in_order(ys, steps, x.shape[1])[None] if ys else x), last
 
 
 def discretized(

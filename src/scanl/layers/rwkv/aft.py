@@ -223,7 +223,7 @@ class AFT(Layer):
         else:
             assert not isinstance(state, Tensor)
             if cu_seqlens is not None:
-                return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+                return each_alone(self.forward, x, state, cu_seqlens)
             with as_widened(x):
                 o, after = self._with_positions(widen(k), widen(v), state)
         return self.project(self.to_q(x).sigmoid() * o.to(x.dtype)), after

@@ -180,7 +180,7 @@ class HiPPO(Layer):
         if not closed or x.shape[1] < BLOCK or (cu_seqlens is not None and timespans is not None):
             return self._stepwise(x, first, cu_seqlens, timespans)
         if cu_seqlens is not None:
-            y, last = each_alone(lambda x, row: self.run(x, row, None), x, first, cu_seqlens)
+            y, last = each_alone(lambda x, row: self.run(x, row, None), x, state, cu_seqlens)
             return y, cast(HiPPOState, last)
         steps = x.shape[1] // BLOCK * BLOCK
         spans = durations(timespans, x)

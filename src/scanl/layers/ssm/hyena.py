@@ -1,6 +1,6 @@
 """Hyena: products and long convolutions in turn. A small network computes the filters from the lag."""
 
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,6 @@ class Hyena(ShortFilterLayer):
 
     def run(self, x: Tensor, state: HyenaState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, HyenaState]:
         short, long = state or (None, None)
-        if cu_seqlens is not None and long is None:
-            long = cast(HyenaState, self.init_state(cu_seqlens.shape[0] - 1)).long
         mixed, short = convolve(self.short_filter, self.in_proj(x), short, cu_seqlens=cu_seqlens)
         first, *others, v = widen(mixed).split(self.dim, -1)
         # The filters and biases of one channel are adjacent.

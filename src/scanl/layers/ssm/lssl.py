@@ -126,8 +126,7 @@ class LSSL(Layer):
             if cu_seqlens is None:
                 y, last = run(entering, state)
             else:
-                rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-                y, last = each_alone(run, entering, rows, cu_seqlens)
+                y, last = each_alone(run, entering, state, cu_seqlens)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.skip))).to(x.dtype)), last
 
 

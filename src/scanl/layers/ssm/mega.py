@@ -11,6 +11,7 @@ from scanl.errors import ShapeError
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import InnerState, StateAxes
+from scanl.layers.packing import each_alone
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.position_bias import RotaryBias, SimpleBias
 from scanl.layers.parts.positions import check_length
@@ -19,6 +20,7 @@ from scanl.layers.ssm.mega_ema import MegaEMA
 from scanl.ops._attention import of_pairs, softmax_attention, squared_attention
 from scanl.ops._frame.nonfinite import replaced
 from scanl.ops.fused.gated import gated
+from scanl.ops.offsets import row_ends
 
 
 class MegaState(NamedTuple):
@@ -117,6 +119,9 @@ class Mega(Layer):
             raise ShapeError(
                 f"{self._who()}: residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} from x"
             )
+        if cu_seqlens is not None and row_ends(cu_seqlens) is not None:
+            both = torch.cat([x, residual.to(x.dtype)], -1)
+            return each_alone(self._joined, both, state, cu_seqlens)  # pyright: ignore[reportReturnType]
         average, keys, values, past = state or (None, None, None, None)
         check_length(self._who(), x, past, cu_seqlens, self.longest)
         blocks = Blocks(x, past, self.reach, cu_seqlens)
@@ -129,6 +134,11 @@ class Mega(Layer):
         h = F.silu(ahead + self.h_proj(gated(gate, read_out)))
         y = update.sigmoid() * (h - residual.to(x.dtype))
         return y, MegaState(average, blocks.kept(k), blocks.kept(v), blocks.after)
+
+    def _joined(self, both: Tensor, state: MegaState | None) -> tuple[Tensor, MegaState]:
+        """Return what `run` does for x and the residual in one tensor."""
+        x, residual = both.chunk(2, -1)
+        return self.run(x, state, None, residual)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
         """Attend from q (N, Q, Z) to k (N, S, Z), v (N, S, V), causally, with the bias of positions.

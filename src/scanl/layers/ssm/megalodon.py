@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import Layer, widen
 from scanl.layers.initial_state import InnerState, StateAxes
+from scanl.layers.packing import each_alone
 from scanl.layers.parts.blocks import Blocks, attend
 from scanl.layers.parts.norm import ZeroCenteredRMSNorm
 from scanl.layers.parts.rotary import rotate_pairs
@@ -17,6 +18,7 @@ from scanl.layers.parts.timestep_norm import TimestepNorm, TimestepNormState
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.cema import ComplexEMA
 from scanl.ops.fused.gated import gated
+from scanl.ops.offsets import row_ends
 from scanl.options import divides
 
 
@@ -102,6 +104,8 @@ class Megalodon(Layer):
         self.gamma, self.beta = (nn.Parameter(torch.zeros(2, z_dim)) for _ in range(2))
 
     def run(self, x: Tensor, state: MegalodonState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MegalodonState]:
+        if cu_seqlens is not None and row_ends(cu_seqlens) is not None:
+            return each_alone(self.forward, x, state, cu_seqlens)  # pyright: ignore[reportReturnType]
         norm, average, keys, values = state or (None, None, None, None)
         blocks = Blocks(x, None if norm is None else norm.steps, self.chunk_size, cu_seqlens)
         normed, norm = self.timenorm(x, norm, cu_seqlens)

@@ -130,8 +130,7 @@ class S4(Layer):
         if cu_seqlens is None:
             y, last = run(entering, state)
         else:
-            rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-            y, last = each_alone(run, entering, rows, cu_seqlens)
+            y, last = each_alone(run, entering, state, cu_seqlens)
         y = F.gelu(torch.addcmul(y, u, widen(self.layer.D[0]))).to(x.dtype)
         return self.output_linear(y), last
 

@@ -64,10 +64,9 @@ class Tier(Layer):
             self.up = nn.Linear(slow.dim, self.pool * dim)
 
     def run(self, x: Tensor, state: TierState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TierState]:
-        start = self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None:
-            return each_alone(self, x, start, cu_seqlens)
-        return self._run(x, start, new=state is None)
+            return each_alone(self, x, state, cu_seqlens)
+        return self._run(x, self._begin(x, state, None), new=state is None)
 
     def _run(self, x: Tensor, state: TierState, *, new: bool = False) -> tuple[Tensor, TierState]:
         """Run rows. new: no step was read before; then a block need not compute what a state of zeros adds."""

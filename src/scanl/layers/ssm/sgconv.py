@@ -87,6 +87,5 @@ class SGConv(Layer):
         if cu_seqlens is None:
             y, last = with_history(u, state, kernel)
         else:
-            rows = self.init_state(cu_seqlens.shape[0] - 1, dtype=u.dtype) if state is None else state
-            y, last = each_alone(lambda u, row: with_history(u, row, kernel), u, rows, cu_seqlens)
+            y, last = each_alone(lambda u, row: with_history(u, row, kernel), u, state, cu_seqlens)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.D))).to(x.dtype)), last

@@ -100,8 +100,7 @@ class SpaceTime(Layer):
         with as_widened(x):
             if cu_seqlens is None:
                 return dense_scan(u, A, B, C, state)
-            rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-            return each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, rows, cu_seqlens)
+            return each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, state, cu_seqlens)
 
     def next_inputs(self, x: Tensor) -> Tensor:
         """Return the next input that the state predicts after each step, K s_t: (B, T, D). Needs `closed_loop`."""
