@@ -28,7 +28,9 @@ from scanl.files import written_whole
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
-PACKAGES = ("torch", "numba", "triton", "transformers", "flash-linear-attention", "jax", "statsmodels", "aeon")
+PACKAGES = (
+    "torch", "numba", "triton", "transformers", "flash-linear-attention", "jax", "statsmodels", "aeon", "tirex-2",
+)  # fmt: skip
 WAYS = {"forward": "forward", "both": "forward + backward"}
 SHORT = 0.005  # seconds that a run is repeated for at least, so that neither clock nor launch counts
 SLOW = 1.0  # seconds from which a program is timed once only

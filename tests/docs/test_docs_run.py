@@ -392,6 +392,7 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
     "speed.cells": ("ornn_cell indrnn", {}, "torch"),
     "speed.hub": ("short_convolution GRU", {}, "transformers"),
     "speed.compiled_step": ("gru", {}, "numba"),
+    "speed.forecasters": ("one", {}, "tirex2"),
     "speed.first_tokens": ("gru", {}, "numba"),
     "speed.quantized": ("layers", {"LAYERS": {"gru": 1}, "WEIGHTS": ("int8",)}, "numba"),
     "speed.endless": ("lru", {}, "river"),
