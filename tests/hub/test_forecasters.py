@@ -107,6 +107,7 @@ def test_columns_are_series_and_levels_are_between_the_learnt_ones():
         ("tirex2", {"act_func": "torch.nn.Relu"}, "unknown act_func 'Relu'; did you mean 'ReLU'?"),
         ("tirex2", {"stack_config": {"recipe": ["s", "a"], "templates": {}}}, "s is absent"),
         ("tirex2", {"quantiles": [0.9, 0.5, 0.1]}, "expected at least two, each larger"),
+        ("tirex2", {"embedding_dim": 12}, "embedding_dim of s is 8, expected 12"),
         ("tirex2", {"h_expand": 10**9}, "expected (8000000000, 8)"),
     ],
 )  # fmt: skip
@@ -141,19 +142,21 @@ def test_tirex2_keeps_rows_apart_and_refuses_what_it_cannot_read(tmp_path):
         alone, _ = model.predict(x[1:2], horizon=16, levels=(0.1, 0.3, 0.9))
         torch.testing.assert_close(alone.quantiles, forecast.quantiles[1:2])
         torch.testing.assert_close(alone.quantiles[..., 1], (alone.quantiles[..., 0] + alone.mean) / 2)
-        later, _ = model.predict(x[:, :8], state, horizon=4, targets=1)
-        second, _ = model.predict(x[1:2, :8], states.index(state, [1]), horizon=4, targets=1)
+        later, _ = model.predict(x[:, :8], state, horizon=4)
+        second, _ = model.predict(x[1:2, :8], states.index(state, [1]), horizon=4)
         torch.testing.assert_close(second.quantiles, later.quantiles[1:2])
     model.predict(x, horizon=16)[0].mean.sum().backward()
     assert all(p.grad.isfinite().all() for name, p in model.named_parameters() if "combination" not in name)
     for piece, options, error, said in (
         (x[:, :7], {"state": state}, ShapeError, "x has 7 steps, expected a multiple of patch=8 because of state"),
-        (x[:2], {"state": state}, ShapeError, "state has 12 series, expected 8 because of x"),
+        (x[:2], {"state": state}, ShapeError, "state is of 3 groups of 2 variates, expected 2 of 2"),
         (x, {"horizon": 17}, ConfigError, "horizon is 17"),
         (x, {"targets": 3}, ConfigError, "targets is 3"),
+        (x / 0, {}, ShapeError, "an infinite number"),
     ):
         with pytest.raises(error, match=said):
             model.predict(piece, **{"horizon": 8} | options)
+    assert model.predict(x[:0], horizon=16)[0].quantiles.shape == (0, 16, 2, 3)
     with pytest.raises(ShapeError, match=r"known has shape \(3, 24, 1\), expected \(B, T \+ H, K\)"):
         model.predict_known(x, x[..., :1], horizon=8)
     (path / "model.safetensors").unlink()

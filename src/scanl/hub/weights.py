@@ -167,8 +167,8 @@ class Weights:
         for name, same in spare.items():
             if same is not None and name in self._files and not torch.equal(self.read(name), self.read(same)):
                 raise CheckpointError(
-                    f"checkpoint: {self._files[name][0]}: {name} differs from {same}, expected the same numbers, "
-                    "as they are one tensor of the model (tie_word_embeddings)"
+                    f"checkpoint: {self._files[name][0]}: {name} differs from {same}, expected the same numbers "
+                    "because the model has one tensor for both"
                 )
 
     def _all_there(self, **names: Set[str]) -> None:

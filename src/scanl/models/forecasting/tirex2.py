@@ -11,7 +11,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.parts.norm import RMSNorm
 from scanl.layers.state import State, loadable
-from scanl.models.forecasting.share import Forecast, as_series, check_series
+from scanl.models.forecasting.share import Forecast, as_series
 from scanl.models.forecasting.tirex2_blocks import ACTIVATIONS, TiRexBlock, TiRexMap, TiRexTimeMixer
 from scanl.models.heads.distributions import as_levels
 from scanl.ops.products.functions import large_products
@@ -53,6 +53,7 @@ class TiRex2(nn.Module):
     read; its quantiles are summed up again. Both need the whole series, so a later step changes what the blocks read of
     earlier ones. A state keeps the mean, the deviation and the trend of the first call. With these kept, the blocks are
     causal, and a patch is one step of theirs. Columns whose future is known are read backwards too, so they have none.
+    A call without a state reads the last `context` steps; a state is of all steps since.
 
     Podest et al., "TiRex-2: Generalizing TiRex to Multivariate Data and Streaming", arXiv:2607.01204, and the authors'
     program, tirex-2 0.4. Weights start as random numbers of any size, because they are read from a checkpoint.
@@ -91,9 +92,10 @@ class TiRex2(nn.Module):
         for kind in kinds:
             if kind not in TiRexTimeMixer.kinds:
                 raise ConfigError(f"{self.name}: {unknown('kinds', kind, TiRexTimeMixer.kinds)}")
-        for each in (*heads, *attention_heads):
-            if each < 1 or dim % each:
-                raise ConfigError(f"{self.name}: heads are {each}, expected a divisor of dim={dim}")
+        widths = [dim // 2 if kind == "mlstm" else dim for kind in kinds]
+        for each, width in zip((*heads, *attention_heads), (*widths, *[dim] * len(kinds)), strict=True):
+            if each < 1 or width % each:
+                raise ConfigError(f"{self.name}: heads are {each}, expected a divisor of {width} because of dim={dim}")
         if future % patch:
             raise ConfigError(f"{self.name}: future is {future}, expected a multiple of patch={patch}")
         self.levels = tuple(quantiles)
@@ -127,9 +129,10 @@ class TiRex2(nn.Module):
 
         The variates of a row are forecast together. NaN is a missing value.   state: of the steps before. Then T must
         be a multiple of P, and steps are normalised as those of the first call were.   horizon: H, at most `future`.
-        targets: how many of the variates are forecast, None for all; the others are read as well.   levels: of the
-        quantiles; None for those that are learnt. Between these a quantile is on the line from one to the next, and the
-        mean is the quantile of 0.5. Raises ShapeError, and ConfigError for other arguments.
+        targets: how many of the variates are forecast, None for all; the others are read as well. All calls of a stream
+        have the same.   levels: of the quantiles; None for those that are learnt. Between these a quantile is on the
+        line from one to the next, and the mean is the quantile of 0.5. Raises ShapeError, and ConfigError for other
+        arguments.
         """
         columns, horizon, targets, asked = self._checked(x, horizon, targets, levels)
         series = self._with_negatives(columns)
@@ -168,8 +171,9 @@ class TiRex2(nn.Module):
                 f"{self.name}: known has shape {tuple(known.shape)}, expected (B, T + H, K) with B={len(x)} and "
                 f"T + H={length + horizon} because of x and horizon"
             )
-        beside = as_series(f"{self.name}: known", known.to(x)).unflatten(0, (len(x), -1))
-        series = self._with_negatives(torch.cat([F.pad(columns, (0, horizon), value=torch.nan), beside], 1))
+        as_series(f"{self.name}: known", beside := known.to(x))
+        columns = torch.cat([F.pad(columns, (0, horizon), value=torch.nan), beside.transpose(1, 2)], 1)
+        series = self._with_negatives(columns)
         rows, about = self._begin(series, length, targets)
         end = (rows.shape[-1] - self.future) // self.patch
         backwards = (~series[..., length:].isnan().all(-1)).flatten().nonzero()[:, 0]
@@ -181,7 +185,8 @@ class TiRex2(nn.Module):
         self, x: Tensor, horizon: int, targets: int | None, levels: Sequence[float] | None
     ) -> tuple[Tensor, int, int, Tensor]:
         """Return x as (B, V, T), the horizon, the number of targets, and the levels."""
-        columns = as_series(self.name, x).unflatten(0, (len(x), -1))
+        as_series(self.name, x)
+        columns = x.transpose(1, 2)
         horizon = whole_number(self.name, "horizon", horizon, 1, self.future + 1)
         targets = whole_number(self.name, "targets", x.shape[2] if targets is None else targets, 1, x.shape[2] + 1)
         return columns, horizon, targets, as_levels(self.levels if levels is None else levels, columns)
@@ -217,7 +222,12 @@ class TiRex2(nn.Module):
 
     def _go_on(self, series: Tensor, state: TiRex2State) -> tuple[Tensor, TiRex2State]:
         """Return as `_begin` the steps that the blocks read, after those of a state."""
-        check_series(self.name, state.mean.numel(), series[..., 0].numel())
+        (groups, variates), signs = state.mean.shape, 1 + self.flips
+        if state.mean.shape != series.shape[:2]:
+            raise ShapeError(
+                f"{self.name}: state is of {groups} groups of {variates // signs} variates, expected {len(series)} of "
+                f"{series.shape[1] // signs} because of x"
+            )
         if series.shape[-1] % self.patch:
             raise ShapeError(
                 f"{self.name}: x has {series.shape[-1]} steps, expected a multiple of patch={self.patch} because of "
@@ -242,7 +252,8 @@ class TiRex2(nn.Module):
         patches = values.to(self.input_patch_embedding.hidden_layer.weight).unflatten(-1, (-1, self.patch))
         x = self.input_patch_embedding(torch.cat([patches.nan_to_num(0.0), (~patches.isnan()).to(patches)], -1))
         batch = x.shape[:2]
-        x = x.reshape(-1, batch[1] // (1 + self.flips), *x.shape[2:])
+        signs = 1 + self.flips
+        x = x.reshape(batch[0] * signs, batch[1] // signs, *x.shape[2:])
         is_target = torch.arange(x.shape[1], device=x.device) < targets
         mask = None if targets == x.shape[1] else is_target[:, None] | ~is_target
         after = []
@@ -257,10 +268,8 @@ class TiRex2(nn.Module):
         mean, scale, binary, differenced, _, level = (
             self._targets(each, targets)[..., None, None] for each in about[:6]
         )
-        found = self.output_patch_embedding(self.stack_out_norm(self._targets(hidden, targets)))
-        found = (
-            found.unflatten(-1, (len(self.levels), self.patch)).transpose(-3, -2).flatten(-2)[..., :horizon].to(mean)
-        )
+        found = self.output_patch_embedding(self.stack_out_norm(self._targets(hidden, targets))).to(mean)
+        found = found.unflatten(-1, (len(self.levels), self.patch)).transpose(-3, -2).flatten(-2)[..., :horizon]
         if self.arcsinh:
             found = torch.where(binary, found, found.clamp(-SINH_LIMIT, SINH_LIMIT).sinh())
         found = found * scale + mean
@@ -268,9 +277,8 @@ class TiRex2(nn.Module):
         off, steps = found - middle, torch.arange(1, horizon + 1, dtype=found.dtype, device=found.device)
         around = middle + RAW_SQUARE**0.5 * steps**RAW_POWER * off
         # the square root of 0 has no gradient; a sum of 0 has no sign
-        spread = (
-            off.square().cumsum(-1).clamp(min=torch.finfo(off.dtype).tiny).sqrt() * off.sum(-1, keepdim=True).sign()
-        )
+        spread = off.square().cumsum(-1).clamp(min=torch.finfo(off.dtype).tiny).sqrt()
+        spread = spread * off.sum(-1, keepdim=True).sign()
         summed = middle.cumsum(-1) + DIFFERENCE_SQUARE**0.5 * steps**DIFFERENCE_POWER * spread + level
         found = torch.where(differenced, summed, around)
         found = (found[:, 0] - found[:, 1].flip(-2)) / 2 if self.flips else found[:, 0]
