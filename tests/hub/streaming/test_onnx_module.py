@@ -95,24 +95,30 @@ def test_a_file_of_several_inputs_is_a_part_of_a_module(tmp_path):
     draw = np.random.default_rng(0)
     weights = {
         "wi": draw.normal(size=(1, 3 * HIDDEN, 4)), "wh": draw.normal(size=(1, 3 * HIDDEN, HIDDEN)) / 3,
+        "wl": draw.normal(size=(1, 4 * HIDDEN, HIDDEN)) / 3, "nought": 0.0,
         "map": draw.normal(size=(2, 3, 2)), "wt": draw.normal(size=(2, 3, 1, 3)),
     }  # fmt: skip
-    weights = {name: value.astype(np.float32) for name, value in weights.items()}
+    weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
     weights |= {"one": [1], "two": [2], "zero": 0, "first": [0], "width": [HIDDEN], "groups": [0, 0, 2, 3]}
     nodes = [
         helper.make_node("Transpose", ["a"], ["steps"], perm=[1, 0, 2]),
         helper.make_node("Slice", ["s", "first", "one", "first"], ["h"]),
         helper.make_node("GRU", ["steps", "wi", "wh", "", "", "h"], ["ys"], hidden_size=HIDDEN, linear_before_reset=1),
         helper.make_node("Squeeze", ["ys", "one"], ["once"]),
-        helper.make_node("Shape", ["once"], ["sizes"]),
-        helper.make_node("Slice", ["sizes", "one", "two"], ["rows"]),
+        helper.make_node("Shape", ["once"], ["rows"], start=1, end=2),
         helper.make_node("Concat", ["one", "rows", "width"], ["of_state"], axis=0),
         helper.make_node("ConstantOfShape", ["of_state"], ["zeros"]),
-        helper.make_node("Constant", [], ["wi2"], value=numpy_helper.from_array(weights["wh"])),
+        helper.make_node("Expand", ["nought", "of_state"], ["more_zeros"]),
+        helper.make_node("Constant", [], ["wl2"], value=numpy_helper.from_array(weights["wl"])),
         helper.make_node(
-            "GRU", ["once", "wi2", "wh", "", "", "zeros"], ["zs", "last"], hidden_size=HIDDEN, linear_before_reset=1
+            "LSTM", ["once", "wl2", "wl", "", "", "zeros", "more_zeros"], ["zs", "last"], hidden_size=HIDDEN
         ),
-        helper.make_node("Squeeze", ["zs", "one"], ["twice"]),
+        helper.make_node("Shape", ["zs"], ["sizes"]),
+        helper.make_node("Slice", ["sizes", "first", "one"], ["count"]),
+        helper.make_node("Mul", ["one", "width"], ["wide"]),
+        helper.make_node("Concat", ["count", "rows", "wide"], ["of_steps"], axis=0),
+        helper.make_node("Mul", ["of_steps", "one"], ["of_result"]),
+        helper.make_node("Reshape", ["zs", "of_result"], ["twice"]),
         helper.make_node("Transpose", ["twice"], ["y"], perm=[1, 0, 2]),
         helper.make_node("Einsum", ["b", "map"], ["mapped"], equation="bgti,gih->bgth"),
         helper.make_node("Gather", ["b", "zero"], ["left"], axis=3),

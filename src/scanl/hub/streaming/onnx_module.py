@@ -1,8 +1,10 @@
 """A module of torch made of an ONNX file: its operators run one by one."""
 
 import importlib.util
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,11 +50,15 @@ class ONNXModule(nn.Module):
         if unknown:
             raise ConfigError(f"convert: inputs has {unknown[0]!r}, expected names of {list(read)}")
         self._constants |= {name: torch.as_tensor(value) for name, value in inputs.items()}
-        self._nodes = self._read_nodes(graph, Path(path).name)
+        self._nodes = self._read_nodes(graph)
         self._results, self._open = [one.name for one in graph.output], read.keys() - inputs.keys()
         self._nodes = self._fold(self._nodes)
         self._check_states(self._open - self._read()[1])
         self._nodes, needed = self._read()
+        bodies = (attributes["body"].nodes for kind, _, _, attributes in self._nodes if kind == "Scan")
+        for kind, *_ in chain(self._nodes, *bodies):
+            if kind not in {*_OPERATORS, *_RECURRENCES, "Scan"}:
+                raise ConfigError(f"convert: {Path(path).name} has the operator {kind}, which has no function here")
         self._inputs = [name for name in read if name in needed - inputs.keys()]
         if not self._inputs:
             raise ConfigError(f"convert: {Path(path).name} reads none of its inputs {list(read)}")
@@ -78,7 +84,8 @@ class ONNXModule(nn.Module):
     def example(self) -> Tensor:
         """Return a first input of the sizes that the file says, with numbers where it leaves them open."""
         sizes = [size if isinstance(size, int) else ROWS if "batch" in size else ANY_SIZE for size in self.shape]
-        return torch.randn(sizes).to(self.dtype)
+        x = torch.randn(sizes)
+        return (x if self.dtype.is_floating_point else x > 0).to(self.dtype)  # small numbers: they may be indices
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if not tensor.is_floating_point():
@@ -90,7 +97,7 @@ class ONNXModule(nn.Module):
         self._names[name] = place
         self.register_parameter(place, nn.Parameter(tensor))
 
-    def _read_nodes(self, graph: Any, file: str) -> list[_Node]:
+    def _read_nodes(self, graph: Any) -> list[_Node]:
         """Return the operators of a graph, and keep its constants. The body of a Scan is a tuple of attributes."""
         import onnx  # pyright: ignore[reportMissingImports]
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
@@ -106,12 +113,10 @@ class ONNXModule(nn.Module):
                 array = numpy_helper.to_array(value) if hasattr(value, "raw_data") else value
                 self._constants[outputs[0]] = torch.as_tensor(array.copy() if hasattr(array, "copy") else array)
                 continue
-            if kind not in _OPERATORS and kind not in _RECURRENCES and kind != "Scan":
-                raise ConfigError(f"convert: {file} has the operator {kind}, which has no function here")
             if kind == "Scan":
                 body = attributes["body"]
                 ends = ([one.name for one in ends] for ends in (body.input, body.output))
-                attributes["body"] = _Body(self._read_nodes(body, file), *ends)
+                attributes["body"] = _Body(self._read_nodes(body), *ends)
                 _check_scan(attributes, outputs)
             nodes.append((kind, list(node.input), outputs, attributes))
         return nodes
@@ -145,7 +150,8 @@ class ONNXModule(nn.Module):
 
     def _check_states(self, states: Collection[str]) -> None:
         """Raise ConfigError unless each first state is zeros or one of some inputs, and leave last states out."""
-        zeros = {name for name, value in self._constants.items() if isinstance(value, Tensor) and not value.any()}
+        values = self._constants | {name: getattr(self, place) for name, place in self._names.items()}
+        zeros = {name for name, value in values.items() if isinstance(value, Tensor) and not value.any()}
         first, last, begun = zeros | set(states), set[str](), False
         for kind, names, outputs, attributes in self._nodes:
             if kind in _RECURRENCES:
@@ -209,7 +215,9 @@ class ONNXModule(nn.Module):
             elif kind == "Scan":
                 results = self._scan(names, attributes, values)
             else:
-                results = _listed(_OPERATORS[kind]([values.get(name) for name in names], attributes))
+                given = [values.get(name) for name in names]
+                sizes = kind in _OF_SIZES and not all(isinstance(value, Tensor) for value in given)
+                results = _listed(_of_sizes(kind, given) if sizes else _OPERATORS[kind](given, attributes))
             values |= dict(zip(outputs, results, strict=False))
 
     def _scan(self, names: list[str], attributes: dict[str, Any], values: dict[str, Any]) -> list[Tensor]:
@@ -317,6 +325,15 @@ def _numbers(value: Any) -> list[Any]:
     return listed if isinstance(listed, list) else [listed]
 
 
+def _of_sizes(kind: str, values: Sequence[Any]) -> Any:
+    """Return the result of an operator of two sizes of a tensor, or lists of sizes."""
+    one, other = map(_numbers, values)
+    count = max(len(one), len(other))
+    pairs = zip(one * (count // len(one)), other * (count // len(other)), strict=True)
+    results = [_OF_SIZES[kind](*pair) for pair in pairs]
+    return results if any(isinstance(value, list) or getattr(value, "ndim", 0) for value in values) else results[0]
+
+
 def _axes(values: Sequence[Any], attributes: dict[str, Any], at: int = 1) -> list[int] | None:
     """Return the axes of an operator: an input, or an attribute in older files."""
     if len(values) > at and values[at] is not None:
@@ -410,9 +427,18 @@ def _gather(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
     return x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
 
 
-def _reshape(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+def _reshape(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
     x, sizes = values[0], _numbers(values[1])
+    if not isinstance(x, Tensor):
+        return _numbers(x)
     return x.reshape([x.shape[place] if size == 0 else size for place, size in enumerate(sizes)])
+
+
+def _expand(values: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    x, sizes = values[0], _numbers(values[1])
+    x = x.reshape([1] * (len(sizes) - x.ndim) + list(x.shape))
+    sizes = [1] * (x.ndim - len(sizes)) + sizes
+    return x.expand([have if size == 1 else size for have, size in zip(x.shape, sizes, strict=True)])
 
 
 def _concat(values: Sequence[Any], attributes: dict[str, Any]) -> Any:
@@ -489,7 +515,13 @@ def _by_element(function: Callable[..., Any]) -> Callable[[Sequence[Any], dict[s
 
 
 # Operators that move numbers of their first input, or of all inputs of Concat
-_MOVES = {"Squeeze", "Unsqueeze", "Slice", "Gather", "Split", "Concat", "Reshape", "Transpose", "Identity", "Expand"}
+_MOVES = {
+    "Squeeze", "Unsqueeze", "Slice", "Gather", "Split", "Concat", "Reshape", "Transpose", "Identity", "Expand",
+}  # fmt: skip
+# Operators of sizes, which are numbers of Python
+_OF_SIZES: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv,
+}  # fmt: skip
 _OPERATORS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Any]] = {
     "Conv": _convolution, "ConvTranspose": _transposed_convolution, "Pad": _pad, "Slice": _slice, "Gather": _gather,
     "Reshape": _reshape, "Concat": _concat, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Gemm": _gemm, "Cast": _cast,
@@ -497,7 +529,9 @@ _OPERATORS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Any]] = {
     "MaxPool": _pool(F.max_pool1d), "AveragePool": _pool(F.avg_pool1d), "ConstantOfShape": _filled,
     "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
     "ReduceMean": _reduced(torch.mean), "ReduceSum": _reduced(torch.sum), "ReduceMax": _reduced(torch.amax),
-    "Shape": lambda values, attributes: list(values[0].shape),
+    "ReduceMin": _reduced(torch.amin), "ReduceL2": _reduced(lambda x, *rest: torch.linalg.vector_norm(x, 2, *rest)),
+    "Expand": _expand,
+    "Shape": lambda values, attributes: list(values[0].shape)[attributes.get("start", 0) : attributes.get("end")],
     "Transpose": lambda values, attributes: values[0].permute(attributes["perm"]),
     "Flatten": lambda values, attributes: values[0].flatten(attributes.get("axis", 1)),
     "Softmax": lambda values, attributes: values[0].softmax(attributes.get("axis", -1)),
@@ -515,7 +549,10 @@ _OPERATORS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Any]] = {
             "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Pow": torch.pow,
             "MatMul": torch.matmul, "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh,
             "Sqrt": torch.sqrt, "Exp": torch.exp, "Log": torch.log, "Abs": torch.abs, "Neg": torch.neg,
-            "Erf": torch.erf, "Softplus": F.softplus,
+            "Erf": torch.erf, "Softplus": F.softplus, "HardSwish": F.hardswish, "Mish": F.mish, "Softsign": F.softsign,
+            "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round, "Sign": torch.sign,
+            "Not": torch.logical_not, "And": torch.logical_and, "Or": torch.logical_or, "GreaterOrEqual": torch.ge,
+            "LessOrEqual": torch.le, "Sum": lambda *x: sum(x), "CastLike": lambda x, other: x.to(other.dtype),
             "PRelu": lambda x, slope: torch.where(x < 0, slope * x, x), "Reciprocal": torch.reciprocal,
             "Where": torch.where, "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "Identity": lambda x: x,
             "Dropout": lambda x, *_: x, "Max": torch.maximum, "Min": torch.minimum, "Sin": torch.sin, "Cos": torch.cos,
