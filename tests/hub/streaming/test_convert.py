@@ -243,7 +243,7 @@ def test_many_pieces_become_one_kernel():
 
 
 class Frames(nn.Module):
-    """Convolutions and a pooling within each step, then a recurrence, of which the last step is the result."""
+    """Convolutions and poolings within each step, then a recurrence, of which the last step is the result."""
 
     def __init__(self):
         super().__init__()
@@ -252,7 +252,8 @@ class Frames(nn.Module):
         self.lstm = nn.LSTM(16, 5, batch_first=True)
 
     def forward(self, x):
-        frames = self.up(F.max_pool1d(self.conv(x.reshape(-1, 1, 4)), 2)).flatten(1)
+        frames = self.up(F.max_pool1d(self.conv(x.reshape(-1, 1, 4)), 2))
+        frames = F.avg_pool1d(frames, 3, 1, 1).flatten(1)
         return self.lstm(frames.unflatten(0, x.shape[:2]))[0][:, -1]
 
 

@@ -92,7 +92,7 @@ class OperationRecorder(TorchDispatchMode):
             if tensors and not any(isinstance(tensor, RecordedTensor) for tensor in tensors):
                 return self._constants.result(func, args, kwargs)
             with self:
-                result = self._constants.replaced(func, args, RecordedTensor)
+                result = None if kwargs else self._constants.replaced(func, args, RecordedTensor)
             if result is not None:
                 return result
         if not _has_rule(func, args, kwargs, tensors):
@@ -220,6 +220,7 @@ def _decompositions() -> dict[Any, Any]:
         aten.baddbmm.default: _baddbmm,
         aten.convolution.default: _convolution,
         aten.max_pool2d_with_indices.default: _max_pool,
+        aten.avg_pool2d.default: _avg_pool,
         aten.reflection_pad1d.default: _reflection_pad1d,
         aten.diag_embed.default: functools.partial(_diag_embed, table[aten.diag_embed.default]),
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
@@ -368,13 +369,41 @@ def _max_pool(
     """Return the largest number of each window, and again in place of its index: no step asks for that."""
     if ceil_mode:
         return NotImplemented
+    y = functools.reduce(torch.maximum, _pooled(x, sizes, stride, padding, dilation, -inf))
+    y = y if x.ndim == 4 else y[0]
+    return y, y
+
+
+def _avg_pool(
+    x: Tensor,
+    sizes: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    if ceil_mode or (any(padding) and not count_include_pad):
+        return NotImplemented
+    taps = _pooled(x, sizes, stride, padding, (1,), 0.0)
+    y = functools.reduce(torch.add, taps) / (divisor_override or len(taps))
+    return y if x.ndim == 4 else y[0]
+
+
+def _pooled(
+    x: Tensor,
+    sizes: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    value: float,
+) -> list[Tensor]:
+    """Return what the windows of a pooling over the last two axes of x read. value: of what stands around x."""
     sizes, stride, padding, dilation = (
         list(values) * (2 // len(values)) for values in (sizes, stride or sizes, padding, dilation)
     )
-    rows = _padded(x if x.ndim == 4 else x[None], [(width, width) for width in padding], -inf)
-    y = functools.reduce(torch.maximum, _taps(rows, sizes, stride, dilation))
-    y = y if x.ndim == 4 else y[0]
-    return y, y
+    rows = _padded(x if x.ndim == 4 else x[None], [(width, width) for width in padding], value)
+    return _taps(rows, sizes, stride, dilation)
 
 
 def _reflection_pad1d(x: Tensor, pad: Sequence[int]) -> Tensor:
