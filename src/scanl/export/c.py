@@ -37,9 +37,10 @@ BYTES = {"float": 4, "double": 8, "signed char": 1}
 
 
 class CFileSizes(NamedTuple):
-    """Bytes of a file in C. constants: weights, and the first state.   state: the struct.   stack: what a step needs.
+    """Bytes of a file in C. constants: weights, and what of the first state is not zero.   state: the struct.
 
-    The step takes the same operations each time. The compiler adds its instructions, and a few registers to the stack.
+    stack: what a step needs. The step takes the same operations each time. The compiler adds its instructions, and a
+    few registers to the stack.
     """
 
     constants: int
@@ -61,7 +62,8 @@ def write_c(
     """Write the step of a model as one file in C99, which allocates no memory and needs math.h alone.
 
     model, example: as for `write_onnx`.   name: what the names in the file begin with; None for the file's name.
-    weights: "int8" makes weights of products, convolutions and embeddings whole numbers, each channel with a factor.
+    weights: "int8" makes weights of products, convolutions and embeddings whole numbers of 8 bits, each channel with a
+    factor of 8 bits. Biases have 16 bits.
     They are rounded so that the products of inputs such as those of the example change least: give real ones.
 
     The file has a struct and two functions; y has the numbers of the model's output after one step:
@@ -150,13 +152,12 @@ def _field(leaf: Leaf) -> str:
 
 def _sizes(flat: FlatModel, step: RecordedFunction) -> CFileSizes:
     """Return the sizes of the file. A row of whole numbers stands on the stack in its product."""
-    state = sum(
-        max(1, leaf.start.numel()) * BYTES[KINDS[step.kinds[f"x{at}"]]] for at, leaf in enumerate(flat.leaves, 1)
-    )
+    parts = [max(1, leaf.start.numel()) * BYTES[KINDS[step.kinds[f"x{at}"]]] for at, leaf in enumerate(flat.leaves, 1)]
+    state, starts = sum(parts), sum(part for part, leaf in zip(parts, flat.leaves, strict=True) if leaf.start.any())
     weights = sum(_stored(tensor).numel() * BYTES[KINDS[step.kinds[at]]] for at, tensor in step.captured.items())
     scratch = sum(size * BYTES[KINDS[kind]] for kind, size in step.scratch.items())
     tokens = 0 if flat.example.is_floating_point() else 8 * flat.first_step(1).numel()
-    return CFileSizes(weights + state, state, scratch + state + tokens + row_bytes(step.schedule.functions))
+    return CFileSizes(weights + starts, state, scratch + state + tokens + row_bytes(step.schedule.functions))
 
 
 def _parts(name: str, flat: FlatModel, step: RecordedFunction, sizes: CFileSizes, portable: bool) -> Iterator[str]:
@@ -188,19 +189,13 @@ def _parts(name: str, flat: FlatModel, step: RecordedFunction, sizes: CFileSizes
     else:
         yield from (helper(*each) for each in sorted(needed))
     yield from (text for text, _ in functions)
-    starts = [
-        f"        .{field} = {_numbers(leaf.start, kinds[at])},"
-        for (field, at), leaf in zip(fields.items(), flat.leaves, strict=True)
-    ]
-    yield "\n".join([
-        f"void {name}_start(struct {name}_state *s)",
-        "{",
-        f"    static const struct {name}_state start = {{",
-        *starts,
-        "    };",
-        "    *s = start;",
-        "}",
-    ])  # fmt: skip
+    begun, starts = [], []
+    for (field, at), leaf in zip(fields.items(), flat.leaves, strict=True):
+        count, zero = max(1, leaf.start.numel()), not leaf.start.any()
+        if not zero:
+            starts.append(f"    static const {kinds[at]} {field}[{count}] = {_numbers(leaf.start, kinds[at])};")
+        begun.append(f"    for (int i = 0; i < {count}; i++) s->{field}[i] = {0 if zero else f'{field}[i]'};")
+    yield "\n".join([f"void {name}_start(struct {name}_state *s)", "{", *starts, *begun, "}"])
     memories = {at: f"s->{field}" for field, at in fields.items()}
     memories |= {f"y{number}": f"next.{field}" for number, field in enumerate(fields, 1)}
     memories |= {"x0": "tokens" if tokens else "x", "y0": "y"}

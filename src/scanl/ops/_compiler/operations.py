@@ -204,7 +204,8 @@ def _addmm(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any
 @rule("quantized_linear")
 def _quantized(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str, Any]) -> None:
     x, packed, scale, groups, bias = args
-    if out.shape[1] < MIN_ROWS or any(value.memory.kind != "float32" for value in (out, x, scale)):
+    kinds = [value.memory.kind for value in (out, x, scale)]
+    if kinds != [*2 * ["float32"], "int8"] and (kinds != 3 * ["float32"] or out.shape[1] < MIN_ROWS):
         raise UnsupportedOperation("a product by whole numbers that is not of float32, or has few columns")
     schedule.quantized(out, x, packed, scale, groups, bias)
 

@@ -7,6 +7,7 @@ from scanl.ops._compiler.expressions import LEVELS, Constant, Expression, Load, 
 from scanl.ops._compiler.loops import Assign, KernelCall, Loop, LoopFunction, Statement, number_kind
 from scanl.ops._compiler.print_llvm import IEEE_FUNCTIONS, check_portable
 from scanl.ops._compiler.rules import UnsupportedOperation
+from scanl.ops.products.quantized_linear import LOWER_BITS, MIDDLE
 
 # In C a state has no whole numbers. Memory of another kind is not in C: the other threads.
 KINDS = {"float32": "float", "float64": "double", "int64": "double", "int8": "signed char"}
@@ -65,7 +66,7 @@ for (int row = 0; row < {rows}; row++) {{
     for (int column = 0; column < {columns}; column++) {{
         const signed char *w = {w} + column * {terms};
         {total}
-        {y}[row * {y_row} + column] = (float)total * (factor * {scale}[column]){added};
+        {y}[row * {y_row} + column] = (float)total * (factor * {scale}){added};
     }}
 }}"""
 SHORT_TOTAL = """\
@@ -92,11 +93,11 @@ def real(value: float, kind: str) -> str:
 class CPrinter(Printer):
     """kind: "float" or "double".   helpers: functions that it writes calls of and math.h lacks.
 
-    portable: write calls of elementary functions of our own, whose helpers they are.
+    portable: write calls of elementary functions of our own, whose helpers they are.   bytes: pointers to bytes.
     """
 
-    def __init__(self, kind: str, portable: bool = False) -> None:
-        self.kind, self.helpers, self._portable = kind, set[str](), portable
+    def __init__(self, kind: str, portable: bool = False, bytes: Collection[str] = ()) -> None:
+        self.kind, self.helpers, self._portable, self._bytes = kind, set[str](), portable, bytes
 
     def loose(self, name: str, around: int) -> bool:
         return name in LEVELS and name != "**"  # compilers warn of some operands that C takes without parentheses
@@ -147,7 +148,11 @@ class CPrinter(Printer):
                     values = dict(zip(names, map(self.text, args[1:]), strict=True))
                     added = "" if values["bias"] == "0" else f" + {values['bias']}[column]"
                     total = (SHORT_TOTAL if int(values["terms"]) <= 512 else LONG_TOTAL).format(**values)
-                    text = QUANTIZED_PRODUCT.format(total=total, added=added, **values)
+                    scale = f"{values['scale']}[column]"
+                    if values["scale"] in self._bytes:
+                        total += f"\n        u.bits = ({scale} + {MIDDLE}) << {LOWER_BITS};"
+                        scale = "u.number"
+                    text = QUANTIZED_PRODUCT.format(**{**values, "total": total, "added": added, "scale": scale})
                     yield from (indent + line for line in text.splitlines())
                 case Assign(target, value, adds):
                     new = isinstance(target, Name) and target.name not in declared
@@ -166,11 +171,12 @@ def function(name: str, made: LoopFunction, portable: bool = False) -> tuple[str
     """
     if portable and len({*map(number_kind, made.kinds)} - {""}) > 1 and any(_variables(made.body)):
         raise UnsupportedOperation("variables beside numbers of two types: here C and LLVM may round elsewhere")
-    printer = CPrinter(KINDS[made.kind], portable)
+    kinds = dict(zip(made.pointers, made.kinds, strict=True))
+    printer = CPrinter(KINDS[made.kind], portable, {pointer for pointer, kind in kinds.items() if kind == "int8"})
     written = set(_written(made.body))
     pointers = [
         f"{KINDS[kind]} *restrict {pointer}" if pointer in written else f"const {KINDS[kind]} *{pointer}"
-        for pointer, kind in zip(made.pointers, made.kinds, strict=True)
+        for pointer, kind in kinds.items()
         if kind in KINDS
     ]
     body = "\n".join(printer.lines(made.body, (), "    "))

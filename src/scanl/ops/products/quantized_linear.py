@@ -25,6 +25,9 @@ from scanl.ops._frame.fused import supported
 
 GROUP = 32  # terms of a group; the number of terms is a multiple
 MIN_ROWS = 4  # rows of a weight, at least
+LOWER_BITS = 20  # bits of a float32 that its byte does not have
+MIDDLE = 115 << 3  # the upper bits of 2^-12, whose byte is 0
+LARGEST_SCALE = 15.0
 PIECE = 1 << 22  # numbers of a weight that are quantized at a time
 SHRUNK_SCALES = (
     1.0,
@@ -41,7 +44,8 @@ class PackedWeight(NamedTuple):
     """A weight W (N, K) of whole numbers.
 
     packed: int8. With 8 bits (N, K). With 4 bits (N, K/2): a byte has the terms j and j + 16 of a group, each plus 8,
-    the first in its lower half.   scale: s (N,), float32.   groups: g (N, K/32), int8, 1 to 127; None with 8 bits.
+    the first in its lower half.   scale: s (N,), float32, or int8 as `bytes_of` has it, in a file.
+    groups: g (N, K/32), int8, 1 to 127; None with 8 bits.
     """
 
     packed: Tensor
@@ -84,6 +88,21 @@ def _piece(weight: Tensor, bits: int) -> PackedWeight:
         numbers = torch.where(better[..., None], rounded, numbers)
     lower, upper = (numbers + 8).to(torch.uint8).chunk(2, 2)
     return PackedWeight((lower | upper << 4).flatten(1).view(torch.int8), scale, groups.to(torch.int8))
+
+
+def bytes_of(scale: Tensor) -> Tensor:
+    """Return bytes of the least numbers at or above those of a scale, at most LARGEST_SCALE: three bits of a fraction.
+
+    >>> numbers_of(bytes_of(torch.tensor([1.0, 1.01, 0.0]))).tolist()
+    [1.0, 1.125, 3.725290298461914e-09]
+    """
+    upper = (scale.view(torch.int32) + (1 << LOWER_BITS) - 1) >> LOWER_BITS
+    return (upper - MIDDLE).clamp(-128, 127).to(torch.int8)
+
+
+def numbers_of(bytes: Tensor) -> Tensor:
+    """Return the numbers, whose upper bits the bytes are."""
+    return ((bytes.int() + MIDDLE) << LOWER_BITS).view(torch.float32)
 
 
 def _divisor(scale: Tensor) -> Tensor:
@@ -131,6 +150,10 @@ def quantized_linear(
 
 def _multiply(x: Tensor, packed: Tensor, scale: Tensor, groups: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + bias for x (M, K)."""
+    if scale.dtype == torch.int8:
+        scale = numbers_of(scale)
+    if groups is None and packed.shape[1] % GROUP:  # of a file, which has no zeros behind a row
+        x, packed = (F.pad(rows, (0, -packed.shape[1] % GROUP)) for rows in (x, packed))
     rows = contiguous(x.float())
     fits = x.dtype in _KERNEL and packed.shape[0] >= MIN_ROWS and x.numel() > 0
     if not (fits and supported(rows)):
