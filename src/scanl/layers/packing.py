@@ -1,5 +1,6 @@
 """Sequences of different lengths: packed into one row (`cu_seqlens`), padded with a mask, or cut out of rows."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,13 +52,21 @@ def unpack(y: Tensor, mask: Tensor) -> Tensor:
 
 
 def each_alone(
-    run: Callable[..., "tuple[Tensor, State]"], x: Tensor, state: "State", cu_seqlens: Tensor
+    run: Callable[..., "tuple[Tensor, State]"],
+    x: Tensor,
+    state: "State",
+    cu_seqlens: Tensor,
+    *,
+    after_zeros: float | None = None,
 ) -> "tuple[Tensor, State]":
     """Call `run` on the packed sequences separately, those of one length at once, for code that depends on the length.
 
     New ones whose last state is not read are padded on the right to similar lengths: no step may depend on later ones.
-    state: has a row for each sequence; None where all are new.
+    state: has a row for each sequence; None where all are new.   after_zeros: given where inputs of zero before a new
+    sequence change nothing; then new ones, all of them, have zeros on the left, and lengths differ by this factor.
     """
+    if after_zeros is not None and state is None and not torch.compiler.is_compiling():
+        return _after_zeros(run, x, cu_seqlens, after_zeros)
     bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
     ends = row_ends(cu_seqlens) if collecting() is None else None  # padding would have losses
     exact = None if ends is None else ends.last if state is None else torch.cat(ends).unique()
@@ -87,6 +96,23 @@ def each_alone(
         places = places[torch.searchsorted(exact, ends.last)]
     last = index(cat(lasts), places)
     return in_order(ys, steps, x.shape[1])[None], last
+
+
+def _after_zeros(
+    run: Callable[..., "tuple[Tensor, State]"], x: Tensor, cu_seqlens: Tensor, within: float
+) -> "tuple[Tensor, State]":
+    empty = (cu_seqlens.diff() == 0).nonzero()[:, 0]
+    y, last = run(x.new_zeros(len(empty), 0, *x.shape[2:]), None)
+    numbers, ys, steps, lasts = [empty], [y.flatten(0, 1)], [empty[:0]], [last]
+    for group in similar_sequences(cu_seqlens, x.shape[1], within=within):
+        y, last = run(group.rows_to_end(x), None)
+        shift = group.steps.shape[1] - group.lengths[:, None]
+        places = torch.arange(group.steps.shape[1], device=x.device) - shift
+        steps.append(torch.where(places < 0, x.shape[1], group.steps[:, :1] + places).flatten())
+        ys.append(y.flatten(0, 1))
+        numbers.append(group.numbers)
+        lasts.append(last)
+    return in_order(ys, steps, x.shape[1])[None], index(cat(lasts), torch.cat(numbers).argsort())
 
 
 def in_order(rows: Sequence[Tensor], steps: Sequence[Tensor], length: int) -> Tensor:
@@ -123,7 +149,7 @@ def restarted(
 
 
 class SimilarSequences(NamedTuple):
-    """Packed sequences whose lengths differ by less than twice, as rows of a batch.
+    """Packed sequences of similar lengths, as rows of a batch.
 
     numbers: (P,) which sequences these are.   lengths: (P,), at least 1.   steps: (P, L) the step of the packed row at
     each place of a row that is padded on the right.   valid: (P, L), whether there is one.
@@ -151,18 +177,22 @@ class SimilarSequences(NamedTuple):
         return torch.where(valid.view(*valid.shape, *[1] * (rows.ndim - 2)), rows, 0)
 
 
-def similar_sequences(cu_seqlens: Tensor, length: int, without: Tensor | None = None) -> Iterator[SimilarSequences]:
+def similar_sequences(
+    cu_seqlens: Tensor, length: int, without: Tensor | None = None, within: float = 2
+) -> Iterator[SimilarSequences]:
     """Yield the packed sequences that have steps, those of similar lengths together, for what computes rows at once.
 
-    A batch of them has at most twice as many steps as they have, and there are as many batches as lengths have bits.
-    without: numbers of sequences that are left out.
+    A batch of them has less than `within` times as many steps as they have. without: numbers of sequences that are left
+    out.
     """
     lengths = cu_seqlens.diff().long()
-    bits = [int(n).bit_length() for n in lengths.tolist()]
-    for n in () if without is None else without.tolist():
-        bits[n] = 0
-    for count in sorted({*bits} - {0}):
-        numbers = torch.tensor([n for n, of in enumerate(bits) if of == count], device=cu_seqlens.device)
+    left_out = set() if without is None else set(without.tolist())
+    counts = {n: int(count) for n, count in enumerate(lengths.tolist()) if count and n not in left_out}
+    longest, batches = max(counts.values(), default=1), dict[int, list[int]]()
+    for n, count in counts.items():
+        batches.setdefault(int(math.log(longest / count, within)), []).append(n)
+    for _, alike in sorted(batches.items()):
+        numbers = torch.tensor(alike, device=cu_seqlens.device)
         places = torch.arange(int(lengths[numbers].max()), device=cu_seqlens.device)
         steps = (cu_seqlens[numbers, None].long() + places).clamp(max=length - 1)
         yield SimilarSequences(numbers, lengths[numbers], steps, places < lengths[numbers, None])

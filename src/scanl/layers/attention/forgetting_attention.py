@@ -13,6 +13,7 @@ from scanl.layers.attention.softmax_attention import memory
 from scanl.layers.base import widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.ops import SegmentMemory, linear_scan
+from scanl.ops.offsets import row_ends
 
 
 @registry.register("forgetting_attention")
@@ -79,6 +80,8 @@ class ForgettingAttention(Attention):
         since, total = linear_scan(log_f, log_f.new_ones(()), cu_seqlens=cu_seqlens)
         q = F.pad(q / math.sqrt(self.head_dim), (0, 1), value=1.0) * math.sqrt(self.head_dim + 1)
         y, memory = self._over(q, torch.cat([k, -since.unsqueeze(-1)], -1), v, state, cu_seqlens)
+        if (ends := row_ends(cu_seqlens)) is not None and len(total) != len(memory.keys):
+            total = total[ends.last]
         forgotten = torch.cat([memory.keys[..., :-1], memory.keys[..., -1:] + total[:, None, :, None]], -1)
         y = y.flatten(2).to(x.dtype)
         y = y if self.g_proj is None else self.g_proj(x).sigmoid() * y

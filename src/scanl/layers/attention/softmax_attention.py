@@ -8,15 +8,18 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from scanl.layers.base import Layer
 from scanl.layers.initial_state import StateAxes, StateFields
+from scanl.layers.packing import sequence_index
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.ops import SegmentMemory, segment_attention
-from scanl.ops._frame.nonfinite import readable
+from scanl.ops._attention import softmax_attention
+from scanl.ops._frame.nonfinite import readable, suspected
 from scanl.ops._frame.opaque import opaque
-from scanl.ops.offsets import sequences
+from scanl.ops.offsets import row_ends, sequences
 
 
 def memory(keys: str, values: str, meaning: str) -> StateFields:
@@ -118,10 +121,43 @@ def over(
         keys, values, past = (None, None, None) if memory is None else memory
         y, *after = _attended(q, k, v, keys, values, past, reach)
         memory = SegmentMemory(*after)
+    elif memory is None and (begins := _begins(q, cu_seqlens, reach)) is not None and not suspected(q, k, v):
+        y, memory = _within_pieces(q, k, v, begins, reach)
     else:
         y, memory = segment_attention(q, k, v, memory, window=reach, cu_seqlens=cu_seqlens)
     memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
     return y, memory
+
+
+def _begins(x: Tensor, cu_seqlens: Tensor, reach: int) -> Tensor | None:
+    """Return the step (B, T) at which the piece of each step begins; None unless rows of at most `reach` are cut."""
+    ends = row_ends(cu_seqlens)
+    steps = 0 if ends is None else x.shape[1] // len(ends.first)
+    if ends is None or steps > reach:
+        return None
+    rows = steps * torch.arange(len(ends.first), device=x.device)
+    if not torch.equal(cu_seqlens[ends.first], rows.to(cu_seqlens.dtype)):
+        return None
+    return cu_seqlens[sequence_index(cu_seqlens, x.shape[1])].view(-1, steps) - rows[:, None]
+
+
+def _within_pieces(q: Tensor, k: Tensor, v: Tensor, begins: Tensor, reach: int) -> tuple[Tensor, SegmentMemory]:
+    """Attend within pieces of rows that are packed (1, B T, heads, channels), and read the last piece of each row."""
+    dtype, steps = q.dtype, torch.arange(begins.shape[1], device=q.device)
+    q, k, v = (tensor.squeeze(0).unflatten(0, begins.shape) for tensor in (q, k, v))
+    wide = torch.promote_types(dtype, torch.float32) if q.device.type == "cpu" else dtype
+    visible = (steps >= begins[..., None]).tril()
+    query, key, value = (tensor.to(wide).transpose(1, 2) for tensor in (q, k, v))
+    y = softmax_attention(query, key, value, visible).transpose(1, 2)
+    places = begins[:, -1:] + steps
+    unused = (places >= len(steps))[..., None, None]
+
+    def ring(tokens: Tensor) -> Tensor:
+        index = places.clamp(max=len(steps) - 1) + len(steps) * torch.arange(len(places), device=q.device)[:, None]
+        last = tokens.flatten(0, 1).index_select(0, index.flatten()).view_as(tokens).masked_fill(unused, 0)
+        return pad(last, (0, 0, 0, 0, 0, reach - len(steps)))
+
+    return y.flatten(0, 1)[None].to(dtype), SegmentMemory(ring(k), ring(v), len(steps) - begins[:, -1])
 
 
 def _attended_shapes(

@@ -163,6 +163,6 @@ class H3(Layer):
         if cu_seqlens is None:
             y, diagonal = run(kv, diagonal)
         else:
-            y, diagonal = each_alone(run, kv, diagonal, cu_seqlens)
+            y, diagonal = each_alone(run, kv, diagonal, cu_seqlens, after_zeros=2)
         y = torch.einsum("bthk,btkvh->btvh", q, torch.addcmul(y, kv, widen(self.D)))
         return self.output_linear(y.flatten(2).to(x.dtype)), H3State(shift, diagonal)

@@ -105,7 +105,7 @@ class Hyena(ShortFilterLayer):
                 y, after = with_history(v, history, kernel)
             else:
                 y, after = each_alone(
-                    lambda v, row, kernel=kernel: with_history(v, row, kernel), v, history, cu_seqlens
+                    lambda v, row, kernel=kernel: with_history(v, row, kernel), v, history, cu_seqlens, after_zeros=2
                 )
             v = torch.addcmul(y, v, bias)
             histories.append(after)

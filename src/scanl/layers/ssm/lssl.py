@@ -126,7 +126,7 @@ class LSSL(Layer):
             if cu_seqlens is None:
                 y, last = run(entering, state)
             else:
-                y, last = each_alone(run, entering, state, cu_seqlens)
+                y, last = each_alone(run, entering, state, cu_seqlens, after_zeros=64)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.skip))).to(x.dtype)), last
 
 

@@ -130,7 +130,7 @@ class S4(Layer):
         if cu_seqlens is None:
             y, last = run(entering, state)
         else:
-            y, last = each_alone(run, entering, state, cu_seqlens)
+            y, last = each_alone(run, entering, state, cu_seqlens, after_zeros=4)
         y = F.gelu(torch.addcmul(y, u, widen(self.layer.D[0]))).to(x.dtype)
         return self.output_linear(y), last
 

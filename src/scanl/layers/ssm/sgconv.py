@@ -87,5 +87,5 @@ class SGConv(Layer):
         if cu_seqlens is None:
             y, last = with_history(u, state, kernel)
         else:
-            y, last = each_alone(lambda u, row: with_history(u, row, kernel), u, state, cu_seqlens)
+            y, last = each_alone(lambda u, row: with_history(u, row, kernel), u, state, cu_seqlens, after_zeros=2)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.D))).to(x.dtype)), last

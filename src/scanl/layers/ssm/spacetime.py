@@ -100,7 +100,7 @@ class SpaceTime(Layer):
         with as_widened(x):
             if cu_seqlens is None:
                 return dense_scan(u, A, B, C, state)
-            return each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, state, cu_seqlens)
+            return each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, state, cu_seqlens, after_zeros=64)
 
     def next_inputs(self, x: Tensor) -> Tensor:
         """Return the next input that the state predicts after each step, K s_t: (B, T, D). Needs `closed_loop`."""
