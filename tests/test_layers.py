@@ -274,6 +274,27 @@ def test_a_state_that_begins_anew_equals_the_pieces(name):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("entering", [False, True])
+@pytest.mark.parametrize(
+    "which", ["attention", "forgetting_attention", "gau", "hippo", "hyena", "lssl", "mega", "ran_noncausal", "rmt"]
+)
+def test_pieces_of_several_lengths_equal_each_alone(which, entering):
+    """Pieces that no state enters and whose last state nobody reads may be padded; here are some of similar lengths."""
+    layer, x = make(which), inputs(2, 16)
+    cuts = [(0, 3, 5, 8, 15, 16), (0, 4, 6, 7, 13, 16)]
+    starts = torch.tensor([[t in row for t in range(16)] for row in cuts])
+    starts[0, 0] = False
+    before = some_state(layer, 2) if entering else None
+    y, last = layer(x, before, starts=starts)
+    for row, bounds in enumerate(cuts):
+        at, state = slice(row, row + 1), None
+        for start, end in pairwise(bounds):
+            own = states.index(before, at) if row == start == 0 else None
+            alone, state = layer(x[at, start:end], own)
+            torch.testing.assert_close(y[at, start:end], alone)
+        assert_same(states.index(last, at), state)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_equal_each_alone(name, side):
     layer, lengths, x = make(name), [3, 6, 1], inputs(3, 6)

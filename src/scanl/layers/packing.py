@@ -58,17 +58,18 @@ def each_alone(
     cu_seqlens: Tensor,
     *,
     after_zeros: float | None = None,
+    causal: bool = True,
 ) -> "tuple[Tensor, State]":
     """Call `run` on the packed sequences separately, those of one length at once, for code that depends on the length.
 
-    New ones whose last state is not read are padded on the right to similar lengths: no step may depend on later ones.
+    New ones whose last state is not read are padded on the right to similar lengths, if no step depends on later ones.
     state: has a row for each sequence; None where all are new.   after_zeros: given where inputs of zero before a new
     sequence change nothing; then new ones, all of them, have zeros on the left, and lengths differ by this factor.
     """
     if after_zeros is not None and state is None and not torch.compiler.is_compiling():
         return _after_zeros(run, x, cu_seqlens, after_zeros)
     bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
-    ends = row_ends(cu_seqlens) if collecting() is None else None  # padding would have losses
+    ends = row_ends(cu_seqlens) if causal and collecting() is None else None  # padding would have losses
     exact = None if ends is None else ends.last if state is None else torch.cat(ends).unique()
     numbers: dict[int, list[int]] = {}
     for n in range(len(bounds) - 1) if exact is None else exact.tolist():

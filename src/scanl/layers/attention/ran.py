@@ -232,7 +232,7 @@ class RAN(Layer):
 
     def run(self, x: Tensor, state: RANState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RANState]:
         if cu_seqlens is not None:
-            return each_alone(self.forward, x, state, cu_seqlens)  # pyright: ignore[reportReturnType]
+            return each_alone(self.forward, x, state, cu_seqlens, causal=self.causal)  # pyright: ignore[reportReturnType]
         begun = self._begin(x, state, None)
         if x.shape[1] == 0:
             return x + 0 * self.cell_0.sum().to(x.dtype), begun
