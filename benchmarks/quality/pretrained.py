@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,37 +169,56 @@ def source_of(known: Known, folder: Path) -> Table:
     return Table([folder / known.path], "forecast", **{**options, "horizon": int(options["horizon"])})
 
 
+class PastSeries(NamedTuple):
+    """A channel of a series, and where it is forecast.
+
+    y: (T,), its numbers.   after: (N,), the steps after which it is forecast.   came: (N, H), the numbers that came.
+    unit: of its errors.
+    """
+
+    y: Any
+    after: Any
+    came: Any
+    unit: float
+
+
+def pasts(source: Table, limit: int) -> Iterator[PastSeries]:
+    """Yield the series of a table, to be forecast at so many origins of the test part."""
+    asking, horizon = source.asking, source.horizon
+    asking.limit = limit
+    lasts: dict[int, list[int]] = {}
+    for i, _, last in asking.origins(TEST):
+        lasts.setdefault(i, []).append(last)
+    for i, ends in lasts.items():
+        begin = max(0, min(ends) + 1 - MAX_STEPS)
+        for channel, target in enumerate(asking.windows.series[i].target.T):
+            came = np.stack([target[end + 1 : end + 1 + horizon] for end in ends])
+            y = target[begin : max(ends) + 1].copy()
+            yield PastSeries(y, np.array(ends) - begin, came, asking.units[i][channel])
+
+
 def measured(known: Known, folder: Path) -> dict[str, Any]:
     """Return the scores of the model and of the others at the origins of the test part."""
     source, model = source_of(known, folder), pretrained_forecaster()
     asking, horizon = source.asking, source.horizon
-    asking.limit = ORIGINS
-    origins = asking.origins(TEST)
-    lasts: dict[int, list[int]] = {}
-    for i, _, last in origins:
-        lasts.setdefault(i, []).append(last)
     errors, inside, seconds = [], [], 0.0
     rivals: dict[str, list[Any]] = {}
-    for i, ends in lasts.items():
-        begin = max(0, min(ends) + 1 - MAX_STEPS)
-        after = np.array(ends) - begin
-        for channel, y in enumerate(asking.windows.series[i].target[begin : max(ends) + 1].T):
-            target = asking.windows.series[i].target[:, channel]
-            came = np.stack([target[end + 1 : end + 1 + horizon] for end in ends])
-            unit, clock = asking.units[i][channel], time.process_time()
-            state = model.init_state(1, season=seasons_of(source))
-            answers, _ = model.each(y[None].copy(), state, after, horizon=horizon, levels=PROBABILITIES)
-            seconds += time.process_time() - clock
-            errors.append(np.abs(came - answers[0, ..., 2]) / unit)
-            theirs = {"fracast": _fracast(y, after, horizon)}
-            for name, classic in classics().items():
-                theirs[name] = classic.forecasts(y, after.tolist(), asking.season, horizon)
-            for name, medians in theirs.items():
-                absent = np.full_like(came, np.nan)
-                rivals.setdefault(name, []).append(np.abs(came - (absent if medians is None else medians)) / unit)
-            there = ~np.isnan(came)
-            within = [(came >= answers[0, ..., k]) & (came <= answers[0, ..., 4 - k]) for k in (1, 0)]
-            inside.append(np.stack([one[there] for one in within], 1))
+    for y, after, came, unit in pasts(source, ORIGINS):
+        clock = time.process_time()
+        state = model.init_state(1, season=seasons_of(source))
+        answers, _ = model.each(y[None], state, after, horizon=horizon, levels=PROBABILITIES)
+        seconds += time.process_time() - clock
+        errors.append(np.abs(came - answers[0, ..., 2]) / unit)
+        theirs = {"fracast": _fracast(y, after, horizon)}
+        for name, classic in classics().items():
+            theirs[name] = classic.forecasts(y, after.tolist(), asking.season, horizon)
+        for name, medians in theirs.items():
+            absent = np.full_like(came, np.nan)
+            rivals.setdefault(name, []).append(np.abs(came - (absent if medians is None else medians)) / unit)
+        there = ~np.isnan(came)
+        within = [(came >= answers[0, ..., k]) & (came <= answers[0, ..., 4 - k]) for k in (1, 0)]
+        inside.append(np.stack([one[there] for one in within], 1))
+    origins = asking.origins(TEST)
     naive = asking.naive(origins)[..., LEVELS.index(0.5)]
     came = np.stack([asking.windows.series[i].target[last + 1 : last + 1 + horizon] for i, _, last in origins])
     units = np.stack([asking.units[i] for i, *_ in origins])[:, None]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from quality import pretrained, tables, unseen_tables
+from quality import pretrained, tables, tuned, unseen_tables
 from scanl import cli
 
 
@@ -29,6 +29,10 @@ def test_a_table_is_forecast_and_scored(tmp_path, monkeypatch, capfd):
     pretrained.main()
     (row,) = pd.read_csv(tmp_path / "quick" / "pretrained.csv").to_dict("records")
     assert row["MASE"] < row["naive"]
+    monkeypatch.setitem(tuned.TABLES, "iowa", tables.TABLES["iowa"])
+    tuned.main()
+    (row,) = pd.read_csv(tmp_path / "quick" / "tuned.csv").to_dict("records")
+    assert row["ratio"] <= 1
 
 
 def test_a_table_of_the_package_is_written_and_forecast(tmp_path, monkeypatch):

@@ -351,6 +351,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, data or a compiler, or
     "sharded": "tests/benchmarks/test_sharded.py",
     "tables": "tests/benchmarks/test_tables.py",
     "translation": "tests/benchmarks/test_translation.py",
+    "tuned": "tests/benchmarks/test_tables.py",
     "unseen_tables": "tests/benchmarks/test_tables.py",
     "zoo": "tests/examples/test_zoo.py",
 }

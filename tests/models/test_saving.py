@@ -48,8 +48,8 @@ from scanl.models.saving import ModelPart, recorded, restored
 from scanl.models.stack import Backbone
 
 SOURCE = Path(scanl.__file__).parent
-# The pretrained forecaster reads series and their simple forecasts; its own tests save it.
-OTHERS = {Saved, models.PretrainedForecaster}
+# The pretrained forecaster and the tuned one read series and simple forecasts; their own tests save them.
+OTHERS = {Saved, models.PretrainedForecaster, models.TunedForecaster}
 HEADS = {cls for cls in vars(models).values() if isinstance(cls, type) and issubclass(cls, Saved)} - OTHERS
 
 

@@ -32,7 +32,7 @@ def source(y):
 
 def test_the_last_map_alone_learns_if_that_helps(monkeypatch):
     table, frame = source(np.random.default_rng(0).normal(size=150).cumsum())
-    reading = tune.Reading.of(PastTargets.of(table))
+    reading = tune.HeadOutputs.of(PastTargets.of(table))
     steps, ratios = tune.backtested(reading, tune.BORDERS)
     expected = [step for step, (a, b) in ratios.items() if max(a, b) <= 0.99 and a + b <= 2 * 0.98]
     assert steps == min(expected, key=lambda step: sum(ratios[step]), default=0)

@@ -5,7 +5,8 @@
 FOLDER keeps the weights, the optimizer and the number of steps; the same command goes on where the last piece ended.
 A step draws series of one length, reads them, and measures forecasts from some of their steps, by the pinball loss of
 all quantiles in units of the seasonal naive's errors so far, as many steps ahead. The file of the model has half
-precision.
+precision. Of four layers, hawk, lru, gated_deltanet and slstm, trained for 450 steps, hawk was the fastest; their
+losses were alike.
 """
 
 import argparse
@@ -36,7 +37,7 @@ LEAST_UNIT = 0.05  # in mean absolute differences, in which an error counts
 LARGE_LOSS = 5.0  # loss from which on its logarithm counts
 
 
-class Examples(NamedTuple):
+class SeriesExamples(NamedTuple):
     """Forecasts after N steps of B series, A steps ahead each, and the numbers that came.
 
     told: what is known after every step.   seasons: of the series.   parts: as `ahead_features` returns them.
@@ -59,7 +60,7 @@ class Examples(NamedTuple):
         return self.parts[1][..., SEASONAL, :].mean(-1).exp().clamp(min=LEAST_UNIT)
 
 
-def examples(y: Numbers, seasons: Seasons, origins: Counts, ahead: Counts, horizon: int) -> Examples:
+def examples(y: Numbers, seasons: Seasons, origins: Counts, ahead: Counts, horizon: int) -> SeriesExamples:
     """Return examples of series y (B, T + H), the last H steps of which are not read, NaN where missing.
 
     seasons: of arrays.   origins: (N,), steps, in order.   ahead: (N, A), steps ahead, at most H.
@@ -76,7 +77,7 @@ def examples(y: Numbers, seasons: Seasons, origins: Counts, ahead: Counts, horiz
     unit = units(tensors)[:, torch.from_numpy(origins)]
     target = torch.from_numpy(came - first[:, None, None] - told.value[:, origins, None]) / unit[..., None]
     valid = ~target.isnan() & torch.from_numpy(told.scale[:, origins, None] > 0)
-    return Examples(tensors, of_series, parts, target.nan_to_num(), valid, unit)
+    return SeriesExamples(tensors, of_series, parts, target.nan_to_num(), valid, unit)
 
 
 def quantile_losses(quantiles: Tensor, target: Tensor, unit: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ TOKENS = 49152  # steps that are read
 FORECASTS = 12288  # from which it learns
 PIECE_TOKENS = 12288  # steps of windows that are read side by side
 WINDOW = 1.5  # steps of a window of a long series, over those that a forecast reads
-LEAST_PAST = 24  # steps before the first forecast of a series, at most a sixth of it
+MIN_PAST = 24  # steps before the first forecast of a series, at most a sixth of it
 MARKS = (10, 20, 40, 80, 160)  # steps of training after which the backtests measure
 LR, WARMUP = 1e-3, 10
 BORDERS = (0.6, 0.8, 1.0)  # shares of the rows between which the origins of a backtest are
@@ -45,7 +45,7 @@ USABLE_OPTIONS = {
 }  # fmt: skip
 
 
-class Reading(NamedTuple):
+class HeadOutputs(NamedTuple):
     """Forecasts of M numbers of a table, as far as no tuned weight counts.
 
     head: (M, W), output of the head.   errors: (M, K, 2).   forecasts: (M, K).   target, naive: (M,), in units of the
@@ -64,7 +64,7 @@ class Reading(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, past: PastTargets, progress: Progress = SILENCE) -> "Reading":
+    def of(cls, past: PastTargets, progress: Progress = SILENCE) -> "HeadOutputs":
         """Read the rows before the test part."""
         model, parts = pretrained_forecaster(), []
         pieces = list(_pieces(past))
@@ -74,15 +74,15 @@ class Reading(NamedTuple):
             parts.append(_read(model, past, piece, origins))
         return cls(*map(torch.cat, zip(*parts, strict=True)))
 
-    def some(self, which: Tensor) -> "Reading":
+    def some(self, which: Tensor) -> "HeadOutputs":
         """Return the forecasts at which a mask is True."""
-        return Reading(*(part[which] for part in self))
+        return HeadOutputs(*(part[which] for part in self))
 
-    def before(self, border: float) -> "Reading":
+    def before(self, border: float) -> "HeadOutputs":
         """Return the forecasts whose numbers come before a share of the rows."""
         return self.some(self.came < border)
 
-    def between(self, begin: float, end: float) -> "Reading":
+    def between(self, begin: float, end: float) -> "HeadOutputs":
         """Return the forecasts that begin at or after a share of the rows, and whose numbers come before another."""
         return self.some((self.origin >= begin) & (self.came < end))
 
@@ -135,7 +135,7 @@ def _pieces(past: PastTargets) -> Iterator[list[tuple[int, int, int]]]:
 def _read(
     model: PretrainedForecaster, past: PastTargets, piece: list[tuple[int, int, int]], count: int
 ) -> tuple[Tensor, ...]:
-    """Return the fields of `Reading` of some windows. count: origins in a window."""
+    """Return the fields of `HeadOutputs` of some windows. count: origins in a window."""
     horizon, longest = past.horizon, max(end - begin for _, begin, end in piece)
     shortest = piece[0][2] - piece[0][1]
     y = np.full((len(piece), longest + horizon), np.nan)
@@ -145,7 +145,7 @@ def _read(
         rows[k] = end - longest
         y[k, longest - (end - begin) :][: len(values)] = values
     is_long = shortest >= int(WINDOW * _read_steps(past))
-    first = longest - shortest + (shortest // 3 if is_long else min(LEAST_PAST, shortest // 6))
+    first = longest - shortest + (shortest // 3 if is_long else min(MIN_PAST, shortest // 6))
     origins = np.arange(first, longest - 1)
     origins = origins[sampled(len(origins), count)]
     ahead = np.unique(np.linspace(1, horizon, min(AHEAD_COUNT, horizon)).astype(np.int64))
@@ -168,7 +168,7 @@ def _read(
 class _Descent:
     """The training of the last linear map. `go(step)` goes on until a step."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: HeadOutputs) -> None:
         self.reading, self.done = reading, 0
         self.model = copy.deepcopy(pretrained_forecaster()).float()
         self.model.output.requires_grad_(True)
@@ -195,7 +195,7 @@ class Tuning:
     """
 
     options: dict[str, Any]
-    reading: Reading
+    reading: HeadOutputs
     steps: int
     ratios: dict[int, list[float]] = field(default_factory=dict)
 
@@ -242,14 +242,14 @@ def choose(source: SeriesSource, fixed: Mapping[str, Any], minutes: float, progr
     """Choose the number of steps by backtests.   fixed, minutes: are not read.   progress: as in `choose.choose`."""
     past = PastTargets.of(source)
     progress.note(f"reading the rows before the test part of {source.described}")
-    reading = Reading.of(past, progress.part(0.0, 0.5))
+    reading = HeadOutputs.of(past, progress.part(0.0, 0.5))
     options = {"distribution": "quantiles", "sequence_length": _read_steps(past)}
     steps, ratios = backtested(reading, BORDERS, progress.part(0.5, 1.0))
     return Tuning(options, reading, steps, ratios)
 
 
 def backtested(
-    reading: Reading, borders: Sequence[float], progress: Progress = SILENCE
+    reading: HeadOutputs, borders: Sequence[float], progress: Progress = SILENCE
 ) -> tuple[int, dict[int, list[float]]]:
     """Return the number of steps with the lowest mean error in backtests, and the ratios of the errors.
 
