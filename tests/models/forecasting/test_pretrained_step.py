@@ -7,9 +7,9 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from scanl.layers import state as states
-from scanl.models import pretrained_forecaster
+from scanl.models import TunedForecaster, pretrained_forecaster
 from scanl.models.forecasting import pretrained
-from scanl.models.forecasting.pretrained_step import PretrainedStep
+from scanl.models.forecasting.pretrained_step import PretrainedStep, stepped
 
 LEVELS, NOW = (0.1, 0.5, 0.9), np.array([0])
 
@@ -35,6 +35,14 @@ def test_a_step_is_a_step_of_the_whole(series):
             assert_allclose(quantiles.numpy(), answer, rtol=1e-11, atol=1e-11)
     for (name, one), (_, other) in zip(states.leaves(state), states.leaves(expected), strict=True):
         assert_close(one, other, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_a_tuned_forecaster_has_a_step(series):
+    model = TunedForecaster(6, copy.deepcopy(pretrained_forecaster()), season=5, second=15)
+    step, state = stepped(model), model.init_state(2)
+    right, _ = model.predict(torch.from_numpy(series[:, :1, None]), state)
+    assert_close(step(torch.from_numpy(series[:, :1, None]), state)[0][:, 0], right.quantiles[:, :, 0], equal_nan=True)
+    assert stepped(model.stack) is model.stack
 
 
 def test_rows_that_come_alone_have_a_kernel(series, monkeypatch):

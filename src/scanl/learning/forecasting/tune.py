@@ -1,11 +1,13 @@
 r"""Tune the pretrained forecaster on a table: `scanl train --init pretrained`.
 
 The last linear map of the forecaster learns from the rows before the test part, with the loss of its pretraining. Every
-other weight stays, so all that it reads is computed once. Backtests decide how long it learns: it is tuned on the rows
-before each of them and measured in it after some numbers of steps. It is tuned only if that helps in every backtest.
+other weight stays, so all that it reads is computed once. The mean of the weights before and after is taken. Backtests
+decide how long the map learns: it is tuned on the rows before each of them, and measured in it after some numbers of
+steps. It is tuned only if that helps in every backtest, by more than chance.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -34,11 +36,12 @@ TOKENS = 49152  # steps that are read
 FORECASTS = 12288  # from which it learns
 PIECE_TOKENS = 12288  # steps of windows that are read side by side
 WINDOW = 1.5  # steps of a window of a long series, over those that a forecast reads
-MIN_PAST = 24  # steps before the first forecast of a series, at most a sixth of it
+PAST_STEPS = 24  # steps before the first forecast of a series, at most a sixth of it
 MARKS = (10, 20, 40, 80, 160)  # steps of training after which the backtests measure
 LR, WARMUP = 1e-3, 10
 BORDERS = (0.6, 0.8, 1.0)  # shares of the rows between which the origins of a backtest are
-MIN_FORECASTS = 64  # to learn from, and in a backtest
+MIN_STRETCHES = 16  # of H steps, to learn from, and in a backtest
+CERTAINTY = 2.0  # standard errors of the gain in a backtest, which it has at least
 USABLE_OPTIONS = {
     "data", "question", "target", "time", "series", "horizon", "season", "freq", "validation", "test", "init", "out",
     "seed",
@@ -50,7 +53,8 @@ class HeadOutputs(NamedTuple):
 
     head: (M, W), output of the head.   errors: (M, K, 2).   forecasts: (M, K).   target, naive: (M,), in units of the
     series.   factor: (M,), these units in those of the table's errors.   origin, came: (M,), how far in the rows before
-    the test part the forecast begins, and the number comes.
+    the test part the forecast begins, and the number comes.   stretch: (M,), a number for each series and each H of its
+    steps, in which the forecast begins.
     """
 
     head: Tensor
@@ -61,6 +65,7 @@ class HeadOutputs(NamedTuple):
     factor: Tensor
     origin: Tensor
     came: Tensor
+    stretch: Tensor
 
     @classmethod
     @torch.no_grad()
@@ -92,10 +97,10 @@ class HeadOutputs(NamedTuple):
         return quantile_losses(quantiles, self.target, self.naive).mean()
 
     @torch.no_grad()
-    def error(self, model: PretrainedForecaster) -> float:
-        """Return the mean absolute error of the medians, in units of the table's errors."""
+    def absolute_errors(self, model: PretrainedForecaster) -> Tensor:
+        """Return the absolute errors (M,) of the medians, in units of the table's errors."""
         medians = model.weighed(self.head, self.errors, self.forecasts).quantiles[..., MIDDLE]
-        return float(((self.target - medians).abs() * self.factor).mean())
+        return (self.target - medians).abs() * self.factor
 
 
 def _read_steps(past: PastTargets) -> int:
@@ -145,7 +150,7 @@ def _read(
         rows[k] = end - longest
         y[k, longest - (end - begin) :][: len(values)] = values
     is_long = shortest >= int(WINDOW * _read_steps(past))
-    first = longest - shortest + (shortest // 3 if is_long else min(MIN_PAST, shortest // 6))
+    first = longest - shortest + (shortest // 3 if is_long else min(PAST_STEPS, shortest // 6))
     origins = np.arange(first, longest - 1)
     origins = origins[sampled(len(origins), count)]
     ahead = np.unique(np.linspace(1, horizon, min(AHEAD_COUNT, horizon)).astype(np.int64))
@@ -160,30 +165,40 @@ def _read(
     begun = rows[:, None] + origins
     factor = (some.unit / torch.from_numpy(of_table)[:, None])[..., None].expand(some.target.shape)
     came = (begun[..., None] + ahead) / lengths[:, None, None]
-    shares = [torch.from_numpy(part) for part in (((begun + 1) / lengths[:, None])[..., None] + 0 * came, came)]
+    stretches = (arrays[:, None] << 32) + begun // horizon
+    of_origins = [np.repeat(part[..., None], len(ahead), 2) for part in ((begun + 1) / lengths[:, None], stretches)]
+    shares = [torch.from_numpy(part) for part in (of_origins[0], came, of_origins[1])]
     flat = (head, errors, forecasts, some.target, some.naive, factor)
     return *(part[some.valid].float() for part in flat), *(share[some.valid] for share in shares)
 
 
 class _Descent:
-    """The training of the last linear map. `go(step)` goes on until a step."""
+    """The training of the last linear map."""
 
     def __init__(self, reading: HeadOutputs) -> None:
         self.reading, self.done = reading, 0
-        self.model = copy.deepcopy(pretrained_forecaster()).float()
-        self.model.output.requires_grad_(True)
-        self.optimizer = torch.optim.Adam(self.model.output.parameters(), LR, betas=(0.9, 0.98))
+        self.model, self.mean = (copy.deepcopy(pretrained_forecaster()).float() for _ in range(2))
+        self.parameters = list(self.model.output.requires_grad_(True).parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, LR, betas=(0.9, 0.98))
 
     def go(self, step: int) -> PretrainedForecaster:
+        """Go on until a step, and return the model with the mean of the weights before the first step and now.
+
+        Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, with their coefficient of 0.5.
+        """
         for k in range(self.done, step):
             for group in self.optimizer.param_groups:
                 group["lr"] = LR * min(1.0, (k + 1) / WARMUP)
             self.optimizer.zero_grad()
             self.reading.loss(self.model).backward()
-            torch.nn.utils.clip_grad_norm_(self.model.output.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
             self.optimizer.step()
         self.done = step
-        return self.model
+        before = pretrained_forecaster().output.parameters()
+        with torch.no_grad():
+            for mean, first, now in zip(self.mean.output.parameters(), before, self.parameters, strict=True):
+                mean.copy_((first + now) / 2)
+        return self.mean
 
 
 @dataclass
@@ -208,7 +223,7 @@ class Tuning:
             least = min(float(np.mean(ratios)) for ratios in self.ratios.values())
             return (
                 f"chosen: the model in the package as it is; tuned, it has {least:.3f} of its error in the backtests "
-                f"at best, expected {GAIN:g} at most, and {LEAST_GAIN:g} in each"
+                f"at best, expected {GAIN:g} at most, and in each {LEAST_GAIN:g} and {CERTAINTY:g} standard errors less"
             )
         ratio = float(np.mean(self.ratios[self.steps]))
         return f"chosen: {self.steps} steps; in the backtests the tuned model has {ratio:.3f} of its error before"
@@ -256,18 +271,29 @@ def backtested(
     borders: shares of the rows between which the origins of each backtest are.
     """
     ratios: dict[int, list[float]] = {}
+    certain = set(MARKS)
     for k, (begin, end) in enumerate(pairwise(borders)):
         learnt, measured = reading.before(begin), reading.between(begin, end)
-        if min(len(learnt.target), len(measured.target)) < MIN_FORECASTS:
-            continue
+        if min(len(part.stretch.unique()) for part in (learnt, measured)) < MIN_STRETCHES:
+            return 0, {}
         training = _Descent(learnt)
-        before = measured.error(training.model)
+        before = measured.absolute_errors(training.mean)
         for j, step in enumerate(MARKS):
             progress.at((k + j / len(MARKS)) / (len(borders) - 1), f"backtests: {k} of {len(borders) - 1}")
-            ratios.setdefault(step, []).append(measured.error(training.go(step)) / before if before else 1.0)
-    means = {step: float(np.mean(some)) for step, some in ratios.items() if len(some) == len(borders) - 1}
+            after = measured.absolute_errors(training.go(step))
+            ratios.setdefault(step, []).append(float(after.mean() / before.mean()) if before.any() else 1.0)
+            if not _is_certain(before - after, measured.stretch):
+                certain.discard(step)
+    means = {step: float(np.mean(some)) for step, some in ratios.items()}
     able = [step for step, mean in means.items() if mean <= GAIN and max(ratios[step]) <= LEAST_GAIN]
-    return min(able, key=means.__getitem__, default=0), ratios
+    return min(certain.intersection(able), key=means.__getitem__, default=0), ratios
+
+
+def _is_certain(gains: Tensor, stretch: Tensor) -> bool:
+    """Return whether the mean gain is some standard errors above 0; those of one stretch count as one number."""
+    numbers, places = stretch.unique(return_inverse=True)
+    sums = torch.zeros(len(numbers), dtype=torch.float64).index_add(0, places, gains.double())
+    return bool(sums.mean() * math.sqrt(len(sums)) >= CERTAINTY * sums.std())
 
 
 def fitted(source: SeriesSource, choice: Tuning, seed: int, progress: Progress = SILENCE) -> TunedForecaster:

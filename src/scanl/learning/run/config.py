@@ -272,8 +272,8 @@ class TrainConfig(Configuration):
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
         if self.run.init == PRETRAINED_NAME and self.source.question != "forecast":
             raise ConfigError(
-                f"train: init is {PRETRAINED_NAME}, expected a run folder because question is {self.source.question or 'none'}; "
-                "the model in the package forecasts a table: --question forecast"
+                f"train: init is {PRETRAINED_NAME}, expected a run folder because question is "
+                f"{self.source.question or 'none'}; the model in the package forecasts a table: --question forecast"
             )
         self._check_sharing()
         reasons = {"inputs_alone": self.source.inputs_alone, "init": self.run.init, "devices": self.run.devices > 1}
