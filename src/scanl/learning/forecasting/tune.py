@@ -168,8 +168,9 @@ def _read(
     stretches = (arrays[:, None] << 32) + begun // horizon
     of_origins = [np.repeat(part[..., None], len(ahead), 2) for part in ((begun + 1) / lengths[:, None], stretches)]
     shares = [torch.from_numpy(part) for part in (of_origins[0], came, of_origins[1])]
+    valid = some.valid & some.told.is_known[:, torch.from_numpy(origins), None]  # a forecast in a gap is of more steps
     flat = (head, errors, forecasts, some.target, some.naive, factor)
-    return *(part[some.valid].float() for part in flat), *(share[some.valid] for share in shares)
+    return *(part[valid].float() for part in flat), *(share[valid] for share in shares)
 
 
 class _Descent:
