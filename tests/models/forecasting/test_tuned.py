@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from scanl.errors import ShapeError
-from scanl.models import Channels, PretrainedForecaster, Stack, TunedForecaster
+from scanl.models import Channels, PretrainedForecaster, Stack, TunedForecaster, pretrained_forecaster
 from scanl.series_columns import SeriesColumns
 
 
@@ -24,6 +24,12 @@ def test_the_forecast_is_that_of_its_forecaster(model, tmp_path):
     loaded, _ = TunedForecaster.load(tmp_path).predict(SeriesColumns(x), levels=(0.1, 0.5))
     assert_close(loaded, right, rtol=0, atol=0)
     assert model.init_state(2).simple.known.shape == (4,)
+
+
+def test_the_model_in_the_package_has_memory_whoever_asks_first():
+    pretrained_forecaster.cache_clear()
+    with torch.device("meta"):
+        assert not any(part.is_meta for part in pretrained_forecaster().state_dict().values())
 
 
 def test_another_number_of_targets_is_refused(model):

@@ -305,7 +305,8 @@ def pretrained_forecaster() -> PretrainedForecaster:
     (torch.Size([1, 3, 1]), torch.Size([1, 3, 1, 11]))
     """
     tensors, about = load_tensors(WEIGHTS / FILE, "pretrained")
-    model = PretrainedForecaster(**restored(about["config"]))  # `load` would import torch's compiler first
+    with torch.device("cpu"):  # it is kept, also where the caller makes models without memory
+        model = PretrainedForecaster(**restored(about["config"]))  # `load` would import torch's compiler first
     model.load_state_dict(tensors)
     return model.eval().double().requires_grad_(False)
 
