@@ -86,11 +86,12 @@ class LiquidS4(GatedDiagonalLayer):
                 y, last = self._in_blocks(u, a, b, C, start)
         else:
 
-            def run(u: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            def run(u: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor]:
+                row = start.new_zeros(len(u), *start.shape[1:]) if row is None else row
                 return (self._in_blocks if u.shape[1] >= BLOCK else self._recurrence)(u, a, b, C, row)
 
             with as_widened(x):
-                y, last = each_alone(run, u, start, cu_seqlens)
+                y, last = each_alone(run, u, None if state is None else start, cu_seqlens, after_zeros=4)
         return self._read_out(y, u, x.dtype), last
 
     def _recurrence(

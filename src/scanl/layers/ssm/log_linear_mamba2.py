@@ -9,11 +9,13 @@ from torch.nn import functional as F
 from scanl.layers import options, registry
 from scanl.layers.base import UNDECAYED_HINT, widen
 from scanl.layers.initial_state import StateAxes
+from scanl.layers.packing import each_alone
 from scanl.layers.parts.levels import count_levels, divided, divisible, levels
 from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.mamba2 import Mamba2
 from scanl.ops import linear_attention
+from scanl.ops.offsets import row_ends
 
 
 class LogLinearMamba2State(NamedTuple):
@@ -66,6 +68,9 @@ class LogLinearMamba2(Mamba2):
         self, x: Tensor, state: LogLinearMamba2State | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LogLinearMamba2State]:
         check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.longest)
+        if state is None and row_ends(cu_seqlens) is not None:
+            assert cu_seqlens is not None
+            return each_alone(self.forward, x, None, cu_seqlens)  # pyright: ignore[reportReturnType]
         begins = state is None and cu_seqlens is None
         state = self._begin(x, state, cu_seqlens)
         sizes = [self.width, sum(self.widths), self.num_heads, self.num_heads * self.levels]
