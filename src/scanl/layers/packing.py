@@ -161,6 +161,10 @@ class SimilarSequences(NamedTuple):
     steps: Tensor
     valid: Tensor
 
+    def some(self, which: Tensor) -> "SimilarSequences":
+        """Return those of the sequences for which `which` (P,) is True."""
+        return SimilarSequences(*(tensor[which] for tensor in self))
+
     def rows(self, x: Tensor) -> Tensor:
         """Return the sequences of x (1, T, ...) as rows (P, L, ...) with zeros on the right."""
         return self._with_zeros(self._at(x, self.steps), self.valid)

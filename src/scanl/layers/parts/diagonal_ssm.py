@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from scanl.layers.base import as_widened
 from scanl.layers.packing import in_order, similar_sequences
 from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal
+from scanl.ops.offsets import row_ends
 from scanl.ops.ssm_kernels import powers
 
 MAX_RECURRENT_STEPS = 16  # up to this many steps the recurrence is used
@@ -102,18 +103,20 @@ def _packed(
     cu_seqlens: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Convolve the sequences of a packed row, those of similar lengths at once."""
-    groups = list(similar_sequences(cu_seqlens, x.shape[1]))
+    groups, ends = list(similar_sequences(cu_seqlens, x.shape[1])), row_ends(cu_seqlens) if state is None else None
     longest = max((group.steps.shape[1] for group in groups), default=0)
     kernel = ssm_kernel_diagonal(A, B, C, dt, longest, discretization=discretization)
     last = A.new_zeros(len(cu_seqlens) - 1, *C.shape) if state is None else state
     ys, steps = [], []
     for group in groups:
         rows = None if state is None else state[group.numbers]
-        ends = group.rows_to_end(x), group.lengths
-        of_rows, end = _convolution(group.rows(x), kernel, A, B, C, dt, rows, discretization, *ends)
+        # Without states to echo, the last states of pieces of rows are summed where somebody reads them.
+        left = group if ends is None else group.some(torch.isin(group.numbers, ends.last))
+        to_end = left.rows_to_end(x), left.lengths
+        of_rows, end = _convolution(group.rows(x), kernel, A, B, C, dt, rows, discretization, *to_end)
         ys.append(of_rows.flatten(0, 1))
         steps.append(torch.where(group.valid, group.steps, x.shape[1]).flatten())
-        last = last.index_copy(0, group.numbers, end)
+        last = last.index_copy(0, left.numbers, end)
     return (in_order(ys, steps, x.shape[1])[None] if ys else x), last
 
 
