@@ -186,6 +186,28 @@ def test_what_has_no_stream_is_named(tmp_path, kind, rows, attributes, named):
         convert(written(tmp_path / "model.onnx", nodes, weights, inputs, "result"))
 
 
+def test_a_condition_of_constants_takes_a_branch(tmp_path):
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(kind, ["x", "x"], [f"{name}_y"])], name, [],
+            [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)],
+        )
+        for name, kind in (("then", "Add"), ("else", "Mul"))
+    }  # fmt: skip
+    most = helper.make_node("Constant", [], ["most"], value_float=9.0)
+    nodes = [
+        most,
+        helper.make_node("Less", ["rate", "most"], ["low"]),
+        helper.make_node("If", ["low"], ["y"], **branches),
+    ]
+    path = written(tmp_path / "model.onnx", nodes, {}, {"x": ["batch", "steps"], "rate": []}, "y")
+    x = torch.randn(2, 3)
+    assert torch.equal(ONNXModule(path, {"rate": 8.0})(x), x + x)
+    assert torch.equal(ONNXModule(path, {"rate": 10.0})(x), x * x)
+    with pytest.raises(ConfigError, match="has the operator If"):
+        ONNXModule(path)
+
+
 def test_bad_files(tmp_path):
     x = {"x": ["batch", 3, "steps"], "gain": [1]}
     one = helper.make_node("Mul", ["x", "gain"], ["y"])

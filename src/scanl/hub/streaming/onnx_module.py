@@ -134,9 +134,14 @@ class ONNXModule(nn.Module):
             del self._parameters[self._names.pop(name)]
 
     def _fold(self, nodes: list[_Node]) -> list[_Node]:
-        """Run what depends on constants alone, and return the other operators."""
+        """Run what depends on constants alone, and return the other operators. An If of a constant is its branch."""
         left = []
         for kind, names, outputs, attributes in nodes:
+            if kind == "If" and names[0] in self._constants:
+                branch = attributes["then_branch" if self._constants[names[0]] else "else_branch"]
+                ends = [("Identity", [one.name], [name], {}) for one, name in zip(branch.output, outputs, strict=True)]
+                left += self._fold(self._read_nodes(branch) + ends)
+                continue
             if kind == "Scan":
                 body = attributes["body"]
                 attributes = {**attributes, "body": body._replace(nodes=self._fold(body.nodes))}
@@ -170,7 +175,7 @@ class ONNXModule(nn.Module):
                     if all(name in moved for name in (names if kind == "Concat" else names[:1])):
                         moved |= set(outputs)
         if begun:
-            self._results = [name for name in self._results if name not in last]
+            self._results = [name for name in self._results if name not in last] or self._results
 
     def _read(self) -> tuple[list[_Node], set[str]]:
         """Return the operators that results need, and the names that they read but for first states."""
