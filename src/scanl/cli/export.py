@@ -89,16 +89,8 @@ def run(argv: Sequence[str]) -> int:
 def _model(args: Namespace, path: Path) -> nn.Module:
     """Return the model to write."""
     if args.run == PRETRAINED_NAME and not Path(args.run).is_dir():
-        if args.portable:
-            raise ConfigError(f"export: portable is True, expected False because {PRETRAINED_NAME} computes in float64")
-        if args.weights:
-            raise ConfigError(f"export: weights is {args.weights}, but {PRETRAINED_NAME} computes in float64")
-        if path.suffix == ".pt2":
-            raise ConfigError(
-                f"export: path is {path}, expected a file of .c, .onnx or .html because {PRETRAINED_NAME} has no step "
-                "for torch"
-            )
         sizes = {name: getattr(args, name) or size for name, size in SIZES.items()}
+        check_step(args, path)
         return PretrainedStep(pretrained_forecaster(), sizes["horizon"], (sizes["season"], 1))
     for name in SIZES:
         if (value := getattr(args, name)) is not None:
@@ -107,7 +99,22 @@ def _model(args: Namespace, path: Path) -> nn.Module:
         return convert(args.run)
     if args.run in byte_model_names() and not Path(args.run).is_dir():
         return byte_model(args.run)
-    return stepped(RunFolder.open(args.run).load_model())
+    model = stepped(RunFolder.open(args.run).load_model())
+    if isinstance(model, PretrainedStep):
+        check_step(args, path)
+    return model
+
+
+def check_step(args: Namespace, path: Path) -> None:
+    """Raise ConfigError for options that the step of a pretrained forecaster does not have."""
+    if args.portable:
+        raise ConfigError(f"export: portable is True, expected False because {args.run} computes in float64")
+    if args.weights:
+        raise ConfigError(f"export: weights is {args.weights}, but {args.run} computes in float64")
+    if path.suffix == ".pt2":
+        raise ConfigError(
+            f"export: path is {path}, expected a file of .c, .onnx or .html because {args.run} has no step for torch"
+        )
 
 
 def _inputs(path: Path) -> Tensor:
