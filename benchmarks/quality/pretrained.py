@@ -166,7 +166,8 @@ def source_of(known: Known, folder: Path) -> Table:
         else:
             list(named.values())[-1].append(word)
     options: dict[str, Any] = {name: values[0] for name, values in named.items() if name != "past"}
-    return Table([folder / known.path], "forecast", **{**options, "horizon": int(options["horizon"])})
+    sizes = {name: int(options[name]) for name in ("horizon", "season") if name in options}
+    return Table([folder / known.path], "forecast", **{**options, **sizes})
 
 
 class PastSeries(NamedTuple):
