@@ -126,7 +126,7 @@ def main() -> None:
             lines.setdefault(row["model"], []).append((float(row["frames"]), float(row["mean_return"])))
         if lines:
             panels.append(Panel(task, "frames", "mean return of 100 episodes", lines))
-    picture(results.pictures / "agents.png", panels, columns=len(panels))
+    picture(results.pictures / "agents.png", panels)
 
 
 if __name__ == "__main__":
