@@ -166,11 +166,15 @@ class Told(nn.Module):
         return self.function(self.gru, x)
 
 
+PROJECTED = nn.LSTM(3, 3, proj_size=2, batch_first=True)
+
+
 @pytest.mark.parametrize(("module", "named"), [
     (nn.Sequential(nn.Conv1d(3, 3, 3, padding=1)), r"0 \(Conv1d\) reads 1 steps ahead"),
     (nn.Sequential(nn.Conv1d(3, 3, 5, padding="same")), r"0 \(Conv1d\) reads 2 steps ahead"),
     (nn.LSTM(3, 4, bidirectional=True), "LSTM reads later steps"),
-    (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 4, proj_size=2, batch_first=True)), r"1 \(LSTM\) projects its state"),
+    (Told(lambda gru, x: PROJECTED(gru(x)[0], (torch.ones(1, len(x), 2), x.new_zeros(1, len(x), 3)))[0]),
+     "begins with a projected state"),
     (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), r"self_attn \(MultiheadAttention\) mixes steps"),
     (Told(lambda gru, x: gru(x, gru(x)[1])[0]), r"gru \(GRU\) begins with the end of another part"),
     (Told(lambda gru, x: gru(x)[0] + x.mean(1, keepdim=True)), "add uses the end of the sequence"),
@@ -192,6 +196,7 @@ def test_a_part_without_a_stream_is_named(module, named):
     lambda gru, x: gru(x)[0].mean(1),
     lambda gru, x: gru(x)[1],
     lambda gru, x: gru(x[:, :-2])[1],
+    lambda gru, x: PROJECTED(gru(x)[0])[1][0],
 ])  # fmt: skip
 def test_the_end_so_far_is_a_result(function):
     module = Told(function)

@@ -173,6 +173,8 @@ class LeadingEntries:
 class Recurrence:
     """nn.RNN, nn.GRU or nn.LSTM in one direction, by a kernel a layer or by the ops.
 
+    With proj_size the recurrent weights are those of what is projected: U R h for U (R h). Then h is not projected.
+
     State: h, and c of an LSTM; (B, layers, H) each.
     """
 
@@ -185,18 +187,25 @@ class Recurrence:
         initial = [hx] if isinstance(hx, Tensor) else list(hx)
         if state is not None:
             initial = [state[name].movedim(0, 1) for name, _ in zip("hc", initial, strict=False)]
-        width, last = 4 if given["has_biases"] else 2, []
+        width, last, projections = len(given["params"]) // given["num_layers"], [], []
+        if width % 2 and state is None:
+            initial[0] = torch.zeros_like(initial[1])
         for layer in range(given["num_layers"]):
             weights = list(given["params"][width * layer : width * (layer + 1)])
             members = [member[layer] for member in initial]
+            if width % 2:
+                projections.append(weights.pop())
+                weights[1] = weights[1] @ projections[-1]
             mode, by_op = _SCANS[self.operation]
             scan = partial(_by_kernel, mode) if _has_kernel(x, *weights, *members) else by_op
             x, after = scan(x, weights, members)
+            x = torch.nn.functional.linear(x, projections[-1]) if projections else x
             last.append(after)
         ends = [torch.stack(members) for members in zip(*last, strict=True)]
-        return (x.movedim(1, self.axis), *ends), {
-            name: end.movedim(1, 0) for name, end in zip("hc", ends, strict=False)
-        }
+        kept = {name: end.movedim(1, 0) for name, end in zip("hc", ends, strict=False)}
+        if projections:
+            ends[0] = ends[0] @ torch.stack(projections).mT
+        return (x.movedim(1, self.axis), *ends), kept
 
 
 def _has_kernel(*tensors: Tensor) -> bool:

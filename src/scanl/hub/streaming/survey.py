@@ -436,9 +436,9 @@ class Survey:
             raise self._refused("has another time axis")
         if given["bidirectional"]:
             raise self._refused("reads later steps (bidirectional)", ahead=True)
-        if len(given["params"]) > given["num_layers"] * (4 if given["has_biases"] else 2):
-            raise self._refused("projects its state in each step (proj_size)")
         members = len(given["hx"]) if isinstance(given["hx"], list | tuple) else 1
+        if len(given["params"]) // given["num_layers"] % 2 and given["hx"][0].any():
+            raise self._refused("begins with a projected state (proj_size) that is not zero")
         return Recurrence(self._node.target, fact.axis), (fact, *[EndResult()] * members)
 
     def _scan(self, args: Any, kwargs: Any, facts: Any) -> tuple[Part, Any]:
