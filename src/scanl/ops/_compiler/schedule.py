@@ -73,6 +73,8 @@ class Schedule:
 
     def pairwise(self, out: View, args: Sequence[Operand], rule: PairRule) -> None:
         """Add a loop. rule: of numbers that may be complex, and a result that may be."""
+        if 0 in out.shape:
+            return
         known = [_constant(arg) for arg in args]
         args = [arg.expanded(out.shape) if isinstance(arg, View) else arg for arg in known]
         statement = _Statement(out, args, rule)
