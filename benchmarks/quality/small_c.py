@@ -8,9 +8,11 @@ standard library (nn.Embedding, nn.LSTM; bits a byte). waves: the next of a nois
 nn.GRU; root of the mean square error). Each is trained here, converted, and written as C of float32 and of 8 bits,
 whose weights are rounded for inputs of training. Scores are those of the C files (-O3) on parts that no training saw.
 
-A program in C times each of a million steps, and as many calls of nothing, by the processor time of its thread: that in
-which other programs interrupt it does not count. arm: bytes of code and constants for a Cortex-M4 by arm-none-eabi-gcc
--Os, and the largest difference of a step by qemu-arm from one here, where these programs are installed.
+A program in C times a million steps, and a call of nothing before each, by the processor time of its thread: that in
+which other programs interrupt it does not count, but the interruptions do. What a step does is counted too, which no
+other program changes: the blocks of its code that a step runs through, without those of exp and tanh. arm: bytes of
+code and constants for a Cortex-M4 by arm-none-eabi-gcc -Os, and the largest difference of a step by qemu-arm from one
+here, where these programs are installed.
 """
 
 import ctypes
@@ -36,39 +38,54 @@ sys.path.append(str(Path(__file__).parents[1]))
 from harness import Results, parse, parser
 
 UPDATES, STEPS = 300, 1_000_000
-TIMED = """
+PROGRAM = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "cell.c"
-static unsigned took[COUNT];
+void cell_start(void *s);
+void cell_step(const void *x, void *s, float *y);
+static double state[1 << 14];
+static float x[X], y[Y];
+static int tokens[X];
+static unsigned seen[2][COUNT], blocks;
+void __sanitizer_cov_trace_pc(void) { blocks++; }
 static int before(const void *a, const void *b)
 {
     unsigned x = *(const unsigned *)a, y = *(const unsigned *)b;
     return x < y ? -1 : x > y;
 }
+static void print(unsigned *numbers, int count)
+{
+    qsort(numbers, count, sizeof *numbers, before);
+    printf("%u %u %u ", numbers[count / 2], numbers[count - 1 - count / 10000], numbers[count - 1]);
+}
+static void draw(void)
+{
+    for (int k = 0; k < X; k++) {
+        x[k] = (float)(rand() % 2001) / 1000 - 1;
+        tokens[k] = rand() % 97;
+    }
+}
+static long now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000000L + t.tv_nsec;
+}
 int main(void)
 {
-    static float x[X], y[Y];
-    static int tokens[X];
-    static struct cell_state s;
-    for (int work = 0; work < 2; work++) {
-        cell_start(&s);
-        for (int i = 0; i < COUNT; i++) {
-            struct timespec from, to;
-            for (int k = 0; k < X; k++) {
-                x[k] = (float)((i * 7 + k * 13) % 101) / 50 - 1;
-                tokens[k] = (i * 7 + k) % 97;
-            }
-            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
-            if (work) cell_step(INPUT, &s, y);
-            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
-            took[i] = (unsigned)((to.tv_sec - from.tv_sec) * 1000000000L + to.tv_nsec - from.tv_nsec);
-        }
-        qsort(took, COUNT, sizeof *took, before);
-        printf("%u %u %u ", took[COUNT / 2], took[COUNT - 1 - COUNT / 10000], took[COUNT - 1]);
+    cell_start(state);
+    for (int i = 0; i < COUNT; i++) {
+        draw();
+        long from = now(), between = now();
+        blocks = 0;
+        cell_step(INPUT, state, y);
+        seen[0][i] = (unsigned)(between - from);
+        seen[1][i] = BLOCKS ? blocks : (unsigned)(now() - between);
     }
-    return (int)y[0] & 0;
+    if (!BLOCKS) print(seen[0], COUNT);
+    print(seen[1], COUNT);
+    return 0;
 }
 """
 ONCE = """
@@ -195,13 +212,24 @@ def in_c(file: Path, x: Tensor, outputs: int) -> Tensor:
 
 
 def run_of(source: str, folder: Path, compiler: str, *flags: str, runner: tuple[str, ...] = ()) -> str:
-    """Compile a program that includes the file, run it, and return what it prints."""
+    """Compile a program that includes the file, or is linked to it, run it, and return what it prints."""
     (folder / "program.c").write_text(source, encoding="ascii")
     program = folder / "program"
-    subprocess.run(
-        [compiler, "-std=gnu99", "-O3", *flags, folder / "program.c", "-o", program, "-lm"], check=True, cwd=folder
-    )
+    subprocess.run([compiler, "-std=gnu99", *flags, folder / "program.c", "-o", program, "-lm"], check=True, cwd=folder)
     return subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout
+
+
+def costs(folder: Path, flags: list[str], steps: int) -> dict[str, int]:
+    """Return nanoseconds of nothing and of a step, and the blocks of a step: the median, and the most."""
+    found: list[str] = []
+    for count, more, options in (
+        (steps, ["-DBLOCKS=0"], ["-O3"]),
+        (max(1, steps // 10), ["-DBLOCKS=1"], ["-O3", "-fsanitize-coverage=trace-pc"]),
+    ):
+        subprocess.run(["gcc", "-std=c99", *options, "-c", "cell.c", "-o", "cell.o"], check=True, cwd=folder)
+        found += run_of(PROGRAM, folder, "gcc", "-O2", *flags, f"-DCOUNT={count}", *more, "cell.o").split()
+    of, what = ("nothing", "step", "blocks"), ("median", "p9999", "worst")
+    return dict(zip([f"{one}_{other}" for one in of for other in what], map(int, found), strict=True))
 
 
 def arm(folder: Path, flags: list[str]) -> dict[str, object]:
@@ -214,8 +242,8 @@ def arm(folder: Path, flags: list[str]) -> dict[str, object]:
         sizes = subprocess.run(["arm-none-eabi-size", built], check=True, capture_output=True, text=True).stdout
         row["arm_bytes"] = int(sizes.splitlines()[1].split()[0])
     if shutil.which("arm-linux-gnueabihf-gcc") and shutil.which("qemu-arm"):
-        here = np.fromstring(run_of(ONCE, folder, "cc", *flags), sep=" ")
-        there = run_of(ONCE, folder, "arm-linux-gnueabihf-gcc", "-static", *flags, runner=("qemu-arm",))
+        here = np.fromstring(run_of(ONCE, folder, "cc", "-O3", *flags), sep=" ")
+        there = run_of(ONCE, folder, "arm-linux-gnueabihf-gcc", "-O3", "-static", *flags, runner=("qemu-arm",))
         row["arm_difference"] = float(np.abs(here - np.fromstring(there, sep=" ")).max())
     return row
 
@@ -244,10 +272,8 @@ def main() -> int:
                 form = "x" if task.test.is_floating_point() else "tokens"
                 flags = [f"-DX={width}", f"-DY={outputs}", f"-DINPUT={form}"]
                 steps = STEPS // 1000 if options.quick else STEPS
-                times = run_of(TIMED, folder, "cc", *flags, f"-DCOUNT={steps}").split()
-                names = [f"{of}_{what}" for of in ("nothing", "step") for what in ("median", "p9999", "worst")]
                 results.add(task=name, weights=weights, score=score, **sizes._asdict(), steps=steps,
-                            **dict(zip(names, map(int, times), strict=True)), **arm(folder, flags))  # fmt: skip
+                            **costs(folder, flags, steps), **arm(folder, flags))  # fmt: skip
     return 0
 
 

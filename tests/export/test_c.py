@@ -226,7 +226,7 @@ class Heard(nn.Module):
 
 
 def test_weights_of_8_bits(tmp_path):
-    """Fewer than half of the bytes, and numbers near those of floats."""
+    """Little more than a quarter of the bytes, and numbers near those of floats."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler, cc, is there")
     torch.manual_seed(0)
@@ -252,7 +252,7 @@ def test_weights_of_8_bits(tmp_path):
             expected = model(x)[0][0].numpy()
         floats, wholes = (np.stack(half)[:, : expected.shape[1]] for half in (found[:20], found[20:]))
         np.testing.assert_allclose(floats, expected, rtol=1e-4, atol=1e-5)
-        assert sizes[1] < sizes[0] / 2.5
+        assert sizes[1] < sizes[0] / 3.6
         error = np.linalg.norm(wholes - expected) / np.linalg.norm(expected)
         assert 1e-6 < error < 3 / 127, error  # six products, each of which is rounded by half of a 127th at most
 
