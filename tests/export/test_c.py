@@ -211,18 +211,20 @@ def test_the_pretrained_forecaster_equals_its_model(tmp_path):
 
 
 class Heard(nn.Module):
-    """Convolutions, some of them with groups, a recurrence, and products whose weights are computed of others."""
+    """Convolutions, some with groups, a recurrence, a product of parts, and weights that are computed of others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv1d(4, 32, 5), nn.utils.parametrizations.weight_norm(nn.Conv1d(32, 64, 3))
         self.grouped = nn.Conv1d(64, 64, 3, groups=2)
-        self.gru, self.out = nn.GRU(64, 40, 1, batch_first=True), nn.Linear(40, 6)
+        self.gru, self.out = nn.GRU(64, 40, 1, batch_first=True), nn.Linear(64, 6)
+        self.parts = nn.Parameter(torch.randn(4, 10, 16))
 
     def forward(self, x):
         y = self.first(F.pad(x.mT, (4, 0))).relu()
         y = self.second(F.pad(y, (2, 0))) ** torch.tensor(2.0)
-        return self.out(self.gru(self.grouped(F.pad(y, (2, 0))).mT)[0])
+        y = self.gru(self.grouped(F.pad(y, (2, 0))).mT)[0].unflatten(-1, (4, 10))
+        return self.out(torch.einsum("btgi,gio->btgo", y, self.parts).flatten(2))
 
 
 def test_weights_of_8_bits(tmp_path):
@@ -254,7 +256,7 @@ def test_weights_of_8_bits(tmp_path):
         np.testing.assert_allclose(floats, expected, rtol=1e-4, atol=1e-5)
         assert sizes[1] < sizes[0] / 3.6
         error = np.linalg.norm(wholes - expected) / np.linalg.norm(expected)
-        assert 1e-6 < error < 3 / 127, error  # six products, each of which is rounded by half of a 127th at most
+        assert 1e-6 < error < 3 / 127, error  # seven products, each of which is rounded by half of a 127th at most
 
 
 class Keyed(nn.Module):

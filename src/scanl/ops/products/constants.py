@@ -152,7 +152,7 @@ class Constants:
         key = _place(weight)
         if key not in self._weights:
             with _disable_current_modes():
-                known = weight.detach()
+                known = weight.detach().contiguous()  # rows lie in a file one behind another
                 rows = known / _positive(known.square().mean(1, keepdim=True).sqrt())
                 sizes = rows.square().mean(0).sqrt()
                 factors = (sizes / _positive(sizes.amax()) * MAX_BYTE).round().clamp(min=1)
@@ -166,7 +166,7 @@ class Constants:
         key = _place(weight), "rows"
         if key not in self._weights:
             with _disable_current_modes():
-                known = weight.detach()
+                known = weight.detach().contiguous()
                 factors = _positive(known.abs().amax(0)) / MAX_BYTE**3
                 roots = (known / factors).abs().amax(1, keepdim=True).div(MAX_BYTE).sqrt().ceil().clamp(min=1)
                 packed = (known / factors / roots.square()).round()
