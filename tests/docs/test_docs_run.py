@@ -80,7 +80,9 @@ def shortened(words: list[str]) -> list[str]:
     """A command of scanl with what makes it short after it, where the later option counts."""
     command, options = words[0], words[1:]
     more = ""
-    if command == "train" and "--resume" not in options:
+    if command == "train" and "pretrained" in options:
+        more = "--horizon 3"
+    elif command == "train" and "--resume" not in options:
         named = "--data" in options and options[options.index("--data") + 1] in sources.names()
         own = TASK if named else TABLE if "--question" in options else TEXT
         own = MNIST if {"mnist", "mnist_pixels"} & {*options} else "" if "letters" in options else own
