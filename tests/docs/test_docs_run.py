@@ -438,7 +438,8 @@ HERE = {  # the words after `--quick`, what is made smaller still, and the packa
 
 # More than a second and a half:
 LONG = {"speed.endless", "speed.first_calls", "speed.first_tokens", "speed.follow", "speed.memories"}
-LONG |= {"quality.conditioning", "quality.lorenz", "quality.sizes", "quality.source"}
+LONG |= {"quality.conditioning", "quality.lorenz", "quality.packing", "quality.sizes"}
+LONG |= {"quality.small_c", "quality.source"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in HERE])

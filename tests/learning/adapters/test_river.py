@@ -24,11 +24,11 @@ MODELS = {"regressor": RiverRegressor, "classifier": RiverClassifier}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_checks_of_river_pass(name, monkeypatch):
-    """All of them, on the first 12 samples of each data set, or 60 where growth is looked for, of 200 and 2,000."""
+    """All of them, on the first 6 samples of each data set, or 40 where growth is looked for, of 200 and 2,000."""
     whole = checks._yield_datasets
 
     def short(model, scale=1):
-        return [list(islice(iter(data), 12 if scale == 1 else 60)) for data in whole(model, scale)]
+        return [list(islice(iter(data), 6 if scale == 1 else 40)) for data in whole(model, scale)]
 
     monkeypatch.setattr(checks, "_yield_datasets", short)
     model = MODELS[name](dim=2)
