@@ -207,6 +207,8 @@ def _quantized(schedule: Schedule, out: View, args: list[Any], kwargs: dict[str,
     kinds = [value.memory.kind for value in (out, x, scale)]
     if kinds != [*2 * ["float32"], "int8"] and (kinds != 3 * ["float32"] or out.shape[1] < MIN_ROWS):
         raise UnsupportedOperation("a product by whole numbers that is not of float32, or has few columns")
+    if packed.strides[-1] != 1 or (packed.shape[0] > 1 and packed.strides[0] != packed.shape[1]):
+        raise UnsupportedOperation("a product by whole numbers whose rows do not lie one behind another")
     schedule.quantized(out, x, packed, scale, groups, bias)
 
 
