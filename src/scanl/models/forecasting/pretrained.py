@@ -207,10 +207,10 @@ class PretrainedForecaster(Saved):
     ) -> tuple[Forecast, PretrainedState]:
         """Read T steps of series x (B, T, C), at least one, and forecast the next H after the last one.
 
-        Each channel is a series of its own. NaN is a missing value. The mean of the forecast is its median. A series
-        without a value has NaN.   state: of the steps before; the forecasts are those of the whole history.
-        horizon: H.   season: steps of a season, or of two, the longer one last; 1: none. A state keeps those with which
-        it began.   levels: of the quantiles.
+        Each channel is a series of its own. NaN is a missing value; those at the end are steps ahead, so intervals grow
+        with them. The mean of the forecast is its median. A series without a value has NaN.   state: of the steps
+        before; the forecasts are those of the whole history.   horizon: H.   season: steps of a season, or of two, the
+        longer one last; 1: none. A state keeps those with which it began.   levels: of the quantiles.
         """
         y = as_series(self.name, x).double().cpu().numpy()
         state = self.init_state(len(y), season=season) if state is None else state
@@ -264,9 +264,9 @@ class PretrainedForecaster(Saved):
         hidden, stack = self.hidden(told, state.simple.seasons, state.stack)
         hidden = torch.cat([state.hidden[:, None], hidden], 1)
         known = (torch.arange(1, y.shape[1] + 1) - told.missing).clamp(min=0)
-        hidden = hidden.take_along_dim(known[..., None], 1)
+        hidden = hidden.take_along_dim(known[:, [*steps, -1], None], 1)
         quantiles = self.quantiles(
-            hidden[:, steps], told.after(steps), state.simple.seasons, torch.from_numpy(simple), after.origin
+            hidden[:, :-1], told.after(steps), state.simple.seasons, torch.from_numpy(simple), after.origin
         )
         return quantiles, PretrainedState(_as_tensors(after), stack, hidden[:, -1])
 
