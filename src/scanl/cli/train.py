@@ -41,8 +41,8 @@ CHOOSERS = {
     "forecast": "scanl.learning.forecasting.choose",
     **dict.fromkeys(("classify", "label", "regress"), "scanl.learning.series.choose"),
 }
-# Options of the training loop: with one of them, a model is trained as the line says and nothing is chosen.
 TUNER = "scanl.learning.forecasting.tune"  # tunes the model in the package, by --init pretrained
+# Options of the training loop: with one of them, a model is trained as the line says and nothing is chosen.
 CHOICE_OPTIONS = {"minutes", "lr", "out", "seed"}  # of the same parts, but read by a choice too
 LOOP_OPTIONS = (options(TrainingConfig).keys() | options(RunConfig).keys()) - CHOICE_OPTIONS
 LOOP_OPTIONS |= {"recursive", "carry_state", "inputs_alone"}
